@@ -1,0 +1,1 @@
+"""rlrun: reinforcement-learning post-training of language models from one TOML file."""

@@ -1,0 +1,79 @@
+"""The plugin kinds. A plugin is a class with a pydantic `Params` model, made once with its validated parameters.
+
+Entry-point groups: `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`, `rlrun.trackers`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from rlrun.plugins.types import Drop, Group, LossInputs, LossOutputs, Needs, Rewarded, Row, Sample
+
+API_VERSION = 1
+"""Raised when a protocol changes in a way that breaks plugins written for the one before."""
+
+
+class Plugin(Protocol):
+    """What every kind shares."""
+
+    Params: ClassVar[type[BaseModel]]
+    """Its parameters: the keys that stand beside `type` in the spec."""
+    api_version: ClassVar[int]
+    """The `API_VERSION` it was written for."""
+
+    def __init__(self, params: Any) -> None:
+        """Called once in each process that uses it; heavy work belongs here, not at import."""
+
+
+class Algorithm(Plugin, Protocol):
+    """Advantages (on the driver, numpy) and the loss of a token (on the trainer, torch tensors)."""
+
+    @property
+    def needs(self) -> Needs:
+        """What the framework has to provide."""
+
+    def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
+        """One `[R]` array for each sample, in the order of `groups` and their samples."""
+
+    def loss(self, inputs: LossInputs) -> LossOutputs:
+        """Token losses of one micro-batch; no reduction, no mask, no collective."""
+
+
+class DataSource(Plugin, Protocol):
+    """Rows by position; the framework shuffles, tokenises and drops."""
+
+    def __len__(self) -> int:
+        """Number of rows, broken ones included."""
+
+    def __getitem__(self, index: int) -> Row:
+        """Row `index`; the same every time. ValueError for a broken row, naming what is wrong with it."""
+
+
+class Reward(Plugin, Protocol):
+    """Scores samples, in a process of its own."""
+
+    def score(self, sample: Sample) -> Rewarded:
+        """The sample's reward; an exception is that sample's error."""
+
+
+class Filter(Plugin, Protocol):
+    """Keeps a scored group (None) or drops it, with a reason."""
+
+    def __call__(self, group: Group) -> Drop | None:
+        """The verdict on one group."""
+
+
+class Tracker(Plugin, Protocol):
+    """A sink for metrics; one that raises is reported once and never stops the job."""
+
+    def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
+        """Called once, with the resolved spec without secrets."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of one step."""
+
+    def close(self) -> None:
+        """Called once at the end, also after a failure."""

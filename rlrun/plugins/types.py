@@ -1,0 +1,184 @@
+"""What plugins are given and give back.
+
+    data source -> Row -> (tokenised by the framework) Prompt -> rollout -> Sample, n to a Group -> rewards, filters
+    -> advantages -> trainer
+
+Lengths: P tokens of a prompt, R tokens of a response. Until the trainer everything is plain Python and numpy.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Message = Mapping[str, Any]
+"""One chat message: `{"role": "user", "content": "What is 2 + 2?"}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a dataset, before tokenisation.
+
+    Example: `Row(id="17", prompt="What is 2 + 2?", label="4", metadata={"split": "train"})`
+    """
+
+    id: str
+    """Unique in its dataset; stable across runs."""
+    prompt: str | Sequence[Message]
+    """Plain text (one user message when a chat template is applied), or the messages themselves."""
+    label: Any = None
+    """What rewards compare with; None where they need nothing."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else the rewards need; JSON values."""
+    response: str | None = None
+    """The demonstration, for SFT; None for prompts that the policy answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenised row at its place in the run."""
+
+    row: Row
+    index: int
+    """Position in the run's endless sequence of prompts (epochs follow each other); orders kept groups."""
+    tokens: NDArray[np.int32]
+    """`[P]` token ids, chat template applied."""
+
+
+class Status(StrEnum):
+    """How a sample ended."""
+
+    COMPLETED = "completed"
+    """A stop token or stop string."""
+    TRUNCATED = "truncated"
+    """The token budget."""
+    ABORTED = "aborted"
+    """Cut short by us."""
+    FAILED = "failed"
+    """An engine or environment error; never trained on, always counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens `start` to `end` (exclusive) of a response came from weights `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Sample:
+    """One completion of a prompt."""
+
+    id: str
+    """`<prompt index>-<number in the group>`."""
+    prompt: Prompt
+    tokens: NDArray[np.int32]
+    """`[R]` response token ids, the stop token included."""
+    log_probs: NDArray[np.float32]
+    """`[R]` engine log-probs at the sampling temperature, float32."""
+    loss_mask: NDArray[np.float32]
+    """`[R]` 1 where the policy made the token and is trained on it, else 0."""
+    versions: tuple[VersionSpan, ...]
+    """Which weights made which tokens; covers `[0, R)`."""
+    status: Status
+    text: str
+    """The response decoded, without the stop token."""
+    execution_id: str = ""
+    """Samples of one agent execution share it and count once in the loss; "" means the sample's own id."""
+    reward: float = float("nan")
+    """Weighted sum of the rewards; NaN until scored."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Each reward by its plugin's name."""
+    failure: str | None = None
+    """Why the sample failed, or its reward's error."""
+
+    def __post_init__(self) -> None:
+        length = len(self.tokens)
+        assert len(self.log_probs) == len(self.loss_mask) == length, "tokens, log-probs and mask must align"
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest weights that made a token of this sample (-1 for an empty response)."""
+        return min((span.version for span in self.versions), default=-1)
+
+
+@dataclass(slots=True)
+class Group:
+    """The n samples of one prompt."""
+
+    prompt: Prompt
+    samples: list[Sample]
+
+
+Rewarded = float | Mapping[str, float]
+"""A reward's answer for one sample: a number, or named numbers of which the spec's `key` picks one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A filter's verdict against a group; `reason` names the metric `rollout/dropped/<filter>/<reason>`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What an algorithm's loss sees of one micro-batch: response tokens of packed samples, concatenated.
+
+    T response tokens of B samples. Every field is a torch tensor; methods of tensors suffice, torch itself need not
+    be imported.
+    """
+
+    log_probs: Any
+    """`[T]` float32 of the policy, with gradient, at the sampling temperature."""
+    entropy: Any
+    """`[T]` float32 of the full vocabulary's distribution; with gradient only where the algorithm's `needs.entropy_grad`."""
+    old_log_probs: Any
+    """`[T]` float32, no gradient; denominator of the ratio."""
+    rollout_log_probs: Any
+    """`[T]` float32, no gradient: the engine's. Zeros where there was no rollout (SFT)."""
+    reference_log_probs: Any | None
+    """`[T]` float32, no gradient; None unless `needs.reference`."""
+    advantages: Any
+    """`[T]` float32, no gradient."""
+    mask: Any
+    """`[T]` float32, 1 on trained tokens."""
+    sample: Any
+    """`[T]` int64: which of the B samples a token belongs to."""
+    num_samples: int
+    """B."""
+
+    def sample_sum(self, values: Any) -> Any:
+        """Sum `[T]` values over each sample: `[B]`."""
+        return values.new_zeros(self.num_samples).index_add(0, self.sample, values)
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutputs:
+    """What a loss gives back; the framework masks and reduces it, and reports the metrics by the same reduction."""
+
+    loss: Any
+    """`[T]` float32 token losses, with gradient."""
+    metrics: Mapping[str, Any]
+    """`[T]` tensors without gradient, by metric name without `train/` (`pg_loss`, `clip_frac`, `kl_loss`, …)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What an algorithm asks of the framework; nothing that it does not name is loaded or computed."""
+
+    rollout: bool = True
+    """Prompts are answered by the policy. False: rows carry demonstrations (SFT)."""
+    reference: bool = False
+    """Log-probs of the frozen reference policy."""
+    entropy_grad: bool = False
+    """Entropy takes part in the loss."""
+    old_log_probs: bool = True
+    """A ratio to the policy that generated."""
+    group_relative: bool = False
+    """Advantages compare the samples of a group, so n must be at least 2."""

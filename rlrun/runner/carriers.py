@@ -1,0 +1,132 @@
+"""What the driver hands to the trainer and the engines, and gets back.
+
+    Prompt -> GenerateRequest -> engine -> Generation -> Sample -> TrainSequence -> TrainStep -> trainer -> metrics
+
+Plain numpy, so that every carrier crosses process borders cheaply and tests need no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.plugins.types import VersionSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an engine draws tokens; SGLang's `sampling_params`."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """n samples of one prompt, each with its own seed."""
+
+    id: str
+    """`rid` on the wire; sample k is `<id>-<k>`."""
+    tokens: NDArray[np.int32]
+    """`[P]` prompt."""
+    seeds: tuple[int, ...]
+    """One for each sample; their number is n."""
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One finished sample of a request."""
+
+    tokens: NDArray[np.int32]
+    """`[R]`, the stop token included."""
+    log_probs: NDArray[np.float32]
+    """`[R]` at the sampling temperature."""
+    finish: Literal["stop", "length", "abort"]
+    versions: tuple[VersionSpan, ...]
+    cached_tokens: int = 0
+    """Prompt tokens whose prefill was shared or cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSequence:
+    """One training sample: a prompt of P tokens and a response of R."""
+
+    tokens: NDArray[np.int32]
+    """`[P + R]`"""
+    prompt_length: int
+    """P, at least 1."""
+    loss_mask: NDArray[np.float32]
+    """`[R]`"""
+    advantages: NDArray[np.float32]
+    """`[R]`"""
+    rollout_log_probs: NDArray[np.float32]
+    """`[R]`; zeros where there was no rollout (SFT)."""
+    execution: str
+    """Sequences of one agent execution share it and count once."""
+    old_log_probs: NDArray[np.float32] | None = None
+    """`[R]`; None: the detached new ones (one optimizer step), or the rollout's, by the spec."""
+    reference_log_probs: NDArray[np.float32] | None = None
+    """`[R]`; None unless the algorithm needs the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStep:
+    """One optimizer step: which data rank runs which sequences together, and how their tokens weigh.
+
+    loss = sum over sequences i and response tokens t of scale[i] * loss_mask[i][t] * token_loss[i][t]
+    """
+
+    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
+    """`[data rank][micro-batch]` -> indices into the step's list of sequences; every rank has the same number."""
+    scale: Mapping[int, float]
+    """Weight of a sequence's tokens, denominators already divided by (rlrun.runner.reduction)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlot:
+    """Where one tensor lies in a shared-memory segment."""
+
+    name: str
+    """Hugging Face name."""
+    dtype: Literal["float32", "bfloat16", "float16"]
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes from the start of the segment; 64-byte aligned."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightManifest:
+    """A complete set of weights in a named shared-memory segment of this host."""
+
+    segment: str
+    size: int
+    version: int
+    tensors: tuple[TensorSlot, ...]
+    """q, k, v of a layer lie side by side, and gate, up: an engine can adopt each run as one fused matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSetup:
+    """What one trainer rank needs to start."""
+
+    spec_json: str
+    """The resolved spec (rlrun.specs.job.Spec), as JSON."""
+    model_folder: str
+    """Local HF folder with config.json, tokenizer and weights."""
+    rank: int
+    local_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    threads: int
+    optimizer_steps: int
+    """Of the whole job; the schedules end there."""
+    eos_token_ids: tuple[int, ...] = field(default=())

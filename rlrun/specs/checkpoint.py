@@ -1,0 +1,16 @@
+"""`[checkpoint]`: what is saved, when, and how much of it is kept."""
+
+from pydantic import Field
+
+from rlrun.specs.section import Section
+
+
+class CheckpointSpec(Section):
+    """Everything a run needs to go on exactly where it stopped."""
+
+    interval: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints. None: one at the end."""
+    keep: int = Field(default=2, ge=1)
+    """How many of the newest complete checkpoints stay."""
+    export_hf: bool = True
+    """Write the final model as an HF folder too: `runs/<name>/model`."""

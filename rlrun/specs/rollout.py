@@ -1,0 +1,42 @@
+"""`[rollout]`: how samples are drawn from the policy."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlrun.specs.section import Section
+
+
+class RolloutSpec(Section):
+    """Prompts a step, samples a prompt, and the sampling settings."""
+
+    batch_size: int = Field(default=32, ge=1)
+    """P: prompts whose groups are trained on in one step."""
+    samples_per_prompt: int = Field(default=8, ge=1)
+    """n: samples drawn for each prompt (a group)."""
+    oversample: int | None = Field(default=None, ge=1)
+    """Groups submitted at a time while fewer than `batch_size` are in flight or kept. None: `batch_size`."""
+    max_attempts: int = Field(default=8, ge=1)
+    """Ends the job when a step tried this many times `batch_size` groups and filters still left too few."""
+    max_prompt_tokens: int = Field(default=1024, ge=1)
+    """Longer prompts are dropped when the data is loaded, and counted."""
+    max_response_tokens: int = Field(default=1024, ge=1)
+    """Longest response; one that reaches it is truncated."""
+    min_response_tokens: int = Field(default=0, ge=0)
+    """No end-of-sequence before this many tokens."""
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """Divides the logits; the trainer's log-probs are taken at the same temperature."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling; 1 is off."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Samples among the k likeliest tokens; -1 is off."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response, besides the model's own end-of-sequence tokens."""
+    truncated: Literal["train", "mask", "drop"] = "train"
+    """What becomes of a response that reached `max_response_tokens`."""
+    request_timeout: float = Field(default=600.0, gt=0)
+    """Seconds a sample may take to generate before it is dropped, counted and replaced."""
+    mode: Literal["sync"] = "sync"
+    """Generation and training alternate."""

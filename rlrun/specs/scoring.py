@@ -1,0 +1,31 @@
+"""`[[rewards]]`, `[[filters]]` and `[scoring]`."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlrun.specs.section import PluginSection, Section
+
+
+class RewardSpec(PluginSection):
+    """One reward; a sample's reward is the weighted sum of all."""
+
+    weight: float = 1.0
+    """Factor of this reward in the sum."""
+    key: str | None = None
+    """Which entry to use when the plugin returns a dict. None: it returns a number."""
+
+
+class FilterSpec(PluginSection):
+    """Keeps or drops finished groups."""
+
+
+class ScoringSpec(Section):
+    """Where and how long rewards run: in killable processes beside the job."""
+
+    workers: int = Field(default=1, ge=1)
+    """Reward processes."""
+    timeout: float = Field(default=10.0, gt=0)
+    """Seconds one sample may take to score; then its worker is killed and the sample has an error."""
+    on_error: Literal["stop", "zero", "drop"] = "stop"
+    """What a crash, hang, exception or non-finite score of a reward does to its sample; always counted and named."""

@@ -1,0 +1,72 @@
+"""`[trainer]`: optimisation and the parallel layout."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlrun.specs.section import Section
+
+
+class ParallelSpec(Section):
+    """Degrees of parallelism; their product is the number of trainer ranks."""
+
+    fsdp: int = Field(default=1, ge=1)
+    """Ranks that shard parameters, gradients and optimizer state."""
+    replicate: int = Field(default=1, ge=1)
+    """Replicas of the sharded group (HSDP)."""
+    tensor: int = Field(default=1, ge=1)
+    """Ranks that split each layer's matrices; attention heads must divide by it."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of trainer ranks."""
+        return self.fsdp * self.replicate * self.tensor
+
+    @property
+    def data_degree(self) -> int:
+        """Ranks that see different samples."""
+        return self.fsdp * self.replicate
+
+
+class TrainerSpec(Section):
+    """What one optimizer step is, and how many there are."""
+
+    steps: int | None = Field(default=None, ge=1)
+    """Rollout steps to run (SFT: optimizer steps). Exactly one of `steps` and `epochs`."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the dataset, each ⌊rows / batch⌋ steps."""
+    global_batch_size: int | None = Field(default=None, ge=1)
+    """G: samples of one optimizer step. None: all samples of a rollout step, or P·n / `optimizer_steps`."""
+    optimizer_steps: int | None = Field(default=None, ge=1)
+    """S: optimizer steps of one rollout step. None: P·n / G."""
+    max_tokens_per_rank: int = Field(default=8192, ge=1)
+    """Token budget of a packed micro-batch; a longer sample is alone in its own."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Precision of matrix products and activations; parameters, gradients and optimizer state are float32."""
+    optimizer: Literal["adamw"] = "adamw"
+    """AdamW."""
+    lr: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay of Adam's first and second moments."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Adam's denominator term."""
+    weight_decay: float = Field(default=0.1, ge=0)
+    """Decoupled weight decay."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after warm-up, over all optimizer steps."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps of linear warm-up from 0."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Where linear and cosine schedules end, as a share of `lr`."""
+    reduction: Literal["per_sample_mean", "per_token", "dr_grpo"] = "per_sample_mean"
+    """How token losses become one number (SEMANTICS of the losses: docs/algorithms.md)."""
+    old_log_probs: Literal["trainer", "rollout"] = "trainer"
+    """Denominator of the ratio: recomputed by the trainer (skipped where one optimizer step is taken), or the engine's."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """A non-finite loss or gradient ends the job, or skips that optimizer step and counts it."""
+    logits_chunk: int = Field(default=1024, ge=1)
+    """Tokens whose float32 logits exist at a time."""
+    parallel: ParallelSpec = ParallelSpec()

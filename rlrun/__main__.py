@@ -1,0 +1,5 @@
+"""`python -m rlrun`."""
+
+from rlrun.cli.main import run
+
+run()

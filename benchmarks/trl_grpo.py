@@ -3,9 +3,9 @@
     python benchmarks/trl_grpo.py --mean 58 --max-new 256        # lengths vary
     python benchmarks/trl_grpo.py                                # every response has 128 tokens
 
-Needs `pip install -e '.[run,bench]'`. Each side runs in a process of its own, in turn, `--rounds` times; the medians of the
-steps after the first are compared. The floor is what the machine's matrix product could do: 2N FLOPs for a generated token,
-6N for a trained one, at the measured rate of the dtype.
+Needs `pip install -e '.[run,bench]'`. Each side runs in a process of its own, in turn, `--rounds` times; the
+medians of the steps after the first are compared. The floor is what the machine's matrix product could do: 2N
+FLOPs for a generated token, 6N for a trained one, at the measured rate of the dtype.
 """
 
 import argparse
@@ -42,9 +42,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """Every field of Workload is an option."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("prompts", "samples", "max_new", "mean", "steps", "threads"):
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, default=getattr(Workload, name))
@@ -57,12 +55,7 @@ def run_trl(folder: Path, work: Workload) -> dict[str, Any]:
     """TRL in a process of its own."""
     script = Path(__file__).with_name("trl_side.py")
     command = [sys.executable, str(script), str(folder), json.dumps(work.as_dict())]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(work), check=False, timeout=3600
-    )
-    if done.returncode:
-        raise SystemExit(f"the TRL side failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_side(command, work).splitlines()[-1])
 
 
 def run_rlrun(folder: Path, work: Workload, scratch: Path, number: int) -> dict[str, Any]:
@@ -70,18 +63,23 @@ def run_rlrun(folder: Path, work: Workload, scratch: Path, number: int) -> dict[
     spec = scratch / "bench.toml"
     spec.write_text(rlrun_spec(folder, work, scratch))
     command = [sys.executable, "-m", "rlrun", "launch", str(spec), "--name", f"bench-{number}"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(work), check=False, timeout=3600
-    )
-    if done.returncode:
-        raise SystemExit(f"rlrun failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    run_side(command, work)
     lines = (scratch / "runs" / f"bench-{number}" / "metrics.jsonl").read_text().splitlines()
     steps = [row for row in map(json.loads, lines) if "perf/step_time" in row][1:]
     return summarise([rlrun_step(row, work) for row in steps])
 
 
+def run_side(command: list[str], work: Workload) -> str:
+    """Standard output of one side; its last lines as the error when it fails."""
+    env = environment(work)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=3600)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[:4])} failed:\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
+    return done.stdout
+
+
 def rlrun_spec(folder: Path, work: Workload, scratch: Path) -> str:
-    """GRPO as TRL is set up: on-policy, one optimizer step, per-sample mean, no KL, constant learning rate."""
+    """GRPO as TRL is set up: on-policy, one optimizer step, per-sample mean, no KL, constant rate."""
     minimum = 0 if work.mean else work.max_new
     task = ", ".join(f"{key} = {value}" for key, value in TASK.items())
     return f"""
@@ -140,12 +138,8 @@ def summarise(steps: list[dict[str, float]]) -> dict[str, Any]:
 
 def environment(work: Workload) -> dict[str, str]:
     """Threads set before the interpreter starts; no hub."""
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": str(work.threads),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **offline, "OMP_NUM_THREADS": str(work.threads)}
 
 
 def matmul_rate(work: Workload) -> float:

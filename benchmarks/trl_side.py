@@ -1,7 +1,7 @@
 """TRL's side of trl_grpo.py: `python trl_side.py MODEL_FOLDER WORKLOAD_JSON` prints one JSON line.
 
-The phases are timed around TRL's own methods. Its log-prob passes without gradient run inside `_prepare_inputs`; the passes
-with gradient belong to the update.
+The phases are timed around TRL's own methods. Its log-prob passes without gradient run inside `_prepare_inputs`;
+the passes with gradient belong to the update.
 """
 
 import json
@@ -140,7 +140,7 @@ def make_reward(entries: list[dict[str, Any]], lengths: list[float]) -> Callable
 
 
 def time_no_grad_passes(trainer: GRPOTrainer, clock: Clock) -> None:
-    """`_get_per_token_logps_and_entropies` serves both kinds of pass; only those without gradient count here."""
+    """One method of TRL's serves both kinds of pass; only those without gradient count here."""
     inner = trainer._get_per_token_logps_and_entropies
 
     def timed(*args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ class DataSpec(PluginSection):
     """A data source plugin and what the framework does with its rows."""
 
     type: str = "jsonl"
+    """Name of the data source (`rlrun plugins list`)."""
     shuffle: bool = True
     """A seeded permutation for each epoch. false: the order of the source."""
     apply_chat_template: bool = True

@@ -1,6 +1,6 @@
 """`[eval]`: held-out datasets."""
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from rlrun.specs.data import DataSpec
 from rlrun.specs.section import Section
@@ -12,10 +12,13 @@ class EvalDatasetSpec(DataSpec):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name in the metrics: `eval/<name>/reward`."""
     samples_per_prompt: int | None = Field(default=None, ge=1)
+    """Samples drawn for each prompt; pass@k is reported up to it. None: `eval.samples_per_prompt`."""
     temperature: float | None = Field(default=None, ge=0)
-    """0 is greedy."""
+    """0 is greedy. None: `eval.temperature`."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """Nucleus sampling; 1 is off. None: `eval.top_p`."""
     max_response_tokens: int | None = Field(default=None, ge=1)
+    """Longest response. None: `eval.max_response_tokens`."""
     pass_threshold: float = 1.0
     """A sample passes when its reward is at least this."""
 
@@ -28,15 +31,12 @@ class EvalSpec(Section):
     before_training: bool = True
     """Evaluate the policy as loaded."""
     samples_per_prompt: int | None = Field(default=None, ge=1)
+    """Samples drawn for each prompt. None: `rollout.samples_per_prompt`."""
     temperature: float | None = Field(default=None, ge=0)
+    """0 is greedy. None: `rollout.temperature`."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """Nucleus sampling; 1 is off. None: `rollout.top_p`."""
     max_response_tokens: int | None = Field(default=None, ge=1)
+    """Longest response. None: `rollout.max_response_tokens`."""
     datasets: tuple[EvalDatasetSpec, ...] = ()
-
-    @field_validator("datasets")
-    @classmethod
-    def _unique_names(cls, datasets: tuple[EvalDatasetSpec, ...]) -> tuple[EvalDatasetSpec, ...]:
-        names = [dataset.name for dataset in datasets]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"two datasets are named {sorted(twice)[0]!r}; give each its own name")
-        return datasets
+    """The held-out datasets, `[[eval.datasets]]`."""

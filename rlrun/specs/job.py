@@ -18,6 +18,7 @@ class AlgorithmSpec(PluginSection):
     """Which algorithm turns rewards into a loss; its parameters stand beside `type`."""
 
     type: str = "grpo"
+    """Name of the algorithm (`rlrun plugins list`)."""
 
 
 class TrackerSpec(PluginSection):
@@ -29,22 +30,35 @@ class Spec(Section):
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run and of its folder under `runs_dir`."""
-    runs_dir: str = "runs"
+    runs_dir: str = Field(default="runs", min_length=1)
     """Folder that holds the run folders; relative to where `rlrun` is started."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of data order, sampling and initialisation."""
     deterministic: bool = False
     """Same spec, seed and layout give the same metrics bit for bit. Costs overlap between generation and scoring."""
     model: ModelSpec
+    """The policy."""
     data: DataSpec
+    """Where prompts come from."""
     rollout: RolloutSpec = RolloutSpec()
+    """How samples are drawn."""
     rewards: tuple[RewardSpec, ...] = ()
+    """What samples are worth, `[[rewards]]`."""
     scoring: ScoringSpec = ScoringSpec()
+    """Where and how long rewards run."""
     filters: tuple[FilterSpec, ...] = ()
+    """Which groups are trained on, `[[filters]]`."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
-    trainer: TrainerSpec
+    """Advantages and loss."""
+    trainer: TrainerSpec = TrainerSpec()
+    """Optimisation and the parallel layout."""
     engine: EngineSpec = EngineSpec()
+    """What generates."""
     cluster: ClusterSpec = ClusterSpec()
+    """The machines."""
     eval: EvalSpec = EvalSpec()
+    """Held-out datasets."""
     checkpoint: CheckpointSpec = CheckpointSpec()
+    """What is saved, and when."""
     trackers: tuple[TrackerSpec, ...] = ()
+    """Other sinks for metrics, `[[trackers]]`."""

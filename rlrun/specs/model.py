@@ -1,13 +1,14 @@
 """`[model]`: the policy that is trained."""
 
+from rlrun.specs.paths import ModelPath
 from rlrun.specs.section import Section
 
 
 class ModelSpec(Section):
     """A Hugging Face folder or id."""
 
-    path: str
-    """HF id, or a folder with config.json, tokenizer and safetensors; relative to the spec's own folder."""
+    path: ModelPath
+    """HF id, or a folder with config.json, tokenizer and safetensors; relative to the file that sets it."""
     revision: str | None = None
     """Branch, tag or commit of an HF id. None: the default branch, its commit pinned in spec.lock.json."""
     random_init: bool = False

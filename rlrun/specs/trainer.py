@@ -1,10 +1,12 @@
 """`[trainer]`: optimisation and the parallel layout."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rlrun.specs.section import Section
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ParallelSpec(Section):
@@ -47,8 +49,8 @@ class TrainerSpec(Section):
     """AdamW."""
     lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.98)
-    """Decay of Adam's first and second moments."""
+    betas: tuple[Decay, Decay] = (0.9, 0.98)
+    """Decay of Adam's first and second moments; each at least 0 and below 1."""
     eps: float = Field(default=1e-8, gt=0)
     """Adam's denominator term."""
     weight_decay: float = Field(default=0.1, ge=0)
@@ -62,7 +64,7 @@ class TrainerSpec(Section):
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
     """Where linear and cosine schedules end, as a share of `lr`."""
     reduction: Literal["per_sample_mean", "per_token", "dr_grpo"] = "per_sample_mean"
-    """How token losses become one number (SEMANTICS of the losses: docs/algorithms.md)."""
+    """How token losses become one number (docs/algorithms.md)."""
     old_log_probs: Literal["trainer", "rollout"] = "trainer"
     """Denominator of the ratio: recomputed by the trainer (skipped where one optimizer step is taken), or the engine's."""
     non_finite: Literal["stop", "skip"] = "stop"
@@ -70,3 +72,4 @@ class TrainerSpec(Section):
     logits_chunk: int = Field(default=1024, ge=1)
     """Tokens whose float32 logits exist at a time."""
     parallel: ParallelSpec = ParallelSpec()
+    """The layout of the trainer ranks."""

@@ -1,6 +1,6 @@
 """TRL's side of trl_grpo.py: `python trl_side.py MODEL_FOLDER WORKLOAD_JSON` prints one JSON line.
 
-The phases are timed around TRL's own methods. Its log-prob passes without gradient run inside `_prepare_inputs`;
+The phases are timed around TRL's methods. Its log-prob passes without gradient run inside `_prepare_inputs`;
 the passes with gradient belong to the update.
 """
 

@@ -1,8 +1,8 @@
 """The workload that side-by-side benchmarks share: a Qwen3 of 5.8M random parameters and arithmetic prompts.
 
-Prompts come from reasoning-gym's `chain_sum`. Lengths are either fixed (every response has `max_new` tokens) or
-geometric with a given mean: then enough of the vocabulary ends a response that a uniform policy stops after
-`mean` tokens.
+Prompts come from reasoning-gym's `chain_sum`. Lengths are either fixed (every response has `max_new` tokens)
+or geometric with a given mean: then so much of the vocabulary ends a response that a uniform policy stops
+after `mean` tokens.
 """
 
 from dataclasses import asdict, dataclass

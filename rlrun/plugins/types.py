@@ -1,7 +1,7 @@
 """What plugins are given and give back.
 
-    data source -> Row -> (tokenised by the framework) Prompt -> rollout -> Sample, n to a Group -> rewards, filters
-    -> advantages -> trainer
+    data source -> Row -> (tokenised by the framework) Prompt -> rollout -> Sample, n to a Group
+    -> rewards, filters -> advantages -> trainer
 
 Lengths: P tokens of a prompt, R tokens of a response. Until the trainer everything is plain Python and numpy.
 """
@@ -130,14 +130,14 @@ class Drop:
 class LossInputs:
     """What an algorithm's loss sees of one micro-batch: response tokens of packed samples, concatenated.
 
-    T response tokens of B samples. Every field is a torch tensor; methods of tensors suffice, torch itself need not
-    be imported.
+    T response tokens of B samples. Every field is a torch tensor; a loss gets by with their methods and need not
+    import torch.
     """
 
     log_probs: Any
     """`[T]` float32 of the policy, with gradient, at the sampling temperature."""
     entropy: Any
-    """`[T]` float32 of the full vocabulary's distribution; with gradient only where the algorithm's `needs.entropy_grad`."""
+    """`[T]` float32 of the full vocabulary's distribution; with gradient only under `needs.entropy_grad`."""
     old_log_probs: Any
     """`[T]` float32, no gradient; denominator of the ratio."""
     rollout_log_probs: Any
@@ -160,12 +160,12 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True)
 class LossOutputs:
-    """What a loss gives back; the framework masks and reduces it, and reports the metrics by the same reduction."""
+    """What a loss gives back; the framework masks and reduces it, and the metrics by the same reduction."""
 
     loss: Any
     """`[T]` float32 token losses, with gradient."""
     metrics: Mapping[str, Any]
-    """`[T]` tensors without gradient, by metric name without `train/` (`pg_loss`, `clip_frac`, `kl_loss`, …)."""
+    """`[T]` tensors without gradient by metric name, `train/` left out (`pg_loss`, `clip_frac`, …)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,5 +180,7 @@ class Needs:
     """Entropy takes part in the loss."""
     old_log_probs: bool = True
     """A ratio to the policy that generated."""
+    trainer_log_probs: bool = False
+    """The trainer's own old log-probs beside the engine's, so `old_log_probs = "rollout"` is an error."""
     group_relative: bool = False
     """Advantages compare the samples of a group, so n must be at least 2."""

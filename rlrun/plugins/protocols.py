@@ -1,4 +1,4 @@
-"""The plugin kinds. A plugin is a class with a pydantic `Params` model, made once with its validated parameters.
+"""The plugin kinds. A plugin is a class with a pydantic `Params` model, made once with its parameters.
 
 Entry-point groups: `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`, `rlrun.trackers`.
 """

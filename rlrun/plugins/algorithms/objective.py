@@ -1,0 +1,62 @@
+"""What policy-gradient algorithms share around their own loss: correction, KL, entropy, metrics."""
+
+from typing import Any
+
+from pydantic import Field
+
+from rlrun.plugins.algorithms.correction import Correction, correction_weight, off_policy_mask
+from rlrun.plugins.algorithms.kl import KLSection, token_kl
+from rlrun.plugins.types import LossInputs, LossOutputs, Needs
+from rlrun.specs.section import Section
+
+
+class ObjectiveParams(Section):
+    """Terms any policy-gradient algorithm can add; by default none."""
+
+    kl: KLSection = KLSection()
+    """Distance to the reference policy."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus; 0 measures the entropy and trains nothing with it."""
+    correction: Correction | None = None
+    """Importance correction between trainer and engine, `{ type = "tis", high = 2.0 }`. None: none."""
+    opsm: float | None = Field(default=None, gt=0)
+    """Whole samples with A < 0 and a mean old - new log-prob above this are left out. None: none."""
+
+
+def needs_of(params: ObjectiveParams, group_relative: bool) -> Needs:
+    """What the framework must provide for these terms."""
+    return Needs(
+        reference=params.kl.in_loss is not None,
+        entropy_grad=params.entropy_coef > 0,
+        trainer_log_probs=params.correction is not None,
+        group_relative=group_relative,
+    )
+
+
+def objective(params: ObjectiveParams, inputs: LossInputs, pg_loss: Any, clipped: Any) -> LossOutputs:
+    """The algorithm's policy loss `[T]` with the shared terms around it.
+
+    The correction and the off-policy mask weigh the policy loss alone, never KL or entropy.
+    """
+    metrics: dict[str, Any] = {"clip_frac": clipped, "entropy": inputs.entropy.detach()}
+    metrics["approx_kl"] = (inputs.old_log_probs - inputs.log_probs).detach()
+    if params.correction is not None:
+        weight, ratio, outside = correction_weight(
+            params.correction, inputs.old_log_probs, inputs.rollout_log_probs
+        )
+        pg_loss = pg_loss * weight
+        metrics |= {"tis/mean": ratio, "tis/clip_frac": outside}
+    if params.opsm is not None:
+        keep = off_policy_mask(inputs, params.opsm)
+        pg_loss = pg_loss * keep
+        metrics["opsm_frac"] = 1 - keep
+    metrics["pg_loss"] = pg_loss.detach()
+    loss = pg_loss
+    if (term := params.kl.in_loss) is not None:
+        assert inputs.reference_log_probs is not None, "needs.reference was declared"
+        divergence = token_kl(term, inputs.log_probs, inputs.reference_log_probs, inputs.old_log_probs)
+        metrics["kl_loss"] = divergence.detach()
+        loss = loss + term.coef * divergence if term.coef > 0 else loss
+    if params.entropy_coef > 0:
+        loss = loss - params.entropy_coef * inputs.entropy
+    return LossOutputs(loss=loss, metrics=metrics)

@@ -1,0 +1,70 @@
+"""Prompts from the procedurally generated tasks of the reasoning-gym library (https://arxiv.org/abs/2505.24760)."""
+
+from typing import Any
+
+from pydantic import Field
+
+from rlrun.plugins.types import Row
+from rlrun.specs.section import Section
+
+ANSWER = "{answer}"
+
+
+class ReasoningGymParams(Section):
+    """A task and its settings; the same parameters give the same rows everywhere."""
+
+    task: str
+    """Name of the task, such as `chain_sum`, `countdown` or `basic_arithmetic`."""
+    size: int = Field(default=1000, ge=1)
+    """Number of rows."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the rows: hold out data by giving evaluation another."""
+    task_params: dict[str, Any] = Field(default_factory=dict)
+    """The task's own settings, such as `{ min_terms = 2, max_terms = 4 }`."""
+    prompt_template: str = "{question}"
+    """The prompt; `{question}` is replaced by the task's question."""
+    response_template: str = ANSWER
+    """The demonstration for SFT; `{answer}` is replaced by the task's answer."""
+
+
+class ReasoningGym:
+    """Row i is entry i of the task; its metadata holds what the `reasoning_gym` reward needs to score."""
+
+    Params = ReasoningGymParams
+    api_version = 1
+
+    def __init__(self, params: ReasoningGymParams) -> None:
+        """ValueError for an unknown task or settings that it does not take."""
+        self.params = params
+        self._settings = {**params.task_params, "seed": params.seed, "size": params.size}
+        self._dataset = make_task(params.task, self._settings)
+
+    def __len__(self) -> int:
+        return self.params.size
+
+    def __getitem__(self, index: int) -> Row:
+        """ValueError where the task's generator fails on this entry."""
+        try:
+            entry = self._dataset[index]
+        except Exception as error:  # the boundary to a library's generators
+            raise ValueError(f"{self.params.task}[{index}]: {type(error).__name__}: {error}") from error
+        return Row(
+            id=str(index),
+            prompt=self.params.prompt_template.replace("{question}", entry["question"]),
+            label=entry["answer"],
+            metadata={"task": self.params.task, "task_params": self._settings, "entry": entry},
+            response=self.params.response_template.replace(ANSWER, str(entry["answer"])),
+        )
+
+
+def make_task(task: str, settings: dict[str, Any]) -> Any:
+    """A task's dataset, which also scores answers. ValueError for an unknown task or wrong settings."""
+    import reasoning_gym  # takes a second; only those who use it wait for it
+
+    known = reasoning_gym.factory.DATASETS
+    if task not in known:
+        raise ValueError(f"reasoning-gym has no task {task!r}; it has {', '.join(sorted(known))}")
+    try:
+        return reasoning_gym.create_dataset(task, **settings)
+    except (TypeError, AssertionError, ValueError) as error:
+        raise ValueError(f"reasoning-gym's task {task!r} does not take these settings: {error}") from error

@@ -1,0 +1,160 @@
+"""Finds plugins through the entry points of installed distributions.
+
+    entry points (names only) -> find -> load (imports and checks one class) -> build (makes one)
+
+Names are known before anything is imported: listing is cheap, and a broken plugin hurts only who asks for it.
+"""
+
+import difflib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from inspect import isclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rlrun.plugins.protocols import API_VERSION
+
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "algorithms": ("needs", "advantages", "loss"),
+    "data": ("__len__", "__getitem__"),
+    "rewards": ("score",),
+    "filters": ("__call__",),
+    "trackers": ("start", "log", "close"),
+}
+"""What a class of each kind must have (rlrun.plugins.protocols); the keys are the kinds."""
+
+
+class PluginError(ValueError):
+    """A plugin that is missing, broken, ambiguous or given wrong parameters; says which, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginEntry:
+    """A plugin as its distribution announces it; nothing of it is imported.
+
+    Example: `PluginEntry("rewards", "math", "rlrun.plugins.rewards.math:Math", "rlrun", "0.1.0")`
+    """
+
+    kind: str
+    name: str
+    target: str
+    """`module:class`"""
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} plugin {self.name!r} of {self.distribution} {self.version}"
+
+
+def entries(kind: str) -> list[PluginEntry]:
+    """All announced plugins of a kind by name, duplicates included; imports none of them."""
+    assert kind in METHODS, f"no such kind of plugin: {kind}"
+    return sorted(_announced(tuple(sys.path))[kind], key=lambda entry: (entry.name, entry.distribution))
+
+
+def names(kind: str) -> list[str]:
+    """The names a spec may give as `type` in sections of this kind."""
+    return sorted({entry.name for entry in entries(kind)})
+
+
+def find(kind: str, name: str) -> PluginEntry:
+    """The one entry of that name. PluginError when there is none, or when two distributions announce it."""
+    found = [entry for entry in entries(kind) if entry.name == name]
+    if not found:
+        raise PluginError(_unknown(kind, name))
+    if len(found) > 1:
+        owners = " and ".join(f"{entry.distribution} {entry.version} ({entry.target})" for entry in found)
+        raise PluginError(f"{kind} plugin {name!r} is announced by {owners}; uninstall one of them")
+    return found[0]
+
+
+def load(kind: str, name: str) -> type[Any]:
+    """Imports one plugin's class and checks it against its protocol. PluginError says what is wrong."""
+    entry = find(kind, name)
+    point = metadata.EntryPoint(name=name, value=entry.target, group=f"rlrun.{kind}")
+    try:
+        plugin = point.load()
+    except Exception as error:  # the boundary to other people's modules: an import may raise anything
+        raise PluginError(f"{entry} ({entry.target}) fails to import: {_describe(error)}") from error
+    _check_class(entry, plugin)
+    return plugin  # type: ignore[no-any-return]
+
+
+def build(kind: str, name: str, params: Mapping[str, Any]) -> Any:
+    """Makes a plugin from parameters as written in a spec. PluginError names it and each wrong key."""
+    plugin = load(kind, name)
+    try:
+        checked = plugin.Params.model_validate(dict(params))
+    except ValidationError as error:
+        raise PluginError(f"{find(kind, name)}: {_parameter_problems(plugin.Params, error)}") from error
+    try:
+        return plugin(checked)
+    except Exception as error:  # the boundary to other people's constructors
+        raise PluginError(f"{find(kind, name)} cannot start: {_describe(error)}") from error
+
+
+@cache
+def _announced(path: tuple[str, ...]) -> dict[str, list[PluginEntry]]:
+    """Entries by kind of every distribution on `path`: `sys.path`, a parameter so that a change is seen."""
+    announced: dict[str, list[PluginEntry]] = {kind: [] for kind in METHODS}
+    for entry in _scan():
+        announced[entry.kind].append(entry)
+    return announced
+
+
+def _scan() -> Iterator[PluginEntry]:
+    points = metadata.entry_points()
+    for kind in METHODS:
+        for point in points.select(group=f"rlrun.{kind}"):
+            distribution = point.dist
+            assert distribution is not None, "entry points come from distributions"
+            yield PluginEntry(kind, point.name, point.value, distribution.name, distribution.version)
+
+
+def _unknown(kind: str, name: str) -> str:
+    installed = names(kind)
+    nearest = difflib.get_close_matches(name, installed, n=1)
+    guess = f"did you mean {nearest[0]!r}? " if nearest else ""
+    listed = ", ".join(installed) or "none"
+    return f"no {kind} plugin is named {name!r}; {guess}installed: {listed}"
+
+
+def _check_class(entry: PluginEntry, plugin: object) -> None:
+    where = f"{entry} ({entry.target})"
+    if not isclass(plugin):
+        raise PluginError(f"{where} is not a class")
+    version = getattr(plugin, "api_version", None)
+    if version != API_VERSION:
+        raise PluginError(
+            f"{where} has api_version {version}, this rlrun has {API_VERSION}; "
+            + (
+                "upgrade rlrun"
+                if isinstance(version, int) and version > API_VERSION
+                else "upgrade the plugin"
+            )
+        )
+    params = getattr(plugin, "Params", None)
+    if not (isclass(params) and issubclass(params, BaseModel)):
+        raise PluginError(f"{where} has no pydantic model named Params")
+    if params.model_config.get("extra") != "forbid":
+        raise PluginError(f"{where} would ignore misspelt parameters; give its Params extra='forbid'")
+    if missing := [name for name in METHODS[entry.kind] if not hasattr(plugin, name)]:
+        raise PluginError(f"{where} has no {', '.join(missing)}; see rlrun.plugins.protocols")
+
+
+def _parameter_problems(params: type[BaseModel], error: ValidationError) -> str:
+    known = ", ".join(params.model_fields) or "none"
+    problems = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"]) or "parameters"
+        hint = f" (known: {known})" if problem["type"] == "extra_forbidden" else ""
+        problems.append(f"{key}: {problem['msg']}{hint}")
+    return "; ".join(problems)
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,245 @@
+"""Which sequences a data-parallel rank runs together: token-budgeted micro-batches, flat across ranks.
+
+Whole sequences are packed into micro-batches by best-fit decreasing, and given to ranks so that the estimated
+work (linear layers plus causal attention) is the same on each; every rank runs the same number of
+micro-batches, because FSDP's collectives are issued micro-batch by micro-batch. Only lengths decide, so the
+order of the samples does not matter.
+"""
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.runner.carriers import TrainSequence, TrainStep
+from rlrun.runner.reduction import Reduction, token_scales
+
+MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]
+"""`[data rank][micro-batch]` -> indices of sequences."""
+
+Bin = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Estimated work of one sequence, in units of one token's linear layers."""
+
+    attention: float = 0.0
+    """Work of one attended position, relative to a token's linear layers: heads * head_dim * layers /
+    parameters.
+    """
+
+    @classmethod
+    def of_model(cls, config: Mapping[str, Any]) -> "Cost":
+        """From an HF `config.json`: active parameters of the layers and the head, attention by heads and
+        layers.
+        """
+        hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+        heads = config["num_attention_heads"]
+        head_dim = config.get("head_dim") or hidden // heads
+        keys_values = config.get("num_key_value_heads") or heads
+        if experts := config.get("num_experts_per_tok"):
+            feed_forward = 3 * experts * config["moe_intermediate_size"]
+        else:
+            feed_forward = 3 * config["intermediate_size"]
+        linear = layers * hidden * (feed_forward + 2 * (heads + keys_values) * head_dim)
+        return cls(layers * heads * head_dim / (linear + hidden * config["vocab_size"]))
+
+    def __call__(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Work of sequences of these lengths, `[N]`."""
+        return lengths * (1.0 + self.attention * lengths)
+
+
+def plan_steps(
+    sequences: Sequence[TrainSequence],
+    *,
+    optimizer_steps: int,
+    reduction: Reduction,
+    max_tokens: int,
+    max_length: int,
+    max_response_tokens: int,
+    data_degree: int,
+    cost: Cost = Cost(),
+) -> list[TrainStep]:
+    """Split a rollout step's sequences into optimizer steps, and each into micro-batches for `data_degree`
+    ranks.
+
+    Executions keep their order and are split evenly over `optimizer_steps`; the sequences of one execution
+    stay in one step. Indices in the result are positions in `sequences`. `max_tokens` is the budget of a
+    micro-batch (a longer sequence is alone in its own), `max_length` the model's limit. ValueError for a
+    longer sequence, or for fewer executions than optimizer steps.
+    """
+    lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
+    if len(lengths) and lengths.max() > max_length:
+        raise ValueError(
+            f"a training sequence has {lengths.max()} tokens, the model allows {max_length} "
+            "(max_position_embeddings); lower rollout.max_prompt_tokens or rollout.max_response_tokens"
+        )
+    steps = []
+    for members in _split_executions([sequence.execution for sequence in sequences], optimizer_steps):
+        chosen = [sequences[i] for i in members]
+        scales = token_scales(
+            [sequence.loss_mask for sequence in chosen],
+            [sequence.execution for sequence in chosen],
+            reduction,
+            max_response_tokens,
+        )
+        batches = micro_batches(lengths[members], max_tokens, data_degree, cost)
+        steps.append(
+            TrainStep(
+                micro_batches=tuple(
+                    tuple(tuple(members[i] for i in batch) for batch in rank) for rank in batches
+                ),
+                scale={member: float(scale) for member, scale in zip(members, scales, strict=True)},
+            )
+        )
+    return steps
+
+
+def all_micro_batches(steps: Sequence[TrainStep]) -> MicroBatches:
+    """The micro-batches of all steps one after the other, for a pass over every sequence (log-probs)."""
+    return tuple(
+        tuple(batch for rank in ranks for batch in rank)
+        for ranks in zip(*(step.micro_batches for step in steps), strict=True)
+    )
+
+
+def micro_batches(
+    lengths: NDArray[np.int64], max_tokens: int, data_degree: int, cost: Cost = Cost()
+) -> MicroBatches:
+    """Pack sequences of these lengths under the token budget, for `data_degree` ranks.
+
+    Two ways are tried: pack, then share the bins out; and share the sequences out, then pack. The one with
+    fewer micro-batches wins, then the one whose busiest rank has less to do. A rank's micro-batches come with
+    the most work first, so that ranks that wait for each other run batches of similar size side by side. A
+    micro-batch is empty where there are fewer sequences than ranks.
+    """
+    work = cost(lengths)
+    if data_degree == 1:
+        plans = [[best_fit_decreasing(lengths, max_tokens) or [[]]]]
+    else:
+        plans = [
+            _bins_to_ranks(best_fit_decreasing(lengths, max_tokens), work, data_degree),
+            _ranks_to_bins(lengths, work, max_tokens, data_degree),
+        ]
+    ranks = min(plans, key=lambda plan: (len(plan[0]), max(_total(work, rank) for rank in plan)))
+    return tuple(
+        tuple(tuple(batch) for batch in sorted(rank, key=lambda batch: -work[batch].sum())) for rank in ranks
+    )
+
+
+def best_fit_decreasing(lengths: NDArray[np.int64], capacity: int) -> list[Bin]:
+    """Bins of indices whose lengths sum to at most `capacity`; a longer item is alone. Longest first, ties by
+    index.
+
+    Johnson 1973: at most 11/9 of the optimum, in practice within a fraction of a percent. O(N log N).
+    """
+    bins: list[Bin] = []
+    open_bins: dict[int, list[int]] = {}  # room left -> bins with that room
+    rooms: list[int] = []  # the keys of open_bins, ascending
+    order = np.argsort(-lengths, kind="stable")
+    for index, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        place = bisect_left(rooms, length)
+        if place == len(rooms):
+            chosen, room = len(bins), capacity - length
+            bins.append([index])
+        else:
+            before = rooms[place]
+            chosen, room = open_bins[before].pop(), before - length
+            bins[chosen].append(index)
+            if not open_bins[before]:
+                del open_bins[before], rooms[place]
+        if room <= 0:
+            continue
+        if room in open_bins:
+            open_bins[room].append(chosen)
+        else:
+            open_bins[room] = [chosen]
+            insort(rooms, room)
+    return bins
+
+
+def _split_executions(executions: Sequence[str], parts: int) -> list[list[int]]:
+    """Positions by optimizer step: executions in order of appearance, as even as can be."""
+    number = {name: place for place, name in enumerate(dict.fromkeys(executions))}
+    if len(number) < parts:
+        raise ValueError(
+            f"{len(number)} samples cannot make {parts} optimizer steps; lower trainer.optimizer_steps or "
+            "raise rollout.batch_size (filters and failed samples count against it)"
+        )
+    steps: list[list[int]] = [[] for _ in range(parts)]
+    for index, name in enumerate(executions):
+        steps[number[name] * parts // len(number)].append(index)
+    return steps
+
+
+def _total(work: NDArray[np.float64], rank: Sequence[Bin]) -> float:
+    return float(sum(work[batch].sum() for batch in rank))
+
+
+def _bins_to_ranks(bins: list[Bin], work: NDArray[np.float64], ranks: int) -> list[list[Bin]]:
+    """Longest-processing-time assignment of packed bins, the same number to each rank."""
+    bins = _split_to_multiple(bins, work, max(len(bins), 1), ranks)
+    heap = [(0.0, rank) for rank in range(ranks)]
+    result: list[list[Bin]] = [[] for _ in range(ranks)]
+    loads = [float(work[batch].sum()) for batch in bins]
+    for place in sorted(range(len(bins)), key=lambda place: (-loads[place], place)):
+        load, rank = heapq.heappop(heap)
+        result[rank].append(bins[place])
+        if len(result[rank]) < len(bins) // ranks:
+            heapq.heappush(heap, (load + loads[place], rank))
+    return result
+
+
+def _ranks_to_bins(
+    lengths: NDArray[np.int64], work: NDArray[np.float64], max_tokens: int, ranks: int
+) -> list[list[Bin]]:
+    """Longest-processing-time assignment of sequences to ranks, each rank packed by itself."""
+    heap = [(0.0, rank) for rank in range(ranks)]
+    members: list[list[int]] = [[] for _ in range(ranks)]
+    order = np.lexsort((np.arange(len(work)), -work))
+    for index, amount in zip(order.tolist(), work[order].tolist(), strict=True):
+        load, rank = heap[0]
+        members[rank].append(index)
+        heapq.heapreplace(heap, (load + amount, rank))
+    packed = [
+        [[own[i] for i in batch] for batch in best_fit_decreasing(lengths[own], max_tokens)]
+        for own in members
+    ]
+    count = max(1, *(len(rank) for rank in packed))
+    return [_split_to_multiple(rank, work, count, 1)[:count] for rank in packed]
+
+
+def _split_to_multiple(bins: list[Bin], work: NDArray[np.float64], at_least: int, multiple: int) -> list[Bin]:
+    """Halve the busiest bins until there are `at_least`, and a multiple of `multiple`; empty ones at need."""
+    target = -(-at_least // multiple) * multiple
+    heap = [(-float(work[batch].sum()), place, batch) for place, batch in enumerate(bins) if len(batch) > 1]
+    heapq.heapify(heap)
+    result = dict(enumerate(bins))
+    while len(result) < target:
+        if heap:
+            _, place, batch = heapq.heappop(heap)
+            parts = _halve(batch, work)
+        else:
+            place, parts = len(result), ([],)
+        for new, part in zip((place, len(result)), parts, strict=False):
+            result[new] = part
+            if len(part) > 1:
+                heapq.heappush(heap, (-float(work[part].sum()), new, part))
+    return list(result.values())
+
+
+def _halve(batch: Bin, work: NDArray[np.float64]) -> tuple[Bin, ...]:
+    """Two bins of about the same work; `batch` comes with the longest first."""
+    left: Bin = []
+    right: Bin = []
+    balance = 0.0
+    for index in batch:
+        side, sign = (left, 1.0) if balance <= 0 else (right, -1.0)
+        side.append(index)
+        balance += sign * float(work[index])
+    return left, right

@@ -1,0 +1,157 @@
+"""The run's endless sequence of prompts: every epoch a seeded permutation of the rows that can be used.
+
+    DataSource[i] -> Row -> encode -> Prompt      (i from the epoch's permutation)
+
+Up to 10,000 rows are read and tokenised when the stream is made, so that what is wrong shows at once; rows of
+a larger dataset when their turn comes. Which prompts come, and in which order, is the same either way.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.plugins.protocols import DataSource
+from rlrun.plugins.types import Prompt, Row
+from rlrun.specs.data import DataSpec
+
+logger = logging.getLogger(__name__)
+
+Tokens = NDArray[np.int32]
+
+EAGER_ROWS = 10_000
+"""The largest dataset that is tokenised when it is loaded."""
+NAMED_ROWS = 5
+"""How many of the broken rows a message names."""
+
+
+class PromptStream:
+    """Prompts in order, epoch after epoch; its place is a few numbers."""
+
+    def __init__(
+        self,
+        source: DataSource,
+        encode: Callable[[Row], Tokens],
+        spec: DataSpec,
+        max_prompt_tokens: int,
+        seed: int,
+    ) -> None:
+        """`encode` tokenises a row; like the source it raises ValueError for a row it can make nothing of.
+
+        ValueError when more than `max_bad_share` of the rows are broken, or no row is left.
+        """
+        self._source = source
+        self._encode = encode
+        self._spec = spec
+        self._max_tokens = max_prompt_tokens
+        self._seed = seed
+        self._epoch, self._position, self._taken = 0, 0, 0
+        self._order = self._permutation()
+        self._ready: dict[int, tuple[Row, Tokens]] = {}
+        self._broken: dict[int, str] = {}
+        self._too_long: set[int] = set()
+        if not len(source):
+            raise ValueError("the dataset has no rows")
+        if len(source) <= EAGER_ROWS:
+            self._load_all()
+
+    def __len__(self) -> int:
+        """Rows that can be used, as far as they have been read."""
+        return len(self._source) - len(self._broken) - len(self._too_long)
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts. ValueError when too many rows turn out to be broken, or none is left."""
+        prompts: list[Prompt] = []
+        while len(prompts) < count:
+            if self._position == len(self._order):
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._permutation()
+            usable = self._read(int(self._order[self._position]))
+            self._position += 1
+            if usable is not None:
+                prompts.append(Prompt(usable[0], self._taken, usable[1]))
+                self._taken += 1
+        return prompts
+
+    def state(self) -> dict[str, Any]:
+        """The place in the sequence, as JSON values."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "taken": self._taken,
+            "rows": len(self._source),
+            "seed": self._seed,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a place that `state` gave. ValueError when it is of another dataset or seed."""
+        for name, here in (("rows", len(self._source)), ("seed", self._seed)):
+            if state[name] != here:
+                raise ValueError(
+                    f"the checkpoint was made with a dataset of {name} = {state[name]}, this one has {here}; "
+                    "resume with the data and seed it was made with"
+                )
+        self._epoch, self._position, self._taken = state["epoch"], state["position"], state["taken"]
+        self._order = self._permutation()
+
+    def _permutation(self) -> NDArray[np.int64]:
+        rows = len(self._source)
+        if not self._spec.shuffle:
+            return np.arange(rows)
+        return np.random.Generator(np.random.PCG64([self._seed, self._epoch])).permutation(rows)
+
+    def _load_all(self) -> None:
+        for index in range(len(self._source)):
+            if (row := self._read(index)) is not None:
+                self._ready[index] = row
+        if self._broken:
+            logger.warning("skipped %d of %d rows: %s", len(self._broken), len(self._source), self._named())
+        if self._too_long:
+            logger.warning(
+                "dropped %d of %d prompts, longer than rollout.max_prompt_tokens = %d",
+                *(len(self._too_long), len(self._source), self._max_tokens),
+            )
+
+    def _read(self, index: int) -> tuple[Row, Tokens] | None:
+        """Row `index` with its tokens, or None where it cannot be used."""
+        if index in self._ready:
+            return self._ready[index]
+        if index in self._broken or index in self._too_long:
+            return None
+        try:
+            row = self._source[index]
+            tokens = self._encode(row)
+            if not len(tokens):
+                raise ValueError(f"row {row.id}: the prompt has no tokens")
+        except ValueError as error:
+            self._broken[index] = str(error)
+            self._refuse_too_many_broken()
+        else:
+            if len(tokens) <= self._max_tokens:
+                return row, tokens
+            self._too_long.add(index)
+        self._refuse_empty()
+        return None
+
+    def _refuse_too_many_broken(self) -> None:
+        allowed = self._spec.max_bad_share * len(self._source)
+        if len(self._broken) > allowed:
+            raise ValueError(
+                f"more than data.max_bad_share = {self._spec.max_bad_share:g} of {len(self._source)} rows are "
+                f"broken: {self._named()}; mend them or raise data.max_bad_share"
+            )
+
+    def _refuse_empty(self) -> None:
+        if len(self) == 0:
+            broken = f" and {len(self._broken)} broken: {self._named()}" if self._broken else ""
+            raise ValueError(
+                f"no prompt is left: {len(self._too_long)} are longer than rollout.max_prompt_tokens = "
+                f"{self._max_tokens}{broken}"
+            )
+
+    def _named(self) -> str:
+        named = [self._broken[index] for index in list(self._broken)[:NAMED_ROWS]]
+        more = len(self._broken) - len(named)
+        return "; ".join(named) + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,130 @@
+"""Text to tokens and back, with the model's own tokenizer and chat template."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.plugins.types import Row
+
+Tokens = NDArray[np.int32]
+
+
+class Tokenizer:
+    """The tokenizer of a Hugging Face model folder."""
+
+    def __init__(self, folder: Path | str) -> None:
+        """ValueError when the folder has no tokenizer, or nothing in it names an end-of-sequence token."""
+        from transformers import AutoTokenizer  # takes seconds, and brings torch with it
+
+        self.folder = Path(folder)
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.folder} has no tokenizer that can be loaded: {error}") from error
+        self.eos_token_ids = self._end_tokens()
+        """Tokens that end a response, the tokenizer's own first."""
+
+    def encode_prompt(self, row: Row, apply_chat_template: bool) -> Tokens:
+        """The tokens of a prompt, up to where the response begins; ValueError says what is wrong with it."""
+        if not apply_chat_template:
+            return self._encode(_plain(row), special_tokens=True)
+        return self._encode(self._render(row, _messages(row), generation_prompt=True))
+
+    def encode_demonstration(self, row: Row, apply_chat_template: bool) -> tuple[Tokens, Tokens]:
+        """Prompt and response tokens of a row for SFT; the response ends in the token that stops generation.
+
+        With a chat template the response is what the template makes of it as the assistant's turn. ValueError
+        where the prompt, as it would be given for generation, is no prefix of the whole conversation.
+        """
+        prompt = self.encode_prompt(row, apply_chat_template)
+        if row.response is None:
+            raise ValueError(f"row {row.id}: SFT needs a demonstration; set the data source's response_key")
+        if not apply_chat_template:
+            response = self._encode(row.response)
+        else:
+            answer = {"role": "assistant", "content": row.response}
+            conversation = self._render(row, [*_messages(row), answer], generation_prompt=False)
+            response = _continuation(row, prompt, self._encode(conversation))
+        return prompt, self._ended(response)
+
+    def decode(self, tokens: Tokens) -> str:
+        """The text of a response, without special tokens."""
+        return self.decode_batch([tokens])[0]
+
+    def decode_batch(self, batch: Sequence[Tokens]) -> list[str]:
+        """The text of each response, without special tokens."""
+        texts: list[str] = self._tokenizer.batch_decode(
+            [tokens.tolist() for tokens in batch],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        return texts
+
+    def _end_tokens(self) -> tuple[int, ...]:
+        declared = _declared_end_tokens(self.folder)
+        own = self._tokenizer.eos_token_id
+        tokens = tuple(dict.fromkeys([*([] if own is None else [own]), *declared]))
+        if not tokens:
+            raise ValueError(
+                f"{self.folder} names no end-of-sequence token; set eos_token_id in its generation_config.json"
+            )
+        return tokens
+
+    def _encode(self, text: str, special_tokens: bool = False) -> Tokens:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=special_tokens), dtype=np.int32)
+
+    def _render(self, row: Row, messages: Sequence[Any], generation_prompt: bool) -> str:
+        if self._tokenizer.chat_template is None:
+            raise ValueError(
+                f"the tokenizer of {self.folder} has no chat template; set data.apply_chat_template = false"
+            )
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages), add_generation_prompt=generation_prompt, tokenize=False
+                )
+            )
+        except Exception as error:  # the boundary to the template, a program that came with the model
+            raise ValueError(f"row {row.id}: the chat template refuses it: {error}") from error
+
+    def _ended(self, response: Tokens) -> Tokens:
+        """Cut after the last end token: the template may add more between turns. Append one if there is none."""
+        ends = np.flatnonzero(np.isin(response, self.eos_token_ids))
+        if len(ends):
+            return response[: ends[-1] + 1]
+        return np.append(response, np.int32(self.eos_token_ids[0]))
+
+
+def _declared_end_tokens(folder: Path) -> list[int]:
+    """End tokens by generation_config.json, or else by config.json."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if found is not None:
+            return found if isinstance(found, list) else [found]
+    return []
+
+
+def _plain(row: Row) -> str:
+    if not isinstance(row.prompt, str):
+        raise ValueError(
+            f"row {row.id}: the prompt is a list of messages; set data.apply_chat_template = true"
+        )
+    return row.prompt
+
+
+def _messages(row: Row) -> Sequence[Any]:
+    return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
+
+
+def _continuation(row: Row, prompt: Tokens, conversation: Tokens) -> Tokens:
+    if not np.array_equal(conversation[: len(prompt)], prompt):
+        raise ValueError(
+            f"row {row.id}: the chat template renders the prompt of a finished conversation differently from "
+            "the prompt for generation, so that the policy would be trained on what it never sees"
+        )
+    return conversation[len(prompt) :]

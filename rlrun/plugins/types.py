@@ -130,7 +130,7 @@ class Drop:
 class LossInputs:
     """What an algorithm's loss sees of one micro-batch: response tokens of packed samples, concatenated.
 
-    T response tokens of B samples. Every field is a torch tensor; a loss gets by with their methods and need not
+    T response tokens of B samples. Every field is a torch tensor; their methods suffice: no need to
     import torch.
     """
 

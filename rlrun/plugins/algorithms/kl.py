@@ -16,7 +16,7 @@ class KLTerm(Section):
     """A penalty on the distance to the reference policy, added to the loss."""
 
     type: Estimator = "low_var_kl"
-    """k1 = d, k2 = d²/2, k3 = exp(-d) - 1 + d, low_var_kl = k3 within ±10; d = policy - reference log-prob."""
+    """With d = policy - reference log-prob: d, d²/2, exp(-d) - 1 + d, and the latter within ±10."""
     coef: float = Field(default=0.001, ge=0)
     """Weight in the loss; 0 measures the divergence and trains nothing with it."""
     unbiased: bool = False

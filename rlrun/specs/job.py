@@ -35,7 +35,8 @@ class Spec(Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of data order, sampling and initialisation."""
     deterministic: bool = False
-    """Same spec, seed and layout give the same metrics bit for bit. Costs overlap between generation and scoring."""
+    """Same spec, seed and layout give the same metrics bit for bit. Costs overlap between generation and
+    scoring."""
     model: ModelSpec
     """The policy."""
     data: DataSpec

@@ -1,7 +1,8 @@
 """Where every key and value of a TOML document stands.
 
-tomli says what a document means and forgets where it said so. This scanner walks the same text, which tomli has already
-accepted, and notes the place of every key path; what it finds is held against tomli by a fuzz test.
+tomli says what a document means and forgets where it said so. This scanner walks the same text, which tomli
+has already accepted, and notes the place of every key path; what it finds is held against tomli by a fuzz
+test.
 """
 
 import re
@@ -15,7 +16,8 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Offsets into the text, ends exclusive; the value of a table header or an array element is the thing itself."""
+    """Offsets into the text, ends exclusive; the value of a table header or an array element is the thing
+    itself."""
 
     key_start: int
     key_end: int
@@ -159,5 +161,7 @@ class _Scanner:
 
     def _skip(self, pattern: re.Pattern[str]) -> None:
         found = pattern.match(self.text, self.at)
-        assert found, f"no {pattern.pattern} at offset {self.at}: tomli accepted what the scanner does not know"
+        assert found, (
+            f"no {pattern.pattern} at offset {self.at}: tomli accepted what the scanner does not know"
+        )
         self.at = found.end()

@@ -28,4 +28,5 @@ class ScoringSpec(Section):
     timeout: float = Field(default=10.0, gt=0)
     """Seconds one sample may take to score; then its worker is killed and the sample has an error."""
     on_error: Literal["stop", "zero", "drop"] = "stop"
-    """What a crash, hang, exception or non-finite score of a reward does to its sample; always counted and named."""
+    """What a crash, hang, exception or non-finite score of a reward does to its sample; always counted and
+    named."""

@@ -12,7 +12,8 @@ class Section(BaseModel):
 class PluginSection(Section):
     """A table whose `type` names a plugin; the keys it does not name itself are the plugin's parameters.
 
-    The parameters are checked by the plugin's own `Params` model (rlrun.plugins.validation), at their place in the file.
+    The parameters are checked by the plugin's own `Params` model (rlrun.plugins.validation), at their place
+    in the file.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -66,7 +66,8 @@ class TrainerSpec(Section):
     reduction: Literal["per_sample_mean", "per_token", "dr_grpo"] = "per_sample_mean"
     """How token losses become one number (docs/algorithms.md)."""
     old_log_probs: Literal["trainer", "rollout"] = "trainer"
-    """Denominator of the ratio: recomputed by the trainer (skipped where one optimizer step is taken), or the engine's."""
+    """Denominator of the ratio: recomputed by the trainer (skipped where one optimizer step is taken), or the
+    engine's."""
     non_finite: Literal["stop", "skip"] = "stop"
     """A non-finite loss or gradient ends the job, or skips that optimizer step and counts it."""
     logits_chunk: int = Field(default=1024, ge=1)

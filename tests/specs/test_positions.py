@@ -97,7 +97,11 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, list):
         return isinstance(right, list) and len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, dict):
-        return isinstance(right, dict) and left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+        return (
+            isinstance(right, dict)
+            and left.keys() == right.keys()
+            and all(same(left[k], right[k]) for k in left)
+        )
     return bool(left == right)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import field_validator
 
 from rlrun.plugins.types import Row
+from rlrun.specs.paths import SpecPath
 from rlrun.specs.section import Section
 
 _SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
@@ -18,7 +19,7 @@ _SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
 class JsonlParams(Section):
     """The file and the keys that a line's values stand under."""
 
-    path: str
+    path: SpecPath
     """File of JSON lines; `train.jsonl@[100:200]` takes some of its rows, counted as in Python."""
     prompt_key: str = "prompt"
     """Text, or a list of chat messages."""

@@ -1,0 +1,125 @@
+"""Looks at the plugins a spec names, and no others: their names, and their parameters by their own models."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlrun.plugins.registry import PluginError, build, load, names
+from rlrun.plugins.types import Needs
+from rlrun.specs.data import DataSpec
+from rlrun.specs.evaluation import EvalDatasetSpec
+from rlrun.specs.job import AlgorithmSpec, Spec, TrackerSpec
+from rlrun.specs.loading import LoadedSpec, PluginReport, as_json, load_spec
+from rlrun.specs.messages import Explainer
+from rlrun.specs.paths import path_fields
+from rlrun.specs.positions import KeyPath
+from rlrun.specs.problems import Finding
+from rlrun.specs.scoring import FilterSpec, RewardSpec
+from rlrun.specs.section import PluginSection
+from rlrun.specs.spelling import nearest
+from rlrun.specs.suggestions import table_name
+
+_SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
+    (("algorithm",), "algorithms", AlgorithmSpec),
+    (("data",), "data", DataSpec),
+    (("rewards",), "rewards", RewardSpec),
+    (("filters",), "filters", FilterSpec),
+    (("eval", "datasets"), "data", EvalDatasetSpec),
+    (("trackers",), "trackers", TrackerSpec),
+)
+_NOUNS = {"algorithms": "algorithm", "data": "data source", "rewards": "reward"}
+
+
+def load_checked_spec(paths: Sequence[Path], overrides: Sequence[str] = ()) -> LoadedSpec:
+    """Load a spec with everything checked, plugins and their parameters included.
+
+    Raises SpecError with every problem found.
+    """
+    return load_spec(paths, overrides, check_plugins)
+
+
+def needs_of(spec: Spec) -> Needs:
+    """What the spec's algorithm asks for; PluginError where it cannot be made."""
+    return _needs(spec.algorithm.type, as_json(spec.algorithm.params))
+
+
+def check_plugins(data: Mapping[str, Any], explainer: Explainer) -> PluginReport:
+    """Findings about every plugin section of a merged document, whatever else is wrong with it."""
+    report = PluginReport()
+    for where, kind, section in _SECTIONS:
+        for path, table in _tables(data, where):
+            name = table.get("type", section.model_fields["type"].default)
+            if isinstance(name, str):
+                _check(report, explainer, _PluginTable(path, kind, name, section, table))
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _PluginTable:
+    """A table of the document that names a plugin."""
+
+    path: KeyPath
+    kind: str
+    name: str
+    section: type[PluginSection]
+    table: Mapping[str, Any]
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What is left for the plugin."""
+        return {key: value for key, value in self.table.items() if key not in self.section.model_fields}
+
+
+def _tables(data: Any, where: KeyPath) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    """The table at `where`, or the tables of the array there; the algorithm has defaults."""
+    for part in where:
+        data = data.get(part) if isinstance(data, dict) else None
+    if where == ("algorithm",) and data is None:
+        data = {}
+    tables = (
+        [((*where, i), table) for i, table in enumerate(data)] if isinstance(data, list) else [(where, data)]
+    )
+    yield from ((path, table) for path, table in tables if isinstance(table, dict))
+
+
+def _check(report: PluginReport, explainer: Explainer, found: _PluginTable) -> None:
+    try:
+        params = load(found.kind, found.name).Params
+    except PluginError as error:
+        report.findings.append(_unusable((*found.path, "type"), found.kind, found.name, error))
+        return
+    explainer.keys.add(params, f"{table_name(found.path)}.")
+    report.paths += [
+        ((*found.path, key), marker) for key, marker in path_fields(params) if key in found.params
+    ]
+    try:
+        params.model_validate_json(as_json(found.params), strict=True)
+        if found.kind == "algorithms":
+            report.demands = _needs(found.name, as_json(found.params))
+    except ValidationError as error:
+        report.findings += explainer.findings(error, params, found.path, tuple(found.section.model_fields))
+    except PluginError as error:
+        report.findings.append(Finding((*found.path, "type"), str(error), found=found.name))
+
+
+def _unusable(path: KeyPath, kind: str, name: str, error: PluginError) -> Finding:
+    known = names(kind)
+    if name in known:
+        return Finding(path, str(error), found=name)
+    suggestion = nearest(name, known)
+    noun = _NOUNS.get(kind, kind.removesuffix("s"))
+    listed = f"installed: {', '.join(known) or 'none'}"
+    cure = f'did you mean "{suggestion}"? ({listed})' if suggestion else listed
+    return Finding(path, f'there is no {noun} "{name}"', cure, suggestion, name)
+
+
+@cache
+def _needs(name: str, params: str) -> Needs:
+    needs = build("algorithms", name, json.loads(params)).needs
+    assert isinstance(needs, Needs)
+    return needs

@@ -1,0 +1,160 @@
+"""Rules that depend on what the spec's algorithm needs: the batch equation, the layout, rewards, SFT."""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from rlrun.specs.batch import batch_numbers, nearest_batches
+from rlrun.specs.job import Spec
+from rlrun.specs.layout import layout_of
+from rlrun.specs.positions import KeyPath
+from rlrun.specs.problems import Finding, dotted
+from rlrun.specs.rules import given, no_effect
+
+BATCH_KEYS: tuple[KeyPath, ...] = (
+    ("trainer", "global_batch_size"),
+    ("trainer", "optimizer_steps"),
+    ("rollout", "batch_size"),
+    ("rollout", "samples_per_prompt"),
+)
+LAYOUT_KEYS: tuple[KeyPath, ...] = (
+    ("cluster", "gpus_per_node"),
+    ("cluster", "nodes"),
+    ("cluster", "placement"),
+    ("engine", "count"),
+    ("trainer", "parallel", "fsdp"),
+    ("trainer", "parallel", "replicate"),
+    ("trainer", "parallel", "tensor"),
+)
+DEMONSTRATION_KEYS = {"max_prompt_tokens", "max_response_tokens"}
+"""The keys of `[rollout]` that demonstrations heed too."""
+
+
+class Demands(Protocol):
+    """The part of an algorithm's needs (rlrun.plugins.types.Needs) that rules look at."""
+
+    @property
+    def rollout(self) -> bool:
+        """The policy answers prompts; false for SFT."""
+
+    @property
+    def old_log_probs(self) -> bool:
+        """There is a ratio to the policy that generated."""
+
+    @property
+    def trainer_log_probs(self) -> bool:
+        """The trainer's own old log-probs are needed beside the engine's."""
+
+    @property
+    def group_relative(self) -> bool:
+        """Samples of a group are compared."""
+
+
+Rule = Callable[[Spec, Demands], Iterator[Finding]]
+
+
+def batch_equation(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """P·n = G·S, and every data rank gets as many samples."""
+    try:
+        numbers = batch_numbers(spec, demands.rollout)
+    except ValueError as error:
+        only_steps = spec.trainer.optimizer_steps and not spec.trainer.global_batch_size
+        path = BATCH_KEYS[1] if only_steps else BATCH_KEYS[0]
+        yield Finding(path, str(error), nearest_batches(spec, demands.rollout), others=BATCH_KEYS)
+        return
+    parallel = spec.trainer.parallel
+    if numbers.global_batch_size % parallel.data_degree:
+        message = (
+            f"G = {numbers.global_batch_size} samples do not split over {parallel.data_degree} data ranks "
+            f"(fsdp {parallel.fsdp} × replicate {parallel.replicate})"
+        )
+        cure = nearest_batches(spec, demands.rollout)
+        yield Finding(BATCH_KEYS[0], message, cure, others=(*BATCH_KEYS, *LAYOUT_KEYS[4:6]))
+
+
+def layout(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """The GPUs asked for are there, and used."""
+    try:
+        layout_of(spec, demands.rollout)
+    except ValueError as error:
+        cure = "change trainer.parallel, engine.count or cluster.gpus_per_node"
+        yield Finding(LAYOUT_KEYS[0], str(error), cure, None, spec.cluster.gpus_per_node, others=LAYOUT_KEYS)
+
+
+def groups(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """Groups big enough to compare."""
+    if demands.rollout and demands.group_relative and spec.rollout.samples_per_prompt < 2:
+        message = f"{spec.algorithm.type} compares the samples of a group: a group of one has no advantage"
+        yield Finding(("rollout", "samples_per_prompt"), message, "at least 2; 8 is common", found=1)
+
+
+def rewards(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """Something tells good samples from bad ones."""
+    if demands.rollout and not spec.rewards:
+        message = f"{spec.algorithm.type} learns from rewards, and there is none"
+        cure = 'add a table [[rewards]] with `type = "…"` (rlrun plugins list)'
+        yield Finding(("rewards",), message, cure, at_value=False)
+
+
+def without_rollouts(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """An algorithm without rollouts has no engine, reward or filter: settings of these would do nothing."""
+    if demands.rollout:
+        return
+    paths: list[KeyPath] = [
+        (name,) for name in ("rewards", "filters", "scoring", "engine", "eval") if given(spec, name)
+    ]
+    paths += [("rollout", name) for name in sorted(spec.rollout.model_fields_set - DEMONSTRATION_KEYS)]
+    paths += [("trainer", name) for name in ("optimizer_steps",) if given(spec.trainer, name)]
+    paths += [("cluster", "placement")] if given(spec.cluster, "placement") else []
+    for path in paths:
+        why = f"{spec.algorithm.type} trains on demonstrations and generates nothing"
+        yield no_effect(path, why, f"remove {dotted(path)}")
+
+
+def old_log_probs(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """The source of the ratio's denominator, where there is a ratio."""
+    path = ("trainer", "old_log_probs")
+    if given(spec.trainer, "old_log_probs") and not demands.old_log_probs:
+        yield no_effect(path, f"{spec.algorithm.type} has no ratio to an older policy", "remove it")
+    elif spec.trainer.old_log_probs == "rollout" and demands.trainer_log_probs:
+        message = (
+            "the algorithm's correction compares the trainer's log-probs with the engine's, and needs both"
+        )
+        yield Finding(path, message, 'write "trainer", or remove algorithm.correction', "trainer", "rollout")
+
+
+def cache_size(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """The KV cache holds at least one sample."""
+    cache, sample = (
+        spec.engine.max_cache_tokens,
+        spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens,
+    )
+    if demands.rollout and cache is not None and cache < sample:
+        message = f"{cache} tokens of KV cache do not hold one sample of {sample} (prompt and response)"
+        others = (("rollout", "max_prompt_tokens"), ("rollout", "max_response_tokens"))
+        yield Finding(
+            ("engine", "max_cache_tokens"), message, f"at least {sample}", found=cache, others=others
+        )
+
+
+def warm_up(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """The learning rate reaches its peak."""
+    try:
+        steps = (spec.trainer.steps or 0) * batch_numbers(spec, demands.rollout).optimizer_steps
+    except ValueError:
+        return
+    if steps and spec.trainer.warmup_steps >= steps:
+        message = f"the job has {steps} optimizer steps: a warm-up of {spec.trainer.warmup_steps} never ends"
+        path, others = ("trainer", "warmup_steps"), (*BATCH_KEYS, ("trainer", "steps"))
+        yield Finding(path, message, f"fewer than {steps}", None, spec.trainer.warmup_steps, others=others)
+
+
+ALGORITHM_RULES: tuple[Rule, ...] = (
+    batch_equation,
+    layout,
+    groups,
+    rewards,
+    without_rollouts,
+    old_log_probs,
+    cache_size,
+    warm_up,
+)

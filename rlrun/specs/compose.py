@@ -1,0 +1,225 @@
+"""Many sources to one document: `extends`, several files, `--set`; and which source set what.
+
+Later wins. Tables merge key by key; anything else, arrays too, is replaced. A table whose `type` changes is
+replaced as a whole: the parameters of one plugin mean nothing to another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli
+
+from rlrun.specs.paths import absolute_path, shown_path, similar_file
+from rlrun.specs.positions import KeyPath, Mark, find_positions, line_and_column
+from rlrun.specs.problems import Finding, Problem, Source, problem_at, problem_without_place
+from rlrun.specs.syntax import parse
+
+
+class Origin(NamedTuple):
+    """Where a key path was set."""
+
+    source: Source
+    mark: Mark
+
+
+@dataclass(slots=True)
+class Composition:
+    """The merged document, before anyone has checked what it says."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    files: list[Source] = field(default_factory=list)
+    """Every file read, in the order of merging; the last one is what the user named last."""
+    complete: bool = True
+    """False when a file or statement could not be read, so that a key that is missing may only be
+    unreadable."""
+
+    def fail(self, problem: Problem) -> None:
+        """Note a problem that keeps something from being read."""
+        self.problems.append(problem)
+        self.complete = False
+
+    def place(self, finding: Finding) -> Problem:
+        """A finding at the place of its key, or of the nearest table around it that was written."""
+        for depth in range(len(finding.path), 0, -1):
+            if origin := self.origins.get(finding.path[:depth]):
+                mark = origin.mark
+                at_value = finding.at_value and depth == len(finding.path)
+                start, end = (
+                    (mark.value_start, mark.value_end) if at_value else (mark.key_start, mark.key_end)
+                )
+                return problem_at(finding, origin.source, start, end)
+        source = self.files[-1] if self.files else Source("--set", "", Path())
+        return problem_at(finding, source, 0, 1)
+
+
+def compose(paths: Sequence[Path], overrides: Sequence[str] = ()) -> Composition:
+    """Read files left to right, each on top of what it extends, then `--set` overrides."""
+    composition = Composition()
+    for path in paths:
+        _add_file(composition, path, shown_path(path), ())
+    for number, override in enumerate(overrides):
+        _add_override(composition, number, override)
+    return composition
+
+
+def locate(origin: Origin) -> str:
+    """`file:line` of an origin."""
+    return f"{origin.source.name}:{line_and_column(origin.source.text, origin.mark.key_start)[0]}"
+
+
+def _add_file(composition: Composition, path: Path, name: str, chain: tuple[Path, ...]) -> None:
+    try:
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as error:
+        composition.fail(_unreadable(path, name, error))
+        return
+    except UnicodeDecodeError as error:
+        message = f"not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
+        composition.fail(problem_without_place(message, name, "save the file as UTF-8"))
+        return
+    source = Source(name, text, path.parent.absolute())
+    parsed = parse(source)
+    for problem in parsed.problems:
+        composition.fail(problem)
+    marks = find_positions(parsed.text)
+    _add_bases(composition, parsed.data.pop("extends", []), source, marks, (*chain, path.resolve()))
+    composition.files.append(source)
+    _merge(composition, parsed.data, source, marks)
+
+
+def _add_bases(
+    composition: Composition,
+    bases: object,
+    source: Source,
+    marks: dict[KeyPath, Mark],
+    chain: tuple[Path, ...],
+) -> None:
+    """Merge what a file extends, in order; `marks` gives the place of each name."""
+    named = [bases] if isinstance(bases, str) else bases if isinstance(bases, list) else [None]
+    for number, base in enumerate(named):
+        mark = marks.get(("extends", number)) or marks["extends",]
+        path: KeyPath = ("extends", number) if isinstance(bases, list) else ("extends",)
+        if not isinstance(base, str):
+            finding = Finding(path, "must be a file name or an array of them", found=base)
+            composition.fail(problem_at(finding, source, mark.value_start, mark.value_end))
+            continue
+        file = absolute_path(base, source.folder)
+        if trouble := _base_trouble(path, base, file, chain):
+            composition.fail(problem_at(trouble, source, mark.value_start, mark.value_end))
+        else:
+            _add_file(composition, file, shown_path(file), chain)
+
+
+def _base_trouble(path: KeyPath, base: str, file: Path, chain: tuple[Path, ...]) -> Finding | None:
+    if not file.is_file():
+        suggestion = similar_file(file)
+        cure = (
+            f"did you mean {suggestion}?"
+            if suggestion
+            else "the path is relative to the file that says `extends`"
+        )
+        return Finding(path, f"there is no file {file}", cure, suggestion, base)
+    if file.resolve() in chain:
+        circle = " -> ".join(each.name for each in (*chain[chain.index(file.resolve()) :], file))
+        return Finding(path, f"a file extends itself: {circle}", "remove one of the links", found=base)
+    return None
+
+
+def _add_override(composition: Composition, number: int, override: str) -> None:
+    """`a.b=value` with a TOML value; what is not one is taken as a string."""
+    key, equals, value = override.partition("=")
+    name = f"--set {key.strip()}" if equals else "--set"
+    source = Source(name, override, Path.cwd())
+    if not equals or not key.strip():
+        composition.fail(
+            problem_without_place(f"{override!r} sets nothing", name, "write --set key.path=value")
+        )
+        return
+    text = override
+    try:
+        data = tomli.loads(text)
+    except tomli.TOMLDecodeError:
+        text = f"{key}={_as_string(value)}"
+        try:
+            data = tomli.loads(text)
+        except tomli.TOMLDecodeError:
+            composition.fail(
+                problem_without_place(f"{key!r} is not a key path", name, "write --set key.path=value")
+            )
+            return
+    source = Source(name, text, Path.cwd())
+    if "extends" in data:
+        composition.fail(
+            problem_without_place("`extends` cannot be set here", name, "name the file before this one")
+        )
+        return
+    _merge(composition, data, source, find_positions(text))
+
+
+def _as_string(value: str) -> str:
+    escaped = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in value.strip())
+    return f'"{escaped}"'
+
+
+def _merge(
+    composition: Composition, data: dict[str, Any], source: Source, marks: dict[KeyPath, Mark]
+) -> None:
+    origins = {path: Origin(source, mark) for path, mark in marks.items() if path[:1] != ("extends",)}
+    _Overlay(composition, origins).lay(composition.data, data, (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Overlay:
+    """Lays one source's tables on the composition."""
+
+    composition: Composition
+    origins: dict[KeyPath, Origin]
+    """Of the source on top, by path as it wrote them."""
+
+    def lay(self, base: Any, over: dict[str, Any], here: KeyPath, there: KeyPath) -> None:
+        """Merge table `over`, written at `there`, into the table or array `base` at `here`.
+
+        The two differ where a source writes `rewards.0` for the first of several `[[rewards]]`.
+        """
+        for key, value in over.items():
+            if isinstance(base, list) and int(key) >= len(base):
+                self._refuse((*there, key), f"{there[-1]} has {len(base)} elements, counted from 0")
+                continue
+            place: Any = int(key) if isinstance(base, list) else key
+            old = base[place] if isinstance(base, list) else base.get(place)
+            if isinstance(value, dict) and _merges(old, value):
+                self.composition.origins[*here, place] = self.origins[*there, key]
+                self.lay(old, value, (*here, place), (*there, key))
+            else:
+                base[place] = value
+                self._replace_origins((*here, place), (*there, key))
+
+    def _refuse(self, path: KeyPath, message: str) -> None:
+        source, mark = self.origins[path]
+        self.composition.fail(problem_at(Finding(path, message), source, mark.key_start, mark.key_end))
+
+    def _replace_origins(self, here: KeyPath, there: KeyPath) -> None:
+        kept = self.composition.origins
+        for path in [path for path in kept if path[: len(here)] == here]:
+            del kept[path]
+        for path, origin in self.origins.items():
+            if path[: len(there)] == there:
+                kept[*here, *path[len(there) :]] = origin
+
+
+def _merges(old: Any, new: dict[str, Any]) -> bool:
+    if isinstance(old, list):
+        return bool(new) and all(key.isdecimal() and key.isascii() for key in new)
+    return isinstance(old, dict) and not ("type" in new and new["type"] != old.get("type", new["type"]))
+
+
+def _unreadable(path: Path, name: str, error: OSError) -> Problem:
+    if isinstance(error, FileNotFoundError):
+        suggestion = similar_file(path)
+        cure = f"did you mean {suggestion}?" if suggestion else None
+        return problem_without_place("there is no such file", name, cure, suggestion)
+    return problem_without_place(f"cannot be read: {error.strerror}", name)

@@ -1,0 +1,196 @@
+"""What a pydantic error means to the writer of a spec: the words, the value found, the value meant, the
+cure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rlrun.specs.positions import KeyPath
+from rlrun.specs.problems import Finding, shown
+from rlrun.specs.spelling import nearest
+from rlrun.specs.suggestions import KeyIndex, section_models, table_name
+
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "tuple_type": "an array",
+    "list_type": "an array",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "finite_number": "a finite number",
+}
+_BOUNDS = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+class Explainer:
+    """Turns the errors of a document's models into findings; `keys` knows the section a stray key belongs
+    to."""
+
+    def __init__(self, data: Mapping[str, Any], keys: KeyIndex) -> None:
+        self.data = data
+        self.keys = keys
+
+    def findings(
+        self, error: ValidationError, model: type[BaseModel], prefix: KeyPath = (), more: Sequence[str] = ()
+    ) -> list[Finding]:
+        """Findings of all errors, at `prefix` + where pydantic saw them; `more`: keys valid beside the
+        model's own."""
+        found = []
+        for each in error.errors(include_url=False):
+            path = (*prefix, *each["loc"])
+            table = _model_at(model, each["loc"][:-1])
+            valid = [*(table.model_fields if table else ()), *(more if len(each["loc"]) == 1 else ())]
+            match each["type"]:
+                case "missing":
+                    found.append(self._missing(path, table))
+                case "extra_forbidden":
+                    found.append(self.unknown_key(path, valid))
+                case _:
+                    found.append(_wrong_value(_present(path, self.data), each))
+        return _without_twins(found)
+
+    def unknown_key(self, path: KeyPath, valid: Sequence[str]) -> Finding:
+        """A key that its table does not take."""
+        key = str(path[-1])
+        suggestion = self.keys.suggest(path, valid)
+        known = ", ".join(sorted(valid)) or "none"
+        table = f"[{table_name(path[:-1])}]" if len(path) > 1 else "the spec's top level"
+        if suggestion is None:
+            return Finding(path, "unknown key", f"{table} takes: {known}", at_value=False)
+        section, _, leaf = suggestion.rpartition(".")
+        if leaf == key and leaf not in valid:
+            home = f"[{section}]" if section else "the top of the file, before the first table"
+            return Finding(path, f"{key} belongs to {home}", f"move it to {home}", suggestion, at_value=False)
+        return Finding(path, "unknown key", f"did you mean `{suggestion}`?", suggestion, at_value=False)
+
+    def _missing(self, path: KeyPath, table: type[BaseModel] | None) -> Finding:
+        """A required key that is not there, or that a plugin's parameter was probably meant to be."""
+        key = str(path[-1])
+        written = _at(self.data, path[:-1])
+        if table and isinstance(written, dict) and len(path) > 1:
+            strays = [name for name in written if name not in table.model_fields]
+            if stray := nearest(key, strays):
+                return Finding(
+                    (*path[:-1], stray), "unknown key", f"did you mean `{key}`?", key, at_value=False
+                )
+        field = table.model_fields.get(key) if table else None
+        about = f": {' '.join(field.description.split())}" if field and field.description else ""
+        is_table = field is not None and next(section_models(field.annotation), None) is not None
+        add = f"a table `[{table_name(path)}]`" if is_table else f"`{key} = …`"
+        return Finding(path, "required and not given", f"add {add}{about}", at_value=False)
+
+
+def _at(data: Any, path: KeyPath) -> Any:
+    for part in path:
+        data = data[part]
+    return data
+
+
+def _without_twins(findings: list[Finding]) -> list[Finding]:
+    """A required key that is only misspelt is one mistake: the misspelling."""
+    meant = {(*finding.path[:-1], finding.suggestion) for finding in findings if finding.suggestion}
+    return [finding for finding in findings if finding.path not in meant]
+
+
+def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel] | None:
+    """The model of the table that pydantic's location leads to."""
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        inner = next(section_models(field.annotation), None) if field else None
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def _present(path: KeyPath, data: Any) -> KeyPath:
+    """The part of a location that the data has: pydantic adds the names of union members."""
+    for depth, part in enumerate(path):
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            return path[:depth]
+    return path
+
+
+def _wrong_value(path: KeyPath, error: Mapping[str, Any]) -> Finding:
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    if kind in _KINDS:
+        message = f"must be {_KINDS[kind]}, found {_described(value)}"
+        return Finding(path, message, _conversion(kind, path, value), None, value)
+    if kind in _BOUNDS:
+        words, bound = _BOUNDS[kind]
+        return Finding(path, f"must be {words} {context[bound]:g}, found {shown(value)}", found=value)
+    if kind == "literal_error":
+        return _not_a_choice(path, context["expected"], value)
+    if kind in ("too_long", "too_short"):
+        count = context.get("max_length", context.get("min_length"))
+        return Finding(path, f"must have {count} elements, found {context['actual_length']}", found=value)
+    if kind == "string_pattern_mismatch":
+        cure = "letters, digits, dots, underscores and hyphens, a letter or digit first"
+        return Finding(path, f"{shown(value)} cannot be a name", cure, None, value)
+    if kind in ("value_error", "assertion_error"):
+        return Finding(path, str(context["error"]), found=value)
+    message = error["msg"]
+    return Finding(path, f"{message[:1].lower()}{message[1:]}, found {shown(value)}", found=value)
+
+
+def _not_a_choice(path: KeyPath, expected: str, value: object) -> Finding:
+    choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
+    suggestion = nearest(value, choices) if isinstance(value, str) else None
+    listed = ", ".join(f'"{choice}"' for choice in choices)
+    message = f"must be {'one of ' if len(choices) > 1 else ''}{listed}, found {_described(value)}"
+    return Finding(path, message, f'did you mean "{suggestion}"?' if suggestion else None, suggestion, value)
+
+
+def _described(value: object) -> str:
+    """The value, with its type where the value alone would not show what is wrong."""
+    kinds: tuple[tuple[type, str], ...] = (
+        (dict, "a table"),
+        (list, "an array"),
+        (str, "the string "),
+        (bool, ""),
+    )
+    for kind, words in kinds:
+        if isinstance(value, kind):
+            return words if kind in (dict, list) else f"{words}{shown(value)}"
+    return shown(value)
+
+
+def _conversion(kind: str, path: KeyPath, value: object) -> str | None:
+    """How to write what was probably meant."""
+    key = path[-1] if path else ""
+    if kind == "string_type" and not isinstance(value, (dict, list)):
+        return f'write it in quotation marks: `{key} = "{shown(value)}"`'
+    if kind == "model_type" and isinstance(value, list):
+        return f"write one table [{table_name(path)}], not [[{table_name(path)}]]"
+    if kind == "tuple_type" and isinstance(value, dict):
+        return f"write [[{table_name(path)}]]: there may be several"
+    if kind == "tuple_type":
+        return f"write it in brackets: `{key} = [{shown(value)}]`"
+    if isinstance(value, str) and _reads_as(kind, value):
+        return f"leave out the quotation marks: `{key} = {value.strip().lower()}`"
+    if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
+        return f"write `{key} = {int(value)}`"
+    return None
+
+
+def _reads_as(kind: str, value: str) -> bool:
+    if kind == "bool_type":
+        return value.strip().lower() in ("true", "false")
+    convert: Callable[[str], object] | None = {"int_type": int, "float_type": float}.get(kind)
+    try:
+        return convert is not None and convert(value) is not None
+    except ValueError:
+        return False

@@ -1,0 +1,54 @@
+"""What a local model's config.json says about a spec, before anything heavy is loaded."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlrun.specs.job import Spec
+from rlrun.specs.positions import KeyPath
+from rlrun.specs.problems import Finding
+
+LENGTH_KEYS: tuple[KeyPath, ...] = (("rollout", "max_response_tokens"), ("rollout", "max_prompt_tokens"))
+
+
+def model_findings(spec: Spec) -> Iterator[Finding]:
+    """Length and tensor-parallel degree against the model; silent for an id on the hub."""
+    file = Path(spec.model.path) / "config.json"
+    if not file.is_absolute() or not file.is_file():
+        return
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        yield Finding(("model", "path"), f"{file} cannot be read: {error}", "copy the model's files again")
+        return
+    if not isinstance(config, dict):
+        yield Finding(("model", "path"), f"{file} holds no table of settings", "copy the model's files again")
+        return
+    yield from _length(spec, config)
+    yield from _heads(spec, config)
+
+
+def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    longest = config.get("max_position_embeddings")
+    rollout = spec.rollout
+    sample = rollout.max_prompt_tokens + rollout.max_response_tokens
+    if isinstance(longest, int) and sample > longest:
+        message = (
+            f"max_prompt_tokens {rollout.max_prompt_tokens} + max_response_tokens "
+            f"{rollout.max_response_tokens} = {sample} tokens; the model holds {longest}"
+        )
+        cure = f"at most {longest} together"
+        yield Finding(LENGTH_KEYS[0], message, cure, others=(*LENGTH_KEYS, ("model", "path")))
+
+
+def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    degree = spec.trainer.parallel.tensor
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = config.get(name)
+        if isinstance(heads, int) and heads % degree:
+            message = f"the model's {heads} {name} do not split over {degree} ranks"
+            fits = " or ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
+            path = ("trainer", "parallel", "tensor")
+            yield Finding(path, message, f"{fits} would fit", found=degree, others=(("model", "path"),))
+            return

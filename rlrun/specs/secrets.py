@@ -1,0 +1,64 @@
+"""`${env:NAME}`: secrets that a spec refers to and never holds.
+
+A reference stays a reference in the loaded spec, and so in everything written to disk; `reveal` puts in the
+value at the moment a plugin is made.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlrun.specs.positions import KeyPath
+from rlrun.specs.problems import Finding
+
+_REFERENCE = re.compile(r"\$\{(?P<kind>[A-Za-z_]+):(?P<name>[^}]*)\}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def reveal(value: Any, environment: Mapping[str, str] = os.environ) -> Any:
+    """`value` with every reference in its strings replaced; tables and arrays are copied.
+
+    Raises ValueError, naming the variable, where it is not set.
+    """
+    if isinstance(value, str):
+        return _REFERENCE.sub(lambda found: _lookup(found["name"], environment), value)
+    if isinstance(value, Mapping):
+        return {key: reveal(inner, environment) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [reveal(inner, environment) for inner in value]
+    return value
+
+
+def malformed_references(value: Any) -> Iterator[Finding]:
+    """References that `reveal` could not follow, whatever the environment."""
+    for path, found in _references(value):
+        if found["kind"] != "env" or not _NAME.fullmatch(found["name"]):
+            message = f"{found[0]} is not a reference that rlrun knows"
+            yield Finding(path, message, "write `${env:NAME}`", "${env:NAME}", found.string)
+
+
+def unset_references(value: Any, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """References to variables that this environment does not set: an error to launch with, not to validate
+    with."""
+    for path, found in _references(value):
+        if found["kind"] == "env" and found["name"] not in environment:
+            yield Finding(
+                path, f"the environment variable {found['name']} is not set", "export it, then launch"
+            )
+
+
+def _references(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, re.Match[str]]]:
+    if isinstance(value, str):
+        yield from ((path, found) for found in _REFERENCE.finditer(value))
+    elif isinstance(value, (Mapping, list, tuple)):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _references(inner, (*path, key))
+
+
+def _lookup(name: str, environment: Mapping[str, str]) -> str:
+    if name not in environment:
+        raise ValueError(
+            f"the environment variable {name} is not set, and the spec refers to it; export it first"
+        )
+    return environment[name]

@@ -1,0 +1,135 @@
+"""The name that was probably meant: by spelling, by section, or by what other trainers call it."""
+
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from rlrun.specs.positions import KeyPath
+from rlrun.specs.spelling import nearest, plain
+
+OTHER_NAMES = {
+    "learning_rate": "trainer.lr",
+    "adam_beta1": "trainer.betas",
+    "adam_beta2": "trainer.betas",
+    "clip_grad": "trainer.max_grad_norm",
+    "grad_clip": "trainer.max_grad_norm",
+    "gradient_clipping": "trainer.max_grad_norm",
+    "lr_decay_style": "trainer.schedule",
+    "lr_scheduler": "trainer.schedule",
+    "lr_scheduler_type": "trainer.schedule",
+    "lr_warmup_iters": "trainer.warmup_steps",
+    "min_lr": "trainer.min_lr_ratio",
+    "max_steps": "trainer.steps",
+    "num_steps": "trainer.steps",
+    "num_rollout": "trainer.steps",
+    "total_steps": "trainer.steps",
+    "num_epoch": "trainer.epochs",
+    "num_train_epochs": "trainer.epochs",
+    "num_steps_per_rollout": "trainer.optimizer_steps",
+    "num_iterations": "trainer.optimizer_steps",
+    "train_batch_size": "trainer.global_batch_size",
+    "max_tokens_per_gpu": "trainer.max_tokens_per_rank",
+    "precision": "trainer.dtype",
+    "tp": "trainer.parallel.tensor",
+    "tp_size": "trainer.parallel.tensor",
+    "tensor_model_parallel_size": "trainer.parallel.tensor",
+    "tensor_parallel_size": "trainer.parallel.tensor",
+    "data_parallel_size": "trainer.parallel.fsdp",
+    "dp": "trainer.parallel.fsdp",
+    "dp_shard": "trainer.parallel.fsdp",
+    "dp_replicate": "trainer.parallel.replicate",
+    "n": "rollout.samples_per_prompt",
+    "group_size": "rollout.samples_per_prompt",
+    "n_samples_per_prompt": "rollout.samples_per_prompt",
+    "num_generations": "rollout.samples_per_prompt",
+    "rollout_batch_size": "rollout.batch_size",
+    "over_sampling_batch_size": "rollout.oversample",
+    "max_completion_length": "rollout.max_response_tokens",
+    "max_new_tokens": "rollout.max_response_tokens",
+    "max_tokens": "rollout.max_response_tokens",
+    "rollout_max_response_len": "rollout.max_response_tokens",
+    "max_prompt_length": "rollout.max_prompt_tokens",
+    "rollout_max_prompt_len": "rollout.max_prompt_tokens",
+    "rollout_temperature": "rollout.temperature",
+    "hf_checkpoint": "model.path",
+    "model_name": "model.path",
+    "model_name_or_path": "model.path",
+    "prompt_data": "data.path",
+    "train_file": "data.path",
+    "dataset": "data",
+    "input_key": "data.prompt_key",
+    "save_interval": "checkpoint.interval",
+    "save_steps": "checkpoint.interval",
+    "save_total_limit": "checkpoint.keep",
+    "eval_interval": "eval.interval",
+    "eval_steps": "eval.interval",
+    "colocate": "cluster.placement",
+    "num_gpus": "cluster.gpus_per_node",
+    "num_gpus_per_node": "cluster.gpus_per_node",
+    "actor_num_gpus_per_node": "cluster.gpus_per_node",
+    "num_nodes": "cluster.nodes",
+    "actor_num_nodes": "cluster.nodes",
+    "num_engines": "engine.count",
+    "eps_clip": "algorithm.clip",
+    "epsilon": "algorithm.clip",
+    "clip_eps": "algorithm.clip",
+    "eps_clip_high": "algorithm.clip_high",
+    "epsilon_high": "algorithm.clip_high",
+    "advantage_estimator": "algorithm.type",
+    "reward_model": "rewards",
+    "rm_type": "rewards",
+    "report_to": "trackers",
+}
+"""What other trainers call a setting -> its key here."""
+
+
+class KeyIndex:
+    """Every key that a spec takes, by its last name; plugins add theirs when they are known."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self._homes: dict[str, list[str]] = {}
+        self.add(model, "")
+
+    def add(self, model: type[BaseModel], prefix: str) -> None:
+        """Add the keys of a model whose table stands at `prefix` (ending in a dot unless empty)."""
+        for name, field in model.model_fields.items():
+            self._homes.setdefault(name, []).append(prefix + name)
+            for inner in section_models(field.annotation):
+                self.add(inner, f"{prefix}{name}.")
+
+    def suggest(self, path: KeyPath, valid: Sequence[str]) -> str | None:
+        """The key probably meant by the unknown one at the end of `path`: a name of the same table, or a full
+        path.
+
+        Spelling in the same table comes first when it is very near, then the same name in another section,
+        then other trainers' names for it, then looser spelling.
+        """
+        name = str(path[-1])
+        if found := nearest(name, valid, 0.85):
+            return found
+        if plain(name) in self._homes:
+            return self._homes[plain(name)][0]
+        if foreign := OTHER_NAMES.get(plain(name)):
+            section, _, key = foreign.rpartition(".")
+            return key if section == table_name(path[:-1]) else foreign
+        if found := nearest(name, valid):
+            return found
+        found = nearest(name, self._homes, 0.85)
+        return self._homes[found][0] if found else None
+
+
+def table_name(path: KeyPath) -> str:
+    """The header a table is written under: `("eval", "datasets", 0)` is `eval.datasets`."""
+    return ".".join(part for part in path if isinstance(part, str))
+
+
+def section_models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models inside an annotation: of `tuple[RewardSpec, ...]`, of `X | None`."""
+    if isinstance(annotation, type) and not get_origin(annotation):
+        if issubclass(annotation, BaseModel):
+            yield annotation
+    elif get_origin(annotation) in (Union, types.UnionType, tuple, list):
+        for inner in get_args(annotation):
+            yield from section_models(inner)

@@ -1,0 +1,99 @@
+"""Checkpoints: complete or not there at all.
+
+trainer ──▶ .step-N.tmp/trainer/    ┐
+driver  ──▶ .step-N.tmp/driver.json ┴─▶ fsync ─▶ rename to step-N ─▶ delete the oldest
+"""
+
+import json
+import os
+import shutil
+from asyncio import to_thread
+from pathlib import Path
+from typing import Any
+
+from rlrun.runner.atomic import sync_tree, write_json
+from rlrun.runner.errors import JobError
+from rlrun.runner.interfaces import Trainer
+
+_TRAINER = "trainer"
+_DRIVER = "driver.json"
+
+
+class Checkpoints:
+    """The checkpoints of one run; the newest `keep` stay."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    async def save(self, trainer: Trainer, step: int, driver: dict[str, Any]) -> None:
+        """Save training and driver state as `step-<step>`. JobError when the disk fails; older ones stay."""
+        final = self._folder / f"step-{step}"
+        if final.exists():
+            return
+        temporary = self._folder / f".step-{step}.tmp"
+        try:
+            await to_thread(_make_empty, temporary)
+            await trainer.save(temporary / _TRAINER)
+            await to_thread(_complete, temporary, final, driver)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise JobError(self._failed(step, error)) from error
+        await to_thread(self._prune)
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint."""
+        complete = self._complete()
+        return complete[-1] if complete else None
+
+    def _complete(self) -> list[Path]:
+        """Oldest first."""
+        found = [path for path in self._folder.glob("step-*") if (path / _DRIVER).is_file()]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+    def _prune(self) -> None:
+        for path in self._complete()[: -self._keep]:
+            doomed = path.with_name(f".{path.name}.old")
+            path.rename(doomed)  # a half-deleted checkpoint must not look complete
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def _failed(self, step: int, error: OSError) -> str:
+        newest = self.newest()
+        kept = f"the last complete one, {newest}, is untouched" if newest else "there is no earlier one"
+        return (
+            f"the checkpoint of step {step} could not be saved in {self._folder}: "
+            f"{error.strerror or error}; {kept}. Make room (or mend the disk) and go on with --resume"
+        )
+
+
+def trainer_folder(checkpoint: Path) -> Path:
+    """Where the trainer's part of a checkpoint lies."""
+    return checkpoint / _TRAINER
+
+
+def read_driver(checkpoint: Path) -> dict[str, Any]:
+    """The driver's part of a checkpoint."""
+    state: dict[str, Any] = json.loads((checkpoint / _DRIVER).read_text())
+    return state
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what a crash left half-written or half-deleted."""
+    for path in (*folder.glob(".step-*.tmp"), *folder.glob(".step-*.old")):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / _TRAINER).mkdir(parents=True)
+
+
+def _complete(temporary: Path, final: Path, driver: dict[str, Any]) -> None:
+    write_json(temporary / _DRIVER, driver)
+    sync_tree(temporary)
+    temporary.rename(final)
+    descriptor = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,20 @@
+"""How a run ends other than well. Everything else that escapes is a bug and keeps its traceback."""
+
+
+class JobError(Exception):
+    """The job cannot go on; the message says what failed, why, and what to do. Exit code 3.
+
+    `details` are lines worth seeing after the message: the end of a log, where the whole of it is.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class RunFolderError(ValueError):
+    """The command asks for a run folder that it cannot have; the message says the cure. Exit code 2."""
+
+
+class EngineError(Exception):
+    """An engine answered a request with an error; its group fails, the job goes on."""

@@ -1,0 +1,108 @@
+"""Held-out evaluation: the same engines and rewards as training, its own prompts, settings and seeds.
+
+Nothing here is shared with the training state: prompts are read once, seeds hashed from the dataset's name.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from rlrun.plugins.types import Group, Prompt, Status
+from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
+from rlrun.runner.errors import JobError
+from rlrun.runner.grouping import groups_of, request_for
+from rlrun.runner.interfaces import Policy
+from rlrun.runner.metrics import pass_rates, prefixed, sample_metrics
+from rlrun.runner.rollout import sampling_of
+from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
+from rlrun.specs.rollout import RolloutSpec
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """One dataset, ready to be answered."""
+
+    name: str
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    samples_per_prompt: int
+    pass_threshold: float
+
+
+def eval_set(
+    dataset: EvalDatasetSpec, defaults: EvalSpec, rollout: RolloutSpec, prompts: Sequence[Prompt]
+) -> EvalSet:
+    """Settings of a dataset: its own, else `[eval]`'s, else `[rollout]`'s."""
+
+    sampling = replace(
+        sampling_of(rollout),
+        temperature=_first(dataset.temperature, defaults.temperature, rollout.temperature),
+        top_p=_first(dataset.top_p, defaults.top_p, rollout.top_p),
+        max_new_tokens=_first(
+            dataset.max_response_tokens, defaults.max_response_tokens, rollout.max_response_tokens
+        ),
+    )
+    samples = _first(dataset.samples_per_prompt, defaults.samples_per_prompt, rollout.samples_per_prompt)
+    return EvalSet(dataset.name, prompts, sampling, samples, dataset.pass_threshold)
+
+
+def _first(own: Number | None, section: Number | None, rollout: Number) -> Number:
+    if own is not None:
+        return own
+    return section if section is not None else rollout
+
+
+class Evaluator:
+    """Answers and grades every dataset."""
+
+    def __init__(self, sets: Sequence[EvalSet], policy: Policy, timeout: float) -> None:
+        """`timeout` is the seconds a prompt may take."""
+        self._sets = sets
+        self._policy = policy
+        self._timeout = timeout
+
+    async def run(self) -> dict[str, float]:
+        """`eval/<dataset>/…` of the weights that the engines serve. JobError where no answer comes."""
+        metrics: dict[str, float] = {}
+        for one in self._sets:
+            metrics |= prefixed(
+                f"eval/{one.name}", evaluation_metrics(await self._answer(one), one.pass_threshold)
+            )
+        return metrics
+
+    async def _answer(self, one: EvalSet) -> list[Group]:
+        requests = [
+            request_for(prompt, one.sampling, one.samples_per_prompt, self._policy.seed, f"eval-{one.name}")
+            for prompt in one.prompts
+        ]
+        try:
+            answers = await asyncio.wait_for(self._generate(requests), self._timeout * max(1, len(requests)))
+        except TimeoutError:
+            raise JobError(
+                f"evaluation on {one.name!r}: no answer within {self._timeout:g} s a prompt"
+            ) from None
+        groups = groups_of(one.prompts, answers, self._policy.decoder)
+        await self._policy.grader.score([sample for group in groups for sample in group.samples])
+        return groups
+
+    async def _generate(self, requests: Sequence[GenerateRequest]) -> Sequence[Sequence[Generation]]:
+        if self._policy.deterministic:
+            return await self._policy.engines.generate_batch(requests)
+        return await asyncio.gather(*(self._policy.engines.generate(request) for request in requests))
+
+
+def evaluation_metrics(groups: Sequence[Group], threshold: float) -> Mapping[str, float]:
+    """Mean reward, lengths, truncation and pass@k; a sample that failed has reward 0 and does not pass."""
+    samples = [sample for group in groups for sample in group.samples]
+    rewards = [
+        [0.0 if sample.status is Status.FAILED else sample.reward for sample in group.samples]
+        for group in groups
+    ]
+    flat = [reward for group in rewards for reward in group]
+    metrics = {"reward": sum(flat) / len(flat) if flat else 0.0}
+    metrics |= pass_rates(rewards, threshold) | sample_metrics(samples)
+    metrics["failed"] = sum(sample.status is Status.FAILED for sample in samples)
+    return metrics

@@ -1,0 +1,126 @@
+"""What the loop asks of its parts. Each is met by the real thing and by a fake in the tests.
+
+PromptSource -> Engines -> Grader -> filters -> Algorithm -> Trainer -> Engines (weights)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.plugins.types import Drop, Group, Needs, Prompt, Sample
+from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightManifest
+from rlrun.runner.packing import MicroBatches
+
+
+class PromptSource(Protocol):
+    """An endless, seeded sequence of prompts whose place can be saved (rlrun.runner.dataset.PromptStream)."""
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts."""
+
+    def state(self) -> dict[str, Any]:
+        """The place in the sequence, as JSON values."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a saved place."""
+
+
+class Engines(Protocol):
+    """All rollout engines as one (rlrun.runner.engines.pool.EnginePool)."""
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        """The n samples of one request, on the engine with the least to do."""
+
+    async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+        """All requests at once; which engine runs what together depends on nothing but their order."""
+
+    async def abort_all(self) -> None:
+        """End every running request; each answers with what it has."""
+
+    async def update_weights(self, manifest: WeightManifest) -> int:
+        """Serve the manifest's weights from the next forward pass on; the version all engines confirm."""
+
+
+class Grader(Protocol):
+    """Scores samples in processes of its own (rlrun.runner.scoring.Scorer)."""
+
+    async def score(self, samples: Sequence[Sample]) -> None:
+        """Fill `reward`, `rewards` and, where a reward could not be had, `failure`."""
+
+
+class GroupFilter(Protocol):
+    """A filter plugin."""
+
+    def __call__(self, group: Group) -> Drop | None:
+        """Keep (None) or drop."""
+
+
+class Advantages(Protocol):
+    """The half of an algorithm that runs on the driver."""
+
+    @property
+    def needs(self) -> Needs:
+        """What the framework has to provide."""
+
+    def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
+        """One `[R]` array for each sample, in the order of `groups` and their samples."""
+
+
+class Decoder(Protocol):
+    """Tokens to text (rlrun.runner.tokenizer.Tokenizer)."""
+
+    def decode_batch(self, batch: Sequence[NDArray[np.int32]]) -> list[str]:
+        """The text of each response, without special tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The policy as it can be asked: prompts in, scored samples out."""
+
+    engines: Engines
+    decoder: Decoder
+    grader: Grader
+    seed: int
+    """Of the run; every sample's own seed is hashed from it."""
+    deterministic: bool
+    """Ask in whole batches, so that answers do not depend on timing."""
+
+
+class Trainer(Protocol):
+    """All trainer ranks as one (rlrun.runner.trainer_group.TrainerGroup)."""
+
+    async def log_probs(
+        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches, *, reference: bool = False
+    ) -> list[NDArray[np.float32]]:
+        """`[R]` log-probs of each sequence under the current weights, or the reference's."""
+
+    async def train(
+        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
+    ) -> list[dict[str, float]]:
+        """Take the optimizer steps; the metrics of each."""
+
+    async def write_weights(self, version: int) -> WeightManifest:
+        """Put the current weights where the engines can read them."""
+
+    async def save(self, folder: Path) -> None:
+        """Write all training state into `folder`."""
+
+    async def load(self, folder: Path) -> None:
+        """Go on from training state written by `save`."""
+
+    async def export_hf(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder."""
+
+    def usage(self) -> dict[str, float]:
+        """`seconds` spent inside the ranks since the last call; `peak_memory` of a rank, bytes."""
+
+
+class Sink(Protocol):
+    """Something that wants every step's metrics: the console, metrics.jsonl, a tracker plugin."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of one step, or of one evaluation."""

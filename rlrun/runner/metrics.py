@@ -1,0 +1,101 @@
+"""Numbers about rollouts, under the names that are part of rlrun's interface (docs/metrics.md). Pure."""
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from rlrun.plugins.types import Group, Sample, Status
+
+_REPETITION_WINDOW = 10_000
+_REPETITION_RATIO = 10.0
+_ZERO_STD = 1e-6
+
+
+def statistics(values: Sequence[float]) -> dict[str, float]:
+    """Mean, median, max and min; empty for no values."""
+    if not len(values):
+        return {}
+    array = np.asarray(values, dtype=np.float64)
+    return {
+        "mean": float(array.mean()),
+        "median": float(np.median(array)),
+        "max": float(array.max()),
+        "min": float(array.min()),
+    }
+
+
+def has_repetition(text: str) -> bool:
+    """Whether a long text ends in repetition: its last 10,000 characters compress more than tenfold."""
+    if len(text) <= _REPETITION_WINDOW:
+        return False
+    tail = text[-_REPETITION_WINDOW:].encode()
+    return len(tail) / len(zlib.compress(tail)) > _REPETITION_RATIO
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """Chance that one of k samples passes, from `passed` of `samples`; unbiased (arXiv:2107.03374)."""
+    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def pass_rates(rewards: Iterable[Sequence[float]], threshold: float = 1.0) -> dict[str, float]:
+    """`pass@k` for k = 1, 2, 4 … up to the largest group, each over the groups that have k samples."""
+    groups = [(len(group), sum(reward >= threshold for reward in group)) for group in rewards if len(group)]
+    rates: dict[str, float] = {}
+    k = 1
+    while estimates := [pass_at_k(samples, passed, k) for samples, passed in groups if samples >= k]:
+        rates[f"pass@{k}"] = sum(estimates) / len(estimates)
+        k *= 2
+    return rates
+
+
+def is_due(step: int, interval: int | None) -> bool:
+    """Whether something done every `interval` steps is due after step `step` (counted from 0)."""
+    return interval is not None and (step + 1) % interval == 0
+
+
+def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """What `rollout/` says of the groups a step trains on, taken by weights up to `version`."""
+    scored = [[s.reward for s in group.samples if s.status is not Status.FAILED] for group in groups]
+    samples = [sample for group in groups for sample in group.samples if sample.status is not Status.FAILED]
+    metrics = _reward_metrics(samples) | sample_metrics(samples) | pass_rates(scored)
+    metrics["zero_std/count"] = sum(1 for rewards in scored if rewards and np.std(rewards) < _ZERO_STD)
+    stale = [version - sample.oldest_version for sample in samples if sample.versions]
+    metrics |= {f"staleness/{k}": v for k, v in statistics(stale).items() if k in ("mean", "max")}
+    return prefixed("rollout", metrics)
+
+
+def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Lengths, truncation, repetition and the engine's mean log-prob; shared by rollouts and evaluation."""
+    if not samples:
+        return {}
+    metrics = {f"response_len/{k}": v for k, v in statistics([len(s.tokens) for s in samples]).items()}
+    metrics["truncated_ratio"] = _share(sample.status is Status.TRUNCATED for sample in samples)
+    metrics["repetition_frac"] = _share(has_repetition(sample.text) for sample in samples)
+    if tokens := sum(len(sample.tokens) for sample in samples):
+        metrics["log_probs"] = (
+            float(sum(sample.log_probs.sum(dtype=np.float64) for sample in samples)) / tokens
+        )
+    return metrics
+
+
+def prefixed(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """The same metrics under `prefix/`."""
+    return {f"{prefix}/{name}": value for name, value in metrics.items()}
+
+
+def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    rewards = np.array([sample.reward for sample in samples], dtype=np.float64)
+    if not len(rewards):
+        return {}
+    metrics = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+    for name in sorted({name for sample in samples for name in sample.rewards}):
+        values = [sample.rewards[name] for sample in samples if name in sample.rewards]
+        metrics[f"rewards/{name}"] = float(np.mean(values))
+    return metrics
+
+
+def _share(flags: Iterable[bool]) -> float:
+    values = list(flags)
+    return sum(values) / len(values)

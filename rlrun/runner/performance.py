@@ -1,0 +1,78 @@
+"""`perf/` and the summary of a step's updates as `train/`. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlrun.runner.carriers import TrainSequence
+from rlrun.runner.clock import StepClock
+from rlrun.runner.metrics import prefixed
+
+_TRAINER_PARTS = ("train", "log_prob", "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class StepUsage:
+    """What one step cost."""
+
+    step_seconds: float
+    parts: Mapping[str, float]
+    """Seconds the driver waited for rollout, train, log_prob, reference, weight_sync."""
+    rank_seconds: float
+    """Seconds the trainer's calls took inside its ranks."""
+    peak_memory: float | None
+    """Bytes, of the trainer rank that uses most."""
+    generated_tokens: int
+    trained_tokens: int
+    sync_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        clock: StepClock,
+        trainer: Mapping[str, float],
+        generated_tokens: int,
+        sequences: Sequence[TrainSequence],
+        sync_bytes: int,
+    ) -> "StepUsage":
+        """Stops the clock."""
+        return cls(
+            clock.total(),
+            dict(clock.parts),
+            trainer.get("seconds", 0.0),
+            trainer.get("peak_memory"),
+            generated_tokens,
+            sum(len(sequence.tokens) for sequence in sequences),
+            sync_bytes,
+        )
+
+    @property
+    def overhead(self) -> float:
+        """Seconds outside generation, grading and the trainer's own work: what the runner itself costs."""
+        return max(self.step_seconds - self.parts.get("rollout", 0.0) - self.rank_seconds, 0.0)
+
+    def metrics(self) -> dict[str, float]:
+        """`perf/…`; tokens a second are of the part they are made in."""
+        metrics = {f"{name}_time": seconds for name, seconds in self.parts.items()}
+        metrics |= {"step_time": self.step_seconds, "overhead_time": self.overhead}
+        metrics["wait_ratio"] = 1.0 - min(self._trainer_seconds() / self.step_seconds, 1.0)
+        metrics["weight_sync_bytes"] = self.sync_bytes
+        if self.peak_memory is not None:
+            metrics["peak_memory/trainer"] = self.peak_memory
+        if self.generated_tokens:
+            metrics["tokens_per_second/generated"] = self.generated_tokens / self.parts["rollout"]
+        if self.trained_tokens:
+            metrics["tokens_per_second/trained"] = self.trained_tokens / self.parts["train"]
+        return prefixed("perf", metrics)
+
+    def _trainer_seconds(self) -> float:
+        return sum(self.parts.get(name, 0.0) for name in _TRAINER_PARTS)
+
+
+def train_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """A step's updates as one line: the mean over its optimizer steps, but the learning rate of the last."""
+    names = dict.fromkeys(name for update in updates for name in update)
+    merged = {}
+    for name in names:
+        values = [update[name] for update in updates if name in update]
+        merged[name] = values[-1] if name == "train/lr" else sum(values) / len(values)
+    return merged

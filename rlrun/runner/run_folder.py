@@ -1,0 +1,157 @@
+"""`runs/<name>/`: everything a run leaves behind. Nothing in it is ever overwritten.
+
+spec.toml          as written            metrics.jsonl               a line for each step
+spec.lock.json     resolved, pinned      rollouts/step-N.jsonl.zst   samples with rewards
+state.json         now                   checkpoints/step-N/         to go on from
+logs/              of every process      superseded/K/               what the K-th resume took back
+report.html, curve.png, model/           at the end
+"""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rlrun.runner.atomic import write_json, write_text
+from rlrun.runner.errors import RunFolderError
+
+_STEP_FILES = "step-*.jsonl.zst"
+
+
+class RunFolder:
+    """The paths of one run, and its state."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spec = path / "spec.toml"
+        self.lock = path / "spec.lock.json"
+        self.state = path / "state.json"
+        self.metrics = path / "metrics.jsonl"
+        self.logs = path / "logs"
+        self.rollouts = path / "rollouts"
+        self.checkpoints = path / "checkpoints"
+        self.superseded = path / "superseded"
+        self.model = path / "model"
+        self.curve = path / "curve.png"
+        self.report = path / "report.html"
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.path.name
+
+    def make(self) -> None:
+        """Create the folder and what lies in it; fine where it exists."""
+        for folder in (self.logs, self.rollouts, self.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def read_state(self) -> dict[str, Any]:
+        """The last state written; empty before the first."""
+        try:
+            state: dict[str, Any] = json.loads(self.state.read_text())
+        except FileNotFoundError:
+            return {}
+        return state
+
+    def write_state(self, state: dict[str, Any]) -> None:
+        """Replace state.json in one piece."""
+        write_json(self.state, state)
+
+    def take_back(self, step: int) -> None:
+        """Move what was written after `step` aside, so that the run goes on as if it had stopped there."""
+        lines = self.metrics.read_text().splitlines(keepends=True) if self.metrics.exists() else []
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        cut = lines[len(kept) :]
+        late = [path for path in self.rollouts.glob(_STEP_FILES) if _step_of(path) > step]
+        if not cut and not late:
+            return
+        aside = _next_free(self.superseded)
+        (aside / "rollouts").mkdir(parents=True)
+        write_text(aside / "metrics.jsonl", "".join(cut))
+        for path in late:
+            path.rename(aside / "rollouts" / path.name)
+        write_text(self.metrics, "".join(kept))
+
+    def set_aside(self, path: Path) -> None:
+        """Move something an earlier launch of this run made out of the way of its successor."""
+        if path.exists():
+            aside = _next_free(self.superseded)
+            aside.mkdir(parents=True)
+            path.rename(aside / path.name)
+
+
+def claim(runs_dir: Path, name: str, *, resume: bool, new: bool) -> RunFolder:
+    """The folder for a launch: fresh, or an existing one with `resume`; `new` takes the next free name.
+
+    RunFolderError for a name in use, for nothing to resume, and for a run that is still running.
+    """
+    folder = RunFolder(runs_dir / name)
+    if resume:
+        _check_resumable(folder)
+    else:
+        folder = _make_fresh(folder, new=new)
+    folder.make()
+    return folder
+
+
+def owner() -> dict[str, Any]:
+    """What identifies this process in state.json, even after its pid is taken by another."""
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "process_started": psutil.Process().create_time(),
+    }
+
+
+def is_alive(state: dict[str, Any]) -> bool:
+    """Whether the process that wrote a state still runs; on another host it is presumed to."""
+    if state.get("status") != "running":
+        return False
+    if state["host"] != socket.gethostname():
+        return True
+    try:
+        started: float = psutil.Process(state["pid"]).create_time()
+    except psutil.NoSuchProcess:
+        return False
+    return abs(started - float(state["process_started"])) < 1.0
+
+
+def _make_fresh(folder: RunFolder, *, new: bool) -> RunFolder:
+    number = 2
+    candidate = folder
+    while True:
+        try:
+            candidate.path.mkdir(parents=True)
+            return candidate
+        except FileExistsError:
+            if not new:
+                raise RunFolderError(
+                    f"the run {folder.path} exists; go on with it (--resume), start another beside it "
+                    "(--new), or choose a name (--name)"
+                ) from None
+        candidate = RunFolder(folder.path.with_name(f"{folder.name}-{number}"))
+        number += 1
+
+
+def _check_resumable(folder: RunFolder) -> None:
+    if not folder.path.is_dir():
+        others = sorted(path.name for path in folder.path.parent.glob("*") if (path / "state.json").exists())
+        known = f"; there are {', '.join(others)}" if others else ""
+        raise RunFolderError(f"there is no run {folder.path} to resume{known}")
+    state = folder.read_state()
+    if is_alive(state):
+        raise RunFolderError(
+            f"the run {folder.path} is still running (process {state['pid']} on {state['host']}); "
+            f"stop it first: rlrun stop {folder.name}"
+        )
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-").split(".")[0])
+
+
+def _next_free(folder: Path) -> Path:
+    return folder / str(sum(1 for _ in folder.glob("*")) + 1)

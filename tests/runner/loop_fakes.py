@@ -1,0 +1,228 @@
+"""A world small enough to reason about: responses are one token, 1 (good) or 0, and the policy is P(1)."""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rlrun.plugins.types import Drop, Group, Needs, Prompt, Row, Sample, Status, VersionSpan
+from rlrun.runner.ahead import ReadAhead
+from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightManifest
+from rlrun.runner.errors import EngineError
+from rlrun.runner.interfaces import Policy
+from rlrun.runner.packing import MicroBatches, plan_steps
+
+
+def prompt(index: int, length: int = 3) -> Prompt:
+    return Prompt(
+        Row(str(index), f"prompt {index}", label="1"), index, np.full(length, index, dtype=np.int32)
+    )
+
+
+def sample(
+    index: int = 0, number: int = 0, reward: float = 0.0, length: int = 1, **changes: object
+) -> Sample:
+    ones = np.ones(length, dtype=np.float32)
+    values = {
+        "id": f"{index}-{number}",
+        "prompt": prompt(index),
+        "tokens": np.ones(length, dtype=np.int32),
+        "log_probs": -ones,
+        "loss_mask": ones,
+        "versions": (VersionSpan(0, 0, length),),
+        "status": Status.COMPLETED,
+        "text": "1",
+        "reward": reward,
+    }
+    return Sample(**(values | changes))  # type: ignore[arg-type]
+
+
+class Prompts:
+    """Prompts 0, 1, 2 … for ever."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def take(self, count: int) -> list[Prompt]:
+        self.place += count
+        return [prompt(index) for index in range(self.place - count, self.place)]
+
+    def ahead(self, count: int) -> ReadAhead[Prompt]:
+        return ReadAhead(lambda: self.take(count), lambda: {"place": self.place}, self._seek)
+
+    def _seek(self, state: Mapping[str, int]) -> None:
+        self.place = state["place"]
+
+
+class Engines:
+    """Answers from P(1), each prompt when `ready` says so."""
+
+    def __init__(self, finish: str = "stop") -> None:
+        self.probability = 0.5
+        self.version = -1
+        self.requests: list[GenerateRequest] = []
+        self.batches: list[int] = []
+        self.aborted = 0
+        self.finish = finish
+        self.never: set[int] = set()
+        self.broken: set[int] = set()
+        self.order: Callable[[int], int] = lambda index: 0
+        self._abort = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        self.requests.append(request)
+        index = int(request.tokens[0])
+        if index in self.broken:
+            raise EngineError("500")
+        for _ in range(self.order(index)):
+            await asyncio.sleep(0)
+        if index in self.never:
+            self._abort.clear()
+            await self._abort.wait()
+            return [self._generation(seed, "abort") for seed in request.seeds]
+        return [self._generation(seed, self.finish) for seed in request.seeds]
+
+    async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+        self.batches.append(len(requests))
+        return [await self.generate(request) for request in requests]
+
+    async def abort_all(self) -> None:
+        self.aborted += 1
+        self._abort.set()
+
+    async def update_weights(self, manifest: WeightManifest) -> int:
+        self.probability = float(manifest.segment)
+        self.version = manifest.version
+        return manifest.version
+
+    def _generation(self, seed: int, finish: str) -> Generation:
+        good = random.Random(seed).random() < self.probability
+        log_prob = np.log(self.probability if good else 1 - self.probability)
+        return Generation(
+            np.array([int(good)], dtype=np.int32),
+            np.array([log_prob], dtype=np.float32),
+            finish,  # type: ignore[arg-type]
+            (VersionSpan(self.version, 0, 1),),
+            cached_tokens=2,
+        )
+
+
+class Grader:
+    """The token is the reward."""
+
+    def __init__(self) -> None:
+        self.fails: set[int] = set()
+
+    async def score(self, samples: Sequence[Sample]) -> None:
+        await asyncio.sleep(0)
+        for one in samples:
+            one.reward = float(one.tokens[0])
+            one.rewards["good"] = one.reward
+            if one.prompt.index in self.fails:
+                one.status, one.reward, one.failure = Status.FAILED, float("nan"), "crashed"
+
+
+class Decoder:
+    def decode_batch(self, batch: Sequence[np.ndarray]) -> list[str]:
+        return [str(tokens.tolist()) for tokens in batch]
+
+
+class Relative:
+    """Rewards relative to their group."""
+
+    def __init__(self, needs: Needs | None = None) -> None:
+        self.needs = needs or Needs(group_relative=True)
+
+    def advantages(self, groups: Sequence[Group]) -> list[np.ndarray]:
+        arrays = []
+        for group in groups:
+            mean = np.mean([one.reward for one in group.samples])
+            arrays += [np.full(len(one.tokens), one.reward - mean, np.float32) for one in group.samples]
+        return arrays
+
+
+class Trainer:
+    """Policy gradient on the logit of P(1)."""
+
+    def __init__(self, events: list[str] | None = None) -> None:
+        self.logit = 0.0
+        self.events = events if events is not None else []
+        self.trained: list[list[TrainSequence]] = []
+        self.fail: Exception | None = None
+
+    async def log_probs(
+        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches, *, reference: bool = False
+    ) -> list[np.ndarray]:
+        self.events.append("reference" if reference else "log_probs")
+        return [one.rollout_log_probs for one in sequences]
+
+    async def train(
+        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
+    ) -> list[dict[str, float]]:
+        self.events.append("train")
+        self.trained.append(list(sequences))
+        for step in steps:
+            self.logit += sum(
+                scale * (2 * float(sequences[i].tokens[-1]) - 1) * float(sequences[i].advantages[0])
+                for i, scale in step.scale.items()
+            )
+        return [{"train/loss": -self.logit, "train/lr": 1.0 / (n + 1)} for n in range(len(steps))]
+
+    async def write_weights(self, version: int) -> WeightManifest:
+        self.events.append(f"weights {version}")
+        return WeightManifest(str(1 / (1 + np.exp(-self.logit))), 8, version, ())
+
+    async def save(self, folder: Path) -> None:
+        self.events.append("save")
+        if self.fail:
+            raise self.fail
+        (folder / "logit").write_text(repr(self.logit))
+
+    async def load(self, folder: Path) -> None:
+        self.logit = float((folder / "logit").read_text())
+
+    async def export_hf(self, folder: Path) -> None:
+        self.events.append(f"export {folder.name}")
+
+    def usage(self) -> dict[str, float]:
+        return {"seconds": 0.0}
+
+
+class Journal:
+    """Remembers."""
+
+    def __init__(self, events: list[str] | None = None) -> None:
+        self.lines: list[tuple[int, dict[str, float]]] = []
+        self.events = events if events is not None else []
+
+    def step(self, step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
+        self.events.append(f"metrics {step}")
+        self.lines.append((step, metrics))
+
+    def doing(self, what: str) -> None:
+        pass
+
+    async def flush(self) -> None:
+        self.events.append("flush")
+
+
+def policy(engines: Engines, grader: Grader | None = None, *, deterministic: bool = False) -> Policy:
+    return Policy(engines, Decoder(), grader or Grader(), seed=7, deterministic=deterministic)
+
+
+def pack(optimizer_steps: int = 1) -> Callable[[Sequence[TrainSequence]], list[TrainStep]]:
+    return lambda sequences: plan_steps(
+        sequences,
+        optimizer_steps=optimizer_steps,
+        reduction="per_sample_mean",
+        max_tokens=64,
+        max_length=64,
+        max_response_tokens=1,
+        data_degree=1,
+    )
+
+
+def drop_even(group: Group) -> Drop | None:
+    return Drop("even") if group.prompt.index % 2 == 0 else None

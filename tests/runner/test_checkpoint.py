@@ -1,0 +1,80 @@
+import errno
+from pathlib import Path
+
+import pytest
+from loop_fakes import Trainer
+
+from rlrun.runner.checkpoint import Checkpoints, clear_unfinished, read_driver, trainer_folder
+from rlrun.runner.errors import JobError
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def test_a_checkpoint_holds_trainer_and_driver(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    trainer = Trainer()
+    trainer.logit = 0.25
+    await checkpoints.save(trainer, 3, {"data": {"place": 12}})
+    assert checkpoints.newest() == tmp_path / "step-3"
+    assert read_driver(tmp_path / "step-3") == {"data": {"place": 12}}
+    other = Trainer()
+    await other.load(trainer_folder(tmp_path / "step-3"))
+    assert other.logit == 0.25
+
+
+async def test_the_newest_ones_are_kept_by_number_not_by_name(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (8, 9, 10, 11):
+        await checkpoints.save(Trainer(), step, {})
+    assert names(tmp_path) == ["step-10", "step-11"]
+
+
+async def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    trainer = Trainer()
+    await checkpoints.save(trainer, 1, {})
+    trainer.fail = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(
+        JobError, match=r"step 2 .* No space left on device; .*step-1, is untouched.*--resume"
+    ):
+        await checkpoints.save(trainer, 2, {})
+    assert names(tmp_path) == ["step-1"]
+
+
+async def test_a_full_disk_before_the_first_checkpoint(tmp_path: Path) -> None:
+    trainer = Trainer()
+    trainer.fail = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(JobError, match="there is no earlier one"):
+        await Checkpoints(tmp_path, keep=1).save(trainer, 2, {})
+
+
+async def test_the_driver_part_failing_leaves_no_half_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    await checkpoints.save(Trainer(), 1, {})
+
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rlrun.runner.checkpoint.sync_tree", full)
+    with pytest.raises(JobError, match="No space left"):
+        await checkpoints.save(Trainer(), 2, {})
+    assert names(tmp_path) == ["step-1"]
+
+
+async def test_half_written_and_half_deleted_ones_do_not_count(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    await checkpoints.save(Trainer(), 1, {})
+    (tmp_path / ".step-2.tmp").mkdir()
+    (tmp_path / ".step-0.old").mkdir()
+    (tmp_path / "step-7").mkdir()  # not ours: no driver part
+    assert checkpoints.newest() == tmp_path / "step-1"
+    clear_unfinished(tmp_path)
+    assert names(tmp_path) == ["step-1", "step-7"]
+
+
+def test_no_checkpoint_at_all(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path, keep=2).newest() is None

@@ -14,6 +14,7 @@ from rlrun.specs.positions import KeyPath, find_positions, line_and_column
 from rlrun.specs.problems import Finding, Problem, Source, problem_at
 
 _MOST_ERRORS = 20
+_TWICE = ("Cannot overwrite", "Cannot declare", "Cannot mutate", "Cannot redefine", "Duplicate")
 _COLON = re.compile(r"\s*[\w.\"'-]+\s*:")
 _VALUE = re.compile(r"\s*(?P<key>[\w.\"' -]+?)\s*=\s*(?P<value>[^#\n]*?)\s*(?:#.*)?")
 _CONSTANTS = {"True": "true", "False": "false", "yes": "true", "no": "false", "on": "true", "off": "false"}
@@ -60,7 +61,8 @@ def _statement_start(text: str, line: int) -> int:
 
 
 def _without(text: str, first: int, last: int) -> str:
-    """The text, as long as it was, with lines `first` to `last` blank, and with a header the keys below it."""
+    """The text, as long as it was, with lines `first` to `last` blank, and with a header the keys below
+    it."""
     lines = text.split("\n")
     if lines[first - 1].lstrip().startswith("["):
         while last < len(lines) and not lines[last].lstrip().startswith("["):
@@ -72,7 +74,11 @@ def _without(text: str, first: int, last: int) -> str:
 def _problem(source: Source, text: str, error: tomli.TOMLDecodeError, first: int, line: int) -> Problem:
     lines = text.split("\n")
     line_start = sum(len(each) + 1 for each in lines[: first - 1])
-    start = error.pos if first == line else line_start + _indent(lines[first - 1])
+    start = (
+        error.pos
+        if first == line and not error.msg.startswith(_TWICE)
+        else line_start + _indent(lines[first - 1])
+    )
     end = line_start + len(lines[first - 1])
     message, cure = _explain(error.msg, lines[first - 1], "\n".join(lines[: first - 1]))
     return problem_at(Finding((), message, cure), source, min(start, max(end, line_start)), end)

@@ -1,0 +1,197 @@
+"""What a job will do and where, worked out from its spec before anything is started.
+
+    spec, number of rows, cores of a node -> Plan: batch equation, steps, ranks and engines on nodes and GPUs
+
+Pure: `rlrun plan` shows it, the cluster carries it out.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlrun.plugins.validation import needs_of
+from rlrun.specs.batch import BatchNumbers, batch_numbers
+from rlrun.specs.job import Spec
+from rlrun.specs.layout import Layout, layout_of
+from rlrun.specs.trainer import ParallelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device: a GPU of a node, or a share of a node's cores."""
+
+    node: int
+    gpu: int | None
+    """Number of the GPU on its node; None on CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinates:
+    """A rank's place in the mesh [replicate, fsdp, tensor], tensor varying fastest."""
+
+    replicate: int
+    fsdp: int
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """One trainer rank.
+
+    Example: `RankPlan(3, 1, Coordinates(0, 1, 1), Place(0, 3), 3, 4)` of fsdp 2 × tensor 2.
+    """
+
+    rank: int
+    data_rank: int
+    """Which part of the samples it sees; ranks that differ in `tensor` alone see the same."""
+    coordinates: Coordinates
+    place: Place
+    local_rank: int
+    """Number among the trainer ranks of its node."""
+    threads: int
+    """CPU threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """One rollout engine."""
+
+    index: int
+    place: Place
+    threads: int
+    """CPU threads."""
+    port: int | None
+    """Where it listens; None: a free port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything derived from a spec."""
+
+    batch: BatchNumbers
+    """P, n, G, S of a rollout step."""
+    steps: int | None
+    """Rollout steps (SFT: optimizer steps); None while the spec counts epochs and the number of rows is
+    unknown."""
+    ranks: tuple[RankPlan, ...]
+    engines: tuple[EnginePlan, ...]
+    """Empty for an algorithm without rollouts."""
+    colocated: bool
+    """Ranks and engines take turns on the same devices."""
+    max_sample_tokens: int
+    """Prompt and response at their longest."""
+    micro_batch_tokens: int
+    """Token budget of one packed micro-batch; a longer sample is alone in its own."""
+    cache_tokens: int
+    """KV cache of each engine; 0 without engines."""
+
+    @property
+    def optimizer_steps(self) -> int | None:
+        """Of the whole job."""
+        return None if self.steps is None else self.steps * self.batch.optimizer_steps
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Tokens of a rollout step whose samples are all as long as can be."""
+        return self.batch.samples * self.max_sample_tokens
+
+
+def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> Plan:
+    """The plan of a valid spec.
+
+    `rows`: usable rows of the dataset, where known. `cores`: of each node; None: as many as this process may
+    use. Raises ValueError, with the numbers, where the spec asks for more than there is.
+    """
+    rollout = needs_of(spec).rollout
+    batch = batch_numbers(spec, rollout)
+    layout = layout_of(spec, rollout)
+    ranks = _place_ranks(spec, layout)
+    engines = _place_engines(spec, layout)
+    rank_threads, engine_threads = _threads(spec, layout, ranks, engines, cores or available_cores())
+    longest = spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens
+    return Plan(
+        batch=batch,
+        steps=_steps(spec, batch, rows),
+        ranks=tuple(
+            RankPlan(
+                rank=rank,
+                data_rank=rank // spec.trainer.parallel.tensor,
+                coordinates=_coordinates(rank, spec.trainer.parallel),
+                place=place,
+                local_rank=sum(other.node == place.node for other in ranks[:rank]),
+                threads=threads,
+            )
+            for rank, (place, threads) in enumerate(zip(ranks, rank_threads, strict=True))
+        ),
+        engines=tuple(
+            EnginePlan(index, place, threads, spec.engine.port and spec.engine.port + index)
+            for index, (place, threads) in enumerate(zip(engines, engine_threads, strict=True))
+        ),
+        colocated=layout.colocated,
+        max_sample_tokens=longest,
+        micro_batch_tokens=spec.trainer.max_tokens_per_rank,
+        cache_tokens=(spec.engine.max_cache_tokens or spec.engine.max_running * longest) if engines else 0,
+    )
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _steps(spec: Spec, batch: BatchNumbers, rows: int | None) -> int | None:
+    if spec.trainer.epochs is None:
+        return spec.trainer.steps
+    if rows is None:
+        return None
+    if rows < batch.prompts:
+        raise ValueError(
+            f"the dataset has {rows} usable rows, fewer than the {batch.prompts} of one step: "
+            "an epoch would have no step; lower the batch size or add data"
+        )
+    return spec.trainer.epochs * (rows // batch.prompts)
+
+
+def _coordinates(rank: int, parallel: ParallelSpec) -> Coordinates:
+    data_rank, tensor = divmod(rank, parallel.tensor)
+    replicate, fsdp = divmod(data_rank, parallel.fsdp)
+    return Coordinates(replicate, fsdp, tensor)
+
+
+def _place_ranks(spec: Spec, layout: Layout) -> list[Place]:
+    """GPUs in order, so that neighbouring ranks, which talk most, share a node."""
+    if layout.gpus:
+        return [_gpu(number, spec) for number in range(layout.ranks)]
+    return _spread(layout.ranks, spec.cluster.nodes)
+
+
+def _place_engines(spec: Spec, layout: Layout) -> list[Place]:
+    """On the ranks' own GPUs when colocated, else on those after them."""
+    if layout.gpus:
+        first = 0 if layout.colocated else layout.ranks
+        return [_gpu(first + number, spec) for number in range(layout.engines)]
+    return _spread(layout.engines, spec.cluster.nodes)
+
+
+def _gpu(number: int, spec: Spec) -> Place:
+    return Place(*divmod(number, spec.cluster.gpus_per_node))
+
+
+def _spread(count: int, nodes: int) -> list[Place]:
+    """`count` processes over the nodes, in blocks that differ by one at most."""
+    return [Place(number * nodes // count, None) for number in range(count)]
+
+
+def _threads(
+    spec: Spec, layout: Layout, ranks: Sequence[Place], engines: Sequence[Place], cores: int
+) -> tuple[list[int], list[int]]:
+    """Threads of each rank and each engine: those who work at the same time on a node share its cores."""
+
+    def share(place: Place, kinds: Sequence[Sequence[Place]]) -> int:
+        sharers = sum(other.node == place.node for kind in kinds for other in kind)
+        return spec.cluster.threads or max(1, cores // sharers)
+
+    if layout.colocated:
+        return [share(place, [ranks]) for place in ranks], [share(place, [engines]) for place in engines]
+    both = [ranks, engines]
+    return [share(place, both) for place in ranks], [share(place, both) for place in engines]

@@ -1,0 +1,86 @@
+"""Tiny random models and a tiny tokenizer in Hugging Face format."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+END, PAD = "<|im_end|>", "<|endoftext|>"
+END_ID, PAD_ID = 1, 0
+CONFIGS = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen3_moe": Qwen3MoeConfig}
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tiny_model(
+    folder: Path,
+    family: str = "qwen3",
+    tied: bool = False,
+    vocab: int = 320,
+    seed: int = 0,
+    scale: float = 0.2,
+    dtype: torch.dtype = torch.float32,
+    **config: Any,
+) -> Path:
+    """Write a random model of a family ("qwen3", "llama", "qwen3_moe") and a byte-level tokenizer; returns `folder`.
+
+    `scale` is the standard deviation of the weights: large enough for distributions that are not flat. Further
+    keywords override the config's fields.
+    """
+    fields: dict[str, Any] = {
+        "vocab_size": vocab,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": tied,
+        "initializer_range": scale,
+        "bos_token_id": None,
+        "eos_token_id": END_ID,
+        "pad_token_id": PAD_ID,
+    }
+    if family == "qwen3_moe":
+        fields |= {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        }
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family](**(fields | config)), dtype=dtype)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # ones by default, which would hide a norm that is left out
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    model.save_pretrained(folder)
+    make_tiny_tokenizer(folder, vocab)
+    return folder
+
+
+def make_tiny_tokenizer(folder: Path, vocab: int = 320) -> None:
+    """A tokenizer of bytes, with the special tokens of Qwen3's chat format and fillers up to `vocab`."""
+    special = [PAD, END, "<|im_start|>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    assert vocab >= len(special) + len(letters)
+    fillers = [f"<|filler_{i}|>" for i in range(vocab - len(special) - len(letters))]
+    ids = {token: i for i, token in enumerate([*special, *letters, *fillers])}
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, additional_special_tokens=["<|im_start|>"]
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)

@@ -1,0 +1,105 @@
+"""Compile C++ operators for this machine's CPU once, and load them into torch.
+
+A source file registers its operators with TORCH_LIBRARY. The library is cached under a hash of everything that
+its code depends on: the source, torch's version, the flags, and all macros that the compiler predefines (its own
+version and the instruction sets of `-march=native`), so that unlike machines can share a home folder.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+_FLAGS = ("-O3", "-march=native", "-std=c++20", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall")
+_COMPILE_SECONDS = 600.0
+
+_logger = logging.getLogger(__name__)
+
+
+@cache
+def load_operators(source: Path) -> bool:
+    """Make the operators of `source` available in `torch.ops`; False, and the reason logged, if that fails.
+
+    RLRUN_NO_COMPILER=1 switches compiled operators off; RLRUN_CACHE is used in place of ~/.cache/rlrun.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None or os.environ.get("RLRUN_NO_COMPILER") == "1":
+        _logger.info("no C++ compiler: %s runs as plain torch operators", source.stem)
+        return False
+    import torch
+
+    try:
+        library = _library(source, compiler)
+        torch.ops.load_library(library)
+    except (OSError, subprocess.SubprocessError, TimeoutError) as error:
+        _logger.warning("%s runs as plain torch operators: %s", source.stem, _reason(error))
+        return False
+    return True
+
+
+def _library(source: Path, compiler: str) -> Path:
+    """The compiled library of `source`, from the cache or built now."""
+    folder = Path(os.environ.get("RLRUN_CACHE") or Path.home() / ".cache" / "rlrun") / "operators"
+    library = folder / f"{source.stem}-{_key(source, compiler)}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(library.with_suffix(".lock")):
+            if not library.exists():  # another process may have built it meanwhile
+                _compile(source, compiler, library)
+    return library
+
+
+def _key(source: Path, compiler: str) -> str:
+    import torch
+
+    macros = subprocess.run(
+        [compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull], check=True, capture_output=True, timeout=60
+    ).stdout
+    parts = (source.read_bytes(), torch.__version__.encode(), " ".join(_FLAGS).encode(), macros)
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _compile(source: Path, compiler: str, library: Path) -> None:
+    import torch
+
+    unfinished = library.with_suffix(f".{os.getpid()}.tmp")
+    started = time.monotonic()
+    command = [compiler, *_FLAGS, "-shared", "-fPIC", str(source), "-o", str(unfinished)]
+    torch_folder = Path(torch.__file__).parent
+    command += [f"-isystem{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
+        unfinished.replace(library)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    _logger.info("compiled %s in %.0f s", source.name, time.monotonic() - started)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock file; TimeoutError when another process keeps it longer than a build may take."""
+    deadline = time.monotonic() + _COMPILE_SECONDS
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{path}: another process compiles for too long") from None
+                time.sleep(0.1)
+        yield
+
+
+def _reason(error: Exception) -> str:
+    """The compiler's first error, or the exception itself."""
+    output = getattr(error, "stderr", None) or ""
+    lines = output.splitlines() if isinstance(output, str) else []
+    return next((line for line in lines if "error" in line), str(error))

@@ -17,9 +17,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rlrun.plugins.protocols import API_VERSION
+from rlrun.specs.secrets import reveal
 
 METHODS: Mapping[str, tuple[str, ...]] = {
-    "algorithms": ("needs", "advantages", "loss"),
+    "algorithms": ("advantages", "loss"),
     "data": ("__len__", "__getitem__"),
     "rewards": ("score",),
     "filters": ("__call__",),
@@ -85,12 +86,17 @@ def load(kind: str, name: str) -> type[Any]:
 
 
 def build(kind: str, name: str, params: Mapping[str, Any]) -> Any:
-    """Makes a plugin from parameters as written in a spec. PluginError names it and each wrong key."""
+    """Makes a plugin from parameters as written in a spec, secrets by reference included.
+
+    PluginError names the plugin and each wrong key.
+    """
     plugin = load(kind, name)
     try:
-        checked = plugin.Params.model_validate(dict(params))
+        checked = plugin.Params.model_validate(reveal(params))
     except ValidationError as error:
         raise PluginError(f"{find(kind, name)}: {_parameter_problems(plugin.Params, error)}") from error
+    except ValueError as error:
+        raise PluginError(f"{find(kind, name)}: {error}") from error
     try:
         return plugin(checked)
     except Exception as error:  # the boundary to other people's constructors

@@ -139,8 +139,8 @@ class PromptStream:
         allowed = self._spec.max_bad_share * len(self._source)
         if len(self._broken) > allowed:
             raise ValueError(
-                f"more than data.max_bad_share = {self._spec.max_bad_share:g} of {len(self._source)} rows are "
-                f"broken: {self._named()}; mend them or raise data.max_bad_share"
+                f"more than data.max_bad_share = {self._spec.max_bad_share:g} of {len(self._source)} rows "
+                f"are broken: {self._named()}; mend them or raise data.max_bad_share"
             )
 
     def _refuse_empty(self) -> None:

@@ -70,7 +70,7 @@ class Tokenizer:
         tokens = tuple(dict.fromkeys([*([] if own is None else [own]), *declared]))
         if not tokens:
             raise ValueError(
-                f"{self.folder} names no end-of-sequence token; set eos_token_id in its generation_config.json"
+                f"{self.folder} names no end-of-sequence token; set eos_token_id in generation_config.json"
             )
         return tokens
 
@@ -92,7 +92,7 @@ class Tokenizer:
             raise ValueError(f"row {row.id}: the chat template refuses it: {error}") from error
 
     def _ended(self, response: Tokens) -> Tokens:
-        """Cut after the last end token: the template may add more between turns. Append one if there is none."""
+        """Cut after the last end token (the template may add more between turns), or with one appended."""
         ends = np.flatnonzero(np.isin(response, self.eos_token_ids))
         if len(ends):
             return response[: ends[-1] + 1]

@@ -44,6 +44,11 @@ def is_compared(sample: Sample) -> bool:
     return sample.status is not Status.FAILED and bool(np.isfinite(sample.reward))
 
 
+def group_relative(groups: Sequence[Group], normalize_std: bool) -> list[Array]:
+    """GRPO's advantages: one `[R]` array for each sample, `centred` within its group."""
+    return [array for group in groups for array in spread(group, centred(compared(group), normalize_std))]
+
+
 def compared(group: Group) -> Scores:
     """Rewards of the group's samples that count, in order."""
     return np.array([sample.reward for sample in group.samples if is_compared(sample)], dtype=np.float64)

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rlrun.plugins.algorithms.correction import Correction, correction_weight, off_policy_mask
 from rlrun.plugins.algorithms.kl import KLSection, token_kl
+from rlrun.plugins.algorithms.policy_loss import clip_loss
 from rlrun.plugins.types import LossInputs, LossOutputs, Needs
 from rlrun.specs.section import Section
 
@@ -23,6 +24,17 @@ class ObjectiveParams(Section):
     """Whole samples with A < 0 and a mean old - new log-prob above this are left out. None: none."""
 
 
+class ClipParams(ObjectiveParams):
+    """How far the ratio of policy to old policy counts."""
+
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """The ratio counts no lower than 1 - clip."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """The ratio counts no higher than 1 + clip_high. None: as `clip`."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Largest ratio that counts for a negative advantage. None: unbounded."""
+
+
 def needs_of(params: ObjectiveParams, group_relative: bool) -> Needs:
     """What the framework must provide for these terms."""
     return Needs(
@@ -31,6 +43,13 @@ def needs_of(params: ObjectiveParams, group_relative: bool) -> Needs:
         trainer_log_probs=params.correction is not None,
         group_relative=group_relative,
     )
+
+
+def clipped_objective(params: ClipParams, inputs: LossInputs, log_ratio: Any) -> LossOutputs:
+    """The clipped loss of `exp(log_ratio)`, `[T]`, with the shared terms around it."""
+    high = params.clip if params.clip_high is None else params.clip_high
+    pg_loss, clipped = clip_loss(log_ratio.exp(), inputs.advantages, params.clip, high, params.dual_clip)
+    return objective(params, inputs, pg_loss, clipped)
 
 
 def objective(params: ObjectiveParams, inputs: LossInputs, pg_loss: Any, clipped: Any) -> LossOutputs:

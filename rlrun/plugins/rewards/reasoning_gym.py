@@ -1,0 +1,51 @@
+"""The score that a reasoning-gym task itself gives an answer (https://arxiv.org/abs/2505.24760)."""
+
+import json
+from typing import Any
+
+from pydantic import Field
+
+from rlrun.plugins.data.reasoning_gym import make_task
+from rlrun.plugins.rewards.extraction import Pattern, last_match
+from rlrun.plugins.types import Sample
+from rlrun.specs.section import Section
+
+
+class ReasoningGymParams(Section):
+    """Which part of the response is the answer, and which scores count."""
+
+    answer_pattern: Pattern | None = None
+    """Regular expression; the first group of its last match is the answer. None: the whole response."""
+    threshold: float = Field(default=0.0, ge=0, le=1)
+    """Scores below this count as 0: tasks give some credit to answers that merely contain the right one."""
+
+
+class ReasoningGym:
+    """For rows of the `reasoning_gym` data source, whose metadata name the task and hold its entry."""
+
+    Params = ReasoningGymParams
+    api_version = 1
+
+    def __init__(self, params: ReasoningGymParams) -> None:
+        import reasoning_gym  # noqa: F401  (a second, paid before the first sample's clock runs)
+
+        self.params = params
+        self._tasks: dict[str, Any] = {}
+
+    def score(self, sample: Sample) -> float:
+        """The task's score, from 0 to 1; no answer scores 0. ValueError for a row of another source."""
+        metadata = sample.prompt.row.metadata
+        if not {"task", "task_params", "entry"} <= metadata.keys():
+            raise ValueError("the row has no reasoning-gym entry; use the reasoning_gym data source")
+        answer = last_match(sample.text, self.params.answer_pattern)
+        if answer is None:
+            return 0.0
+        task = self._task(metadata["task"], metadata["task_params"])
+        score = float(task.score_answer(answer, metadata["entry"]))
+        return score if score >= self.params.threshold else 0.0
+
+    def _task(self, name: str, settings: dict[str, Any]) -> Any:
+        key = json.dumps([name, settings], sort_keys=True, default=str)
+        if key not in self._tasks:
+            self._tasks[key] = make_task(name, settings)
+        return self._tasks[key]

@@ -1,0 +1,100 @@
+"""Distributed checkpoints: parameters, optimizer state, step, and the random state of every rank.
+
+Each rank writes what it holds, under names and global shapes that no layout is part of; so a checkpoint
+resumes on another number of ranks. Random states are per rank: a rank the checkpoint doesn't know keeps its
+own.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save_checkpoint(
+    folder: Path,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    rank: int,
+) -> None:
+    """Write into `folder`; all ranks together. An OSError of any rank (a full disk) is raised as such."""
+    state = _tensors(parameters, optimizer) | {
+        "step": torch.tensor(step),
+        "updates": next(iter(optimizer.state.values()))["step"].cpu(),
+        f"random.{rank}": torch.get_rng_state(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        dcp.save(state, storage_writer=FileSystemWriter(folder, sync_files=True))
+    except CheckpointException as failure:
+        raise _cause(failure, folder, "written") from failure
+
+
+def load_checkpoint(
+    folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, rank: int
+) -> int:
+    """Fill parameters and optimizer, set the random state, and return the number of optimizer steps taken."""
+    reader = FileSystemReader(folder)
+    try:
+        stored = reader.read_metadata().state_dict_metadata
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{folder} is no complete checkpoint: {error}") from None
+    state = _tensors(parameters, optimizer)
+    _check(folder, state, stored)
+    step, updates, random = torch.tensor(0), torch.tensor(0.0), torch.get_rng_state()
+    state |= {"step": step, "updates": updates}
+    if f"random.{rank}" in stored:
+        state[f"random.{rank}"] = random
+    try:
+        dcp.load(state, storage_reader=reader)
+    except CheckpointException as failure:
+        raise _cause(failure, folder, "read") from failure
+    torch.set_rng_state(random)
+    for parameter in parameters.values():
+        optimizer.state[parameter]["step"].copy_(updates)
+    return int(step)
+
+
+def _tensors(
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
+    """Parameters and moments by name; moments that don't exist yet are made."""
+    state: dict[str, torch.Tensor] = {}
+    for name, parameter in parameters.items():
+        moments = optimizer.state[parameter]
+        if not moments:
+            moments["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            moments |= {key: torch.zeros_like(parameter, requires_grad=False) for key in MOMENTS}
+        state[f"parameters.{name}"] = parameter.detach()
+        state |= {f"{key}.{name}": moments[key] for key in MOMENTS}
+    return state
+
+
+def _check(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:
+    """The checkpoint must be this model's."""
+    for name, tensor in state.items():
+        if name not in stored:
+            raise ValueError(f"checkpoint {folder} is another model's: it lacks {name}")
+        if tuple(stored[name].size) != tuple(tensor.shape):
+            raise ValueError(
+                f"checkpoint {folder} is another model's: {name} has shape {tuple(stored[name].size)}, "
+                f"this model's is {tuple(tensor.shape)}"
+            )
+
+
+def _cause(failure: CheckpointException, folder: Path, what: str) -> Exception:
+    """The first rank's own error: torch wraps them all."""
+    error: BaseException = next(iter(failure.failures.values()))[0]
+    while error.__cause__ is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    if isinstance(error, OSError):
+        return error
+    return ValueError(f"checkpoint {folder} cannot be {what}: {error}")

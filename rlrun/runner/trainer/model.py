@@ -1,0 +1,166 @@
+"""Builds torchtitan's decoder for an architecture, laid out over the ranks.
+
+config.json -> Architecture -> torchtitan config -> modules on meta -> tensor parallel -> FSDP -> memory
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torchtitan.models.common.config_utils import (
+    make_ffn_config,
+    make_gqa_config,
+    make_moe_config,
+    make_routed_experts_config,
+    make_router_config,
+)
+from torchtitan.models.common.embedding import Embedding
+from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+
+from rlrun.converters.architecture import Architecture
+from rlrun.converters.architecture import Experts as ExpertShape
+from rlrun.runner.trainer.compat import ParallelDims, set_sharding, shard_data_parallel
+from rlrun.runner.trainer.head import ResponseHead
+from rlrun.runner.trainer.layers import Experts, Float32Linear, PackedAttention
+from rlrun.runner.trainer.rope import TableRoPE
+
+_FROM_CHECKPOINT: dict[str, Any] = {}
+"""torchtitan's own initialisation is not used: every parameter is loaded, or drawn by name."""
+
+
+def build_model(
+    model: Architecture, dims: ParallelDims | None, dtype: torch.dtype, device: torch.device
+) -> nn.Module:
+    """The decoder in memory with undefined parameters, sharded over `dims` (None: one rank, nothing sharded).
+
+    One rank holds its parameters in `dtype`. Several hold float32 shards, and FSDP computes in `dtype`.
+    """
+    config = model_config(model)
+    if dims is not None:
+        check_layout(model, dims.tp)
+        set_sharding(config, sequence_parallel=dims.tp > 1)
+    with torch.device("meta"), _default_dtype(torch.float32 if dims is not None else dtype):
+        decoder: nn.Module = config.build()
+    if dims is not None:
+        decoder.parallelize(dims)
+        _tie(decoder, model)
+        shard_data_parallel(decoder, dims, dtype)
+    decoder.to_empty(device=device)
+    if dims is None:
+        _tie(decoder, model)
+    for buffer in decoder.buffers():
+        buffer.zero_()
+    return decoder.train()
+
+
+def check_layout(model: Architecture, tensor: int) -> None:
+    """ValueError where the architecture does not divide by the tensor-parallel degree."""
+    sizes = {
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "vocab_size": model.vocab,
+        "intermediate_size": model.intermediate,
+    }
+    for name, size in sizes.items():
+        if size % tensor:
+            raise ValueError(f"trainer.parallel.tensor = {tensor} does not divide {name} = {size}")
+
+
+def model_config(model: Architecture) -> Qwen3Model.Config:
+    """torchtitan's config; Qwen3's blocks without query and key norms are Llama's."""
+    return Qwen3Model.Config(
+        vocab_size=model.vocab,
+        dim=model.hidden,
+        norm=_norm(model, model.hidden),
+        enable_weight_tying=model.tied,
+        layers=[_block(model, layer) for layer in range(model.layers)],
+        tok_embeddings=Embedding.Config(
+            num_embeddings=model.vocab, embedding_dim=model.hidden, param_init=_FROM_CHECKPOINT
+        ),
+        lm_head=ResponseHead.Config(
+            in_features=model.hidden, out_features=model.vocab, param_init=_FROM_CHECKPOINT
+        ),
+    )
+
+
+def _block(model: Architecture, layer: int) -> Qwen3TransformerBlock.Config:
+    sparse = model.experts is not None and layer in model.experts.layers
+    return Qwen3TransformerBlock.Config(
+        attention_norm=_norm(model, model.hidden),
+        ffn_norm=_norm(model, model.hidden),
+        attention=make_gqa_config(
+            dim=model.hidden,
+            n_heads=model.heads,
+            n_kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            wqkv_param_init=_FROM_CHECKPOINT,
+            wo_param_init=_FROM_CHECKPOINT,
+            inner_attention=PackedAttention.Config(),
+            rope=TableRoPE.Config(dim=model.head_dim, max_seq_len=model.max_positions),
+            qk_norm=_norm(model, model.head_dim) if model.qk_norm else None,
+        ),
+        feed_forward=None
+        if sparse
+        else make_ffn_config(
+            dim=model.hidden,
+            hidden_dim=model.intermediate,
+            w1_param_init=_FROM_CHECKPOINT,
+            w2w3_param_init=_FROM_CHECKPOINT,
+        ),
+        moe=_moe(model.hidden, model.experts) if sparse and model.experts else None,
+    )
+
+
+def _moe(hidden: int, experts: ExpertShape) -> Any:
+    routed = make_routed_experts_config(
+        dim=hidden,
+        hidden_dim=experts.intermediate,
+        num_experts=experts.count,
+        top_k=experts.per_token,
+        param_init=_FROM_CHECKPOINT,
+        comm_backend="standard",
+    )
+    routed.inner_experts = Experts.Config(
+        dim=hidden,
+        hidden_dim=experts.intermediate,
+        num_experts=experts.count,
+        param_init=_FROM_CHECKPOINT,
+    )
+    router = make_router_config(
+        dim=hidden,
+        num_experts=experts.count,
+        gate_param_init=_FROM_CHECKPOINT,
+        top_k=experts.per_token,
+        score_func="softmax",
+        route_norm=experts.normalize,
+    )
+    router.gate = Float32Linear.Config(
+        in_features=hidden, out_features=experts.count, param_init=_FROM_CHECKPOINT
+    )
+    # No balancing bias: HF models have none, and it would change the policy between engine and trainer.
+    return make_moe_config(
+        num_experts=experts.count, router=router, routed_experts=routed, load_balance_coeff=None
+    )
+
+
+def _norm(model: Architecture, size: int) -> RMSNorm.Config:
+    return RMSNorm.Config(normalized_shape=size, eps=model.norm_eps, param_init=_FROM_CHECKPOINT)
+
+
+def _tie(decoder: nn.Module, model: Architecture) -> None:
+    """Sharding and leaving meta make two parameters of a shared one."""
+    if model.tied:
+        decoder.tok_embeddings.weight = decoder.lm_head.weight
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

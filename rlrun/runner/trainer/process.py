@@ -1,0 +1,82 @@
+"""One rank's process: threads, device, determinism, process group, mesh."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from rlrun.runner.carriers import TrainerSetup
+from rlrun.runner.trainer.compat import ON_CPU, ParallelDims, set_spmd_backend
+from rlrun.specs.trainer import ParallelSpec
+
+RENDEZVOUS_SECONDS = 300
+"""How long ranks wait for each other, at the start and in a collective."""
+
+
+def start_process(setup: TrainerSetup, deterministic: bool) -> torch.device:
+    """Set this process up and return its device; joins the process group where there are several ranks."""
+    torch.set_num_threads(setup.threads)
+    # torchtitan keeps its mesh in thread-local storage, which autograd's own threads would not see
+    torch.autograd.set_multithreading_enabled(False)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    device = torch.device("cpu") if ON_CPU else torch.device("cuda", setup.local_rank)
+    if not ON_CPU:
+        torch.cuda.set_device(device)
+    if setup.world_size > 1:
+        _join(setup, device)
+    return device
+
+
+def build_mesh(parallel: ParallelSpec, world_size: int) -> ParallelDims | None:
+    """The device mesh; None for one rank."""
+    assert parallel.world_size == world_size, "the plan and the ranks disagree"
+    if world_size == 1:
+        return None
+    set_spmd_backend("spmd_types")
+    dims = ParallelDims(
+        dp_replicate=parallel.replicate,
+        dp_shard=parallel.fsdp,
+        cp=1,
+        tp=parallel.tensor,
+        pp=1,
+        ep=1,
+        world_size=world_size,
+    )
+    dims.build_mesh()
+    return dims
+
+
+def stop_process() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of the GPU since the start, or of the whole process on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _join(setup: TrainerSetup, device: torch.device) -> None:
+    try:
+        dist.init_process_group(
+            "gloo" if device.type == "cpu" else "nccl",
+            init_method=f"tcp://{setup.master_addr}:{setup.master_port}",
+            rank=setup.rank,
+            world_size=setup.world_size,
+            timeout=timedelta(seconds=RENDEZVOUS_SECONDS),
+            device_id=None if device.type == "cpu" else device,
+        )
+    except dist.DistError as error:
+        raise RuntimeError(
+            f"trainer rank {setup.rank} of {setup.world_size} waited {RENDEZVOUS_SECONDS} s for the rest at "
+            f"{setup.master_addr}:{setup.master_port}: {error}"
+        ) from error

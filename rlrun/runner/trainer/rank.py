@@ -1,0 +1,269 @@
+"""One rank of the trainer: what the driver calls, as plain blocking methods.
+
+    sequences, steps -> packs -> log-probs -> the algorithm's loss -> gradients -> AdamW -> weights for the
+    engines
+
+Calls are collective: every rank gets each call, in the same order, with its own data rank's sequences.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlrun.converters.architecture import read_architecture
+from rlrun.converters.hf_names import HfTensor
+from rlrun.converters.safetensors_folder import WeightFolder, random_tensor, write_folder
+from rlrun.plugins.protocols import Algorithm
+from rlrun.plugins.registry import build
+from rlrun.plugins.types import LossInputs, Needs
+from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep, WeightManifest
+from rlrun.runner.packing import MicroBatches
+from rlrun.runner.trainer.batch import LossBatch, make_loss_batch, make_pack
+from rlrun.runner.trainer.checkpoint import load_checkpoint, save_checkpoint
+from rlrun.runner.trainer.layout import data_rank, speaks
+from rlrun.runner.trainer.meter import Meter
+from rlrun.runner.trainer.model import build_model
+from rlrun.runner.trainer.optimizer import (
+    clip_gradients,
+    learning_rate,
+    make_optimizer,
+    non_finite_gradients,
+)
+from rlrun.runner.trainer.parameters import Parameters
+from rlrun.runner.trainer.policy import Policy
+from rlrun.runner.trainer.process import build_mesh, peak_memory, start_process, stop_process
+from rlrun.runner.weights.shared_memory import SharedWeights
+from rlrun.specs.job import Spec
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss or gradient with a NaN or infinity, found before it reached the weights."""
+
+
+class TrainerRank:
+    """Holds one rank's share of the policy, its optimizer and, where needed, the reference policy."""
+
+    def __init__(self, setup: TrainerSetup) -> None:
+        """Join the other ranks, build the model and load its weights. ValueError where the model cannot be
+        used.
+        """
+        self._setup = setup
+        self._spec = spec = Spec.model_validate_json(setup.spec_json)
+        self._data_rank = data_rank(setup.rank, spec.trainer.parallel)
+        self._speaks = speaks(setup.rank, spec.trainer.parallel)
+        self._algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
+        self._folder = Path(setup.model_folder)
+        self._model = read_architecture(self._folder)
+        self._device = start_process(setup, spec.deterministic)
+        dims = build_mesh(spec.trainer.parallel, setup.world_size)
+        dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
+        decoder = build_model(self._model, dims, dtype, self._device)
+        self._policy = Policy(
+            decoder,
+            self._model,
+            dims,
+            device=self._device,
+            temperature=spec.rollout.temperature,
+            chunk=spec.trainer.logits_chunk,
+        )
+        self._parameters = Parameters(decoder, self._model)
+        self._load_weights()
+        self._reference = self._parameters.host_copy() if self._needs.reference else None
+        self._optimizer = make_optimizer(spec.trainer, self._parameters.masters)
+        self._step = 0
+        self._shared: SharedWeights | None = None
+
+    @property
+    def _needs(self) -> Needs:
+        return self._algorithm.needs
+
+    def log_probs(
+        self,
+        sequences: Mapping[int, TrainSequence] | Sequence[TrainSequence],
+        micro_batches: MicroBatches,
+        reference: bool = False,
+    ) -> dict[int, NDArray[np.float32]]:
+        """`[R]` log-probs of this data rank's sequences by index, under the current weights or the
+        reference's.
+
+        `micro_batches` is that of a TrainStep, or of several (rlrun.runner.packing.all_micro_batches).
+        """
+        if not reference:
+            return self._log_probs(sequences, micro_batches)
+        assert self._reference is not None, "the algorithm's needs do not name the reference"
+        with self._parameters.swapped(self._reference):
+            return self._log_probs(sequences, micro_batches)
+
+    @torch.no_grad()
+    def _log_probs(
+        self, sequences: Mapping[int, TrainSequence] | Sequence[TrainSequence], micro_batches: MicroBatches
+    ) -> dict[int, NDArray[np.float32]]:
+        results: dict[int, NDArray[np.float32]] = {}
+        for members in micro_batches[self._data_rank]:
+            pack = make_pack([sequences[i] for i in members], self._multiple, self._device)
+            values, _ = self._policy(pack, entropy=False)
+            parts = values.cpu().split(pack.response_lengths)
+            results |= {i: part.numpy() for i, part in zip(members, parts, strict=True)}
+        return results
+
+    def train(
+        self, sequences: Mapping[int, TrainSequence] | Sequence[TrainSequence], steps: Sequence[TrainStep]
+    ) -> list[dict[str, float]]:
+        """Take one optimizer step for each of `steps`; metrics of each, the same on every rank.
+
+        `train/…` by SEMANTICS; `train/tokens` and `train/response_tokens` are counts over all ranks;
+        `perf/*_time` are the seconds of the slowest rank. NonFiniteError names what was not finite
+        (`trainer.non_finite = "stop"`); weights are untouched then.
+        """
+        return [self._train_step(sequences, step) for step in steps]
+
+    def _train_step(
+        self, sequences: Mapping[int, TrainSequence] | Sequence[TrainSequence], step: TrainStep
+    ) -> dict[str, float]:
+        meter = Meter()
+        self._optimizer.zero_grad()
+        for members in step.micro_batches[self._data_rank]:
+            chosen = [sequences[i] for i in members]
+            self._accumulate(chosen, [step.scale[i] for i in members], meter)
+        start = time.perf_counter()
+        rate = learning_rate(self._spec.trainer, self._step, self._setup.optimizer_steps)
+        norm = clip_gradients(self._parameters.masters, self._spec.trainer.max_grad_norm)
+        metrics = meter.reduced(self._speaks, self._device) | {"train/grad_norm": norm, "train/lr": rate}
+        skipped = self._skips(metrics)
+        if not skipped:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+            self._parameters.refresh()
+        self._step += 1
+        metrics["perf/optimizer_time"] = time.perf_counter() - start
+        return metrics | {"train/skipped_steps": float(skipped)}
+
+    def _accumulate(self, sequences: Sequence[TrainSequence], scales: Sequence[float], meter: Meter) -> None:
+        """Forward and backward of one micro-batch; its metrics go to `meter`."""
+        start = time.perf_counter()
+        pack = make_pack(sequences, self._multiple, self._device)
+        batch = make_loss_batch(
+            sequences, scales, self._spec.trainer.old_log_probs == "rollout", self._device
+        )
+        log_probs, entropy = self._policy(pack, entropy_grad=self._needs.entropy_grad)
+        old = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
+        outputs = self._algorithm.loss(
+            LossInputs(
+                log_probs=log_probs,
+                entropy=entropy,
+                old_log_probs=old,
+                rollout_log_probs=batch.rollout_log_probs,
+                reference_log_probs=batch.reference_log_probs,
+                advantages=batch.advantages,
+                mask=batch.mask,
+                sample=batch.sample,
+                num_samples=batch.num_samples,
+            )
+        )
+        loss = (outputs.loss * batch.weights).sum()
+        middle = time.perf_counter()
+        self._policy.backward(loss)
+        end = time.perf_counter()
+        values = dict(outputs.metrics) | {"entropy": entropy.detach()}
+        if self._needs.old_log_probs:
+            values["approx_kl"] = (old - log_probs).detach()
+        sums = {f"train/{name}": (value * batch.weights).sum() for name, value in values.items()}
+        tokens = sum(len(sequence.tokens) for sequence in sequences)
+        meter.add(sums | {"train/loss": loss.detach(), "train/tokens": tokens})
+        meter.add({"train/response_tokens": batch.mask.sum()})
+        meter.lengthen({"perf/forward_time": middle - start, "perf/backward_time": end - middle})
+        if self._needs.rollout:
+            self._compare_with_rollout(old, batch, meter)
+
+    def _compare_with_rollout(self, old: torch.Tensor, batch: LossBatch, meter: Meter) -> None:
+        """How far the engine's log-probs are from the trainer's for the same weights."""
+        difference = (old - batch.rollout_log_probs).abs() * (batch.mask > 0)
+        name = "train/train_rollout_logprob_abs_diff"
+        meter.add({name: (difference * batch.weights).sum()})
+        meter.raise_to({f"{name}_max": difference.max() if len(difference) else 0.0})
+
+    def _skips(self, metrics: dict[str, float]) -> bool:
+        """Whether this step must not reach the weights; raises under the policy `stop`."""
+        if np.isfinite(metrics["train/loss"]) and np.isfinite(metrics["train/grad_norm"]):
+            return False
+        if self._spec.trainer.non_finite == "skip":
+            for name in [name for name, value in metrics.items() if not np.isfinite(value)]:
+                del metrics[name]
+            return True
+        if not np.isfinite(metrics["train/loss"]):
+            what = f"the loss is {metrics['train/loss']}"
+        else:
+            names = non_finite_gradients(self._parameters.masters)
+            what = f"the gradient of {', '.join(names[:3]) or 'a parameter on another rank'} is not finite"
+            what += f" ({len(names)} parameters)" if len(names) > 3 else ""
+        raise NonFiniteError(
+            f"optimizer step {self._step + 1}: {what}; the weights are as before. Lower trainer.lr, or set "
+            'trainer.non_finite = "skip" to leave such steps out'
+        )
+
+    def write_weights(self, version: int) -> WeightManifest | None:
+        """Put the weights where engines on this host can read them; rank 0 returns where."""
+        tensors = self._parameters.gather()
+        if self._setup.rank != 0:
+            for _ in tensors:
+                pass
+            return None
+        if self._shared is None:
+            self._shared = SharedWeights(
+                f"{self._spec.name}-{self._setup.master_port}",
+                self._parameters.shapes,
+                self._spec.engine.dtype,
+            )
+        return self._shared.write(tensors, version)
+
+    def save(self, folder: str | Path) -> None:
+        """Write parameters, optimizer, step and RNG into `folder`; OSError where the disk is full."""
+        save_checkpoint(Path(folder), self._parameters.masters, self._optimizer, self._step, self._setup.rank)
+
+    def load(self, folder: str | Path) -> None:
+        """Go on from `save`, also on another layout. ValueError where the checkpoint is another model's."""
+        self._step = load_checkpoint(
+            Path(folder), self._parameters.masters, self._optimizer, self._setup.rank
+        )
+        self._parameters.refresh()
+
+    def export_hf(self, folder: str | Path) -> None:
+        """Write an HF folder with the current weights in the source's precision, its config and tokenizer."""
+        tensors = self._parameters.gather()
+        if self._setup.rank == 0:
+            dtype = getattr(torch, self._model.dtype)
+            write_folder(Path(folder), self._folder, tensors, self._parameters.shapes, dtype)
+        for _ in tensors:
+            pass
+
+    def memory(self) -> dict[str, float]:
+        """`peak_memory`: bytes."""
+        return {"peak_memory": float(peak_memory(self._device))}
+
+    def close(self) -> None:
+        """Remove shared weights and leave the other ranks."""
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
+        stop_process()
+
+    @property
+    def _multiple(self) -> int:
+        """Sequence parallelism splits a pack's tokens evenly."""
+        return self._spec.trainer.parallel.tensor
+
+    def _load_weights(self) -> None:
+        if self._spec.model.random_init:
+            self._parameters.load(lambda tensor: random_tensor(tensor, self._model, self._spec.seed))
+            return
+        with WeightFolder(self._folder, self._model) as weights:
+
+            def read(tensor: HfTensor) -> torch.Tensor:
+                return weights.read(tensor.name)
+
+            self._parameters.load(read)

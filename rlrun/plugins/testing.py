@@ -1,0 +1,167 @@
+"""Checks that every plugin must pass, for the tests of whoever writes one.
+
+    from rlrun.plugins.testing import check_reward, sample
+
+    def test_contract():
+        check_reward("wordcount", {"target": 3}, [sample("one two three")])
+
+Each check raises AssertionError with what the plugin does wrong. Plugins are made as a job makes them, by name
+and parameters, so a check also finds a missing entry point.
+"""
+
+import copy
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from rlrun.plugins.registry import PluginError, build, load
+from rlrun.plugins.types import Drop, Group, LossInputs, Needs, Prompt, Row, Sample, Status, VersionSpan
+
+Params = Mapping[str, Any]
+
+
+def sample(
+    text: str = "an answer",
+    *,
+    label: Any = None,
+    metadata: Mapping[str, Any] | None = None,
+    prompt: str = "a question",
+    reward: float = float("nan"),
+    length: int | None = None,
+    status: Status = Status.COMPLETED,
+    id: str = "0-0",
+) -> Sample:
+    """A finished sample as a rollout leaves it: one token a word, or `length` tokens."""
+    count = len(text.split()) if length is None else length
+    row = Row("0", prompt, label, metadata or {})
+    return Sample(
+        id=id,
+        prompt=Prompt(row, 0, np.arange(3, dtype=np.int32)),
+        tokens=np.arange(count, dtype=np.int32),
+        log_probs=np.full(count, -1.0, dtype=np.float32),
+        loss_mask=np.ones(count, dtype=np.float32),
+        versions=(VersionSpan(0, 0, count),),
+        status=status,
+        text=text,
+        reward=reward,
+    )
+
+
+def group(rewards: Sequence[float], lengths: Sequence[int] | None = None) -> Group:
+    """A scored group: one sample a reward, with the given numbers of tokens (1, 2, 3, … if not given)."""
+    counts = range(1, len(rewards) + 1) if lengths is None else lengths
+    samples = [
+        sample(reward=reward, length=length, id=f"0-{number}")
+        for number, (reward, length) in enumerate(zip(rewards, counts, strict=True))
+    ]
+    return Group(samples[0].prompt, samples)
+
+
+def check_parameters(kind: str, name: str, params: Params) -> None:
+    """The plugin can be made with these parameters, refuses others, and its parameters survive being sent."""
+    plugin = load(kind, name)
+    build(kind, name, params)
+    try:
+        build(kind, name, {**params, "no_such_parameter": 1})
+    except PluginError as error:
+        assert "no_such_parameter" in str(error), (
+            f"{name} refuses a parameter it does not know, unnamed: {error}"
+        )
+    else:
+        raise AssertionError(f"{name} takes a parameter it does not know; give its Params extra='forbid'")
+    checked: BaseModel = plugin.Params.model_validate(dict(params))
+    assert pickle.loads(pickle.dumps(checked)) == checked, f"{name}'s parameters change when they are pickled"
+    undocumented = [key for key, field in plugin.Params.model_fields.items() if not field.description]
+    assert not undocumented, f"{name}'s parameters {undocumented} have no description"
+
+
+def check_reward(name: str, params: Params, samples: Sequence[Sample]) -> list[Any]:
+    """Finite numbers (or tables of them), the same in every process, samples untouched. Returns the scores."""
+    check_parameters("rewards", name, params)
+    first, second = build("rewards", name, params), build("rewards", name, params)
+    scores = []
+    for one in samples:
+        before = pickle.dumps(one)
+        score = first.score(one)
+        assert pickle.dumps(one) == before, f"{name} changes the sample it scores"
+        assert score == second.score(pickle.loads(before)), (
+            f"{name} scores {one.text!r} differently the second time"
+        )
+        values = list(score.values()) if isinstance(score, Mapping) else [score]
+        finite = all(isinstance(value, int | float) and np.isfinite(value) for value in values)
+        assert finite, f"{name} scores {one.text!r} as {score!r}, not a finite number"
+        scores.append(score)
+    return scores
+
+
+def check_filter(name: str, params: Params, groups: Sequence[Group]) -> list[Drop | None]:
+    """None or a Drop with a reason, the same every time, groups untouched. Returns the verdicts."""
+    check_parameters("filters", name, params)
+    first, second = build("filters", name, params), build("filters", name, params)
+    verdicts = []
+    for one in groups:
+        before = pickle.dumps(one)
+        verdict = first(one)
+        assert pickle.dumps(one) == before, f"{name} changes the group it looks at"
+        assert verdict == second(one), f"{name} judges the same group differently the second time"
+        assert verdict is None or (isinstance(verdict, Drop) and verdict.reason), (
+            f"{name} returned {verdict!r}"
+        )
+        verdicts.append(verdict)
+    return verdicts
+
+
+def check_data(name: str, params: Params) -> list[Row]:
+    """Rows with ids of their own, the same from every instance, in any order. Returns the readable rows."""
+    check_parameters("data", name, params)
+    source, other = build("data", name, params), build("data", name, params)
+    assert len(source) == len(other) > 0, f"{name} has no rows, or not always as many"
+    rows: dict[int, Row] = {}
+    for index in range(len(source)):
+        try:
+            rows[index] = source[index]
+        except ValueError as error:
+            assert str(error), f"{name} calls row {index} broken without saying why"
+    for index in reversed(rows):
+        assert other[index] == rows[index], f"{name}'s row {index} is different the second time"
+    assert len({row.id for row in rows.values()}) == len(rows), f"{name} has two rows with the same id"
+    return list(rows.values())
+
+
+def check_algorithm(name: str, params: Params, inputs: LossInputs) -> None:
+    """Advantages and losses of the right shapes, finite, the same every time; groups untouched.
+
+    `inputs` is one micro-batch of torch tensors whose `log_probs` (and `entropy`) require a gradient.
+    """
+    check_parameters("algorithms", name, params)
+    algorithm = build("algorithms", name, params)
+    assert isinstance(algorithm.needs, Needs), f"{name}.needs is {algorithm.needs!r}, not Needs"
+    _check_advantages(name, algorithm)
+    outputs, again = algorithm.loss(inputs), algorithm.loss(inputs)
+    length = len(inputs.log_probs)
+    assert outputs.loss.shape == (length,), f"{name}'s loss is not one number a token"
+    assert bool((outputs.loss == again.loss).all()), f"{name}'s loss is different the second time"
+    for metric, values in outputs.metrics.items():
+        assert values.shape == (length,), f"{name}'s metric {metric!r} is not one number a token"
+        assert not values.requires_grad, f"{name}'s metric {metric!r} carries a gradient; detach it"
+    outputs.loss.sum().backward()
+    gradient = inputs.log_probs.grad
+    assert gradient is not None and bool(gradient.isfinite().all()), f"{name}'s loss has no finite gradient"
+
+
+def _check_advantages(name: str, algorithm: Any) -> None:
+    groups = [group([1.0, 0.0, 0.5]), group([1.0, 1.0], lengths=[4, 0]), group([0.0, 2.0])]
+    groups[0].samples[1].loss_mask[:] = 0
+    groups[2].samples[0].status = Status.FAILED
+    before = copy.deepcopy(groups)
+    arrays = algorithm.advantages(groups)
+    samples = [one for each in groups for one in each.samples]
+    assert pickle.dumps(groups) == pickle.dumps(before), f"{name} changes the groups it compares"
+    for one, array, again in zip(samples, arrays, algorithm.advantages(groups), strict=True):
+        assert array.shape == one.tokens.shape, f"{name}'s advantages are not one number a token"
+        assert array.dtype == np.float32, f"{name}'s advantages are {array.dtype}, not float32"
+        assert np.isfinite(array).all(), f"{name}'s advantages are not finite"
+        assert np.array_equal(array, again), f"{name}'s advantages are different the second time"

@@ -1,0 +1,222 @@
+"""Every shipped algorithm keeps the contract, and differs from the others where its paper says so."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlrun.plugins.algorithms.advantages import discounted_sums, leave_one_out, whiten
+from rlrun.plugins.registry import PluginError, build, names
+from rlrun.plugins.testing import check_algorithm, group
+from rlrun.plugins.types import LossInputs, Needs, Status
+
+EVERYTHING = {
+    "clip": 0.2,
+    "entropy_coef": 0.01,
+    "kl": {"in_loss": {"coef": 0.1}},
+    "correction": {"type": "icepop"},
+    "opsm": 0.1,
+}
+
+
+def micro_batch(tokens: int = 12, samples: int = 3, seed: int = 0, **given: Any) -> LossInputs:
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(tokens, generator=generator) * scale
+
+    old = -noise().abs()
+    fields: dict[str, Any] = {
+        "log_probs": (old + noise(0.3)).requires_grad_(),
+        "entropy": noise().abs().requires_grad_(),
+        "old_log_probs": old,
+        "rollout_log_probs": old + noise(0.3),
+        "reference_log_probs": old + noise(0.3),
+        "advantages": noise(),
+        "mask": (noise() > -1).float(),
+        "sample": torch.arange(tokens) * samples // tokens,
+        "num_samples": samples,
+    }
+    return LossInputs(**(fields | given))
+
+
+@pytest.mark.parametrize("name", names("algorithms"))
+def test_every_algorithm_keeps_the_contract(name: str) -> None:
+    check_algorithm(name, {}, micro_batch())
+
+
+@pytest.mark.parametrize("name", [name for name in names("algorithms") if name != "sft"])
+def test_with_every_term_on(name: str) -> None:
+    check_algorithm(name, EVERYTHING, micro_batch())
+    assert build("algorithms", name, EVERYTHING).needs == Needs(
+        reference=True,
+        entropy_grad=True,
+        trainer_log_probs=True,
+        group_relative=name != "reinforce_plus_plus",
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in names("algorithms") if name not in {"sft", "cispo"}])
+def test_the_first_step_is_plain_policy_gradient(name: str) -> None:
+    """At ratio 1 every clipped loss is -A, and its gradient -A (GSPO: its sample's mean) on each token."""
+    old = torch.tensor([-1.0, -2.0, -3.0])
+    inputs = micro_batch(
+        tokens=3,
+        samples=1,
+        log_probs=old.clone().requires_grad_(),
+        old_log_probs=old,
+        advantages=torch.tensor([2.0, 2.0, 2.0]),
+        mask=torch.ones(3),
+    )
+    outputs = build("algorithms", name, {}).loss(inputs)
+    assert torch.equal(outputs.loss, -inputs.advantages)
+    assert not outputs.metrics["approx_kl"].any()
+    assert not outputs.metrics["clip_frac"].any()
+    outputs.loss.sum().backward()
+    torch.testing.assert_close(inputs.log_probs.grad, torch.full((3,), -2.0))
+
+
+def test_sft_is_the_negative_log_likelihood() -> None:
+    inputs = micro_batch()
+    assert torch.equal(build("algorithms", "sft", {}).loss(inputs).loss, -inputs.log_probs)
+    assert build("algorithms", "sft", {}).needs == Needs(rollout=False, old_log_probs=False)
+
+
+def test_grpo_alone_needs_neither_reference_nor_entropy() -> None:
+    assert build("algorithms", "grpo", {}).needs == Needs(group_relative=True)
+
+
+def test_correction_weighs_the_policy_loss_alone() -> None:
+    """With every weight 0 what is left is the KL and entropy terms."""
+    far = micro_batch(rollout_log_probs=torch.full((12,), -40.0))
+    params = EVERYTHING | {"opsm": None}
+    outputs = build("algorithms", "grpo", params).loss(far)
+    kl_and_entropy = 0.1 * outputs.metrics["kl_loss"] - 0.01 * outputs.metrics["entropy"]
+    torch.testing.assert_close(outputs.loss.detach(), kl_and_entropy)
+    assert not outputs.metrics["pg_loss"].any()
+    assert outputs.metrics["tis/clip_frac"].all()
+
+
+def test_a_kl_term_with_weight_0_measures_and_trains_nothing() -> None:
+    inputs = micro_batch()
+    plain = build("algorithms", "grpo", {}).loss(inputs)
+    measured = build("algorithms", "grpo", {"kl": {"in_loss": {"coef": 0}}}).loss(inputs)
+    assert torch.equal(plain.loss, measured.loss)
+    assert (measured.metrics["kl_loss"] >= 0).all()
+
+
+def test_low_var_kl_stays_finite_where_k3_overflows() -> None:
+    params = {"kl": {"in_loss": {"type": "low_var_kl", "coef": 1.0}}}
+    inputs = micro_batch(
+        reference_log_probs=torch.zeros(12), log_probs=torch.full((12,), -200.0, requires_grad=True)
+    )
+    inputs = micro_batch(
+        log_probs=inputs.log_probs,
+        old_log_probs=inputs.log_probs.detach(),
+        reference_log_probs=torch.zeros(12),
+    )
+    outputs = build("algorithms", "grpo", params).loss(inputs)
+    assert (outputs.metrics["kl_loss"] == 10).all()
+    outputs.loss.sum().backward()
+    assert inputs.log_probs.grad is not None
+    torch.testing.assert_close(inputs.log_probs.grad, -inputs.advantages)
+
+
+def test_unbiased_kl_is_weighted_by_the_ratio() -> None:
+    inputs = micro_batch(reference_log_probs=torch.full((12,), -1.0))
+    losses = {
+        unbiased: build("algorithms", "grpo", {"kl": {"in_loss": {"type": "k2", "unbiased": unbiased}}})
+        .loss(inputs)
+        .metrics["kl_loss"]
+        for unbiased in (False, True)
+    }
+    ratio = (inputs.log_probs - inputs.old_log_probs).exp().detach()
+    torch.testing.assert_close(losses[True], losses[False] * ratio)
+
+
+def test_gspo_gives_every_token_of_a_sample_the_same_ratio() -> None:
+    inputs = micro_batch(advantages=torch.ones(12))
+    loss = build("algorithms", "gspo", {"clip": 0.9, "clip_high": 99}).loss(inputs).loss
+    for sample in range(3):
+        assert len(loss[inputs.sample == sample].unique()) == 1
+
+
+def test_off_policy_masking_takes_whole_samples() -> None:
+    inputs = micro_batch(
+        tokens=6,
+        samples=3,
+        log_probs=torch.tensor([-9.0, 0.0, -9.0, 0.0, -1.0, -1.0], requires_grad=True),
+        old_log_probs=torch.tensor([-1.0] * 6),
+        advantages=torch.tensor([-1.0, -1.0, 1.0, 1.0, -1.0, -1.0]),
+        mask=torch.ones(6),
+    )
+    left_out = build("algorithms", "grpo", {"opsm": 0.5}).loss(inputs).metrics["opsm_frac"]
+    assert left_out.tolist() == [1, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", [name for name in names("algorithms") if "reinforce" not in name])
+def test_a_group_of_one_has_advantage_0(name: str) -> None:
+    (array,) = build("algorithms", name, {}).advantages([group([5.0], lengths=[3])])
+    assert array.tolist() == [0, 0, 0]
+
+
+def test_failed_and_unscored_samples_are_not_compared() -> None:
+    whole = group([1.0, 0.0, 7.0, float("nan")], lengths=[1, 1, 1, 1])
+    whole.samples[2].status = Status.FAILED
+    advantages = build("algorithms", "dr_grpo", {}).advantages([whole])
+    assert [array[0] for array in advantages] == [0.5, -0.5, 0, 0]
+
+
+def test_groups_may_have_any_size() -> None:
+    arrays = build("algorithms", "rloo", {}).advantages([group([1, 0, 0]), group([1, 0])])
+    assert [array[0] for array in arrays] == [1, -0.5, -0.5, 1, -1]
+
+
+def test_leave_one_out_is_the_mean_of_the_others() -> None:
+    rewards = np.array([3.0, 1.0, 8.0, 0.0])
+    others = [np.delete(rewards, at).mean() for at in range(4)]
+    np.testing.assert_allclose(leave_one_out(rewards), rewards - others)
+
+
+def test_discounted_sums_equal_the_recursion() -> None:
+    values = np.random.default_rng(0).normal(size=37)
+    expected, total = np.zeros(37), 0.0
+    for at in reversed(range(37)):
+        total = values[at] + 0.9 * total
+        expected[at] = total
+    np.testing.assert_allclose(discounted_sums(values, 0.9), expected, rtol=1e-12)
+
+
+def test_whitening_spans_the_whole_step() -> None:
+    arrays = [np.array([1.0, 2.0], np.float32), np.array([30.0, 4.0, 5.0], np.float32)]
+    masks = [np.ones(2, np.float32), np.array([0, 1, 1], np.float32)]
+    trained = np.concatenate(
+        [array[mask > 0] for array, mask in zip(whiten(arrays, masks), masks, strict=True)]
+    )
+    assert trained.mean() == pytest.approx(0, abs=1e-6)
+    assert trained.std(ddof=1) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_a_step_without_a_trained_token_is_an_error(name: str) -> None:
+    masked = group([1.0, 0.0])
+    for sample in masked.samples:
+        sample.loss_mask[:] = 0
+    with pytest.raises(ValueError, match="no token of this step is trained"):
+        build("algorithms", name, {}).advantages([masked])
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"clip": 0}, "clip: .*greater than 0"),
+        ({"dual_clip": 1.0}, "dual_clip: .*greater than 1"),
+        ({"kl": {"in_reward": {"coef": 0.1}}}, r"kl\.in_reward"),
+        ({"kl": {"in_loss": {"type": "k4"}}}, r"kl\.in_loss\.type"),
+        ({"correction": {"low": 3}}, r"low \(3\) must be below high \(2\)"),
+    ],
+)
+def test_wrong_parameters_are_named(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        build("algorithms", "grpo", params)

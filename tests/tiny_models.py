@@ -25,6 +25,7 @@ TEMPLATE = (
 def make_tiny_model(
     folder: Path,
     family: str = "qwen3",
+    *,
     tied: bool = False,
     vocab: int = 320,
     seed: int = 0,
@@ -32,10 +33,10 @@ def make_tiny_model(
     dtype: torch.dtype = torch.float32,
     **config: Any,
 ) -> Path:
-    """Write a random model of a family ("qwen3", "llama", "qwen3_moe") and a byte-level tokenizer; returns `folder`.
+    """Write a random "qwen3", "llama" or "qwen3_moe" and a byte-level tokenizer; returns `folder`.
 
-    `scale` is the standard deviation of the weights: large enough for distributions that are not flat. Further
-    keywords override the config's fields.
+    `scale` is the standard deviation of the weights: large enough for distributions that are not flat.
+    Further keywords override the config's fields.
     """
     fields: dict[str, Any] = {
         "vocab_size": vocab,

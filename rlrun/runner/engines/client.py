@@ -1,0 +1,165 @@
+"""The client of an engine: SGLang's HTTP protocol, the same for a native engine and an SGLang server.
+
+    GenerateRequest -> JSON -> POST /generate -> JSON -> Generation
+
+Every call has a deadline. Calls that may safely be made twice are repeated, after a moment that grows and is
+jittered, when the connection fails; a generation is repeated only when it never reached the engine.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import aiohttp
+import orjson
+
+from rlrun.runner.carriers import GenerateRequest, Generation, WeightManifest
+from rlrun.runner.engines.wire import generate_body, manifest_body, parse_generations, version_number
+from rlrun.runner.errors import EngineError
+
+ATTEMPTS = 4
+FIRST_DELAY = 0.1
+"""Seconds before the first repetition; doubles each time, times a random factor from 0.5 to 1.5."""
+
+
+class EngineClient:
+    """One engine. Make and use it in one event loop; `close` it, or use it as an async context manager.
+
+    Every method raises EngineError when the engine refuses (with its message), cannot be reached, or fails;
+    TimeoutError when its deadline passes.
+    """
+
+    def __init__(self, url: str, generate_timeout: float = 3600.0, control_timeout: float = 120.0) -> None:
+        """`generate_timeout`: seconds for a /generate call; `control_timeout`: for every other."""
+        self.url = url.rstrip("/")
+        self._generate_timeout = generate_timeout
+        self._control_timeout = control_timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        """The n samples of one request, in the order of its seeds."""
+        return (await self.generate_batch([request]))[0]
+
+    async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+        """All requests in one call, so that they alone decide what runs together in the engine."""
+        if not requests:
+            return []
+        raw = await self._call(
+            "POST", "/generate", generate_body(requests), self._generate_timeout, safe=False
+        )
+        return parse_generations(raw, requests)
+
+    async def abort_all(self) -> None:
+        """End every running request; each answers with what it has."""
+        await self._post("/abort_request", {"abort_all": True})
+
+    async def pause(self, mode: Literal["abort", "in_place", "retract"] = "in_place") -> None:
+        """Stop generating until `resume`."""
+        await self._post("/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._post("/continue_generation", {})
+
+    async def flush_cache(self) -> None:
+        """Forget cached prefixes. EngineError while requests run."""
+        await self._post("/flush_cache", {})
+
+    async def health(self) -> bool:
+        """Whether the engine answers that it works; a refusal or no connection is False, not an error."""
+        try:
+            await self._call("GET", "/health", None, self._control_timeout, attempts=1)
+        except (EngineError, TimeoutError):
+            return False
+        return True
+
+    async def model_info(self) -> dict[str, Any]:
+        """What the engine serves; `weight_version` among it."""
+        info: dict[str, Any] = orjson.loads(
+            await self._call("GET", "/model_info", None, self._control_timeout)
+        )
+        return info
+
+    async def update_weights(self, manifest: WeightManifest) -> int:
+        """Serve a shared-memory segment's weights from the next forward pass on; returns their version."""
+        raw = await self._call(
+            "POST", "/update_weights_from_tensor", manifest_body(manifest), self._control_timeout
+        )
+        return version_number(orjson.loads(raw).get("weight_version"))
+
+    async def update_weights_from_disk(self, folder: str, version: int) -> int:
+        """Serve the weights of a folder on the engine's host; the version it then reports."""
+        body = {"model_path": folder, "weight_version": str(version), "flush_cache": False}
+        await self._post("/update_weights_from_disk", body)
+        return version_number((await self.model_info()).get("weight_version"))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def __aenter__(self) -> "EngineClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _post(self, path: str, body: dict[str, Any]) -> bytes:
+        return await self._call("POST", path, orjson.dumps(body), self._control_timeout)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        seconds: float,
+        *,
+        safe: bool = True,
+        attempts: int = ATTEMPTS,
+    ) -> bytes:
+        """One call; `safe`: it may reach the engine twice."""
+        repeatable = aiohttp.ClientConnectionError if safe else aiohttp.ClientConnectorError
+        try:
+            async with asyncio.timeout(seconds):
+                for attempt in range(attempts):
+                    try:
+                        return await self._once(method, path, body)
+                    except repeatable as error:
+                        if attempt == attempts - 1:
+                            raise EngineError(
+                                f"engine {self.url}{path} cannot be reached: {error}"
+                            ) from error
+                        await asyncio.sleep(FIRST_DELAY * 2**attempt * random.uniform(0.5, 1.5))
+                    except aiohttp.ClientError as error:
+                        raise EngineError(f"engine {self.url}{path}: {error!r}") from error
+        except TimeoutError:
+            raise TimeoutError(f"engine {self.url}{path} did not answer within {seconds:g} s") from None
+        raise AssertionError("unreachable: every attempt returns or raises")
+
+    async def _once(self, method: str, path: str, body: bytes | None) -> bytes:
+        if self._session is None:
+            # Deadlines are ours; connections are as many as there are calls.
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+            )
+        headers = {"Content-Type": "application/json"}
+        async with self._session.request(method, self.url + path, data=body, headers=headers) as response:
+            raw = await response.read()
+            if response.status != 200:
+                message = f"engine {self.url}{path} answered {response.status}: {_message(raw)}"
+                raise EngineError(message)
+            return raw
+
+
+def _message(raw: bytes) -> str:
+    """The message of an error answer, or its beginning."""
+    try:
+        answer = orjson.loads(raw)
+        return str(answer.get("error", {}).get("message") or answer.get("message") or answer)
+    except (orjson.JSONDecodeError, AttributeError):
+        return raw[:500].decode(errors="replace")

@@ -1,0 +1,126 @@
+"""What config.json of a Qwen3 or Llama checkpoint says, checked and in one place."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FAMILIES = ("qwen3", "llama")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder of the Qwen3 or Llama family."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_length: int
+    """Positions the model was made for (`max_position_embeddings`)."""
+    tied: bool
+    """The output head is the embedding."""
+    qk_norm: bool
+    attention_bias: bool
+    """q, k, v and the attention's output projection have biases."""
+    mlp_bias: bool
+    rope: Mapping[str, Any]
+    """`rope_theta`, `rope_type` and the scaling's own keys."""
+    eos_token_ids: tuple[int, ...]
+    """End-of-sequence tokens of config.json and generation_config.json."""
+
+    @property
+    def kv_size(self) -> int:
+        """Width of keys (and of values) of one token in one layer."""
+        return self.num_kv_heads * self.head_dim
+
+
+def read_config(folder: str | Path) -> ModelConfig:
+    """Read `config.json` (and `generation_config.json`) of a Hugging Face folder.
+
+    Raises ValueError for a family or an option the native engine does not compute.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: engine models are folders in Hugging Face format")
+    raw = json.loads(path.read_text())
+    family = raw.get("model_type")
+    if family not in FAMILIES:
+        raise ValueError(f"{path}: model_type {family!r}; the native engine runs {' and '.join(FAMILIES)}")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"{path}: hidden_act {raw['hidden_act']!r}; the native engine computes silu")
+    if raw.get("use_sliding_window"):
+        raise ValueError(f"{path}: use_sliding_window is true; the native engine has full attention only")
+    heads = raw["num_attention_heads"]
+    return ModelConfig(
+        family=family,
+        vocab_size=raw["vocab_size"],
+        hidden_size=raw["hidden_size"],
+        intermediate_size=raw["intermediate_size"],
+        num_layers=raw["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=raw.get("num_key_value_heads") or heads,
+        head_dim=raw.get("head_dim") or (128 if family == "qwen3" else raw["hidden_size"] // heads),
+        norm_eps=raw.get("rms_norm_eps", 1e-6),
+        max_length=raw.get("max_position_embeddings", 32768 if family == "qwen3" else 2048),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        qk_norm=family == "qwen3",
+        attention_bias=bool(raw.get("attention_bias", False)),
+        mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
+        rope=_rope(raw),
+        eos_token_ids=_eos_token_ids(raw, path.with_name("generation_config.json")),
+    )
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor the engine needs, by Hugging Face name, with its shape."""
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    queries = config.num_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        shapes[prefix + "input_layernorm.weight"] = (hidden,)
+        for name, width in (("q", queries), ("k", config.kv_size), ("v", config.kv_size)):
+            shapes[f"{prefix}self_attn.{name}_proj.weight"] = (width, hidden)
+            if config.attention_bias:
+                shapes[f"{prefix}self_attn.{name}_proj.bias"] = (width,)
+        shapes[prefix + "self_attn.o_proj.weight"] = (hidden, queries)
+        if config.attention_bias:
+            shapes[prefix + "self_attn.o_proj.bias"] = (hidden,)
+        if config.qk_norm:
+            shapes[prefix + "self_attn.q_norm.weight"] = (config.head_dim,)
+            shapes[prefix + "self_attn.k_norm.weight"] = (config.head_dim,)
+        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        for name, shape in (("gate", (ffn, hidden)), ("up", (ffn, hidden)), ("down", (hidden, ffn))):
+            shapes[f"{prefix}mlp.{name}_proj.weight"] = shape
+            if config.mlp_bias:
+                shapes[f"{prefix}mlp.{name}_proj.bias"] = shape[:1]
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tied:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    return shapes
+
+
+def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (before)."""
+    scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    scaling.setdefault("rope_theta", raw.get("rope_theta", 10000.0))
+    scaling["rope_type"] = scaling.get("rope_type") or scaling.get("type") or "default"
+    return scaling
+
+
+def _eos_token_ids(raw: Mapping[str, Any], generation_config: Path) -> tuple[int, ...]:
+    sources = [raw]
+    if generation_config.is_file():
+        sources.append(json.loads(generation_config.read_text()))
+    ids: set[int] = set()
+    for source in sources:
+        value = source.get("eos_token_id")
+        ids.update([value] if isinstance(value, int) else value or [])
+    return tuple(sorted(ids))

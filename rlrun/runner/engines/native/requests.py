@@ -1,0 +1,140 @@
+"""What a client asks of the engine: samples, grouped by their prompt."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """SGLang's `sampling_params`, the part the engine computes."""
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    """0 takes the likeliest token."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: all."""
+    min_new_tokens: int = 0
+    """No stop token before this many tokens."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Beside the model's end-of-sequence tokens."""
+    ignore_eos: bool = False
+    """Stop tokens of either kind do not end the sample."""
+    sampling_seed: int | None = None
+    """None: drawn by the engine."""
+    n: int = 1
+    """Samples of the prompt; sample k has seed `sampling_seed + k`."""
+
+
+def parse_sampling(raw: Mapping[str, Any]) -> SamplingParams:
+    """Check a request's `sampling_params`. Raises ValueError naming the key and what it may be."""
+    known = SamplingParams.__dataclass_fields__
+    unknown = [key for key in raw if key not in known]
+    if unknown:
+        raise ValueError(f"sampling_params: unknown {', '.join(unknown)}; known: {', '.join(known)}")
+    values = {key: value for key, value in raw.items() if value is not None}
+    stop = values.get("stop", ())
+    values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
+    params = SamplingParams(**values)
+    limits: tuple[tuple[str, bool, str], ...] = (
+        ("max_new_tokens", _whole(params.max_new_tokens, 1), "a whole number, at least 1"),
+        ("min_new_tokens", _whole(params.min_new_tokens, 0), "a whole number, at least 0"),
+        ("n", _whole(params.n, 1), "a whole number, at least 1"),
+        ("temperature", _number(params.temperature) and params.temperature >= 0, "a number, at least 0"),
+        ("top_p", _number(params.top_p) and 0 < params.top_p <= 1, "above 0, at most 1"),
+        (
+            "top_k",
+            _whole(params.top_k, 1) or params.top_k in (-1, 0),
+            "a whole number above 0, or -1 for all",
+        ),
+        (
+            "stop",
+            all(isinstance(text, str) and text for text in params.stop),
+            "a string or a list of strings",
+        ),
+        ("stop_token_ids", all(_whole(token, 0) for token in params.stop_token_ids), "a list of token ids"),
+        ("sampling_seed", params.sampling_seed is None or _whole(params.sampling_seed), "a whole number"),
+    )
+    for key, valid, expected in limits:
+        if not valid:
+            raise ValueError(f"sampling_params.{key} is {getattr(params, key)!r}; it must be {expected}")
+    return params
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One sample on its way. The engine's thread owns it from submission until `on_done` is called."""
+
+    id: str
+    prompt: NDArray[np.int32]
+    """`[P]`"""
+    params: SamplingParams
+    seed: int
+    """Signed 64 bits."""
+    on_done: Callable[["Job"], None] = lambda job: None
+    """Called once, in the engine's thread."""
+    tokens: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    """`[R]`, complete when done."""
+    log_probs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    """`[R]`"""
+    starts: list[tuple[int, int]] = field(default_factory=list)
+    """(weight version, first token made by it), in order."""
+    finish: dict[str, Any] | None = None
+    """SGLang's `finish_reason`; None while it runs."""
+    cached_tokens: int = 0
+    """Prompt tokens that another sample's prefill computed."""
+
+    @property
+    def spans(self) -> list[tuple[int, int, int]]:
+        """(version, start, end) of the tokens made; no span is empty, neighbours differ in version."""
+        ends = [start for _, start in self.starts[1:]] + [len(self.tokens)]
+        spans: list[tuple[int, int, int]] = []
+        for (version, start), end in zip(self.starts, ends, strict=True):
+            if spans and spans[-1][0] == version:
+                spans[-1] = (version, spans[-1][1], end)
+            elif end > start:
+                spans.append((version, start, end))
+        return spans
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Samples that share a prompt, and its keys and values."""
+
+    prompt: NDArray[np.int32]
+    """`[P]`; of a retracted sample, its own tokens as well."""
+    waiting: list[Job]
+    """Not yet running."""
+    seat: int | None = None
+    """Row of the prompts' block tables; None before the prefill."""
+    blocks: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    running: int = 0
+    """Samples that use the blocks."""
+    logits: Any = None
+    """`[1, V]` of the prompt's last token, kept while some samples still wait for a row."""
+
+
+def group_jobs(jobs: Sequence[Job]) -> list[Group]:
+    """Group neighbours with equal prompts, in order."""
+    groups: list[Group] = []
+    for job in jobs:
+        if groups and np.array_equal(groups[-1].prompt, job.prompt):
+            job.cached_tokens = len(job.prompt)
+            groups[-1].waiting.append(job)
+        else:
+            groups.append(Group(job.prompt, [job]))
+    return groups
+
+
+def _whole(value: Any, least: int | None = None) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,72 @@
+"""The step from hidden states to tokens for the rows of a scheduler."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlrun.runner.engines.native.model import Model
+from rlrun.runner.engines.native.rows import Field, Rows
+from rlrun.runner.engines.native.sampling import allowed_tokens, sample
+from rlrun.runner.engines.native.stops import StopTokens
+
+LOGITS_BYTES = 8 << 20
+"""Logits held at a time: the allocator recycles pieces of this size and maps larger ones anew each step."""
+
+Drawn = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+
+class Sampler:
+    """Draws one token for each of a range of rows, a chunk of logits at a time."""
+
+    def __init__(self, model: Model, rows: Rows, stop_tokens: StopTokens) -> None:
+        self._model = model
+        self._rows = rows
+        self._stop_tokens = stop_tokens
+        head = model.weights.head
+        self._chunk = max(1, LOGITS_BYTES // (head.shape[0] * head.element_size()))
+        self._device = head.device
+
+    def next_tokens(self, hidden: torch.Tensor) -> Drawn:
+        """Tokens and log-probs `[B]` of rows 0 to B from their states `[B, H]`."""
+        chunks = [
+            self._draw(start, self._model.logits(hidden[start : start + self._chunk]))
+            for start in range(0, len(hidden), self._chunk)
+        ]
+        return _join(chunks)
+
+    def first_tokens(self, first: int, logits: Sequence[torch.Tensor]) -> Drawn:
+        """The same for rows from `first` on, each with its prompt's logits `[1, V]`."""
+        chunks = [
+            self._draw(first + start, torch.cat(tuple(logits[start : start + self._chunk])))
+            for start in range(0, len(logits), self._chunk)
+        ]
+        return _join(chunks)
+
+    def _draw(self, start: int, logits: torch.Tensor) -> Drawn:
+        rows = slice(start, start + len(logits))
+        ints = self._rows.ints[:, rows]
+        temperatures, top_ps = torch.from_numpy(self._rows.floats[:, rows]).to(self._device)
+        seeds, positions = torch.from_numpy(
+            np.stack([ints[Field.SEED], ints[Field.PREFIX_LENGTH] + ints[Field.GENERATED]])
+        ).to(self._device)
+        allowed = None
+        waiting = ints[Field.GENERATED] < ints[Field.MIN_NEW]
+        if waiting.any() or ints[Field.RESTRICTED].any():
+            forbidden = self._stop_tokens.table[np.where(waiting, ints[Field.STOP_SET], 0)]
+            allowed = allowed_tokens(
+                logits,
+                temperatures,
+                top_ps,
+                torch.from_numpy(ints[Field.TOP_K]).to(self._device),
+                torch.from_numpy(forbidden).to(self._device),
+            )
+        tokens, log_probs = sample(logits, temperatures, seeds, positions, allowed)
+        return tokens.cpu().numpy(), log_probs.cpu().numpy()
+
+
+def _join(chunks: list[Drawn]) -> Drawn:
+    if len(chunks) == 1:
+        return chunks[0]
+    return np.concatenate([tokens for tokens, _ in chunks]), np.concatenate([values for _, values in chunks])

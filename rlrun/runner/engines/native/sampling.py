@@ -1,0 +1,110 @@
+"""Drawing tokens: counter-based randomness, masks, and the inverse of the distribution function in two
+levels.
+
+The random number of a token is a hash of the sample's seed and the token's absolute position: it does not
+depend on which samples run beside it, nor on when. Log-probs are those of the whole distribution at the
+sampling temperature, whatever top-k and top-p leave of it.
+"""
+
+import torch
+
+GROUP = 64
+"""Tokens of the vocabulary summed together: one group is found first, then a token in it."""
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
+_MIX = (-4658895280553007687, -7723592293110705685)  # splitmix64 (Steele, Lea, Flood 2014)
+
+
+def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Uniform float64 in (0, 1) for each pair of int64 seed and position: splitmix64 of the two."""
+    return ((_shift(_hash(_hash(seeds) ^ positions), 11)).double() + 0.5) * 2.0**-53
+
+
+def sample(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    allowed: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens `[B]` int64 and log-probs `[B]` float32 from logits `[B, V]`.
+
+    Temperature 0 takes the likeliest token, and its log-prob at temperature 1. `allowed` `[B, V]` bool limits
+    what may be drawn; log-probs do not depend on it.
+    """
+    greedy = temperatures == 0
+    scaled = logits.float() / torch.where(greedy, 1.0, temperatures)[:, None]
+    peak = scaled.amax(-1, keepdim=True)
+    weights = (scaled - peak).exp_()
+    log_total = _group_sums(weights).sum(-1).log()
+    if allowed is not None:
+        weights = weights * allowed
+    drawn = _invert(weights, uniform(seeds, positions))
+    if bool(greedy.any()):
+        drawn = torch.where(greedy, weights.argmax(-1), drawn)
+    chosen = scaled.gather(1, drawn[:, None])[:, 0] - peak[:, 0]
+    return drawn, (chosen.double() - log_total).float()
+
+
+def allowed_tokens(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_ps: torch.Tensor,
+    top_ks: torch.Tensor,
+    forbidden: torch.Tensor | None,
+) -> torch.Tensor:
+    """Which of `[B, V]` may be drawn: the `top_ks` likeliest (-1: all) that follow less than `top_ps` of the
+    mass.
+
+    `forbidden` `[B, V]` bool is taken out before (end-of-sequence tokens below the minimum length).
+    """
+    scaled = logits.float() / torch.where(temperatures == 0, 1.0, temperatures)[:, None]
+    if forbidden is not None:
+        scaled = scaled.masked_fill(forbidden, float("-inf"))
+    if not bool(((top_ps < 1) | (top_ks > 0)).any()):
+        return scaled > float("-inf")
+    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+    mass = ordered.softmax(-1)
+    before = mass.cumsum(-1) - mass
+    ranks = torch.arange(scaled.shape[1], device=scaled.device)
+    limit = torch.where(top_ks > 0, top_ks, scaled.shape[1])
+    keep = (before < top_ps[:, None]) & (ranks < limit[:, None]) & (ordered > float("-inf"))
+    keep[:, 0] = True
+    return torch.zeros_like(keep).scatter_(1, order, keep)
+
+
+def _invert(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """The first token whose cumulative weight exceeds its row's draw; tokens of weight 0 are never it."""
+    sums = _group_sums(weights)
+    cumulative = sums.cumsum(-1)
+    target = (draws * cumulative[:, -1])[:, None]
+    last = (sums > 0).long().cumsum(-1).argmax(-1, keepdim=True)
+    group = torch.searchsorted(cumulative, target, right=True).minimum(last)
+    before = cumulative.gather(1, group) - sums.gather(1, group)
+    columns = (group * GROUP + torch.arange(GROUP, device=group.device)).clamp_(max=weights.shape[1] - 1)
+    inside = torch.arange(GROUP, device=group.device) < weights.shape[1] - group * GROUP
+    members = weights.gather(1, columns).double() * inside
+    last = (members > 0).long().cumsum(-1).argmax(-1, keepdim=True)
+    index = torch.searchsorted(members.cumsum(-1), target - before, right=True).minimum(last)
+    return (group * GROUP + index)[:, 0]
+
+
+def _group_sums(weights: torch.Tensor) -> torch.Tensor:
+    """`[B, ceil(V / GROUP)]` float64."""
+    whole = weights.shape[1] // GROUP * GROUP
+    sums = weights[:, :whole].unflatten(1, (-1, GROUP)).sum(-1, dtype=torch.float64)
+    if whole == weights.shape[1]:
+        return sums
+    return torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)], 1)
+
+
+def _hash(values: torch.Tensor) -> torch.Tensor:
+    values = values + _GOLDEN
+    values = (values ^ _shift(values, 30)) * _MIX[0]
+    values = (values ^ _shift(values, 27)) * _MIX[1]
+    return values ^ _shift(values, 31)
+
+
+def _shift(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical right shift of int64."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,304 @@
+"""Continuous batching: which samples run, where their cache lies, and what a step does.
+
+    waiting groups --admit--> prefill (each prompt once) --> rows --decode, one token a row a step--> done
+                    <-----------------retract (no free block, or pause)-----------'
+
+One thread owns a Scheduler. It decides by the order of submission and by how full the cache is, never by the
+clock: the same groups added at once to an idle scheduler give the same tokens and log-probs, bit for bit.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlrun.runner.engines.native.cache import BLOCK, BlockPool, OutOfBlocks, blocks_for
+from rlrun.runner.engines.native.model import DecodeBatch, Model
+from rlrun.runner.engines.native.requests import Group, Job
+from rlrun.runner.engines.native.rows import Entry, Field, Rows
+from rlrun.runner.engines.native.sampler import Sampler
+from rlrun.runner.engines.native.stops import StopStrings, StopTokens
+from rlrun.runner.engines.native.weights import ModelWeights
+
+PREFILL_TOKENS = 8192
+"""Prompt tokens in one pass; a longer prompt goes alone."""
+PREFILL_PROMPTS = 128
+"""Prompts in one pass."""
+
+
+class Scheduler:
+    """Runs groups to their end. `step` does one round; jobs are told through their `on_done`."""
+
+    def __init__(
+        self, model: Model, pool: BlockPool, rows: Rows, stop_tokens: StopTokens, stop_strings: StopStrings
+    ) -> None:
+        self.model = model
+        self.version = 0
+        self._pool = pool
+        self._rows = rows
+        self._stop_tokens = stop_tokens
+        self._stop_strings = stop_strings
+        self._waiting: deque[Group] = deque()
+        self._device = model.weights.norm.device
+        self._sampler = Sampler(model, rows, stop_tokens)
+
+    @property
+    def busy(self) -> bool:
+        """Something runs or waits."""
+        return bool(self._waiting) or self._rows.count > 0
+
+    @property
+    def running(self) -> int:
+        """Samples being decoded."""
+        return self._rows.count
+
+    def add(self, groups: Sequence[Group]) -> None:
+        """Queue groups, in order."""
+        self._waiting.extend(groups)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admit what there is room for, then decode one token of every running sample."""
+        self._admit()
+        if self._rows.count:
+            self._decode()
+
+    def set_weights(self, weights: ModelWeights, version: int) -> None:
+        """Replace the weights, and note for every running sample where the new version begins."""
+        self.model.weights = weights
+        self.version = version
+        for row, entry in enumerate(self._rows.entries):
+            made = len(entry.job.tokens) + int(self._rows.ints[Field.GENERATED, row])
+            entry.job.starts.append((version, made))
+
+    def abort(self, chosen: Callable[[Job], bool], message: str) -> int:
+        """End jobs with what they have; returns how many."""
+        return self._end_chosen(chosen, {"type": "abort", "message": message})
+
+    def fail(self, message: str) -> None:
+        """End every job with an error."""
+        self._end_chosen(lambda job: True, {"type": "error", "message": message})
+
+    def _end_chosen(self, chosen: Callable[[Job], bool], finish: dict[str, Any]) -> int:
+        running = [row for row, entry in enumerate(self._rows.entries) if chosen(entry.job)]
+        self._finish(np.array(running, np.int64), [finish] * len(running))
+        waiting = [job for group in self._waiting for job in group.waiting if chosen(job)]
+        for group in self._waiting:
+            group.waiting = [job for job in group.waiting if not chosen(job)]
+            self._release_prompt(group)
+        self._waiting = deque(group for group in self._waiting if group.waiting)
+        for job in waiting:
+            _end(job, finish)
+        return len(running) + len(waiting)
+
+    def retract_all(self) -> None:
+        """Move every running sample back to the queue's front, with what it made as part of its prompt."""
+        self._retract(range(self._rows.count))
+        self._drop_waiting_prompts()
+
+    # -- admission
+
+    def _admit(self) -> None:
+        first = self._rows.count
+        groups: list[Group] = []
+        tokens = 0
+        while self._waiting:
+            group = self._waiting[0]
+            fresh = group.seat is None
+            full = tokens + len(group.prompt) > PREFILL_TOKENS or len(groups) == PREFILL_PROMPTS
+            if fresh and groups and full:
+                break
+            taken = self._room_for(group)
+            if not taken and not self._rows.count and self._drop_waiting_prompts():
+                continue
+            if not taken:
+                break
+            if fresh:
+                group.blocks = self._pool.take(blocks_for(len(group.prompt)))
+                group.seat = self._rows.take_prefix_seat(group.blocks)
+                groups.append(group)
+                tokens += len(group.prompt)
+            self._seat(group, taken)
+            if group.waiting:
+                break
+            self._waiting.popleft()
+        if self._rows.count > first:
+            self._start(first, groups)
+
+    def _room_for(self, group: Group) -> int:
+        """How many samples of a group can start now: each needs a row, and one free block for itself."""
+        rows = self._rows.capacity - self._rows.count
+        fresh = group.seat is None
+        if fresh and not self._rows.free_prefix_seats:
+            return 0
+        need = blocks_for(len(group.prompt)) if fresh else 0
+        spare = self._pool.free - need - self._rows.count
+        if self._rows.count == 0 and self._pool.free > need:
+            spare = max(spare, 1)
+        return max(0, min(rows, spare, len(group.waiting)))
+
+    def _seat(self, group: Group, count: int) -> None:
+        for job in group.waiting[:count]:
+            job.starts.append((self.version, len(job.tokens)))
+            self._rows.append(
+                Entry(job, group), self._stop_tokens.index(job.params), self._stop_strings.index(job.params)
+            )
+        group.running += count
+        group.waiting = group.waiting[count:]
+
+    def _start(self, first: int, groups: list[Group]) -> None:
+        """Prefill `groups` and draw the first token of every row from `first` on."""
+        if groups:
+            logits = self.model.logits(self._prefill(groups))
+            for index, group in enumerate(groups):
+                group.logits = logits[index : index + 1]
+        started = [entry.group for entry in self._rows.entries[first:]]
+        self._advance(first, *self._sampler.first_tokens(first, [group.logits for group in started]))
+        for group in started:
+            group.logits = group.logits.clone() if group.waiting else None
+
+    def _prefill(self, groups: list[Group]) -> torch.Tensor:
+        lengths = [len(group.prompt) for group in groups]
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        blocks = np.concatenate(
+            [np.repeat(group.blocks, BLOCK)[: len(group.prompt)] for group in groups], dtype=np.int64
+        )
+        tokens = np.concatenate([group.prompt for group in groups])
+        packed = np.stack([tokens, positions, blocks * BLOCK + positions % BLOCK])
+        return self.model.prefill(torch.from_numpy(packed).to(self._device), lengths)
+
+    # -- decoding
+
+    def _decode(self) -> None:
+        while True:
+            try:
+                self._extend()
+                break
+            except OutOfBlocks:
+                if not self._drop_waiting_prompts():
+                    assert self._rows.count > 1, "a sample alone fits: checked when it was submitted"
+                    self._retract(range(self._rows.count - 1, self._rows.count))
+        hidden = self.model.decode(self._batch())[: self._rows.count]
+        self._advance(0, *self._sampler.next_tokens(hidden))
+
+    def _extend(self) -> None:
+        """A new block for every row whose newest token begins one."""
+        ints = self._rows.ints[:, : self._rows.count]
+        index = ints[Field.GENERATED] - 1
+        starting = np.flatnonzero(index % BLOCK == 0)
+        if len(starting):
+            blocks = self._pool.take(len(starting))
+            self._rows.suffix_tables[ints[Field.SEAT, starting], index[starting] // BLOCK] = blocks
+
+    def _batch(self) -> DecodeBatch:
+        rows = self._rows
+        ints = rows.ints[:, : padded_rows(rows.count)]
+        index = ints[Field.GENERATED] - 1
+        slots = rows.suffix_tables[ints[Field.SEAT], index // BLOCK].astype(np.int64) * BLOCK + index % BLOCK
+        return DecodeBatch(
+            tokens=ints[Field.TOKEN],
+            positions=ints[Field.PREFIX_LENGTH] + index,
+            slots=slots,
+            seats=ints[Field.SEAT],
+            prefix_seats=ints[Field.PREFIX_SEAT],
+            prefix_lengths=ints[Field.PREFIX_LENGTH],
+            suffix_lengths=ints[Field.GENERATED],
+            prefix_tables=rows.prefix_tables,
+            suffix_tables=rows.suffix_tables,
+        )
+
+    # -- endings
+
+    def _advance(self, first: int, tokens: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
+        """Append a token to every row from `first` on, and end those that are done."""
+        rows = self._rows
+        rows.record(first, tokens, log_probs)
+        ints = rows.ints[:, first : rows.count]
+        stopped = self._stop_tokens.table[ints[Field.STOP_SET], tokens]
+        done = stopped | (ints[Field.GENERATED] >= ints[Field.MAX_NEW])
+        matches = self._match_strings(first, tokens) if ints[Field.STRING_SET].any() else {}
+        done[[row - first for row in matches]] = True
+        if not done.any():
+            return
+        ended = np.flatnonzero(done) + first
+        self._finish(
+            ended, [self._reason(row, matches, bool(stopped[row - first])) for row in ended.tolist()]
+        )
+
+    def _match_strings(self, first: int, tokens: NDArray[np.int64]) -> dict[int, str]:
+        """Rows whose newest token completes a stop string."""
+        rows = self._rows
+        candidates = self._stop_strings.table[rows.ints[Field.STRING_SET, first : rows.count], tokens]
+        matches = {}
+        for row in (np.flatnonzero(candidates) + first).tolist():
+            job, column = rows.entries[row].job, rows.ints[:, row]
+            made = rows.tokens[column[Field.SEAT], : column[Field.GENERATED]]
+            text = self._stop_strings.match(np.concatenate([job.tokens, made]), job.params.stop)
+            if text is not None and column[Field.GENERATED] >= column[Field.MIN_NEW]:
+                matches[row] = text
+        return matches
+
+    def _reason(self, row: int, matches: dict[int, str], stopped: bool) -> dict[str, Any]:
+        if stopped:
+            return {"type": "stop", "matched": int(self._rows.ints[Field.TOKEN, row])}
+        if row in matches:
+            return {"type": "stop", "matched": matches[row]}
+        return {"type": "length", "length": self._rows.entries[row].job.params.max_new_tokens}
+
+    def _finish(self, ended: NDArray[np.int64], reasons: list[dict[str, Any]]) -> None:
+        """Take rows out and hand their jobs back with what they made."""
+        jobs = [self._rows.entries[row].job for row in ended.tolist()]
+        self._take_out(ended)
+        for job, reason in zip(jobs, reasons, strict=True):
+            _end(job, reason)
+
+    def _take_out(self, rows: NDArray[np.int64]) -> None:
+        """Collect the tokens of rows and free all they hold."""
+        for row in rows.tolist():
+            self._rows.collect(row)
+            self._pool.give_back(self._rows.blocks_of(row))
+            group = self._rows.entries[row].group
+            group.running -= 1
+            self._release_prompt(group)
+        self._rows.remove(rows)
+
+    def _release_prompt(self, group: Group) -> None:
+        if not group.waiting:
+            self._drop_prompt(group)
+
+    def _drop_waiting_prompts(self) -> bool:
+        """Free the prompts of groups that have no sample running; False when there are none."""
+        idle = [group for group in self._waiting if group.seat is not None and not group.running]
+        for group in idle:
+            self._drop_prompt(group)
+        return bool(idle)
+
+    def _drop_prompt(self, group: Group) -> None:
+        """Free a prompt's blocks once no running sample uses them."""
+        if group.seat is not None and not group.running:
+            self._pool.give_back(group.blocks)
+            self._rows.free_prefix_seat(group.seat)
+            group.seat, group.logits = None, None
+
+    def _retract(self, chosen: range) -> None:
+        """Back to the queue's front, as a prompt that ends in what the sample made."""
+        jobs = [self._rows.entries[row].job for row in chosen]
+        self._take_out(np.array(chosen, np.int64))
+        groups = [Group(np.concatenate([job.prompt, job.tokens]), [job]) for job in jobs]
+        self._waiting.extendleft(reversed(groups))
+
+
+def padded_rows(count: int) -> int:
+    """The batch size a step with `count` rows runs at: few sizes, since oneDNN makes code for each."""
+    if count <= 4:
+        return count
+    step = 1 << ((count - 1).bit_length() - 3)
+    return -(-count // step) * step
+
+
+def _end(job: Job, finish: dict[str, Any]) -> None:
+    job.finish = finish
+    job.on_done(job)

@@ -1,0 +1,82 @@
+"""What ends a sample: tables over the vocabulary, so that a step looks up all its rows at once."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from rlrun.runner.engines.native.requests import SamplingParams
+
+
+class StopTokens:
+    """Sets of stop tokens as rows of a `[sets, V]` table; row 0 is the empty set."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._eos = eos_token_ids
+        self._sets: dict[frozenset[int], int] = {frozenset(): 0}
+        self.table: NDArray[np.bool_] = np.zeros((1, vocab_size), np.bool_)
+
+    def index(self, params: SamplingParams) -> int:
+        """The row of the table for a request."""
+        tokens = frozenset(() if params.ignore_eos else (*self._eos, *params.stop_token_ids))
+        if tokens not in self._sets:
+            row = np.zeros((1, self.table.shape[1]), np.bool_)
+            row[0, [token for token in tokens if token < self.table.shape[1]]] = True
+            self._sets[tokens] = len(self.table)
+            self.table = np.concatenate([self.table, row])
+        return self._sets[tokens]
+
+
+class StopStrings:
+    """Stop strings. A token that cannot be the last of a match is ruled out by a table, without decoding."""
+
+    def __init__(self, vocab_size: int, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._tokenizer: Tokenizer | None = None
+        self._texts: list[str] = []
+        self._sets: dict[tuple[str, ...], int] = {(): 0}
+        self.table: NDArray[np.bool_] = np.zeros((1, vocab_size), np.bool_)
+
+    def check(self, params: SamplingParams) -> None:
+        """ValueError when stop strings are asked for and there is no tokenizer. Any thread may call it."""
+        if params.stop and not (self._folder / "tokenizer.json").is_file():
+            raise ValueError(
+                f"stop strings need a tokenizer.json in {self._folder}; stop_token_ids work without"
+            )
+
+    def index(self, params: SamplingParams) -> int:
+        """The row of the table for a request: true for tokens that may complete one of its strings."""
+        if params.stop not in self._sets:
+            texts = self._token_texts()
+            row = np.fromiter((_may_end(text, params.stop) for text in texts), np.bool_, len(texts))
+            self._sets[params.stop] = len(self.table)
+            self.table = np.concatenate([self.table, row[None]])
+        return self._sets[params.stop]
+
+    def match(self, tokens: NDArray[np.int32], stops: tuple[str, ...]) -> str | None:
+        """The stop string that stands at the end of `tokens`, or near it."""
+        assert self._tokenizer is not None
+        # Every token that decodes to something has at least one byte of it; a few more for those that do not.
+        window = max(len(stop.encode()) for stop in stops) + 8
+        text: str = self._tokenizer.decode(tokens[-window:].tolist(), skip_special_tokens=False)
+        return next((stop for stop in stops if stop in text), None)
+
+    def _token_texts(self) -> list[str]:
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
+            ids = range(self.table.shape[1])
+            self._texts = self._tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False)
+        return self._texts
+
+
+def _may_end(text: str, stops: tuple[str, ...]) -> bool:
+    """Whether a match may end inside `text`, which may lack a leading space or be part of a character."""
+    if "\ufffd" in text:
+        return True
+    spaced = " " + text
+    return any(
+        stop in spaced
+        or any(spaced.startswith(stop[i:]) or text.startswith(stop[i:]) for i in range(len(stop)))
+        for stop in stops
+    )

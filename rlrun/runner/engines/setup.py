@@ -1,0 +1,29 @@
+"""What an engine needs to start."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """One native engine."""
+
+    model_folder: str
+    """Local Hugging Face folder: config.json, *.safetensors, and tokenizer.json for stop strings."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of weights, activations and KV cache; log-probs are float32."""
+    max_running: int = 256
+    """Samples decoded together; others wait."""
+    max_cache_tokens: int | None = None
+    """Tokens of KV cache. None: `max_running` samples of `max_length`, or what fits in memory."""
+    max_length: int | None = None
+    """Prompt and response together. None: the model's own limit."""
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """None: a free one."""
+    threads: int | None = None
+    """CPU threads of the engine's computation. None: torch's default."""
+    seed: int = 0
+    """Of requests that bring no seed."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where one is visible."""

@@ -1,0 +1,244 @@
+"""Weights from trainer to engines on one host, through files in /dev/shm that the engines adopt as their
+weights.
+
+    trainer rank 0                         engine
+    write(tensors, v)  -> segment 0        attach(manifest v)    maps segment 0, holds a shared lock, computes
+    with it write(tensors, v+1) -> segment 1       attach(manifest v+1)  maps segment 1; then lets go of
+    segment 0 write(tensors, v+2) -> segment 0       …
+
+The two segments take turns, and a segment is written only while nobody holds it: the writer takes the file's
+exclusive lock (flock), which the kernel gives back when a process dies. An engine therefore never computes
+with weights that are being written, and a writer that would do it gets an error that says so.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from rlrun.runner.carriers import TensorSlot, WeightManifest
+from rlrun.runner.weights.layout import ITEM_SIZE, end, layout, num_bytes
+
+FOLDER = Path("/dev/shm")
+_PREFIX = "rlrun-"
+_NAME = re.compile(rf"{_PREFIX}[A-Za-z0-9._-]+")
+_HEADER = struct.Struct("<8sqq")
+"""Magic, version (-1 while it is being written), size of the segment."""
+_MAGIC = b"RLRUNWTS"
+_HEADER_BYTES = 64
+_DTYPES = {name: getattr(torch, name) for name in ITEM_SIZE}
+
+
+class SegmentError(ValueError):
+    """A segment that cannot be used as its manifest says."""
+
+
+class SharedWeights:
+    """The writer's side: two segments of `job`, made at the first write and removed by `close`.
+
+    `shapes` names every tensor (Hugging Face names); `dtype` is what engines compute with, and tensors of
+    another dtype are converted as they are copied. Segments left by a killed writer of the same job are
+    removed first.
+    """
+
+    def __init__(self, job: str, shapes: Mapping[str, Sequence[int]], dtype: str, wait: float = 60.0) -> None:
+        self._name = _PREFIX + re.sub(r"[^A-Za-z0-9._-]", "_", job)
+        self._slots = layout(shapes, dtype, start=_HEADER_BYTES)
+        self._size = end(self._slots)
+        self._wait = wait
+        self._turn = 0
+        self._segments: list[_Segment] = []
+        remove_stale(job)
+
+    def write(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightManifest:
+        """Copy a whole set of weights into the segment whose turn it is; the set must be complete.
+
+        Tensors may come one at a time and live on any device. Raises SegmentError when a tensor is unknown,
+        missing or of another shape, and TimeoutError when an engine holds this segment for longer than `wait`
+        seconds.
+        """
+        if not self._segments:
+            self._segments = [_Segment.create(f"{self._name}-{os.getpid()}-{i}", self._size) for i in (0, 1)]
+        segment = self._segments[self._turn]
+        with segment.exclusive(self._wait):
+            segment.write_header(-1)
+            self._copy(segment.views(self._slots), tensors)
+            segment.write_header(version)
+        self._turn = 1 - self._turn
+        return WeightManifest(segment.name, self._size, version, self._slots)
+
+    def _copy(self, views: dict[str, torch.Tensor], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            view = views.pop(name, None)
+            if view is None:
+                raise SegmentError(
+                    f"{name}: not among the weights this segment was laid out for, or given twice"
+                )
+            if view.shape != tensor.shape:
+                raise SegmentError(f"{name} has shape {tuple(tensor.shape)}, laid out as {tuple(view.shape)}")
+            view.copy_(tensor.detach())
+        if views:
+            raise SegmentError(
+                f"{len(views)} of {len(self._slots)} tensors missing, the first: {next(iter(views))}"
+            )
+
+    def close(self) -> None:
+        """Remove the segments. Engines that hold one keep it until they let go."""
+        for segment in self._segments:
+            segment.unlink()
+        self._segments = []
+
+
+class AttachedWeights:
+    """A reader's side: `tensors` are views of the segment, valid and unchanging until `close`."""
+
+    def __init__(self, segment: "_Segment", slots: Sequence[TensorSlot]) -> None:
+        self._segment = segment
+        self.tensors = segment.views(slots)
+
+    def close(self) -> None:
+        """Let the writer have the segment again; call it when nothing computes with `tensors` any more."""
+        self.tensors = {}
+        self._segment.release()
+
+
+def attach(manifest: WeightManifest) -> AttachedWeights:
+    """Map the segment of a manifest and hold it. SegmentError when it is gone or holds something else."""
+    segment = _Segment.open(manifest.segment, manifest.size)
+    try:
+        version = segment.read_header()
+        if version != manifest.version:
+            raise SegmentError(f"segment {manifest.segment} holds weights {version}, not {manifest.version}")
+        _check_slots(manifest)
+    except BaseException:
+        segment.release()
+        raise
+    return AttachedWeights(segment, manifest.tensors)
+
+
+def remove_stale(job: str) -> list[str]:
+    """Remove segments of `job` whose writer is dead; returns their names."""
+    removed = []
+    pattern = re.compile(re.escape(_PREFIX + re.sub(r"[^A-Za-z0-9._-]", "_", job)) + r"-(\d+)-[01]")
+    for path in FOLDER.glob(f"{_PREFIX}*"):
+        match = pattern.fullmatch(path.name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return removed
+
+
+class _Segment:
+    """A mapped file with a header; its lock lives as long as its descriptor."""
+
+    def __init__(self, name: str, descriptor: int, size: int, writable: bool) -> None:
+        self.name = name
+        self._descriptor = descriptor
+        self._size = size
+        # Mapped writable in a reader too: torch wants it so. Readers' descriptors are private to the
+        # mapping's use.
+        self._map = mmap.mmap(descriptor, size)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._writable = writable
+
+    @classmethod
+    def create(cls, name: str, size: int) -> "_Segment":
+        path = FOLDER / name
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            # Reserved now: a full /dev/shm is an error here, not a bus error in the middle of a copy.
+            os.posix_fallocate(descriptor, 0, size)
+            return cls(name, descriptor, size, writable=True)
+        except OSError as error:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise SegmentError(
+                f"{path}: no room for {size / 1e6:.1f} MB of shared weights ({error})"
+            ) from error
+
+    @classmethod
+    def open(cls, name: str, size: int) -> "_Segment":
+        if not _NAME.fullmatch(name):
+            raise SegmentError(f"{name!r} is no name of a segment")
+        try:
+            descriptor = os.open(FOLDER / name, os.O_RDWR)
+        except OSError as error:
+            raise SegmentError(f"segment {name} cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_size < size:
+                raise SegmentError(f"segment {name} is shorter than the {size} bytes of its manifest")
+            return cls(name, descriptor, size, writable=False)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise SegmentError(f"segment {name} is being written") from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def views(self, slots: Sequence[TensorSlot]) -> dict[str, torch.Tensor]:
+        return {
+            slot.name: self._bytes[slot.offset : slot.offset + num_bytes(slot)]
+            .view(_DTYPES[slot.dtype])
+            .view(slot.shape)
+            for slot in slots
+        }
+
+    def exclusive(self, wait: float) -> "_ExclusiveLock":
+        return _ExclusiveLock(self._descriptor, self.name, wait)
+
+    def write_header(self, version: int) -> None:
+        assert self._writable
+        _HEADER.pack_into(self._map, 0, _MAGIC, version, self._size)
+
+    def read_header(self) -> int:
+        magic, version, size = _HEADER.unpack_from(self._map, 0)
+        if magic != _MAGIC or size != self._size:
+            raise SegmentError(f"segment {self.name} does not hold weights of {self._size} bytes")
+        return int(version)
+
+    def release(self) -> None:
+        """Give up the lock; the memory itself goes when the last view of it goes."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def unlink(self) -> None:
+        (FOLDER / self.name).unlink(missing_ok=True)
+        self.release()
+
+
+class _ExclusiveLock:
+    """The writer's lock, with a deadline."""
+
+    def __init__(self, descriptor: int, name: str, wait: float) -> None:
+        self._descriptor, self._name, self._wait = descriptor, name, wait
+
+    def __enter__(self) -> None:
+        deadline = time.monotonic() + self._wait
+        while True:
+            try:
+                return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"an engine still computes with segment {self._name} after {self._wait:g} s: "
+                        "it has not taken over the weights pushed last"
+                    ) from None
+                time.sleep(0.002)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+def _check_slots(manifest: WeightManifest) -> None:
+    for slot in manifest.tensors:
+        inside = slot.offset >= _HEADER_BYTES and slot.offset + num_bytes(slot) <= manifest.size
+        if not inside or slot.offset % ITEM_SIZE[slot.dtype]:
+            raise SegmentError(f"{slot.name} lies outside segment {manifest.segment}")

@@ -1,0 +1,45 @@
+"""Arguments that several commands share."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlrun.plugins.validation import load_checked_spec
+from rlrun.specs.loading import LoadedSpec
+from rlrun.specs.paths import RECIPES
+from rlrun.specs.spelling import nearest
+
+Specs = Annotated[
+    list[str],
+    typer.Argument(metavar="SPEC...", help="TOML files, later ones on top, or the name of a shipped recipe."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key, as in trainer.lr=1e-5. May be repeated."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts and editors.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that holds the run folders.")]
+RunName = Annotated[str | None, typer.Argument(help="Name of the run; the newest one when left out.")]
+
+
+def load(specs: list[str], overrides: list[str] | None) -> LoadedSpec:
+    """Load and check what the arguments name; SpecError with every problem."""
+    return load_checked_spec([spec_path(spec) for spec in specs], overrides or ())
+
+
+def spec_path(name: str) -> Path:
+    """The file a SPEC argument means; ValueError for a recipe that is not shipped."""
+    path = Path(name)
+    if path.suffix == ".toml" or os.sep in name or path.is_file():
+        return path
+    recipe = RECIPES / f"{name}.toml"
+    if recipe.is_file():
+        return recipe
+    recipes = sorted(each.stem for each in RECIPES.glob("*.toml"))
+    meant = nearest(name, recipes)
+    guess = f'did you mean "{meant}"? ' if meant else ""
+    raise ValueError(
+        f'no recipe is named "{name}"; {guess}shipped: {", ".join(recipes)}; a file ends in .toml'
+    )

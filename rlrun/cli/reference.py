@@ -1,0 +1,67 @@
+"""`docs/spec.md`: every section, key and built-in plugin, written from the models themselves."""
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from rlrun.plugins.registry import METHODS, entries, load
+from rlrun.specs.evaluation import EvalDatasetSpec
+from rlrun.specs.job import Spec, TrackerSpec
+from rlrun.specs.reference import Setting, settings_of
+from rlrun.specs.scoring import FilterSpec, RewardSpec
+from rlrun.specs.suggestions import section_models
+
+_INTRODUCTION = """\
+# The spec
+
+Written by `rlrun schema --markdown` from the models that check a spec; do not edit.
+
+A spec is one TOML file (or several, later ones on top), strict: a key that is not listed here is an error.
+`extends = ["base.toml"]` starts from other files: tables merge key by key, anything else is replaced, and a
+table whose `type` changes is replaced as a whole. Paths are relative to the file that sets them; `package:`
+starts a path to a file that rlrun ships. `${env:NAME}` in a string refers to a secret, which is looked up
+when it is used and written nowhere.
+"""
+_ARRAYS: dict[str, type[BaseModel]] = {
+    "[[rewards]]": RewardSpec,
+    "[[filters]]": FilterSpec,
+    "[[eval.datasets]]": EvalDatasetSpec,
+    "[[trackers]]": TrackerSpec,
+}
+
+
+def spec_markdown() -> str:
+    """The whole page."""
+    return "\n".join([_INTRODUCTION, *_sections(), *_plugins()])
+
+
+def _sections() -> Iterator[str]:
+    tables = {name: next(section_models(field.annotation), None) for name, field in Spec.model_fields.items()}
+    top = [each for each in settings_of(Spec) if tables.get(each.name.partition(".")[0]) is None]
+    yield _section("## Before the first table", Spec, top)
+    for name, model in tables.items():
+        if model is not None and f"[[{name}]]" not in _ARRAYS:
+            settings = [each for each in settings_of(model) if f"[[{name}.{each.name}]]" not in _ARRAYS]
+            yield _section(f"## `[{name}]`", model, settings)
+    for title, model in _ARRAYS.items():
+        yield _section(f"## `{title}`", model, settings_of(model))
+
+
+def _plugins() -> Iterator[str]:
+    yield "## Built-in plugins\n\nTheir parameters stand beside `type`.\n"
+    for kind in METHODS:
+        for entry in entries(kind):
+            if entry.distribution == "rlrun":
+                plugin = load(kind, entry.name)
+                yield _section(f"### {kind}: `{entry.name}`", plugin, settings_of(plugin.Params))
+
+
+def _section(title: str, model: type, settings: list[Setting]) -> str:
+    rows = [f"| `{each.name}` | {each.type} | {_code(each.default)} | {each.about} |" for each in settings]
+    table = ["| key | value | default | |", "|---|---|---|---|", *rows] if rows else ["No parameters."]
+    about = " ".join((model.__doc__ or "").split())
+    return "\n".join([title, "", about, "", *table, ""])
+
+
+def _code(default: str) -> str:
+    return default if default in ("required", "unset") else f"`{default}`"

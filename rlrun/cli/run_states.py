@@ -1,0 +1,40 @@
+"""Runs on disk, for the commands that look at them."""
+
+from pathlib import Path
+from typing import Any
+
+from rlrun.runner.run_folder import RunFolder, is_alive
+from rlrun.specs.spelling import nearest
+
+
+def all_runs(runs_dir: Path) -> list[RunFolder]:
+    """Every run that has a state, the one started last first."""
+    folders = [RunFolder(path.parent) for path in runs_dir.glob("*/state.json")]
+    return sorted(
+        folders, key=lambda folder: (folder.read_state().get("started", ""), folder.name), reverse=True
+    )
+
+
+def find_run(runs_dir: Path, name: str | None) -> RunFolder:
+    """The run of that name, or the newest; ValueError when there is none."""
+    runs = all_runs(runs_dir)
+    if not runs:
+        raise ValueError(f"there are no runs in {runs_dir}; --runs-dir names another folder")
+    if name is None:
+        return runs[0]
+    names = [run.name for run in runs]
+    if name not in names:
+        meant = nearest(name, names)
+        guess = f"did you mean {meant}? " if meant else ""
+        raise ValueError(
+            f"there is no run {name} in {runs_dir}; {guess}there are: {', '.join(sorted(names))}"
+        )
+    return runs[names.index(name)]
+
+
+def shown_state(folder: RunFolder) -> dict[str, Any]:
+    """A run's state; one that says `running` and whose process is gone has `died`."""
+    state = folder.read_state()
+    if state.get("status") == "running" and not is_alive(state):
+        state["status"] = "died"
+    return state

@@ -1,0 +1,45 @@
+"""`rlrun schema`: the spec's shape, for editors and for the documentation."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from rlrun.plugins.registry import names
+from rlrun.specs.job import Spec
+
+_KINDS = {
+    "AlgorithmSpec": "algorithms",
+    "DataSpec": "data",
+    "EvalDatasetSpec": "data",
+    "RewardSpec": "rewards",
+    "FilterSpec": "filters",
+    "TrackerSpec": "trackers",
+}
+
+
+def command(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The page docs/spec.md instead, with the built-in plugins.")
+    ] = False,
+) -> None:
+    """Print the JSON Schema of a spec: completion and checks in editors that know TOML."""
+    if markdown:
+        from rlrun.cli.reference import spec_markdown
+
+        print(spec_markdown(), end="")
+    else:
+        print(json.dumps(spec_schema(), indent=2))
+
+
+def spec_schema() -> dict[str, Any]:
+    """The schema, with the names of the installed plugins for each `type`."""
+    schema = Spec.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["properties"]["extends"] = {
+        "description": "Files to start from; this one is laid on top of them.",
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+    }
+    for definition, kind in _KINDS.items():
+        schema["$defs"][definition]["properties"]["type"]["enum"] = names(kind)
+    return schema

@@ -1,0 +1,63 @@
+"""`rlrun validate`: everything that is wrong with a spec, in one pass."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from rlrun.cli.arguments import AsJson, Overrides, Specs, load
+from rlrun.cli.report import print_problems
+from rlrun.specs.loading import LoadedSpec
+from rlrun.specs.problems import SpecError, shown
+from rlrun.specs.spelling import nearest
+
+
+def command(
+    specs: Specs,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="Say where the value of a key, or of each key of a table, comes from."
+        ),
+    ] = None,
+) -> None:
+    """Check a spec without starting anything: no GPU, no network, no torch."""
+    try:
+        loaded = load(specs, overrides)
+    except SpecError as error:
+        if as_json:
+            print(json.dumps({"valid": False, "problems": [problem.as_dict() for problem in error.problems]}))
+        else:
+            print_problems(error.problems)
+        raise typer.Exit(2) from None
+    if explain is not None:
+        _explain(loaded, explain, as_json)
+    elif as_json:
+        print(json.dumps({"valid": True, "problems": []}))
+    else:
+        print(f"{' + '.join(specs)}: valid")
+
+
+def _explain(loaded: LoadedSpec, key: str, as_json: bool) -> None:
+    values = dict(_leaves(loaded.spec.model_dump(mode="json"), ""))
+    chosen = {name: value for name, value in values.items() if name == key or name.startswith(f"{key}.")}
+    if not chosen:
+        meant = nearest(key, values)
+        raise ValueError(f"the spec has no key {key}" + (f"; did you mean {meant}?" if meant else ""))
+    rows = [(name, value, loaded.origin(name)) for name, value in chosen.items()]
+    if as_json:
+        print(json.dumps([{"key": name, "value": value, "origin": origin} for name, value, origin in rows]))
+        return
+    for name, value, origin in rows:
+        print(f"{name} = {'unset' if value is None else shown(value)}  ({origin})")
+
+
+def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
+    """Every value that is no table, with its dotted path; an array of tables counts as tables."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = {str(number): table for number, table in enumerate(value)}
+    if not isinstance(value, dict):
+        return [(path, value)]
+    return [leaf for key, inner in value.items() for leaf in _leaves(inner, f"{path}.{key}" if path else key)]

@@ -2,14 +2,14 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlrun.plugins.validation import load_checked_spec
-from rlrun.specs.loading import LoadedSpec
-from rlrun.specs.paths import RECIPES
 from rlrun.specs.spelling import nearest
+
+if TYPE_CHECKING:
+    from rlrun.specs.loading import LoadedSpec
 
 Specs = Annotated[
     list[str],
@@ -24,8 +24,10 @@ RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that holds the
 RunName = Annotated[str | None, typer.Argument(help="Name of the run; the newest one when left out.")]
 
 
-def load(specs: list[str], overrides: list[str] | None) -> LoadedSpec:
+def load(specs: list[str], overrides: list[str] | None) -> "LoadedSpec":
     """Load and check what the arguments name; SpecError with every problem."""
+    from rlrun.plugins.validation import load_checked_spec
+
     return load_checked_spec([spec_path(spec) for spec in specs], overrides or ())
 
 
@@ -34,6 +36,8 @@ def spec_path(name: str) -> Path:
     path = Path(name)
     if path.suffix == ".toml" or os.sep in name or path.is_file():
         return path
+    from rlrun.specs.paths import RECIPES
+
     recipe = RECIPES / f"{name}.toml"
     if recipe.is_file():
         return recipe

@@ -1,13 +1,12 @@
 """`rlrun plugins`: what is installed, and what parameters it takes."""
 
 import json
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from rlrun.cli.arguments import AsJson
-from rlrun.plugins.registry import METHODS, entries, load
-from rlrun.specs.reference import Setting, settings_of
 from rlrun.specs.spelling import nearest
 
 app = typer.Typer(help="Algorithms, data sources, rewards, filters and trackers.", no_args_is_help=True)
@@ -16,6 +15,8 @@ app = typer.Typer(help="Algorithms, data sources, rewards, filters and trackers.
 @app.command("list")
 def list_plugins(as_json: AsJson = False) -> None:
     """List every plugin by kind, without importing any."""
+    from rlrun.plugins.registry import METHODS, entries
+
     found = [entry for kind in METHODS for entry in entries(kind)]
     if as_json:
         fields = ("kind", "name", "target", "distribution", "version")
@@ -34,6 +35,8 @@ def show(
     name: Annotated[str, typer.Argument(help="Name of a plugin, of whatever kind.")], as_json: AsJson = False
 ) -> None:
     """Show what a plugin does and the parameters it takes."""
+    from rlrun.plugins.registry import METHODS, entries
+
     kinds = [kind for kind in METHODS if any(entry.name == name for entry in entries(kind))]
     if not kinds:
         known = sorted({entry.name for kind in METHODS for entry in entries(kind)})
@@ -52,11 +55,10 @@ def show(
 
 
 def _describe(kind: str, name: str) -> dict[str, Any]:
+    from rlrun.plugins.registry import load
+    from rlrun.specs.reference import settings_of
+
     plugin = load(kind, name)
-    settings: list[Setting] = settings_of(plugin.Params)
-    parameters = [
-        {"name": each.name, "type": each.type, "default": each.default, "about": each.about}
-        for each in settings
-    ]
+    parameters = [asdict(setting) for setting in settings_of(plugin.Params)]
     about = " ".join((plugin.__doc__ or "").split())
     return {"kind": kind, "name": name, "about": about, "parameters": parameters}

@@ -5,9 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from rlrun.plugins.registry import names
-from rlrun.specs.job import Spec
-
 _KINDS = {
     "AlgorithmSpec": "algorithms",
     "DataSpec": "data",
@@ -34,6 +31,9 @@ def command(
 
 def spec_schema() -> dict[str, Any]:
     """The schema, with the names of the installed plugins for each `type`."""
+    from rlrun.plugins.registry import names
+    from rlrun.specs.job import Spec
+
     schema = Spec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["properties"]["extends"] = {

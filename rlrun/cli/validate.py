@@ -1,15 +1,17 @@
 """`rlrun validate`: everything that is wrong with a spec, in one pass."""
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlrun.cli.arguments import AsJson, Overrides, Specs, load
 from rlrun.cli.report import print_problems
-from rlrun.specs.loading import LoadedSpec
 from rlrun.specs.problems import SpecError, shown
 from rlrun.specs.spelling import nearest
+
+if TYPE_CHECKING:
+    from rlrun.specs.loading import LoadedSpec
 
 
 def command(
@@ -40,7 +42,7 @@ def command(
         print(f"{' + '.join(specs)}: valid")
 
 
-def _explain(loaded: LoadedSpec, key: str, as_json: bool) -> None:
+def _explain(loaded: "LoadedSpec", key: str, as_json: bool) -> None:
     values = dict(_leaves(loaded.spec.model_dump(mode="json"), ""))
     chosen = {name: value for name, value in values.items() if name == key or name.startswith(f"{key}.")}
     if not chosen:

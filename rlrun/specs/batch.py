@@ -46,27 +46,21 @@ def batch_numbers(spec: Spec, rollout: bool) -> BatchNumbers:
 
 
 def nearest_batches(spec: Spec, rollout: bool) -> str:
-    """Values near the given ones that make the equation hold, as a sentence."""
+    """Values near the given ones that make the equation hold on every data rank, as a sentence."""
     degree = spec.trainer.parallel.data_degree
     size, steps = spec.trainer.global_batch_size, spec.trainer.optimizer_steps
     if not rollout:
-        near = [fit for fit in _around_multiple(size or degree, degree) if fit]
-        return _choices("trainer.global_batch_size", near)
-    samples = spec.rollout.batch_size * spec.rollout.samples_per_prompt
-    sizes = [size for size in _divisors(samples) if size % degree == 0]
-    wanted = size or max(1, samples // (steps or 1))
-    near_sizes = _around(sizes, wanted)
-    fits = [f"trainer.global_batch_size = {fit} (S = {samples // fit})" for fit in near_sizes]
-    unit = wanted if wanted % degree == 0 else wanted * degree
-    total_unit = unit * (steps if size and steps else 1)
-    prompts = [
-        fit // spec.rollout.samples_per_prompt
-        for fit in _around_multiple(samples, total_unit)
-        if fit and fit % spec.rollout.samples_per_prompt == 0
-    ]
-    return "; or ".join([*fits, _choices("rollout.batch_size", prompts)] if prompts else fits) or (
-        f"make P·n a multiple of the {degree} ranks that see different samples"
-    )
+        return _choices("trainer.global_batch_size", _multiples_around(size or 32, degree))
+    per_prompt = spec.rollout.samples_per_prompt
+    samples = spec.rollout.batch_size * per_prompt
+    sizes = [each for each in _divisors(samples) if each % degree == 0]
+    near = _around(sizes, size or samples // (steps or 1))
+    fits = [f"trainer.global_batch_size = {each} with optimizer_steps = {samples // each}" for each in near]
+    unit = size * steps if size and steps else (size or degree * (steps or 1))
+    totals = [unit] if size and steps else _multiples_around(samples, unit)
+    if not unit % degree and (prompts := [each // per_prompt for each in totals if each % per_prompt == 0]):
+        fits.append(_choices("rollout.batch_size", prompts))
+    return ", or ".join(fits) or f"make P·n a multiple of the {degree} data ranks"
 
 
 def _mismatch(prompts: int, per_prompt: int, size: int | None, steps: int | None) -> str:
@@ -95,5 +89,6 @@ def _around(sorted_values: list[int], wanted: int) -> list[int]:
     return sorted({*below, *above})
 
 
-def _around_multiple(number: int, unit: int) -> list[int]:
-    return sorted({number // unit * unit, -(-number // unit) * unit})
+def _multiples_around(number: int, unit: int) -> list[int]:
+    """The nearest positive multiples of `unit` at or below and at or above."""
+    return sorted({number // unit * unit, -(-number // unit) * unit} - {0})

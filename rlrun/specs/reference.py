@@ -39,10 +39,11 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
     found = []
     for name, field in model.model_fields.items():
         inner = next(section_models(field.annotation), None)
-        if inner is None or get_origin(field.annotation) is tuple:
+        is_single = inner is not None and get_origin(field.annotation) is not tuple
+        if not is_single or field.default is None:
             about = " ".join((field.description or "").split())
             found.append(Setting(prefix + name, _type_of(field), _default_of(field), about))
-        else:
+        if inner is not None and is_single:
             found.extend(settings_of(inner, f"{prefix}{name}."))
     return found
 
@@ -84,10 +85,6 @@ def _name_of(annotation: Any) -> str:
     if origin in (list, tuple):
         inner = dict.fromkeys(_name_of(each) for each in arguments if each is not ...)
         return f"array of {' and '.join(inner)}s"
-    if (
-        section_models(annotation)
-        and isinstance(annotation, type)
-        and issubclass(annotation, (BaseModel, dict))
-    ):
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, (BaseModel, dict))):
         return "table"
-    return "table" if origin is dict else _NAMES.get(annotation, str(annotation))
+    return _NAMES.get(annotation, str(annotation))

@@ -20,6 +20,7 @@ from rlrun.runner.errors import JobError
 from rlrun.runner.reward_process import Outcome, ProcessDied, RewardProcess
 from rlrun.runner.scoring_worker import RewardSetup, Task
 from rlrun.specs.scoring import RewardSpec, ScoringSpec
+from rlrun.specs.section import PluginSection
 
 logger = logging.getLogger(__name__)
 
@@ -158,11 +159,11 @@ class Scorer:
         return sum(spec.weight * sample.rewards[name] for spec, name in weighted)
 
 
-def unique_names(rewards: Sequence[RewardSpec]) -> list[str]:
-    """One name a reward: its type, numbered from the second of a type on (`format`, `format_2`)."""
+def unique_names(plugins: Sequence[PluginSection]) -> list[str]:
+    """One name a plugin: its type, numbered from the second of a type on (`format`, `format_2`)."""
     seen: Counter[str] = Counter()
     names = []
-    for spec in rewards:
+    for spec in plugins:
         seen[spec.type] += 1
         names.append(spec.type if seen[spec.type] == 1 else f"{spec.type}_{seen[spec.type]}")
     return names

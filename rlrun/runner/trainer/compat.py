@@ -109,7 +109,14 @@ def shard_data_parallel(model: nn.Module, dims: ParallelDims, dtype: torch.dtype
     float32.
     """
     mesh, mesh_dims = resolve_fsdp_mesh(dims)
-    apply_fsdp_to_decoder(model, mesh, param_dtype=dtype, reduce_dtype=torch.float32, dp_mesh_dims=mesh_dims)
+    apply_fsdp_to_decoder(
+        model,
+        mesh,
+        param_dtype=dtype,
+        reduce_dtype=torch.float32,
+        pp_enabled=False,
+        dp_mesh_dims=mesh_dims,
+    )
     if ON_CPU:
         for module in model.modules():
             if isinstance(module, FSDPModule):

@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ def start_process(setup: TrainerSetup, deterministic: bool) -> torch.device:
     device = torch.device("cpu") if ON_CPU else torch.device("cuda", setup.local_rank)
     if not ON_CPU:
         torch.cuda.set_device(device)
-    if setup.world_size > 1:
+    if setup.world_size > 1 and not dist.is_initialized():
         _join(setup, device)
     return device
 
@@ -34,17 +35,21 @@ def start_process(setup: TrainerSetup, deterministic: bool) -> torch.device:
 def build_mesh(parallel: ParallelSpec, world_size: int) -> ParallelDims | None:
     """The device mesh; None for one rank."""
     assert parallel.world_size == world_size, "the plan and the ranks disagree"
-    if world_size == 1:
-        return None
+    return None if world_size == 1 else _mesh(parallel.replicate, parallel.fsdp, parallel.tensor)
+
+
+@cache
+def _mesh(replicate: int, fsdp: int, tensor: int) -> ParallelDims:
+    """One mesh for each layout in a process: torch compares meshes by identity, spmd_types by value."""
     set_spmd_backend("spmd_types")
     dims = ParallelDims(
-        dp_replicate=parallel.replicate,
-        dp_shard=parallel.fsdp,
+        dp_replicate=replicate,
+        dp_shard=fsdp,
         cp=1,
-        tp=parallel.tensor,
+        tp=tensor,
         pp=1,
         ep=1,
-        world_size=world_size,
+        world_size=replicate * fsdp * tensor,
     )
     dims.build_mesh()
     return dims
@@ -53,6 +58,7 @@ def build_mesh(parallel: ParallelSpec, world_size: int) -> ParallelDims | None:
 def stop_process() -> None:
     """Leave the process group."""
     if dist.is_initialized():
+        _mesh.cache_clear()
         dist.destroy_process_group()
 
 

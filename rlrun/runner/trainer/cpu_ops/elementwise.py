@@ -1,0 +1,80 @@
+"""RMSNorm, rotary position embedding and gated activation for training on a CPU: one pass each way.
+
+float32 inside, one rounding at the end. Other devices and types, and machines without a C++ compiler, get the
+same from plain torch.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from rlrun.runner.trainer.cpu_ops.library import operators, serves
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension (Zhang, Sennrich 2019, arXiv:1910.07467)."""
+    if not serves(x, weight):
+        return functional.rms_norm(x, weight.shape, weight, eps)
+    result: torch.Tensor = _RMSNorm.apply(x.contiguous(), weight, eps)
+    return result
+
+
+def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Turn the pairs (i, i + H/2) of `[T, N, H]` by each token's angles (Su et al. 2021, arXiv:2104.09864).
+
+    `table` `[T, 2, H]` float32 holds cosines, in two equal halves, and sines; it gets no gradient.
+    """
+    if not serves(x):
+        cosine, sine = table[:, None, 0], table[:, None, 1]
+        wide = x.float()
+        first, second = wide.chunk(2, dim=-1)
+        return (wide * cosine + torch.cat((-second, first), dim=-1) * sine).type_as(x)
+    result: torch.Tensor = _Rotate.apply(x.contiguous(), table.contiguous())
+    return result
+
+
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up (Shazeer 2020, arXiv:2002.05202)."""
+    if not serves(gate, up):
+        return functional.silu(gate) * up
+    result: torch.Tensor = _SiluMul.apply(gate.contiguous(), up.contiguous())
+    return result
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        y, scales = operators.rms_norm(x, weight, eps)
+        ctx.save_for_backward(x, weight, scales)
+        result: torch.Tensor = y
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return *operators.rms_norm_backward(grad.contiguous(), *ctx.saved_tensors), None
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(table)
+        result: torch.Tensor = operators.rotate(x, table, False)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (table,) = ctx.saved_tensors
+        return operators.rotate(grad.contiguous(), table, True), None
+
+
+class _SiluMul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        result: torch.Tensor = operators.silu_mul(gate, up)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return operators.silu_mul_backward(grad.contiguous(), *ctx.saved_tensors)

@@ -1,0 +1,41 @@
+// Operators of `torch.ops.rlrun_trainer`; the headers beside this file say what each computes.
+#include <torch/library.h>
+
+#include "attention.h"
+#include "elementwise.h"
+#include "softmax.h"
+
+namespace ops = rlrun_trainer;
+
+namespace {
+
+// Whether this CPU has the kernels that bfloat16 attention is made of.
+bool has_bfloat16_kernels() {
+  const std::vector<at::BFloat16> a(4, at::BFloat16(1.f));
+  float c[4];
+  try {
+    ops::multiply(2, 2, 2, a.data(), a.data(), c, false);
+  } catch (const c10::Error&) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(rlrun_trainer, m) {
+  m.def("has_bfloat16_kernels() -> bool", &has_bfloat16_kernels);
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", &ops::rms_norm);
+  m.def("rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scales) -> (Tensor, Tensor)",
+        &ops::rms_norm_backward);
+  m.def("rotate(Tensor x, Tensor table, bool back) -> Tensor", &ops::rotate);
+  m.def("silu_mul(Tensor gate, Tensor up) -> Tensor", &ops::silu_mul);
+  m.def("silu_mul_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)", &ops::silu_mul_backward);
+  m.def("softmax_statistics(Tensor logits, Tensor targets, float temperature) -> Tensor", &ops::softmax_statistics);
+  m.def("softmax_slopes_(Tensor(a!) logits, Tensor targets, Tensor ours, Tensor log_sums, Tensor log_prob_slopes, "
+        "Tensor? entropies, Tensor? entropy_slopes, float temperature) -> ()", &ops::softmax_slopes_);
+  m.def("attention(Tensor q, Tensor k, Tensor v, int[] lengths, float scale) -> (Tensor, Tensor)",
+        &ops::attention);
+  m.def("attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor output, Tensor log_sums, "
+        "int[] lengths, float scale) -> (Tensor, Tensor, Tensor)", &ops::attention_backward);
+}

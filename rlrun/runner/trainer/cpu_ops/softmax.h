@@ -1,0 +1,80 @@
+// The vocabulary head's softmax over a chunk of logits, in float32 whatever their type, without a float32 copy.
+#pragma once
+#include "vector.h"
+
+namespace rlrun_trainer {
+
+// Of z = logits [rows, vocabulary] / temperature: maximum m, sum of e^(z - m), z of the target, and sum of
+// e^(z - m) (z - m), as [4, rows] float32. The entropy is log of the second less the fourth over the second.
+inline at::Tensor softmax_statistics(const at::Tensor& logits, const at::Tensor& targets, double temperature) {
+  const int64_t rows = logits.size(0), width = logits.size(1);
+  auto statistics = at::empty({4, rows}, logits.options().dtype(at::kFloat));
+  for_dtype(logits, [&](auto zero) {
+    using T = decltype(zero);
+    const T* in = logits.const_data_ptr<T>();
+    const int64_t* target = targets.const_data_ptr<int64_t>();
+    float* out = statistics.mutable_data_ptr<float>();
+    const float cool = 1.f / float(temperature);
+    at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const T* l = in + row * width;
+        float maximum = widen(l[0]);
+#pragma omp simd reduction(max : maximum)
+        for (int64_t i = 0; i < width; ++i) maximum = std::max(maximum, widen(l[i]));
+        float sum = 0, weighted = 0;
+#pragma omp simd reduction(+ : sum, weighted)
+        for (int64_t i = 0; i < width; ++i) {
+          const float z = (widen(l[i]) - maximum) * cool, e = fast_exp(z);
+          sum += e;
+          weighted += e * z;
+        }
+        out[row] = maximum * cool;
+        out[rows + row] = sum;
+        out[2 * rows + row] = widen(l[target[row]]) * cool;
+        out[3 * rows + row] = weighted;
+      }
+    });
+  });
+  return statistics;
+}
+
+// Replaces logits by the loss's gradient for them, where the loss has slope `log_prob` [rows] for the target's
+// log-prob, z_target - log_sum, and slope `entropy_slope` [rows] for the entropy. `ours` [rows] is 0 where the target
+// lies in another rank's slice of the vocabulary, else 1.
+inline void softmax_slopes_(
+    at::Tensor logits,
+    const at::Tensor& targets,
+    const at::Tensor& ours,
+    const at::Tensor& log_sums,
+    const at::Tensor& log_prob_slopes,
+    const std::optional<at::Tensor>& entropies,
+    const std::optional<at::Tensor>& entropy_slopes,
+    double temperature) {
+  const int64_t rows = logits.size(0), width = logits.size(1);
+  for_dtype(logits, [&](auto zero) {
+    using T = decltype(zero);
+    T* in = logits.mutable_data_ptr<T>();
+    const int64_t* target = targets.const_data_ptr<int64_t>();
+    const float *own = ours.const_data_ptr<float>(), *log_sum = log_sums.const_data_ptr<float>();
+    const float* slope = log_prob_slopes.const_data_ptr<float>();
+    const float* entropy = entropies ? entropies->const_data_ptr<float>() : nullptr;
+    const float* entropy_slope = entropy_slopes ? entropy_slopes->const_data_ptr<float>() : nullptr;
+    const float cool = 1.f / float(temperature);
+    at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        T* l = in + row * width;
+        const float direct = slope[row] * cool, h = entropy_slope ? entropy_slope[row] * cool : 0.f;
+        const float constant = -direct - (entropy ? entropy[row] * h : 0.f), shift = log_sum[row];
+        const float z = widen(l[target[row]]) * cool - shift, at_target = fast_exp(z) * (constant - h * z);
+#pragma omp simd
+        for (int64_t i = 0; i < width; ++i) {
+          const float log_prob = widen(l[i]) * cool - shift;
+          l[i] = narrow<T>(fast_exp(log_prob) * (constant - h * log_prob));
+        }
+        l[target[row]] = narrow<T>(at_target + direct * own[row]);
+      }
+    });
+  });
+}
+
+}  // namespace rlrun_trainer

@@ -1,0 +1,53 @@
+"""The vocabulary's softmax over a chunk of logits: statistics, and the gradient in the logits' own place."""
+
+import torch
+
+from rlrun.runner.trainer.cpu_ops.library import operators, serves
+
+
+def softmax_statistics(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
+    """`[4, R]` float32 of z = logits / temperature, for logits `[R, V]` and targets `[R]`.
+
+    Maximum m, Σ exp(z - m), z of the target, and Σ exp(z - m)(z - m).
+    """
+    if serves(logits):
+        result: torch.Tensor = operators.softmax_statistics(logits, targets, temperature)
+        return result
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    chosen = z.gather(1, targets[:, None]).squeeze(1)
+    maximum = z.amax(1)
+    z -= maximum[:, None]
+    exponentials = z.exp()
+    return torch.stack((maximum, exponentials.sum(1), chosen, exponentials.mul_(z).sum(1)))
+
+
+def softmax_slopes_(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    ours: torch.Tensor,
+    log_sums: torch.Tensor,
+    log_prob_slopes: torch.Tensor,
+    entropies: torch.Tensor | None,
+    entropy_slopes: torch.Tensor | None,
+    temperature: float,
+) -> torch.Tensor:
+    """Write a loss's gradient for the logits into them, and return them.
+
+    The loss has the slopes `log_prob_slopes` for log-probs, z[target] - log_sums, and `entropy_slopes` for
+    `entropies` (None: it does not depend on them); all `[R]` float32. `ours` is 0 where the target lies
+    outside of this slice of the vocabulary, else 1.
+    """
+    if serves(logits):
+        operators.softmax_slopes_(
+            logits, targets, ours, log_sums, log_prob_slopes, entropies, entropy_slopes, temperature
+        )
+        return logits
+    direct = log_prob_slopes / temperature
+    log_probs = logits.to(log_sums.dtype) / temperature - log_sums[:, None]
+    probs = log_probs.exp()
+    slopes = probs * -direct[:, None]
+    if entropies is not None and entropy_slopes is not None:
+        slopes -= (log_probs + entropies[:, None]).mul_(probs).mul_((entropy_slopes / temperature)[:, None])
+    slopes.scatter_add_(1, targets[:, None], (direct * ours)[:, None])
+    return logits.copy_(slopes)

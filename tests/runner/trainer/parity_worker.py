@@ -1,0 +1,67 @@
+"""One rank of the parity tests: `RANK WORLD_SIZE PORT CASES OUT`; every case runs in the same process group."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+from trainer_cases import make_rank, make_sequences, make_spec, plan
+
+from rlrun.converters.hf_names import hf_tensors
+from rlrun.runner.packing import all_micro_batches
+from rlrun.runner.weights.shared_memory import attach
+
+
+def gradients(trainer):
+    full = {
+        name: parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+        for name, parameter in trainer._parameters.masters.items()
+    }
+    return {
+        tensor.name: full[tensor.parameter] if tensor.expert is None else full[tensor.parameter][tensor.expert]
+        for tensor in hf_tensors(trainer._model)
+    }
+
+
+def written(trainer, version):
+    manifest = trainer.write_weights(version)
+    if manifest is None:
+        return None
+    attached = attach(manifest)
+    weights = {name: tensor.clone() for name, tensor in attached.tensors.items()}
+    attached.close()
+    return weights
+
+
+def run_case(case, rank, world_size, port, out):
+    spec = make_spec(case["folder"], case["parallel"], **case.get("trainer", {}))
+    trainer = make_rank(case["folder"], spec, rank=rank, world_size=world_size, port=port)
+    sequences = make_sequences()
+    steps = plan(sequences, spec)
+    log_probs = trainer.log_probs(sequences, all_micro_batches(steps))
+    before = written(trainer, 0)
+    (metrics,) = trainer.train(sequences, steps)
+    result = {
+        "log_probs": log_probs,
+        "before": before,
+        "gradients": gradients(trainer),
+        "after": written(trainer, 1),
+        "metrics": metrics,
+    }
+    torch.save(result, out / f"{case['name']}-{rank}.pt")
+    if rank == 0:
+        trainer._shared.close()
+    return trainer
+
+
+def main():
+    rank, world_size, port = (int(value) for value in sys.argv[1:4])
+    out = Path(sys.argv[5])
+    for case in json.loads(sys.argv[4]):
+        trainer = run_case(case, rank, world_size, port, out)
+    trainer.close()
+
+
+if __name__ == "__main__":
+    main()

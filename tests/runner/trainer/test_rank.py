@@ -1,0 +1,286 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import make_tiny_model
+from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan
+
+from rlrun.runner.packing import all_micro_batches
+from rlrun.runner.trainer.rank import NonFiniteError
+from rlrun.runner.weights.shared_memory import attach
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "qwen3", scale=0.1, pad_token_id=None)
+
+
+@pytest.fixture
+def start(folder):
+    """Make ranks, and close them afterwards."""
+    ranks = []
+
+    def make(algorithm=None, model=folder, spec_changes=None, **trainer):
+        spec = make_spec(model, algorithm=algorithm, **trainer)
+        if spec_changes:
+            spec = type(spec).model_validate(spec.model_dump() | spec_changes)
+        ranks.append(make_rank(model, spec))
+        return ranks[-1], spec
+
+    yield make
+    for rank in ranks:
+        rank.close()
+
+
+def train_metrics(metrics):
+    return [{name: value for name, value in step.items() if name.startswith("train/")} for step in metrics]
+
+
+def weights(rank, version=0):
+    attached = attach(rank.write_weights(version))
+    copies = {name: tensor.clone() for name, tensor in attached.tensors.items()}
+    attached.close()
+    return copies
+
+
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def with_old(sequences, log_probs):
+    import dataclasses
+
+    return [
+        dataclasses.replace(sequence, old_log_probs=log_probs[i]) for i, sequence in enumerate(sequences)
+    ]
+
+
+def test_the_first_of_several_steps_has_ratio_one_and_later_ones_do_not(start):
+    rank, spec = start(algorithm={"type": "grpo"})
+    sequences = make_sequences()
+    steps = plan(sequences, spec, optimizer_steps=3)
+    sequences = with_old(sequences, rank.log_probs(sequences, all_micro_batches(steps)))
+    first, *later = rank.train(sequences, steps)
+    assert first["train/approx_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert all(abs(metrics["train/approx_kl"]) > 1e-4 for metrics in later)
+
+
+def test_the_loss_does_not_depend_on_the_split_into_micro_batches_or_the_order(start):
+    sequences = make_sequences()
+    results = []
+    for budget, order in ((60, 1), (1000, 1), (200, -1)):
+        rank, spec = start(max_tokens_per_rank=budget)
+        chosen = sequences[::order]
+        results.append(train_metrics(rank.train(chosen, plan(chosen, spec)))[0])
+    for other in results[1:]:
+        assert other == pytest.approx(results[0], rel=1e-4, abs=1e-6)
+
+
+def test_the_same_start_gives_the_same_metrics_bit_for_bit(start):
+    sequences = make_sequences()
+    runs = []
+    for _ in range(2):
+        rank, spec = start()
+        runs.append(
+            [train_metrics(rank.train(sequences, plan(sequences, spec, 2))) for _ in range(2)]
+        )
+    assert runs[0] == runs[1]
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(start, tmp_path):
+    sequences = make_sequences()
+    rank, spec = start(schedule="cosine", warmup_steps=1)
+    rank.train(sequences, plan(sequences, spec))
+    rank.save(tmp_path / "step")
+    rest = [train_metrics(rank.train(sequences, plan(sequences, spec))) for _ in range(2)]
+    resumed, _ = start(schedule="cosine", warmup_steps=1)
+    resumed.load(tmp_path / "step")
+    assert [train_metrics(resumed.train(sequences, plan(sequences, spec))) for _ in range(2)] == rest
+    assert same(weights(resumed), weights(rank))
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(start, tmp_path):
+    other = make_tiny_model(tmp_path / "other", hidden_size=32)
+    foreign, _ = start(model=other)
+    foreign.save(tmp_path / "foreign")
+    rank, _ = start()
+    before = weights(rank)
+    with pytest.raises(ValueError, match="another model's: parameters.* has shape"):
+        rank.load(tmp_path / "foreign")
+    assert same(weights(rank, 1), before)
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        rank.load(tmp_path / "nowhere")
+
+
+def test_a_full_disk_reaches_the_caller_as_what_it_is(start, tmp_path, monkeypatch):
+    rank, _ = start()
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        rank.save(tmp_path / "full")
+
+
+def test_exports_what_transformers_loads(start, tmp_path, folder):
+    rank, spec = start()
+    sequences = make_sequences()
+    rank.train(sequences, plan(sequences, spec))
+    rank.export_hf(tmp_path / "export")
+    assert json.loads((tmp_path / "export" / "config.json").read_text()) == json.loads(
+        (folder / "config.json").read_text()
+    )
+    assert (tmp_path / "export" / "tokenizer.json").exists()
+    steps = plan(sequences, spec)
+    ours = rank.log_probs(sequences, all_micro_batches(steps))
+    with torch.no_grad():
+        for i, sequence in enumerate(sequences):
+            theirs, _ = Reference(tmp_path / "export", spec).log_probs(sequence)
+            np.testing.assert_allclose(ours[i], theirs.numpy(), atol=1e-5)
+
+
+def test_exports_in_the_precision_of_the_source(start, tmp_path):
+    source = make_tiny_model(tmp_path / "half", dtype=torch.bfloat16)
+    rank, _ = start(model=source)
+    rank.export_hf(tmp_path / "export")
+    assert same(
+        load_file(tmp_path / "export" / "model.safetensors"), load_file(source / "model.safetensors")
+    )
+
+
+def test_random_weights_follow_the_seed(start):
+    first, _ = start(spec_changes={"model": {"path": "x", "random_init": True}})
+    again, _ = start(spec_changes={"model": {"path": "x", "random_init": True}})
+    other, _ = start(spec_changes={"model": {"path": "x", "random_init": True}, "seed": 1})
+    assert same(weights(first), weights(again))
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(weights(first)[name], weights(other)[name])
+    assert weights(first)[name].std() == pytest.approx(0.1, rel=0.05)
+
+
+def test_bfloat16_is_near_float32_and_keeps_float32_masters(start):
+    sequences = make_sequences()
+    exact, spec = start(lr=1e-6)
+    rank, _ = start(lr=1e-6, dtype="bfloat16")
+    steps = plan(sequences, spec)
+    theirs = exact.log_probs(sequences, all_micro_batches(steps))
+    for i, log_probs in rank.log_probs(sequences, all_micro_batches(steps)).items():
+        np.testing.assert_allclose(log_probs, theirs[i], atol=0.2)
+    before = weights(rank)
+    (metrics,), (expected,) = rank.train(sequences, steps), exact.train(sequences, steps)
+    assert metrics["train/grad_norm"] == pytest.approx(expected["train/grad_norm"], rel=0.05)
+    # a step far below bfloat16's resolution still moves the weights
+    after = weights(rank, 1)
+    changed = [not torch.equal(before[name], after[name]) for name in before]
+    assert all(changed)
+
+
+def test_the_reference_keeps_its_weights_and_is_the_policy_at_first(start):
+    rank, spec = start(
+        algorithm={"type": "grpo", "kl": {"in_loss": {"type": "low_var_kl", "coef": 0.1}}}
+    )
+    sequences = make_sequences()
+    steps = plan(sequences, spec)
+    batches = all_micro_batches(steps)
+    start_log_probs = rank.log_probs(sequences, batches)
+    reference = rank.log_probs(sequences, batches, reference=True)
+    import dataclasses
+
+    sequences = [
+        dataclasses.replace(sequence, reference_log_probs=reference[i])
+        for i, sequence in enumerate(sequences)
+    ]
+    (metrics,) = rank.train(sequences, steps)
+    assert metrics["train/kl_loss"] < 1e-8
+    after = rank.log_probs(sequences, batches)
+    again = rank.log_probs(sequences, batches, reference=True)
+    for i in range(len(sequences)):
+        np.testing.assert_array_equal(again[i], start_log_probs[i])
+        assert np.abs(after[i] - start_log_probs[i]).max() > 1e-4
+
+
+def test_demonstrations_need_neither_rollout_nor_ratio(start):
+    rank, spec = start(algorithm={"type": "sft"}, lr=1e-3)
+    sequences = make_sequences()
+    losses = [rank.train(sequences, plan(sequences, spec))[0] for _ in range(4)]
+    assert losses[-1]["train/loss"] < losses[0]["train/loss"]
+    assert not any("rollout" in name or "kl" in name for name in losses[0])
+
+
+def poisoned(sequences):
+    import dataclasses
+
+    bad = np.full(len(sequences[0].advantages), np.nan, np.float32)
+    return [dataclasses.replace(sequences[0], advantages=bad), *sequences[1:]]
+
+
+def test_a_non_finite_loss_stops_before_the_weights(start):
+    rank, spec = start()
+    before = weights(rank)
+    sequences = poisoned(make_sequences())
+    with pytest.raises(NonFiniteError, match="optimizer step 1: the loss is nan"):
+        rank.train(sequences, plan(sequences, spec))
+    assert same(weights(rank, 1), before)
+
+
+def test_a_non_finite_gradient_names_the_parameter(start, install_plugin):
+    install_plugin(
+        "algorithms",
+        "broken",
+        "broken:Broken",
+        """
+        from pydantic import BaseModel
+        from rlrun.plugins.types import LossOutputs, Needs
+
+        class Broken:
+            Params = BaseModel
+            api_version = 1
+            needs = Needs()
+            def __init__(self, params): pass
+            def advantages(self, groups): return []
+            def loss(self, inputs):
+                # finite, with an infinite slope at 0
+                return LossOutputs((inputs.log_probs - inputs.log_probs.detach()).abs().sqrt(), {})
+        """,
+    )
+    rank, spec = start(algorithm={"type": "broken"})
+    sequences = make_sequences()
+    with pytest.raises(NonFiniteError, match="gradient of tok_embeddings.weight, .* is not finite"):
+        rank.train(sequences, plan(sequences, spec))
+
+
+def test_non_finite_steps_can_be_skipped_and_counted(start):
+    rank, spec = start(non_finite="skip")
+    before = weights(rank)
+    sequences = make_sequences()
+    (bad,) = rank.train(poisoned(sequences), plan(sequences, spec))
+    assert bad["train/skipped_steps"] == 1
+    assert all(np.isfinite(value) for value in bad.values())
+    assert same(weights(rank, 1), before)
+    (good,) = rank.train(sequences, plan(sequences, spec))
+    assert good["train/skipped_steps"] == 0
+
+
+def test_tokens_and_times_are_reported(start):
+    rank, spec = start()
+    sequences = make_sequences()
+    (metrics,) = rank.train(sequences, plan(sequences, spec))
+    assert metrics["train/tokens"] == sum(len(sequence.tokens) for sequence in sequences)
+    assert metrics["train/response_tokens"] == sum(sequence.loss_mask.sum() for sequence in sequences)
+    assert {"perf/forward_time", "perf/backward_time", "perf/optimizer_time"} <= metrics.keys()
+    assert rank.memory()["peak_memory"] > 0
+
+
+def test_prompts_alone_make_no_gradient(start):
+    rank, spec = start()
+    import dataclasses
+
+    sequences = [
+        dataclasses.replace(sequence, loss_mask=np.zeros_like(sequence.loss_mask))
+        for sequence in make_sequences(3)
+    ]
+    (metrics,) = rank.train(sequences, plan(sequences, spec))
+    assert metrics["train/loss"] == metrics["train/grad_norm"] == 0

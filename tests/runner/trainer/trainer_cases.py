@@ -1,0 +1,196 @@
+"""Sequences, a reference in plain transformers, and process groups for the trainer's tests."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from rlrun.runner.carriers import TrainerSetup, TrainSequence
+from rlrun.runner.packing import plan_steps
+from rlrun.runner.trainer.rank import TrainerRank
+from rlrun.specs.job import Spec
+
+TEMPERATURE = 0.7
+MODELS = {
+    "qwen3": {"family": "qwen3"},
+    "qwen3-tied": {"family": "qwen3", "tied": True},
+    "llama": {
+        "family": "llama",
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "qwen3-moe": {"family": "qwen3_moe"},
+}
+"""A test model by name; without padding token, whose embedding transformers sets to zero and never trains."""
+
+
+def make_sequences(count=9, vocab=320, seed=0, rollout=-3.0):
+    rng = np.random.default_rng(seed)
+    sequences = []
+    for i in range(count):
+        prompt, response = int(rng.integers(1, 20)), int(rng.integers(1, 40))
+        sequences.append(
+            TrainSequence(
+                tokens=rng.integers(0, vocab, prompt + response).astype(np.int32),
+                prompt_length=prompt,
+                loss_mask=(rng.random(response) > 0.2).astype(np.float32),
+                advantages=np.full(response, rng.normal(), np.float32),
+                rollout_log_probs=np.full(response, rollout, np.float32),
+                execution=str(i // 2),
+            )
+        )
+    return sequences
+
+
+def make_spec(model, parallel=None, algorithm=None, **trainer):
+    defaults = {"steps": 1, "dtype": "float32", "lr": 1e-2, "eps": 1e-4, "max_tokens_per_rank": 100}
+    return Spec.model_validate(
+        {
+            "model": {"path": str(model)},
+            "data": {},
+            "rollout": {"temperature": TEMPERATURE},
+            "algorithm": algorithm or {"type": "grpo", "entropy_coef": 0.1},
+            "engine": {"dtype": "float32"},
+            "deterministic": True,
+            "trainer": defaults | trainer | {"parallel": parallel or {}},
+        }
+    )
+
+
+def make_rank(model, spec, *, rank=0, world_size=1, port=0, optimizer_steps=10):
+    return TrainerRank(
+        TrainerSetup(
+            spec_json=spec.model_dump_json(),
+            model_folder=str(model),
+            rank=rank,
+            local_rank=rank,
+            world_size=world_size,
+            master_addr="127.0.0.1",
+            master_port=port,
+            threads=1,
+            optimizer_steps=optimizer_steps,
+        )
+    )
+
+
+def plan(sequences, spec, optimizer_steps=1):
+    return plan_steps(
+        sequences,
+        optimizer_steps=optimizer_steps,
+        reduction=spec.trainer.reduction,
+        max_tokens=spec.trainer.max_tokens_per_rank,
+        max_length=512,
+        max_response_tokens=64,
+        data_degree=spec.trainer.parallel.data_degree,
+    )
+
+
+class Reference:
+    """The same step in plain transformers and torch, a sequence at a time."""
+
+    def __init__(self, folder, spec):
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
+        self.spec = spec
+
+    def log_probs(self, sequence):
+        tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
+        logits = self.model(input_ids=tokens[None]).logits[0].float() / TEMPERATURE
+        everything = logits.log_softmax(-1)[sequence.prompt_length - 1 : -1]
+        chosen = everything.gather(1, tokens[sequence.prompt_length :, None])[:, 0]
+        return chosen, -(everything.exp() * everything).sum(1)
+
+    def gradients(self, sequences, scale, entropy_coef):
+        """HF-named gradients of the policy-gradient loss at ratio 1 with an entropy bonus."""
+        self.model.zero_grad()
+        for i, sequence in enumerate(sequences):
+            chosen, entropy = self.log_probs(sequence)
+            advantages, mask = torch.from_numpy(sequence.advantages), torch.from_numpy(sequence.loss_mask)
+            ratio = (chosen - chosen.detach()).exp()
+            loss = -(ratio * advantages) - entropy_coef * entropy
+            (scale[i] * (loss * mask).sum()).backward()
+        return split_experts({name: p.grad.clone() for name, p in self.model.named_parameters()})
+
+    def step(self):
+        """HF-named weights after one AdamW step on the gradients at hand."""
+        trainer = self.spec.trainer
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), trainer.max_grad_norm)
+        decayed = [p for p in self.model.parameters() if p.ndim > 1]
+        others = [p for p in self.model.parameters() if p.ndim == 1]
+        torch.optim.AdamW(
+            [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
+            lr=trainer.lr,
+            betas=trainer.betas,
+            eps=trainer.eps,
+            weight_decay=trainer.weight_decay,
+        ).step()
+        weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        return split_experts(weights), float(norm)
+
+
+def split_experts(tensors):
+    """transformers stacks experts in memory; on disk each has its own tensors."""
+    result = {}
+    for name, value in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            prefix, inner = name.removesuffix("gate_up_proj"), value.shape[1] // 2
+            for i, expert in enumerate(value):
+                result[f"{prefix}{i}.gate_proj.weight"] = expert[:inner]
+                result[f"{prefix}{i}.up_proj.weight"] = expert[inner:]
+        elif name.endswith("experts.down_proj"):
+            prefix = name.removesuffix("down_proj")
+            result |= {f"{prefix}{i}.down_proj.weight": expert for i, expert in enumerate(value)}
+        else:
+            result[name] = value
+    return result
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_ranks(script, world_size, arguments, folder, timeout=240):
+    """Run a test worker on `world_size` processes: `script RANK WORLD_SIZE PORT-LIST ARGUMENTS OUT`."""
+    root = Path(__file__).parents[3]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests"), str(Path(__file__).parent)]),
+    }
+    port, logs, processes = free_port(), [], []
+    for rank in range(world_size):
+        log = (folder / f"rank-{rank}.log").open("w+")
+        command = [sys.executable, str(script), str(rank), str(world_size), str(port), json.dumps(arguments)]
+        processes.append(
+            subprocess.Popen(
+                [*command, str(folder)], env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+        )
+        logs.append(log)
+    try:
+        codes = [process.wait(timeout) for process in processes]
+    except subprocess.TimeoutExpired:
+        codes = [None]
+    finally:
+        for process in processes:
+            process.kill()
+    if any(codes):
+        texts = [Path(log.name).read_text()[-3000:] for log in logs]
+        raise AssertionError("a rank failed:\n" + "\n----\n".join(texts))
+    if codes == [None]:
+        raise AssertionError(f"ranks did not end within {timeout} s")

@@ -5,8 +5,8 @@
     def test_contract():
         check_reward("wordcount", {"target": 3}, [sample("one two three")])
 
-Each check raises AssertionError with what the plugin does wrong. Plugins are made as a job makes them, by name
-and parameters, so a check also finds a missing entry point.
+Each check raises AssertionError with what the plugin does wrong. Plugins are made as a job makes them, by
+name and parameters, so a check also finds a missing entry point.
 """
 
 import copy
@@ -79,7 +79,7 @@ def check_parameters(kind: str, name: str, params: Params) -> None:
 
 
 def check_reward(name: str, params: Params, samples: Sequence[Sample]) -> list[Any]:
-    """Finite numbers (or tables of them), the same in every process, samples untouched. Returns the scores."""
+    """Finite numbers (or tables of them), always the same, samples untouched. Returns the scores."""
     check_parameters("rewards", name, params)
     first, second = build("rewards", name, params), build("rewards", name, params)
     scores = []

@@ -5,6 +5,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+BOX = r"\boxed{"
+LONGEST_BOX = 10_000
+
 
 def _compiles(pattern: str) -> str:
     try:
@@ -34,13 +37,13 @@ def last_match(text: str, pattern: str | None) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     r"""What stands in the last `\boxed{...}`, braces matched; None without a complete one."""
-    begin = text.rfind(r"\boxed{")
+    begin = text.rfind(BOX)
     if begin < 0:
         return None
-    begin += len(r"\boxed{")
+    begin += len(BOX)
     depth = 1
-    for position in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
+    for brace in re.compile("[{}]").finditer(text, begin, begin + LONGEST_BOX):
+        depth += 1 if brace[0] == "{" else -1
         if depth == 0:
-            return text[begin:position]
+            return text[begin : brace.start()]
     return None

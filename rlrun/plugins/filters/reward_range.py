@@ -1,0 +1,43 @@
+"""Drops groups that are too easy or too hard for the policy: their mean reward lies outside a range."""
+
+from typing import Self
+
+import numpy as np
+from pydantic import model_validator
+
+from rlrun.plugins.types import Drop, Group
+from rlrun.specs.section import Section
+
+
+class RewardRangeParams(Section):
+    """The range of mean rewards that is kept, ends included."""
+
+    low: float | None = None
+    """Smallest mean reward. None: any."""
+    high: float | None = None
+    """Largest mean reward. None: any."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low ({self.low:g}) is above high ({self.high:g})")
+        return self
+
+
+class RewardRange:
+    """Keeps a group when low <= mean reward <= high."""
+
+    Params = RewardRangeParams
+    api_version = 1
+
+    def __init__(self, params: RewardRangeParams) -> None:
+        self.params = params
+
+    def __call__(self, group: Group) -> Drop | None:
+        """Reasons: `low`, `high`."""
+        mean = float(np.mean([sample.reward for sample in group.samples]))
+        if self.params.low is not None and mean < self.params.low:
+            return Drop("low")
+        if self.params.high is not None and mean > self.params.high:
+            return Drop("high")
+        return None

@@ -1,0 +1,57 @@
+"""Grades the last `Answer: …` line of a response, as DAPO does (https://arxiv.org/abs/2503.14476)."""
+
+import re
+from typing import Any
+
+from rlrun.plugins.rewards.equivalence import same_answer
+from rlrun.plugins.rewards.extraction import last_boxed
+from rlrun.plugins.types import Sample
+from rlrun.specs.section import Section
+
+TAIL = 300
+"""Characters at the end of a response in which the answer must stand."""
+
+_ANSWER = re.compile(r"answer\**\s*:\s*([^\n]+)", re.IGNORECASE)
+_END_TOKEN = re.compile(r"<\|[a-z_]+\|>|</s>")
+
+
+class DapoParams(Section):
+    """The reward has no parameters."""
+
+
+class Dapo:
+    """`score`: 1 for the right answer, -1 for a wrong or missing one; `acc`: 1 or 0. Choose with `key`.
+
+    Answers are compared by value: unlike in DAPO's own grader, a full stop, a leading zero or bold type do not
+    make a right one wrong.
+    """
+
+    Params = DapoParams
+    api_version = 1
+
+    def __init__(self, params: DapoParams) -> None:
+        self.params = params
+
+    def score(self, sample: Sample) -> dict[str, float]:
+        """`{"score": 1 or -1, "acc": 1 or 0}`"""
+        answer = final_answer(sample.text)
+        right = answer is not None and same_answer(answer, _whole(sample.prompt.row.label))
+        return {"score": 1.0 if right else -1.0, "acc": float(right)}
+
+
+def final_answer(text: str) -> str | None:
+    """What follows the last `Answer:` near the end of the text, out of its box if it stands in one."""
+    found = _ANSWER.findall(text[-TAIL:])
+    if not found:
+        return None
+    answer = _END_TOKEN.sub("", found[-1]).replace("**", "").strip()
+    boxed = last_boxed(answer)
+    return answer if boxed is None else boxed
+
+
+def _whole(label: Any) -> str:
+    """DAPO's labels are whole numbers, whatever type they come as."""
+    try:
+        return str(int(float(label)))
+    except (TypeError, ValueError, OverflowError):
+        return str(label)

@@ -1,0 +1,32 @@
+"""Grades the boxed answer that follows the reasoning, as DeepScaleR does (https://github.com/agentica-project/rllm)."""
+
+from rlrun.plugins.rewards.math import boxed_answer_is
+from rlrun.plugins.types import Sample
+from rlrun.specs.section import Section
+
+MARKERS = ("</think>", "###Response")
+
+
+class DeepScalerParams(Section):
+    """The reward has no parameters."""
+
+
+class DeepScaler:
+    """1 where the last box after the last `</think>` holds the label; 0 otherwise, or if thinking never ends.
+
+    Without a `</think>`, the last `###Response` ends the reasoning (DeepScaleR itself takes the first).
+    """
+
+    Params = DeepScalerParams
+    api_version = 1
+
+    def __init__(self, params: DeepScalerParams) -> None:
+        self.params = params
+
+    def score(self, sample: Sample) -> float:
+        """1 or 0."""
+        for marker in MARKERS:
+            _, found, solution = sample.text.rpartition(marker)
+            if found:
+                return float(boxed_answer_is(solution, sample.prompt.row.label))
+        return 0.0

@@ -1,0 +1,56 @@
+"""Word overlap with the label: F1 of SQuAD (arXiv 1606.05250) with the guard of HotpotQA (1809.09600)."""
+
+import re
+import string
+from collections import Counter
+
+from rlrun.plugins.rewards.extraction import last_boxed
+from rlrun.plugins.types import Sample
+from rlrun.specs.section import Section
+
+GUARDED = {"yes", "no", "noanswer"}
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class F1Params(Section):
+    """Which part of the response is the answer."""
+
+    boxed: bool = False
+    r"""Only what stands in the last `\\boxed{}`; without one the score is 0."""
+
+
+class F1:
+    """Harmonic mean of precision and recall over words, without case, punctuation and articles.
+
+    Where the answer or the label is yes, no or noanswer, both must be the same: `yes it is` is not `yes`.
+    """
+
+    Params = F1Params
+    api_version = 1
+
+    def __init__(self, params: F1Params) -> None:
+        self.params = params
+
+    def score(self, sample: Sample) -> float:
+        """From 0 to 1."""
+        answer = last_boxed(sample.text) if self.params.boxed else sample.text
+        return word_f1(answer or "", str(sample.prompt.row.label))
+
+
+def word_f1(answer: str, label: str) -> float:
+    """F1 of two texts' words, each counted as often as it stands there."""
+    given, expected = words(answer), words(label)
+    if given != expected and {" ".join(given), " ".join(expected)} & GUARDED:
+        return 0.0
+    shared = (Counter(given) & Counter(expected)).total()
+    if shared == 0:
+        return 0.0
+    precision, recall = shared / len(given), shared / len(expected)
+    return 2 * precision * recall / (precision + recall)
+
+
+def words(text: str) -> list[str]:
+    """Words in lower case, without punctuation and articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()

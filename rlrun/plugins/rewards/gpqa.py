@@ -1,0 +1,88 @@
+"""Grades multiple choice: the letter a response settles on (GPQA, https://arxiv.org/abs/2311.12022)."""
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlrun.plugins.rewards.extraction import last_boxed
+from rlrun.plugins.types import Sample
+from rlrun.specs.section import Section
+
+LETTERS = "ABCDEFGHIJ"
+
+_STATED = re.compile(
+    r"(?i:answer|option|choice)\s*(?i:is\b|:|=)?\s*(?i:option|choice)?\s*[:=]?[\s(\[*\"']*"
+    r"\b([A-Z]|[a-z](?!\s+\w))\b"
+)
+_ALONE = re.compile(r"(?<![\w'])([B-HJ-Z]|[AI](?!\s+[a-z]))(?![\w'])")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class GpqaParams(Section):
+    """Which part of the response is the answer."""
+
+    boxed: bool = False
+    r"""Only what stands in the last `\\boxed{}`; without one the score is 0."""
+
+
+class Gpqa:
+    """1 for the right letter, or for the right choice's text where the response settles on no letter.
+
+    The label is a letter, a choice's number from 0, or its text. The row's metadata may hold `choices` (a
+    list, or a table by letter), `correct_letter`, which outranks the label, and `valid_letters`. What follows
+    `</think>` settles on the last letter that it names as the answer, else on the last that stands alone.
+    """
+
+    Params = GpqaParams
+    api_version = 1
+
+    def __init__(self, params: GpqaParams) -> None:
+        self.params = params
+
+    def score(self, sample: Sample) -> float:
+        """1 or 0."""
+        text = last_boxed(sample.text) if self.params.boxed else sample.text.rpartition("</think>")[2]
+        row = sample.prompt.row
+        choices = _choices(row.metadata.get("choices"))
+        letter, words = _expected(row.label, row.metadata, choices)
+        valid = row.metadata.get("valid_letters") or choices or [*LETTERS, *filter(None, [letter])]
+        stated = _settled_on(text or "", {str(one).upper() for one in valid})
+        if stated is not None and letter is not None:
+            return float(stated == letter)
+        return float(bool(words) and f" {words} " in f" {_plain(text or '')} ")
+
+
+def _choices(given: Any) -> dict[str, str]:
+    """Choices by letter."""
+    if isinstance(given, Mapping):
+        return {str(letter).upper(): str(text) for letter, text in given.items()}
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return dict(zip(string.ascii_uppercase, map(str, given), strict=False))
+    return {}
+
+
+def _expected(label: Any, metadata: Mapping[str, Any], choices: Mapping[str, str]) -> tuple[str | None, str]:
+    """The right letter, where one can be told, and the right choice's words."""
+    letter = metadata.get("correct_letter")
+    if letter is None and isinstance(label, int):
+        letter = string.ascii_uppercase[label]
+    if letter is None and isinstance(label, str) and len(label.strip()) == 1:
+        letter = label.strip()
+    if letter is None:
+        letter = next((one for one, text in choices.items() if _plain(text) == _plain(str(label))), None)
+    if letter is None:
+        return None, _plain(str(label))
+    return str(letter).upper(), _plain(choices.get(str(letter).upper(), ""))
+
+
+def _settled_on(text: str, valid: set[str]) -> str | None:
+    for pattern in (_STATED, _ALONE):
+        named = [letter.upper() for letter in pattern.findall(text) if letter.upper() in valid]
+        if named:
+            return str(named[-1])
+    return None
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().translate(_PUNCTUATION).split())

@@ -1,0 +1,38 @@
+"""A penalty on responses near the token limit: soft overlong punishment of DAPO (arXiv 2503.14476)."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from rlrun.plugins.types import Sample
+from rlrun.specs.section import Section
+
+
+class LengthParams(Section):
+    """Where the penalty begins, and where it is full."""
+
+    max_tokens: int = Field(ge=1)
+    """Response tokens at which the penalty is -1; as a rule `rollout.max_response_tokens`."""
+    buffer: int = Field(ge=1)
+    """Tokens before that over which it grows from 0."""
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> Self:
+        if self.buffer > self.max_tokens:
+            raise ValueError(f"buffer ({self.buffer}) is larger than max_tokens ({self.max_tokens})")
+        return self
+
+
+class Length:
+    """0 up to max_tokens - buffer tokens, then linearly down to -1 at max_tokens and beyond."""
+
+    Params = LengthParams
+    api_version = 1
+
+    def __init__(self, params: LengthParams) -> None:
+        self.params = params
+
+    def score(self, sample: Sample) -> float:
+        """From -1 to 0."""
+        excess = len(sample.tokens) - (self.params.max_tokens - self.params.buffer)
+        return -min(max(excess / self.params.buffer, 0.0), 1.0)

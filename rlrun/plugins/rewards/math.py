@@ -1,0 +1,45 @@
+r"""Grades the last `\boxed{...}` of a response against the label, as mathematics."""
+
+from typing import Any
+
+from rlrun.plugins.rewards.equivalence import same_answer
+from rlrun.plugins.rewards.extraction import last_boxed
+from rlrun.plugins.types import Sample
+from rlrun.specs.section import Section
+
+
+class MathParams(Section):
+    """Whose answer counts."""
+
+    cut_thinking: bool = False
+    """Look for the answer only after the last `</think>`."""
+
+
+class Math:
+    r"""1 where the last box holds the label's value, whatever its spelling; 0 otherwise and without a box.
+
+    Equal are texts that normalise to the same, lists and pairs whose elements are equal in order, and
+    expressions with the same value: `\frac12` and 0.5, `(x+1)(x-1)` and `x^2-1`, `2^{10}` and 1024,
+    `5 million` and 5000000. A number and its rounding are not: `\pi` and 3.14159. The label may be boxed.
+    """
+
+    Params = MathParams
+    api_version = 1
+
+    def __init__(self, params: MathParams) -> None:
+        self.params = params
+
+    def score(self, sample: Sample) -> float:
+        """1 or 0."""
+        text = sample.text
+        if self.params.cut_thinking:
+            text = text.rpartition("</think>")[2]
+        return float(boxed_answer_is(text, sample.prompt.row.label))
+
+
+def boxed_answer_is(text: str, label: Any) -> bool:
+    """Whether the last box in `text` holds the label."""
+    answer = last_boxed(text)
+    expected = str(label) if label is not None else ""
+    boxed_label = last_boxed(expected)
+    return answer is not None and same_answer(answer, expected if boxed_label is None else boxed_label)

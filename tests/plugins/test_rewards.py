@@ -1,0 +1,251 @@
+"""Each reward on answers of its own kind, and on answers that mean harm."""
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from rlrun.plugins.registry import PluginError, build
+from rlrun.plugins.rewards.equivalence import same_answer
+from rlrun.plugins.rewards.extraction import last_boxed, last_match
+from rlrun.plugins.rewards.latex import elements, normalised
+from rlrun.plugins.testing import check_reward, sample
+from rlrun.plugins.types import Sample
+
+BILLION_DIGITS = "9^{9^{9}}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [
+        (r"7\frac34", "31/4"),
+        ("x=5", "5"),
+        ("y = 2x+1", "2x+1"),
+        (r"\frac{x^2-1}{x-1}", "x+1"),
+        (r"\{1,2\}", r"\{1, 2\}"),
+        (r"[0,\frac12)", "[0, 0.5)"),
+        (r"\text{even}", "even"),
+        (r"\sqrt[3]{8}", "2"),
+        ("1{,}000", "1000"),
+        (r"1\,000", "1000"),
+        ("1,234,567.5", "1234567.5"),
+        ("5 m", "5"),
+        (r"12\text{ cm}^2", "12"),
+        (r"\$5", "5"),
+        ("(E)", "E"),
+        ("sqrt(2)/2", r"\frac{\sqrt2}{2}"),
+        ("i^2", "-1"),
+        (r"e^{i\pi}", "-1"),
+        ("10^{-3}", ".001"),
+        (r"\frac{-1}{2}", r"-\frac12"),
+        (r"\left(\frac12, 3\right)", "(0.5,3)"),
+        ("5!", "120"),
+        (r"\sin\frac\pi6", "0.5"),
+        (r"\log_{2}8", r"\log_{2}8"),
+        ("x_1+x_2", "x_2+x_1"),
+        ("1/0", "1/0"),
+        (r"2\cdot 3\times x\div 2", "3x"),
+        ("(-\\infty, 3)", r"(-\infty,3)"),
+    ],
+)
+def test_the_same_in_another_spelling(answer: str, label: str) -> None:
+    assert same_answer(answer, label)
+    assert same_answer(label, answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [
+        ("[0,1)", "(0,1)"),
+        ("2,1", "1,2"),
+        ("even", "neve"),
+        ("3m", "3"),
+        ("0.333", "1/3"),
+        ("x^2", "x"),
+        ("-x", "x"),
+        (r"\sqrt{x^2}", "x"),
+        ("7 3/4", "73/4"),
+        ("12 34", "1234"),
+        ("1/0", "2/0"),
+        ("", ""),
+        ("x", ""),
+        ("1", "1,2"),
+        (r"\unknown{3}", "3"),
+        ("3)", "3"),
+        ("(3", "3"),
+        ("2+", "2"),
+        ("1/0", "1"),
+        ("x*1/0", "x"),
+        ("500!", "1"),
+        ("1.5!", "1"),
+    ],
+)
+def test_not_the_same(answer: str, label: str) -> None:
+    assert not same_answer(answer, label)
+    assert not same_answer(label, answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        BILLION_DIGITS,
+        "9^9^9^9^9^9",
+        "9**9**9**9",
+        "1e999999999",
+        "10^{999}^{999}",
+        r"\cos(10^{999}*10^{999})",
+        "e^{e^{e^{e^{e}}}}",
+        "exp(exp(exp(exp(9))))",
+        "200!!!!",
+        "7^" * 150 + "7",
+        "-" * 399 + "1",
+        "(" * 190 + "1" + ")" * 190,
+        r"\sqrt{" * 60 + "2" + "}" * 60,
+        r"\frac{1}{" * 60 + "2" + "}" * 60,
+        r"\frac{" * 200,
+        "1" * 100_000,
+        "1," * 100_000,
+        " " * 1_000_000 + "1",
+        "$" * 1_000_000,
+        r"\text{" * 100_000,
+        "a" * 1_900,
+        "1 " * 900,
+        "{1}" * 130,
+        "{" * 10_000_000,
+        "__import__('os').system('true')",
+        "().__class__.__bases__[0]",
+        "\x00\ud800",
+    ],
+    ids=lambda answer: answer[:20].encode("unicode_escape").decode(),
+)
+def test_answers_that_mean_harm_score_0_in_little_memory(answer: str) -> None:
+    response = "\\boxed{" + answer + "}"
+    math = build("rewards", "math", {})
+    tracemalloc.start()
+    try:
+        assert math.score(sample(response, label="42", length=1)) == 0
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_normalised_spellings() -> None:
+    assert normalised(r" $\dfrac12$. ") == r"\frac{1}{2}"
+    assert normalised("3 hours and 5 minutes") == "3 hours,5"
+    assert normalised("7 3/4") == "(7+3/4)"
+
+
+def test_elements() -> None:
+    assert elements("(1,f(2,3)]") == ("(]", ["1", "f(2,3)"])
+    assert elements("1,2") == ("", ["1", "2"])
+    assert elements("(1)") == ("", ["(1)"])
+    assert elements("1),(2") == ("", ["1),(2"])
+
+
+def test_math_can_ignore_the_thinking() -> None:
+    thought = sample(r"<think>\boxed{42}</think> so \boxed{41}", label=42)
+    undecided = sample(r"<think>\boxed{42}</think> hm", label=42)
+    assert check_reward("math", {"cut_thinking": True}, [thought, undecided]) == [0, 0]
+    assert check_reward("math", {}, [thought, undecided]) == [0, 1]
+
+
+def test_a_row_without_label_scores_0() -> None:
+    assert check_reward("math", {}, [sample(r"\boxed{}"), sample(r"\boxed{None}")]) == [0, 0]
+
+
+def test_last_boxed() -> None:
+    assert last_boxed(r"\boxed{1} \boxed{\frac{1}{2}} tail}") == r"\frac{1}{2}"
+    assert last_boxed(r"\boxed{1} \boxed{2") is None
+    assert last_boxed("no box") is None
+
+
+def test_last_match() -> None:
+    assert last_match("a=1 a=2", r"a=(\d)") == "2"
+    assert last_match("a=1 a=2", r"a=\d") == "a=2"
+    assert last_match("<answer>\n4\n</answer>", "<answer>(.*?)</answer>") == "4"
+    assert last_match("nothing", r"a=(\d)") is None
+    assert last_match(" all ", None) == "all"
+
+
+@pytest.mark.parametrize(
+    ("params", "text", "label", "expected"),
+    [
+        ({}, " 42\n", 42, 1),
+        ({}, "the answer: 42", "42", 0),
+        ({"answer_pattern": "answer: (.*)"}, "the answer: 42", "42", 1),
+        ({"answer_pattern": "answer: (.*)"}, "42", "42", 0),
+        ({}, "Paris", "paris", 0),
+        ({"ignore_case": True}, "Paris", "paris", 1),
+    ],
+)
+def test_exact_match(params: dict[str, Any], text: str, label: object, expected: float) -> None:
+    assert check_reward("exact_match", params, [sample(text, label=label)]) == [expected]
+
+
+def gym_sample(text: str, **params: Any) -> Sample:
+    row = build("data", "reasoning_gym", {"task": "chain_sum", "size": 3, **params})[0]
+    return sample(text.replace("ANSWER", row.label), label=row.label, metadata=row.metadata)
+
+
+def test_reasoning_gym_scores_as_the_task_does() -> None:
+    right, partly, wrong = gym_sample("ANSWER"), gym_sample("it is ANSWER"), gym_sample("hm")
+    scores = check_reward("reasoning_gym", {}, [right, partly, wrong])
+    assert scores[0] == 1
+    assert 0 < scores[1] < 1
+    assert scores[2] == 0
+    assert check_reward("reasoning_gym", {"threshold": 1}, [right, partly, wrong]) == [1, 0, 0]
+    assert check_reward("reasoning_gym", {"answer_pattern": "is (.*)"}, [right, partly, wrong]) == [0, 1, 0]
+
+
+def test_reasoning_gym_asks_for_its_own_rows() -> None:
+    with pytest.raises(ValueError, match="use the reasoning_gym data source"):
+        build("rewards", "reasoning_gym", {}).score(sample("4"))
+
+
+def test_format() -> None:
+    params = {"pattern": r"<think>.*</think>\s*<answer>.*</answer>"}
+    good, bad = "<think>\nhm\n</think>\n<answer>4</answer> ", "<answer>4</answer>"
+    assert check_reward("format", params, [sample(good), sample(bad)]) == [1, 0]
+
+
+def test_length_grows_to_a_full_penalty() -> None:
+    lengths = [sample("x", length=length) for length in (0, 80, 85, 100, 120)]
+    assert check_reward("length", {"max_tokens": 100, "buffer": 20}, lengths) == [0, 0, -0.25, -1, -1]
+
+
+def test_random_is_random_across_samples_only() -> None:
+    samples = [sample("x", id=f"0-{number}") for number in range(400)]
+    scores = check_reward("random", {"probability": 0.25}, samples)
+    assert 60 < sum(scores) < 140
+    assert check_reward("random", {"probability": 0.25, "seed": 1}, samples) != scores
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("format", {"pattern": "("}, "pattern: .*not a regular expression"),
+        ("format", {}, "pattern: Field required"),
+        ("length", {"max_tokens": 4, "buffer": 5}, r"buffer \(5\) is larger than max_tokens \(4\)"),
+        ("reasoning_gym", {"threshold": 2}, "threshold: .*less than or equal to 1"),
+        ("math", {"cut_thinkin": True}, r"cut_thinkin: .*\(known: cut_thinking\)"),
+    ],
+)
+def test_wrong_parameters_are_named(name: str, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        build("rewards", name, params)
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "metadata", "expected"),
+    [
+        ("I think Paris", "B", {"choices": ["London", "Paris"]}, 1),
+        ("I think it is London", "B", {"choices": ["London", "Paris"]}, 0),
+        ("A is wrong, so the answer is (B).", "B", {}, 1),
+        ("The answer is a dog", "A", {}, 0),
+        ("Rather B than C. **C**", 2, {}, 1),
+        ("Answer: B", "Paris", {"choices": ["London", "Paris"]}, 1),
+        ("", "A", {}, 0),
+    ],
+)
+def test_gpqa_settles_on_a_letter(text: str, label: Any, metadata: dict[str, Any], expected: float) -> None:
+    assert check_reward("gpqa", {}, [sample(text, label=label, metadata=metadata)]) == [expected]

@@ -1,4 +1,4 @@
-"""Rewards against recorded cases: `contract` rows must hold, `quirk` rows give what our docstrings promise."""
+"""Rewards against recorded cases: `contract` rows hold, `quirk` rows give what our docstrings promise."""
 
 import json
 from collections.abc import Mapping

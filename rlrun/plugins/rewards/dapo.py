@@ -22,7 +22,7 @@ class DapoParams(Section):
 class Dapo:
     """`score`: 1 for the right answer, -1 for a wrong or missing one; `acc`: 1 or 0. Choose with `key`.
 
-    Answers are compared by value: unlike in DAPO's own grader, a full stop, a leading zero or bold type do not
+    Answers are compared by value: unlike DAPO's grader, a full stop, a leading zero or bold type do not
     make a right one wrong.
     """
 

@@ -1,0 +1,165 @@
+"""Rows of the shipped data sources, good and broken."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.plugins.data.jsonl import split_slice
+from rlrun.plugins.registry import PluginError, build
+from rlrun.plugins.testing import check_data
+
+SCHEDULE_ROWS = Path(__file__).parents[1] / "data" / "schedule_metric_vectors.jsonl"
+PATH_ROWS = [
+    row
+    for row in map(json.loads, SCHEDULE_ROWS.read_text().splitlines())
+    if row["fn"] == "parse_generalized_path"
+]
+
+
+@pytest.mark.parametrize("row", PATH_ROWS, ids=lambda row: row["in"])
+def test_slices_agree_with_the_reference(row: dict[str, Any]) -> None:
+    path, ends = row["out"]
+    assert split_slice(row["in"]) == (path, slice(*ends) if ends else slice(None))
+
+
+def write(folder: Path, *lines: object) -> str:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return str(path)
+
+
+def numbered(folder: Path, count: int = 10) -> str:
+    return write(folder, *({"prompt": f"p{number}", "label": number} for number in range(count)))
+
+
+def test_rows_carry_prompt_label_and_metadata(tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    path = write(
+        tmp_path,
+        {"prompt": "1 + 1?", "label": "2", "metadata": {"level": 1}, "source": "ignored"},
+        "",
+        {"prompt": chat, "label": None},
+    )
+    first, second = check_data("jsonl", {"path": path})
+    assert (first.id, first.prompt, first.label, first.metadata) == ("1", "1 + 1?", "2", {"level": 1})
+    assert (second.id, second.prompt, second.label, second.metadata) == ("3", chat, None, {})
+
+
+def test_keys_can_be_named(tmp_path: Path) -> None:
+    path = write(tmp_path, {"question": "q", "gold": 4, "extra": {"a": 1}, "solution": "s"})
+    keys = {
+        "prompt_key": "question",
+        "label_key": "gold",
+        "metadata_key": "extra",
+        "response_key": "solution",
+    }
+    (row,) = check_data("jsonl", {"path": path, **keys})
+    assert (row.prompt, row.label, row.metadata, row.response) == ("q", 4, {"a": 1}, "s")
+
+
+@pytest.mark.parametrize(
+    ("ends", "labels"), [("[:3]", [0, 1, 2]), ("[-2:]", [8, 9]), ("[2:4]", [2, 3]), ("[:]", list(range(10)))]
+)
+def test_a_slice_takes_some_rows_under_their_own_ids(tmp_path: Path, ends: str, labels: list[int]) -> None:
+    rows = check_data("jsonl", {"path": f"{numbered(tmp_path)}@{ends}"})
+    assert [row.label for row in rows] == labels
+    assert [row.id for row in rows] == [str(label + 1) for label in labels]
+
+
+def test_the_last_line_may_lack_its_end_and_text_may_be_any_language(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('{"prompt": "größer als 三?", "label": ""}\r\n{"prompt": "x", "label": 1}'.encode())
+    assert [row.prompt for row in check_data("jsonl", {"path": str(path)})] == ["größer als 三?", "x"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "torn', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "expected a JSON object, found list"),
+        ('{"question": "q"}', "no key 'prompt'; the line has 'question'"),
+        ('{"prompt": "q"}', "no key 'label'"),
+        ('{"prompt": "", "label": 1}', "'prompt' must be text or a list of messages"),
+        ('{"prompt": [], "label": 1}', "'prompt' must be text or a list of messages"),
+        ('{"prompt": ["q"], "label": 1}', "'prompt' must be text or a list of messages"),
+        ('{"prompt": "q", "label": 1, "metadata": 3}', "'metadata' is not a table but int"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    source = build("data", "jsonl", {"path": write(tmp_path, {"prompt": "q", "label": 1}, line)})
+    assert source[0].prompt == "q"
+    with pytest.raises(ValueError, match=rf"rows\.jsonl:2: .*{message}"):
+        source[1]
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"prompt": "\xff\xfe", "label": 1}\n')
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1: not UTF-8"):
+        build("data", "jsonl", {"path": str(path)})[0]
+
+
+def test_a_demonstration_that_is_missing_is_named(tmp_path: Path) -> None:
+    source = build("data", "jsonl", {"path": numbered(tmp_path), "response_key": "response"})
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1: no key 'response'"):
+        source[0]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "message"),
+    [
+        (".gone", "there is no file"),
+        ("@[3:3]", r"has no rows \(the file has 10\)"),
+        ("@[1:2", "ends in no valid slice"),
+        ("@[a:b]", "ends in no valid slice"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path, suffix: str, message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        build("data", "jsonl", {"path": numbered(tmp_path) + suffix})
+
+
+def test_reasoning_gym_rows_depend_on_the_parameters_alone() -> None:
+    params = {"task": "chain_sum", "size": 20, "seed": 3, "task_params": {"max_terms": 2}}
+    rows = check_data("reasoning_gym", params)
+    assert len(rows) == 20
+    other = build("data", "reasoning_gym", {**params, "seed": 4})
+    assert [row.prompt for row in rows] != [other[index].prompt for index in range(20)]
+
+
+def test_reasoning_gym_templates() -> None:
+    row = build(
+        "data",
+        "reasoning_gym",
+        {
+            "task": "chain_sum",
+            "size": 1,
+            "prompt_template": "Q: {question}\nA:",
+            "response_template": "The answer is {answer}.",
+        },
+    )[0]
+    entry = row.metadata["entry"]
+    assert row.prompt == f"Q: {entry['question']}\nA:"
+    assert row.response == f"The answer is {entry['answer']}."
+    assert row.label == entry["answer"]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"task": "chain_sums"}, "has no task 'chain_sums'; .*chain_sum"),
+        ({"task": "chain_sum", "task_params": {"terms": 3}}, "does not take these settings: .*terms"),
+        (
+            {"task": "chain_sum", "task_params": {"min_terms": 5, "max_terms": 2}},
+            "does not take these settings",
+        ),
+        ({"task": "chain_sum", "size": 0}, "size: .*greater than or equal to 1"),
+    ],
+)
+def test_reasoning_gym_settings_are_checked(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        build("data", "reasoning_gym", params)

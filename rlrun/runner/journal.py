@@ -31,8 +31,9 @@ class Journal:
     """Console, run folder and trackers of one launch."""
 
     def __init__(
-        self, folder: RunFolder, steps: int, console: Console, trackers: Sequence[tuple[str, Tracker]] = ()
+        self, folder: RunFolder, console: Console, trackers: Sequence[tuple[str, Tracker]] = ()
     ) -> None:
+        """Writes at once that the run is alive."""
         self._folder = folder
         self._console = console
         self._trackers = list(trackers)
@@ -45,18 +46,17 @@ class Journal:
             "started": now,
             "updated": now,
             "step": 0,
-            "steps": steps,
+            "steps": None,
             "metrics": {},
             "error": None,
         }
+        self._write_state()
 
-    def open(self, step: int) -> None:
-        """Say that the run is alive, `step` steps in."""
-        self._state["step"] = step
+    def begin(self, step: int, steps: int, spec: Mapping[str, Any]) -> None:
+        """Training starts, `step` of `steps` done; `spec` is the resolved one, without secrets."""
+        self._state |= {"step": step, "steps": steps}
+        self._console.start(step, steps)
         self._submit(self._write_state)
-
-    def start_trackers(self, spec: Mapping[str, Any]) -> None:
-        """Hand trackers the resolved spec, without secrets."""
         for name, tracker in self._trackers:
             self._submit(self._track, name, tracker.start, str(self._folder.path), self._folder.name, spec)
 

@@ -13,6 +13,7 @@ Where there is no rollout (SFT) the source reads demonstrations; nothing else di
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from rlrun.plugins.types import Group
@@ -38,6 +39,9 @@ class BatchSource(Protocol):
     async def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved place."""
 
+    async def close(self) -> None:
+        """Stop reading ahead."""
+
 
 class Evaluation(Protocol):
     """Held-out datasets (rlrun.runner.evaluate.Evaluator)."""
@@ -51,6 +55,9 @@ class Checkpoints(Protocol):
 
     async def save(self, trainer: Trainer, step: int, driver: dict[str, Any]) -> None:
         """Keep everything, or nothing."""
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint."""
 
 
 class Journal(Protocol):

@@ -68,8 +68,8 @@ class RunFolder:
         late = [path for path in self.rollouts.glob(_STEP_FILES) if _step_of(path) > step]
         if not cut and not late:
             return
-        aside = _next_free(self.superseded)
-        (aside / "rollouts").mkdir(parents=True)
+        aside = self.next_aside()
+        (aside / "rollouts").mkdir()
         write_text(aside / "metrics.jsonl", "".join(cut))
         for path in late:
             path.rename(aside / "rollouts" / path.name)
@@ -78,9 +78,13 @@ class RunFolder:
     def set_aside(self, path: Path) -> None:
         """Move something an earlier launch of this run made out of the way of its successor."""
         if path.exists():
-            aside = _next_free(self.superseded)
-            aside.mkdir(parents=True)
-            path.rename(aside / path.name)
+            path.rename(self.next_aside() / path.name)
+
+    def next_aside(self) -> Path:
+        """A new folder for what is superseded."""
+        aside = self.superseded / str(sum(1 for _ in self.superseded.glob("*")) + 1)
+        aside.mkdir(parents=True)
+        return aside
 
 
 def claim(runs_dir: Path, name: str, *, resume: bool, new: bool) -> RunFolder:
@@ -151,7 +155,3 @@ def _check_resumable(folder: RunFolder) -> None:
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-").split(".")[0])
-
-
-def _next_free(folder: Path) -> Path:
-    return folder / str(sum(1 for _ in folder.glob("*")) + 1)

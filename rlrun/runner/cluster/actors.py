@@ -1,0 +1,176 @@
+"""The bodies of the job's processes: a trainer rank, an engine. Plain classes; Ray wraps them.
+
+What a process prints goes to its own log, from the first line on. What it raises comes back as a `Failure`:
+an exception object may not survive the way.
+"""
+
+import faulthandler
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from urllib.request import urlopen
+
+from rlrun.runner.carriers import TrainerSetup, TrainStep, WeightManifest
+from rlrun.runner.cluster.failures import Failure
+from rlrun.runner.columns import Columns, from_columns, joined_log_probs
+from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.packing import MicroBatches
+
+_HEALTH_SECONDS = 60.0
+
+Self = TypeVar("Self")
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def reports_failure(
+    method: Callable[Concatenate[Self, Parameters], Result],
+) -> Callable[Concatenate[Self, Parameters], Result | Failure]:
+    """Return what a method raises, its trace in the log: the boundary to everything a process runs."""
+
+    @wraps(method)
+    def guarded(self: Self, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | Failure:
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException as error:
+            failure = Failure.of(error)
+            print(failure.trace, file=sys.stderr, flush=True)
+            return failure
+
+    return guarded
+
+
+class Process:
+    """What both kinds share."""
+
+    def __init__(self, log: str) -> None:
+        """Send everything this process prints to the end of `log`."""
+        redirect_output(Path(log))
+
+    @reports_failure
+    def ping(self) -> int:
+        """The process's id, while all is well."""
+        return os.getpid()
+
+    @reports_failure
+    def free_address(self) -> tuple[str, int]:
+        """An address of this host that others reach, and a port that is free."""
+        with socket.socket() as one:
+            one.bind(("", 0))
+            return host_address(), int(one.getsockname()[1])
+
+    @reports_failure
+    def missing(self, paths: list[str]) -> list[str]:
+        """Which of the paths this host does not see."""
+        return [path for path in paths if not Path(path).exists()]
+
+
+class TrainerActor(Process):
+    """One trainer rank."""
+
+    @reports_failure
+    def start(self, setup: TrainerSetup) -> None:
+        """Import torch, join the other ranks and load the model: seconds to minutes."""
+        from rlrun.runner.trainer.rank import TrainerRank
+
+        self._rank = TrainerRank(setup)
+
+    @reports_failure
+    def log_probs(
+        self, columns: Columns, micro_batches: MicroBatches, reference: bool
+    ) -> tuple[Any, float, float]:
+        """Log-probs as places, lengths and one array; seconds; bytes."""
+        started = time.perf_counter()
+        found = self._rank.log_probs(from_columns(columns), micro_batches, reference)
+        return joined_log_probs(found), time.perf_counter() - started, self._peak_memory()
+
+    @reports_failure
+    def train(self, columns: Columns, steps: list[TrainStep]) -> tuple[list[dict[str, float]], float, float]:
+        """Metrics of each optimizer step; seconds; bytes."""
+        started = time.perf_counter()
+        metrics = self._rank.train(from_columns(columns), steps)
+        return metrics, time.perf_counter() - started, self._peak_memory()
+
+    @reports_failure
+    def write_weights(self, version: int) -> WeightManifest | None:
+        """Rank 0 says where the weights are."""
+        return self._rank.write_weights(version)
+
+    @reports_failure
+    def save(self, folder: str) -> None:
+        """Write this rank's part of a checkpoint."""
+        self._rank.save(folder)
+
+    @reports_failure
+    def load(self, folder: str) -> None:
+        """Read this rank's part of a checkpoint."""
+        self._rank.load(folder)
+
+    @reports_failure
+    def export_hf(self, folder: str) -> None:
+        """Write the model as a Hugging Face folder, with the other ranks."""
+        self._rank.export_hf(folder)
+
+    @reports_failure
+    def close(self) -> None:
+        """Give back what outlives a process."""
+        self._rank.close()
+
+    def _peak_memory(self) -> float:
+        return self._rank.memory()["peak_memory"]
+
+
+class EngineActor(Process):
+    """One native engine, which serves HTTP from threads of its own."""
+
+    _url: str | None = None
+
+    @reports_failure
+    def start(self, setup: EngineSetup) -> str:
+        """Load the model and listen; the URL."""
+        from rlrun.runner.engines.native.server import NativeServer
+
+        self._server = NativeServer(setup)
+        self._url = self._server.start()
+        return self._url
+
+    @reports_failure
+    def ping(self) -> int:
+        """The process's id, while the engine says that it works; its failure otherwise."""
+        if self._url is not None:
+            with urlopen(f"{self._url}/health", timeout=_HEALTH_SECONDS):
+                pass
+        return os.getpid()
+
+    @reports_failure
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.stop()
+
+
+def redirect_output(log: Path) -> None:
+    """Append this process's standard output and error to `log`, line by line."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", force=True)
+
+
+def host_address() -> str:
+    """This host's address as the rest of the cluster sees it."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())

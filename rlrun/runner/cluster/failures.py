@@ -1,0 +1,104 @@
+"""What went wrong in a process of the job, and which of several failures was the first cause.
+
+When one rank dies, the others fail too, in the collectives they wait in; what a person needs is the first.
+"""
+
+import asyncio
+import errno as errno_names
+import traceback
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from rlrun.runner.errors import JobError
+
+Result = TypeVar("Result")
+
+LOG_LINES = 20
+_GRACE_SECONDS = 2.0
+"""How long the other processes of a call get to say what they know, once one has failed."""
+_CONSEQUENCES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "broken pipe")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of another process, as it crosses the border: plain text, so that it always can."""
+
+    error: str
+    """Type and message."""
+    trace: str
+    errno: int | None
+    """Of the OSError at the root, if it was one."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """Describe the exception being handled."""
+        root = _os_error(error)
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return cls(text, "".join(traceback.format_exception(error)), root.errno if root else None)
+
+
+class ProcessFailure(JobError):
+    """A process of the job died, or what it was asked to do failed there."""
+
+    def __init__(
+        self, process: str, kind: Literal["died", "raised"], what: str, log: Path, errno: int | None = None
+    ) -> None:
+        verb = "died" if kind == "died" else "failed"
+        super().__init__(f"{process} {verb}: {what}" if what else f"{process} {verb}", log_end(log))
+        self.kind = kind
+        self.errno = errno
+
+    @property
+    def rank(self) -> int:
+        """How likely it is the consequence of another failure; 0 is a cause."""
+        if self.kind == "died":
+            return 0
+        return 2 if any(word in str(self).lower() for word in _CONSEQUENCES) else 1
+
+    def raise_os_error(self) -> None:
+        """Raise the OSError of the other process as this process's own, if it was one."""
+        if self.errno is not None:
+            raise OSError(self.errno, f"{errno_names.errorcode.get(self.errno, 'error')}: {self}") from self
+
+
+def log_end(log: Path) -> str:
+    """The last lines of a log, and where the whole of it is."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError:
+        return f"(its log would be {log})"
+    return "\n".join([*(f"  {line}" for line in lines), f"  (whole log: {log})"])
+
+
+def first_cause(failures: Sequence[BaseException]) -> BaseException:
+    """The failure to show: a death before an error, an error before a broken connection; then the first."""
+    return min(failures, key=lambda failure: failure.rank if isinstance(failure, ProcessFailure) else 1)
+
+
+async def gather_or_first_cause(calls: Sequence[Awaitable[Result]]) -> list[Result]:
+    """The results of all calls, in order; when some fail, the failure that explains the others."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if waiting:
+            await asyncio.wait(waiting, timeout=_GRACE_SECONDS)
+        failures = [error for task in tasks if task.done() and (error := task.exception())]
+        if failures:
+            raise first_cause(failures)
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _os_error(error: BaseException) -> OSError | None:
+    """The OSError that `error` is or was raised from."""
+    current: BaseException | None = error
+    while current is not None:
+        if isinstance(current, OSError) and current.errno is not None:
+            return current
+        current = current.__cause__
+    return None

@@ -1,0 +1,39 @@
+"""Makes sure that nothing of a job is left on this host when it is over."""
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+_WAIT_SECONDS = 3.0
+_SEGMENT = re.compile(r"rlrun-.*-(\d+)-[01]")
+
+
+def children() -> set[psutil.Process]:
+    """Every process that this one started, and theirs."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def end(processes: Iterable[psutil.Process], wait: float = _WAIT_SECONDS) -> None:
+    """Give processes `wait` seconds to end by themselves, then kill them."""
+    _, left = psutil.wait_procs(list(processes), timeout=wait)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=_WAIT_SECONDS)
+
+
+def end_now() -> None:
+    """Kill everything that this process started."""
+    end(children(), wait=0.0)
+
+
+def remove_segments(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:
+    """Remove the shared weights that these processes, dead by now, left behind."""
+    owners = set(pids)
+    for path in folder.glob("rlrun-*"):
+        found = _SEGMENT.fullmatch(path.name)
+        if found and int(found[1]) in owners:
+            path.unlink(missing_ok=True)

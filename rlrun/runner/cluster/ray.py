@@ -1,0 +1,256 @@
+"""The only module that talks to Ray: a cluster for the job, its processes, and their end.
+
+    driver ── start / join ──▶ Ray ── placement group ──▶ bundles
+       │                                                    ├─ trainer 0 … n   (TrainerActor)
+       └──────────────── calls, answers, pings ─────────────┴─ engine 0 … m    (EngineActor)
+
+Ray is started in a thread that lives as long as the cluster: its processes are tied to the life of their
+parent thread, so they end with the driver even when it is killed.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from rlrun.runner.cluster.actors import EngineActor, TrainerActor
+from rlrun.runner.cluster.failures import Failure, ProcessFailure, gather_or_first_cause
+from rlrun.runner.cluster.placement import Placement, Seat
+from rlrun.runner.cluster.processes import children, end, remove_segments
+from rlrun.runner.errors import JobError
+from rlrun.specs.cluster import ClusterSpec
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Workers made ahead would lack our environment variables, and be made in vain.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+}
+os.environ.update({name: os.environ.get(name, value) for name, value in _QUIET.items()})
+
+import psutil  # noqa: E402
+import ray  # noqa: E402  reads its environment when it is imported
+from ray.exceptions import RayActorError, RayError  # noqa: E402
+from ray.util.placement_group import placement_group, remove_placement_group  # noqa: E402
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
+
+_RESERVE_SECONDS = 60.0
+_PING_SECONDS = 1.0
+_CLOSE_SECONDS = 5.0
+_START_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A process to start."""
+
+    name: str
+    """`trainer 0`, `engine 1`: as messages call it."""
+    kind: type[TrainerActor] | type[EngineActor]
+    seat: Seat
+    environment: Mapping[str, str]
+    """Set before its interpreter starts."""
+    log: Path
+
+
+class Process:
+    """One process of the job, as the driver sees it."""
+
+    def __init__(self, request: Request, actor: Any) -> None:
+        self.name = request.name
+        self.log = request.log
+        self.pid: int | None = None
+        self._actor = actor
+
+    async def call(self, method: str, *args: Any, deadline: float) -> Any:
+        """Run a method there; ProcessFailure when the process dies or the method raises.
+
+        JobError past `deadline` seconds.
+        """
+        reference = getattr(self._actor, method).remote(*args)
+        try:
+            answer = await asyncio.wait_for(_result(reference), deadline)
+        except TimeoutError:
+            raise JobError(
+                f"{self.name} did not finish {method!r} within {deadline:g} s; see {self.log}"
+            ) from None
+        except RayActorError as death:
+            raise ProcessFailure(self.name, "died", _why(death), self.log) from None
+        except RayError as error:
+            raise ProcessFailure(self.name, "raised", str(error).splitlines()[0], self.log) from error
+        if isinstance(answer, Failure):
+            raise ProcessFailure(self.name, "raised", answer.error, self.log, answer.errno)
+        return answer
+
+    def share(self, value: Any) -> Any:
+        """Send a large argument ahead once, for several processes' calls."""
+        return ray.put(value)
+
+    async def watch(self) -> None:
+        """Return never; ProcessFailure as soon as the process is gone or not well."""
+        while True:
+            self.pid = await self.call("ping", deadline=_START_SECONDS * 24)
+            await asyncio.sleep(_PING_SECONDS)
+
+    def kill(self) -> None:
+        """End it at once."""
+        ray.kill(self._actor, no_restart=True)
+
+
+class Cluster:
+    """A Ray cluster that is ours, or one that we joined, and the job's processes on it."""
+
+    def __init__(self, spec: ClusterSpec, placement: Placement) -> None:
+        self._spec = spec
+        self.placement = placement
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._folder: Path | None = None
+        self._group: Any = None
+        self._others: set[psutil.Process] = set()
+        self._processes: list[Process] = []
+
+    @property
+    def is_local(self) -> bool:
+        """Whether Ray is ours and on this host alone."""
+        return self._spec.address is None
+
+    async def start(self) -> None:
+        """Start Ray here, or join the cluster at `cluster.address`, and reserve what the job needs.
+
+        JobError where it cannot be joined, or has less than the spec asks for.
+        """
+        await self._in_thread(self._join if self._spec.address else self._start_here)
+        self._check_resources()
+        bundles = [
+            {name: amount for name, amount in (("CPU", bundle.cpus), ("GPU", bundle.gpus)) if amount}
+            for bundle in self.placement.bundles
+        ]
+        self._group = placement_group(bundles, strategy=self.placement.strategy)
+        try:
+            await asyncio.wait_for(_result(self._group.ready()), _RESERVE_SECONDS)
+        except TimeoutError:
+            raise JobError(
+                f"the cluster did not free {self._wanted()} within {_RESERVE_SECONDS:g} s; free are "
+                f"{_amounts(ray.available_resources())}. Wait for other jobs to end, or ask for less"
+            ) from None
+
+    def launch(self, requests: Sequence[Request]) -> list[Process]:
+        """Begin to start processes, all at once; their methods wait until they run."""
+        made = [Process(request, self._actor(request)) for request in requests]
+        self._processes += made
+        return made
+
+    async def watch(self) -> None:
+        """Return never; the failure of the first process that is gone or not well."""
+        await gather_or_first_cause([process.watch() for process in self._processes])
+
+    async def diagnose(self) -> ProcessFailure | None:
+        """The process that is gone or not well, if any: it explains whatever else failed."""
+        pings = [process.call("ping", deadline=_CLOSE_SECONDS) for process in self._processes]
+        answers = await asyncio.gather(*pings, return_exceptions=True)
+        return next((answer for answer in answers if isinstance(answer, ProcessFailure)), None)
+
+    async def close(self) -> None:
+        """End every process, and Ray where it is ours; takes seconds, whatever state they are in."""
+        closing = [process.call("close", deadline=_CLOSE_SECONDS) for process in self._processes]
+        await asyncio.gather(*closing, return_exceptions=True)
+        await self._in_thread(self._end)
+        self._thread.shutdown()
+
+    def _start_here(self) -> None:
+        self._others = children()
+        self._folder = Path(tempfile.mkdtemp(prefix="rlrun-"))
+        try:
+            ray.init(
+                address="local",
+                num_cpus=ceil(self.placement.cpus),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(self._folder),
+                _node_ip_address="127.0.0.1",
+            )
+        except (RayError, OSError, RuntimeError, ValueError) as error:
+            raise JobError(f"Ray could not be started on this host: {error}") from error
+
+    def _join(self) -> None:
+        try:
+            ray.init(address=self._spec.address, log_to_driver=False, logging_level=logging.ERROR)
+        except (RayError, OSError, RuntimeError, ValueError) as error:
+            raise JobError(
+                f"the Ray cluster at cluster.address = {self._spec.address!r} could not be joined: {error}"
+            ) from error
+
+    def _check_resources(self) -> None:
+        have = ray.cluster_resources()
+        for name, wanted in (("GPU", self.placement.gpus), ("CPU", self.placement.cpus)):
+            if wanted > have.get(name, 0.0):
+                where = f"the cluster at {self._spec.address}" if self._spec.address else "this host"
+                raise JobError(
+                    f"the spec asks for {self._wanted()}, and {where} has {_amounts(have)}; lower "
+                    "cluster.gpus_per_node, trainer.parallel or engine.count (see rlrun plan)"
+                )
+
+    def _wanted(self) -> str:
+        return _amounts({"CPU": self.placement.cpus, "GPU": self.placement.gpus})
+
+    def _actor(self, request: Request) -> Any:
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self._group, placement_group_bundle_index=request.seat.bundle
+        )
+        options = {
+            "num_cpus": request.seat.cpus,
+            "num_gpus": request.seat.gpus,
+            "max_restarts": 0,
+            "runtime_env": {"env_vars": dict(request.environment)},
+            "scheduling_strategy": strategy,
+        }
+        return ray.remote(request.kind).options(**options).remote(str(request.log))
+
+    def _end(self) -> None:
+        pids = [process.pid for process in self._processes if process.pid is not None]
+        ours = children() - self._others if self.is_local else set()
+        if ray.is_initialized():
+            for process in self._processes:
+                process.kill()
+            if self._group is not None:
+                remove_placement_group(self._group)
+            ray.shutdown()
+        end(ours)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        remove_segments(pids)
+
+    async def _in_thread(self, function: Any) -> None:
+        """Also when this task is cancelled: what is begun here must be known to have ended."""
+        future = asyncio.get_running_loop().run_in_executor(self._thread, function)
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+
+
+async def _result(reference: Any) -> Any:
+    return await reference
+
+
+def _why(death: RayActorError) -> str:
+    """What Ray knows of a death, in one line."""
+    lines = [line.strip() for line in str(death).splitlines()]
+    causes = [line for line in lines if "exit" in line.lower() and ":" in line]
+    return causes[0] if causes else lines[0]
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    gpus = f"{resources.get('GPU', 0.0):g} GPUs"
+    return f"{gpus} and {resources.get('CPU', 0.0):g} CPU cores"

@@ -1,0 +1,100 @@
+"""What a job reads before it starts: tokenizer, training rows, held-out rows. Takes seconds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.plugins.registry import build
+from rlrun.plugins.types import Group, Prompt, Row
+from rlrun.runner.ahead import ReadAhead
+from rlrun.runner.dataset import EAGER_ROWS, PromptStream
+from rlrun.runner.demonstrations import demonstration
+from rlrun.runner.evaluate import EvalSet, eval_set
+from rlrun.runner.tokenizer import Tokenizer
+from rlrun.specs.data import DataSpec
+from rlrun.specs.job import Spec
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A job's data, tokenised as far as it is read ahead."""
+
+    tokenizer: Tokenizer
+    stream: PromptStream
+    demonstrations: "Demonstrations | None"
+    """None where the policy answers the prompts itself."""
+    eval_sets: Sequence[EvalSet]
+
+    def prompts(self, count: int) -> ReadAhead[Prompt]:
+        """Prompts in batches of `count`."""
+        return ReadAhead(lambda: self.stream.take(count), self.stream.state, self.stream.restore)
+
+    def groups(self, count: int) -> ReadAhead[Group]:
+        """Demonstrations in batches of `count`."""
+        demonstrations = self.demonstrations
+        assert demonstrations is not None
+        return ReadAhead(
+            lambda: demonstrations.groups(self.stream.take(count)), self.stream.state, self.stream.restore
+        )
+
+
+def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool) -> Inputs:
+    """Read everything. ValueError, with what is wrong, for data that cannot be used."""
+    tokenizer = Tokenizer(model_folder)
+    source = build("data", spec.data.type, spec.data.params)
+    limit = spec.rollout.max_prompt_tokens
+    demonstrations = None if rollout else Demonstrations(spec, tokenizer, keep=len(source) <= EAGER_ROWS)
+    encode = demonstrations.encode if demonstrations else _prompt_encoder(tokenizer, spec.data)
+    stream = PromptStream(source, encode, spec.data, limit, spec.seed)
+    return Inputs(tokenizer, stream, demonstrations, _eval_sets(spec, tokenizer) if rollout else ())
+
+
+class Demonstrations:
+    """Tokenises rows for SFT; a row's response is made with its prompt, and fetched when that is taken."""
+
+    def __init__(self, spec: Spec, tokenizer: Tokenizer, *, keep: bool) -> None:
+        """`keep` responses once made: for datasets that are tokenised as a whole."""
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._keep = keep
+        self._responses: dict[str, Tokens] = {}
+
+    def encode(self, row: Row) -> Tokens:
+        """The prompt's tokens. ValueError where the row has no demonstration, or one that is too long."""
+        prompt, response = self._tokenizer.encode_demonstration(row, self._spec.data.apply_chat_template)
+        longest = self._spec.rollout.max_response_tokens
+        if len(response) > longest:
+            raise ValueError(
+                f"row {row.id}: the demonstration has {len(response)} tokens, rollout.max_response_tokens "
+                f"is {longest}"
+            )
+        self._responses[row.id] = response
+        return prompt
+
+    def groups(self, prompts: Sequence[Prompt]) -> list[Group]:
+        """The demonstrations of prompts that have been encoded."""
+        return [demonstration(one, self._response(one.row), one.row.response or "") for one in prompts]
+
+    def _response(self, row: Row) -> Tokens:
+        return self._responses[row.id] if self._keep else self._responses.pop(row.id)
+
+
+def _prompt_encoder(tokenizer: Tokenizer, data: DataSpec) -> Callable[[Row], Tokens]:
+    return lambda row: tokenizer.encode_prompt(row, data.apply_chat_template)
+
+
+def _eval_sets(spec: Spec, tokenizer: Tokenizer) -> list[EvalSet]:
+    """Every held-out dataset as a whole, in its own order."""
+    sets = []
+    for dataset in spec.eval.datasets:
+        source = build("data", dataset.type, dataset.params)
+        in_order = dataset.model_copy(update={"shuffle": False})
+        limit = spec.rollout.max_prompt_tokens
+        stream = PromptStream(source, _prompt_encoder(tokenizer, dataset), in_order, limit, spec.seed)
+        sets.append(eval_set(dataset, spec.eval, spec.rollout, stream.take(len(stream))))
+    return sets

@@ -1,0 +1,61 @@
+"""The model's files on this machine, and what exactly they are."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlrun.runner.errors import JobError
+from rlrun.specs.model import ModelSpec
+
+_READ_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A Hugging Face folder."""
+
+    folder: Path
+    commit: str | None
+    """Commit on the hub; None for a folder that did not come from there."""
+
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        config: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
+        return config
+
+
+def fetch_model(spec: ModelSpec) -> ModelFiles:
+    """The folder a spec names, or the hub's files, downloaded where they are not yet here.
+
+    JobError where there is neither.
+    """
+    folder = Path(spec.path).expanduser()
+    if (folder / "config.json").is_file():
+        return ModelFiles(folder.absolute(), None)
+    if folder.is_absolute() or folder.exists():
+        raise JobError(f"model.path = {spec.path!r} holds no config.json; name a Hugging Face folder or id")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.jinja", "*.model", "*.txt", *([] if spec.random_init else ["*.safetensors"])]
+    try:
+        path = snapshot_download(spec.path, revision=spec.revision, allow_patterns=patterns)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise JobError(
+            f"model.path = {spec.path!r} is no folder, and the hub does not give it: {reason}"
+        ) from error
+    return ModelFiles(Path(path), Path(path).name)
+
+
+def fingerprint(folder: Path) -> str:
+    """SHA-256 over names and contents of a folder's files: whether two runs start from the same."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
+        with path.open("rb") as file:
+            while block := file.read(_READ_BYTES):
+                digest.update(block)
+    return digest.hexdigest()

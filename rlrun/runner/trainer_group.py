@@ -1,0 +1,109 @@
+"""All trainer ranks as one trainer: each gets its own data rank's sequences, and all get every call.
+
+sequences ──▶ columns of data rank d ──▶ ranks of d ──▶ collective work ──▶ the answers that count
+"""
+
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.runner.carriers import TrainSequence, TrainStep, WeightManifest
+from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
+from rlrun.runner.columns import split_log_probs, to_columns
+from rlrun.runner.packing import MicroBatches, all_micro_batches
+
+PASS_SECONDS = 4 * 3600.0
+"""Deadline of one pass over a step's sequences, or of writing or reading a checkpoint."""
+
+
+class Rank(Protocol):
+    """One trainer rank in a process of its own (rlrun.runner.cluster.actors.TrainerActor)."""
+
+    def call(self, method: str, *args: Any, deadline: float) -> Awaitable[Any]:
+        """Run a method there. ProcessFailure when the rank dies or raises."""
+
+    def share(self, value: Any) -> Any:
+        """Send a large argument ahead once, for several ranks' calls."""
+
+
+class TrainerGroup:
+    """The trainer that the loop sees."""
+
+    def __init__(self, ranks: Sequence[Rank], data_ranks: Sequence[int]) -> None:
+        """`data_ranks` says which part of the data each rank sees."""
+        self._ranks = ranks
+        self._data_ranks = data_ranks
+        self._seconds = 0.0
+        self._peak_memory = 0.0
+
+    async def log_probs(
+        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches, *, reference: bool = False
+    ) -> list[NDArray[np.float32]]:
+        """`[R]` log-probs of each sequence under the current weights, or the reference's."""
+        shares = self._shares(sequences, micro_batches)
+        answers = await self._timed("log_probs", [(share, micro_batches, reference) for share in shares])
+        found = {index: values for answer in answers for index, values in split_log_probs(*answer).items()}
+        return [found[index] for index in range(len(sequences))]
+
+    async def train(
+        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
+    ) -> list[dict[str, float]]:
+        """Take the optimizer steps; the metrics of each, the same on every rank."""
+        shares = self._shares(sequences, all_micro_batches(steps))
+        answers = await self._timed("train", [(share, list(steps)) for share in shares])
+        metrics: list[dict[str, float]] = answers[0]
+        return metrics
+
+    async def write_weights(self, version: int) -> WeightManifest:
+        """Put the current weights where the engines can read them."""
+        manifests = await self._all("write_weights", [(version,)] * len(self._ranks))
+        [manifest] = [found for found in manifests if found is not None]
+        return manifest  # type: ignore[no-any-return]
+
+    async def save(self, folder: Path) -> None:
+        """Write all training state into `folder`. OSError when a rank could not write."""
+        await self._on_disk("save", folder)
+
+    async def load(self, folder: Path) -> None:
+        """Go on from training state written by `save`."""
+        await self._on_disk("load", folder)
+
+    async def export_hf(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder. OSError when it could not be written."""
+        await self._on_disk("export_hf", folder)
+
+    def usage(self) -> dict[str, float]:
+        """`seconds` the slowest rank worked since the last call; `peak_memory` of the largest rank, bytes."""
+        seconds, self._seconds = self._seconds, 0.0
+        return {"seconds": seconds, "peak_memory": self._peak_memory}
+
+    def _shares(self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches) -> list[Any]:
+        """Each rank's sequences; ranks of one data rank share a copy."""
+        columns = [
+            self._ranks[0].share(to_columns(sequences, sorted(index for batch in rank for index in batch)))
+            for rank in micro_batches
+        ]
+        return [columns[data_rank] for data_rank in self._data_ranks]
+
+    async def _timed(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        answers = await self._all(method, arguments)
+        self._seconds += max(seconds for _, seconds, _ in answers)
+        self._peak_memory = max(memory for _, _, memory in answers)
+        return [answer for answer, _, _ in answers]
+
+    async def _on_disk(self, method: str, folder: Path) -> None:
+        try:
+            await self._all(method, [(str(folder),)] * len(self._ranks))
+        except ProcessFailure as failure:
+            failure.raise_os_error()
+            raise
+
+    async def _all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        calls = [
+            rank.call(method, *own, deadline=PASS_SECONDS)
+            for rank, own in zip(self._ranks, arguments, strict=True)
+        ]
+        return await gather_or_first_cause(calls)

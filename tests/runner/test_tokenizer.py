@@ -31,7 +31,7 @@ ROW = Row("7", "2 + 2?", label="4", response="It is 4.")
 
 
 def make(folder: Path, template: str | None = CHATML, *, bos: bool = False, **configs: Any) -> Tokenizer:
-    """A tokenizer over bytes with the usual special tokens; `configs` are further JSON files of the folder."""
+    """A tokenizer over bytes with special tokens; `configs` are further JSON files of the folder."""
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE(vocab={token: number for number, token in enumerate(alphabet)}, merges=[]))

@@ -34,7 +34,7 @@ def load(specs: list[str], overrides: list[str] | None) -> "LoadedSpec":
 def spec_path(name: str) -> Path:
     """The file a SPEC argument means; ValueError for a recipe that is not shipped."""
     path = Path(name)
-    if path.suffix == ".toml" or os.sep in name or path.is_file():
+    if "." in name or os.sep in name or path.is_file():
         return path
     from rlrun.specs.paths import RECIPES
 

@@ -99,9 +99,8 @@ def without_rollouts(spec: Spec, demands: Demands) -> Iterator[Finding]:
     """An algorithm without rollouts has no engine, reward or filter: settings of these would do nothing."""
     if demands.rollout:
         return
-    paths: list[KeyPath] = [
-        (name,) for name in ("rewards", "filters", "scoring", "engine", "eval") if given(spec, name)
-    ]
+    sections = ("rewards", "filters", "scoring", "engine", "eval")
+    paths: list[KeyPath] = [(name,) for name in sections if given(spec, name) and getattr(spec, name) != ()]
     paths += [("rollout", name) for name in sorted(spec.rollout.model_fields_set - DEMONSTRATION_KEYS)]
     paths += [("trainer", name) for name in ("optimizer_steps",) if given(spec.trainer, name)]
     paths += [("cluster", "placement")] if given(spec.cluster, "placement") else []

@@ -32,9 +32,7 @@ def batch_numbers(spec: Spec, rollout: bool) -> BatchNumbers:
     given_size, given_steps = spec.trainer.global_batch_size, spec.trainer.optimizer_steps
     if not rollout:
         if given_size is None:
-            raise ValueError(
-                "an algorithm without rollouts needs trainer.global_batch_size: demonstrations a step"
-            )
+            raise ValueError("required without rollouts: how many demonstrations an optimizer step takes")
         return BatchNumbers(given_size, 1, given_size, 1)
     prompts, per_prompt = spec.rollout.batch_size, spec.rollout.samples_per_prompt
     samples = prompts * per_prompt
@@ -64,13 +62,17 @@ def nearest_batches(spec: Spec, rollout: bool) -> str:
 
 
 def _mismatch(prompts: int, per_prompt: int, size: int | None, steps: int | None) -> str:
-    right = (
-        f"trainer.global_batch_size G = {size if size else '?'} × trainer.optimizer_steps S = {steps or '?'}"
-    )
-    return (
-        f"P·n = G·S does not hold: rollout.batch_size P = {prompts} × rollout.samples_per_prompt "
-        f"n = {per_prompt} are {prompts * per_prompt} samples, which do not split into {right}"
-    )
+    samples = prompts * per_prompt
+    left = f"P·n = {prompts} · {per_prompt} = {samples} (rollout.batch_size · rollout.samples_per_prompt)"
+    if size and steps:
+        right = (
+            f"G·S = {size} · {steps} = {size * steps} (trainer.global_batch_size · trainer.optimizer_steps)"
+        )
+    elif size:
+        right = f"G = {size} (trainer.global_batch_size) leaves S = {samples / size:.4g} optimizer steps"
+    else:
+        right = f"S = {steps} (trainer.optimizer_steps) leaves G = {samples / (steps or 1):.4g} samples each"
+    return f"P·n = G·S does not hold: {left}, {right}"
 
 
 def _choices(key: str, values: list[int]) -> str:

@@ -7,14 +7,23 @@ replaced as a whole: the parameters of one plugin mean nothing to another.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 import tomli
 
-from rlrun.specs.paths import absolute_path, shown_path, similar_file
+from rlrun.specs.job import Spec
+from rlrun.specs.paths import absolute_path, kind_of, shown_path, similar_path
 from rlrun.specs.positions import KeyPath, Mark, find_positions, line_and_column
 from rlrun.specs.problems import Finding, Problem, Source, problem_at, problem_without_place
+from rlrun.specs.suggestions import section_models
 from rlrun.specs.syntax import parse
+
+_DEFAULT_TYPES: dict[KeyPath, Any] = {
+    (name,): model.model_fields["type"].default
+    for name, field in Spec.model_fields.items()
+    for model in section_models(field.annotation)
+    if "type" in model.model_fields and get_origin(field.annotation) is None
+}
 
 
 class Origin(NamedTuple):
@@ -43,11 +52,12 @@ class Composition:
         self.complete = False
 
     def place(self, finding: Finding) -> Problem:
-        """A finding at the place of its key, or of the nearest table around it that was written."""
-        for depth in range(len(finding.path), 0, -1):
-            if origin := self.origins.get(finding.path[:depth]):
+        """A finding where its key was written, else another key that takes part, else the table around it."""
+        path = next((path for path in (finding.path, *finding.others) if path in self.origins), finding.path)
+        for depth in range(len(path), 0, -1):
+            if origin := self.origins.get(path[:depth]):
                 mark = origin.mark
-                at_value = finding.at_value and depth == len(finding.path)
+                at_value = finding.at_value and depth == len(path)
                 start, end = (
                     (mark.value_start, mark.value_end) if at_value else (mark.key_start, mark.key_end)
                 )
@@ -115,8 +125,8 @@ def _add_bases(
 
 
 def _base_trouble(path: KeyPath, base: str, file: Path, chain: tuple[Path, ...]) -> Finding | None:
-    if not file.is_file():
-        suggestion = similar_file(file)
+    if kind_of(file) != "file":
+        suggestion = similar_path(base, file)
         cure = (
             f"did you mean {suggestion}?"
             if suggestion
@@ -132,7 +142,7 @@ def _base_trouble(path: KeyPath, base: str, file: Path, chain: tuple[Path, ...])
 def _add_override(composition: Composition, number: int, override: str) -> None:
     """`a.b=value` with a TOML value; what is not one is taken as a string."""
     key, equals, value = override.partition("=")
-    name = f"--set {key.strip()}" if equals else "--set"
+    name = f"--set {key.strip()}" if equals and key.strip() else "--set"
     source = Source(name, override, Path.cwd())
     if not equals or not key.strip():
         composition.fail(
@@ -191,7 +201,7 @@ class _Overlay:
                 continue
             place: Any = int(key) if isinstance(base, list) else key
             old = base[place] if isinstance(base, list) else base.get(place)
-            if isinstance(value, dict) and _merges(old, value):
+            if isinstance(value, dict) and _merges(old, value, _DEFAULT_TYPES.get((*here, place))):
                 self.composition.origins[*here, place] = self.origins[*there, key]
                 self.lay(old, value, (*here, place), (*there, key))
             else:
@@ -211,15 +221,19 @@ class _Overlay:
                 kept[*here, *path[len(there) :]] = origin
 
 
-def _merges(old: Any, new: dict[str, Any]) -> bool:
+def _merges(old: Any, new: dict[str, Any], default_type: str | None) -> bool:
+    """Whether a new table is laid on the old value, rather than taking its place."""
     if isinstance(old, list):
         return bool(new) and all(key.isdecimal() and key.isascii() for key in new)
-    return isinstance(old, dict) and not ("type" in new and new["type"] != old.get("type", new["type"]))
+    if not isinstance(old, dict):
+        return False
+    old_type = old.get("type", default_type)
+    return bool(old_type is None or new.get("type", old_type) == old_type)
 
 
 def _unreadable(path: Path, name: str, error: OSError) -> Problem:
     if isinstance(error, FileNotFoundError):
-        suggestion = similar_file(path)
+        suggestion = similar_path(name, path)
         cure = f"did you mean {suggestion}?" if suggestion else None
         return problem_without_place("there is no such file", name, cure, suggestion)
     return problem_without_place(f"cannot be read: {error.strerror}", name)

@@ -31,15 +31,14 @@ def layout_of(spec: Spec, rollout: bool) -> Layout:
     if not gpus:
         engines = (spec.engine.count or spec.cluster.nodes) if rollout else 0
         return Layout(ranks, engines, 0, colocated)
-    have = f"cluster.nodes {spec.cluster.nodes} × cluster.gpus_per_node {spec.cluster.gpus_per_node} = {gpus}"
+    have = f"{gpus} (cluster.nodes {spec.cluster.nodes} × cluster.gpus_per_node {spec.cluster.gpus_per_node})"
     if ranks > gpus:
-        raise ValueError(f"the layout asks for {_ranks(spec)} GPUs, and there are {have}")
+        raise ValueError(f"{_ranks(spec)} need a GPU each, and there are {have}")
     engines = _engines_on_gpus(spec, ranks, gpus, have) if rollout else 0
     used = max(ranks, engines) if colocated else ranks + engines
     if used < gpus:
-        raise ValueError(
-            f"{_ranks(spec)} and {engines} engines use {used} GPUs of {have}: the rest would idle"
-        )
+        processes = f"{_ranks(spec)} and {engines} engines" if rollout else _ranks(spec)
+        raise ValueError(f"{processes} use {used} GPUs, and there are {have}: the rest would idle")
     return Layout(ranks, engines, gpus, colocated)
 
 
@@ -47,14 +46,13 @@ def _engines_on_gpus(spec: Spec, ranks: int, gpus: int, have: str) -> int:
     """A native engine takes one GPU."""
     if spec.cluster.placement == "colocated":
         if (spec.engine.count or 0) > gpus:
-            raise ValueError(f"engine.count {spec.engine.count} asks for as many GPUs, and there are {have}")
+            raise ValueError(f"engine.count {spec.engine.count} needs as many GPUs, and there are {have}")
         return spec.engine.count or ranks
     engines = spec.engine.count or gpus - ranks
     if not engines or ranks + engines > gpus:
         asked = f"engine.count {engines}" if engines else "at least one engine"
-        raise ValueError(
-            f"disaggregated, {_ranks(spec)} and {asked} need {ranks + max(engines, 1)} GPUs: {have}"
-        )
+        need = ranks + max(engines, 1)
+        raise ValueError(f"disaggregated, {_ranks(spec)} and {asked} need {need} GPUs, and there are {have}")
     return engines
 
 

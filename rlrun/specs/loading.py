@@ -8,9 +8,10 @@ are broken already stays silent, so that one mistake is one problem.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,12 @@ def load_spec(
     data = deepcopy(composition.data)
     explainer = Explainer(data, KeyIndex(Spec))
     report = plugin_check(data, explainer) if plugin_check else PluginReport()
-    findings = [*_section_findings(data, explainer), *report.findings, *malformed_references(data)]
+    findings = [
+        *_section_findings(data, explainer),
+        *report.findings,
+        *_dates(data),
+        *malformed_references(data),
+    ]
     findings += _resolve_paths(composition, data, [*_own_paths(Spec, data), *report.paths])
     if not composition.complete:
         findings = [finding for finding in findings if _was_written(finding, composition)]
@@ -107,6 +113,16 @@ def _section_findings(data: dict[str, Any], explainer: Explainer) -> list[Findin
     except ValidationError as error:
         return explainer.findings(error, Spec)
     return []
+
+
+def _dates(value: Any, path: KeyPath = ()) -> Iterator[Finding]:
+    """TOML's dates and times: no setting is one, and as JSON they would pass for strings."""
+    if isinstance(value, (date, time)):
+        cure = f'write it in quotation marks: "{value}"'
+        yield Finding(path, f"must not be a date or time, found {value}", cure, None, str(value))
+    elif isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _dates(inner, (*path, key))
 
 
 def _rule_findings(data: dict[str, Any], findings: list[Finding], demands: Demands | None) -> list[Finding]:

@@ -44,19 +44,22 @@ class Explainer:
     ) -> list[Finding]:
         """Findings of all errors, at `prefix` + where pydantic saw them; `more`: keys valid beside the
         model's own."""
-        found = []
+        found: list[Finding] = []
+        missing: list[Finding] = []
         for each in error.errors(include_url=False):
             path = (*prefix, *each["loc"])
             table = _model_at(model, each["loc"][:-1])
             valid = [*(table.model_fields if table else ()), *(more if len(each["loc"]) == 1 else ())]
             match each["type"]:
                 case "missing":
-                    found.append(self._missing(path, table))
+                    missing.append(self._missing(path, table))
                 case "extra_forbidden":
                     found.append(self.unknown_key(path, valid))
                 case _:
                     found.append(_wrong_value(_present(path, self.data), each))
-        return _without_twins(found)
+        # A required key that is only misspelt is one mistake: the misspelling.
+        meant = {(*finding.path[:-1], finding.suggestion) for finding in found if finding.suggestion}
+        return found + [finding for finding in missing if finding.path not in meant]
 
     def unknown_key(self, path: KeyPath, valid: Sequence[str]) -> Finding:
         """A key that its table does not take."""
@@ -93,12 +96,6 @@ def _at(data: Any, path: KeyPath) -> Any:
     for part in path:
         data = data[part]
     return data
-
-
-def _without_twins(findings: list[Finding]) -> list[Finding]:
-    """A required key that is only misspelt is one mistake: the misspelling."""
-    meant = {(*finding.path[:-1], finding.suggestion) for finding in findings if finding.suggestion}
-    return [finding for finding in findings if finding.path not in meant]
 
 
 def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel] | None:
@@ -170,19 +167,19 @@ def _described(value: object) -> str:
 
 def _conversion(kind: str, path: KeyPath, value: object) -> str | None:
     """How to write what was probably meant."""
-    key = path[-1] if path else ""
+    start = f"`{path[-1]} = " if path and isinstance(path[-1], str) else "`"
     if kind == "string_type" and not isinstance(value, (dict, list)):
-        return f'write it in quotation marks: `{key} = "{shown(value)}"`'
+        return f'write it in quotation marks: {start}"{shown(value)}"`'
     if kind == "model_type" and isinstance(value, list):
         return f"write one table [{table_name(path)}], not [[{table_name(path)}]]"
     if kind == "tuple_type" and isinstance(value, dict):
         return f"write [[{table_name(path)}]]: there may be several"
     if kind == "tuple_type":
-        return f"write it in brackets: `{key} = [{shown(value)}]`"
+        return f"write it in brackets: {start}[{shown(value)}]`"
     if isinstance(value, str) and _reads_as(kind, value):
-        return f"leave out the quotation marks: `{key} = {value.strip().lower()}`"
+        return f"leave out the quotation marks: {start}{value.strip().lower()}`"
     if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
-        return f"write `{key} = {int(value)}`"
+        return f"write {start}{int(value)}`"
     return None
 
 

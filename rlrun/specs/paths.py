@@ -6,6 +6,7 @@ value becomes an absolute path, so that a run does not depend on where it was st
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +43,9 @@ ModelPath = Annotated[str, PathMarker("model")]
 class PathError(ValueError):
     """A path that leads nowhere; says where it was looked for, and what is there instead."""
 
-    def __init__(self, message: str, path: Path) -> None:
+    def __init__(self, message: str, suggestion: str | None) -> None:
         super().__init__(message)
-        self.suggestion = similar_file(path)
+        self.suggestion = suggestion
 
 
 def path_fields(model: type[BaseModel]) -> Iterator[tuple[str, PathMarker]]:
@@ -59,7 +60,20 @@ def absolute_path(value: str, folder: Path) -> Path:
     """Where `value`, set by a file in `folder`, leads."""
     if value.startswith(_PACKAGE_PREFIX):
         return RECIPES / value.removeprefix(_PACKAGE_PREFIX)
-    return Path(os.path.normpath(folder.absolute() / Path(value).expanduser()))
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError:  # the home of a user who is not there
+        path = Path(value)
+    return Path(os.path.normpath(folder.absolute() / path))
+
+
+def kind_of(path: Path) -> Literal["file", "folder"] | None:
+    """What is there; None where nothing is, or nothing that can be looked at."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return None
+    return "folder" if stat.S_ISDIR(mode) else "file"
 
 
 def resolve_path(value: str, folder: Path, marker: PathMarker) -> str:
@@ -72,17 +86,20 @@ def resolve_path(value: str, folder: Path, marker: PathMarker) -> str:
     path = absolute_path(value.removesuffix(end), folder)
     if marker.kind == "model":
         return _resolve_model(value, path)
-    if not path.exists():
-        raise PathError(f"there is no {path}", path)
+    if kind_of(path) is None:
+        raise PathError(f"there is no {path}", similar_path(value.removesuffix(end), path))
     return f"{path}{end}"
 
 
-def similar_file(path: Path) -> str | None:
-    """A neighbour of a path that is not there, spelt much like it; as one would name it from here."""
-    if path.exists() or not path.parent.is_dir():
+def similar_path(written: str, path: Path) -> str | None:
+    """What `written`, which means `path`, might have meant: a neighbour that is spelt much like it."""
+    if kind_of(path) or not written.endswith(path.name):
         return None
-    found = nearest(path.name, (each.name for each in path.parent.iterdir()))
-    return shown_path(path.parent / found) if found else None
+    try:
+        found = nearest(path.name, (each.name for each in path.parent.iterdir()))
+    except (OSError, ValueError):
+        return None
+    return written.removesuffix(path.name) + found if found else None
 
 
 def shown_path(path: Path) -> str:
@@ -92,10 +109,11 @@ def shown_path(path: Path) -> str:
 
 
 def _resolve_model(value: str, path: Path) -> str:
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise PathError(f"{path} is not an HF model folder: it has no config.json", path)
+    if kind_of(path) == "folder":
+        if kind_of(path / "config.json") != "file":
+            raise PathError(f"{path} is not an HF model folder: it has no config.json", None)
         return str(path)
     if _HUB_ID.fullmatch(value):
         return value
-    raise PathError(f"neither an id on the Hugging Face hub nor a folder: there is no {path}", path)
+    message = f"neither an id on the Hugging Face hub nor a folder: there is no {path}"
+    raise PathError(message, similar_path(value, path))

@@ -1,5 +1,6 @@
 """What is wrong with a spec: findings by key path, and problems by file, line and column."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -135,5 +136,12 @@ def shown(value: object) -> str:
     """A value as TOML would write it, shortened."""
     if isinstance(value, bool):
         return str(value).lower()
-    text = f'"{value}"' if isinstance(value, str) else "a table" if isinstance(value, dict) else str(value)
+    is_text = isinstance(value, str)
+    text = (
+        json.dumps(value, ensure_ascii=False)
+        if is_text
+        else "a table"
+        if isinstance(value, dict)
+        else str(value)
+    )
     return text if len(text) <= 60 else f"{text[:57]}..."

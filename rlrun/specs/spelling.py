@@ -2,15 +2,24 @@
 
 from collections.abc import Iterable
 
+_SAME_LETTERS = 0.9
+"""How alike two words count that differ only in the order of their letters."""
+
 
 def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The candidate spelt most like `name`, or None when none is near; case, hyphens and outer underscores
-    aside."""
-    from difflib import get_close_matches
+    """The candidate spelt most like `name`, case and hyphens aside; None when none is near."""
+    from difflib import SequenceMatcher
 
-    by_spelling = {plain(candidate): candidate for candidate in candidates}
-    found = get_close_matches(plain(name), by_spelling, n=1, cutoff=cutoff)
-    return by_spelling[found[0]] if found else None
+    wanted = plain(name)
+
+    def likeness(candidate: str) -> float:
+        word = plain(candidate)
+        alike = SequenceMatcher(None, wanted, word).ratio()
+        return max(alike, _SAME_LETTERS) if sorted(word) == sorted(wanted) else alike
+
+    scores = {candidate: likeness(candidate) for candidate in candidates}
+    best = max(scores, key=lambda candidate: scores[candidate], default=None)
+    return best if best is not None and scores[best] >= cutoff else None
 
 
 def plain(name: str) -> str:

@@ -85,6 +85,10 @@ OTHER_NAMES = {
 """What other trainers call a setting -> its key here."""
 
 
+_ORDINARY_NAMES = {"type", "path", "name", "key"}
+"""Names that say nothing about the section a key belongs to."""
+
+
 class KeyIndex:
     """Every key that a spec takes, by its last name; plugins add theirs when they are known."""
 
@@ -100,24 +104,30 @@ class KeyIndex:
                 self.add(inner, f"{prefix}{name}.")
 
     def suggest(self, path: KeyPath, valid: Sequence[str]) -> str | None:
-        """The key probably meant by the unknown one at the end of `path`: a name of the same table, or a full
-        path.
+        """The key probably meant by the unknown one at the end of `path`: of the same table, or a full path.
 
         Spelling in the same table comes first when it is very near, then the same name in another section,
         then other trainers' names for it, then looser spelling.
         """
-        name = str(path[-1])
+        name = plain(str(path[-1]))
         if found := nearest(name, valid, 0.85):
             return found
-        if plain(name) in self._homes:
-            return self._homes[plain(name)][0]
-        if foreign := OTHER_NAMES.get(plain(name)):
-            section, _, key = foreign.rpartition(".")
-            return key if section == table_name(path[:-1]) else foreign
+        if name in self._homes and name not in _ORDINARY_NAMES:
+            return self._homes[name][0]
+        if name in OTHER_NAMES:
+            return _seen_from(OTHER_NAMES[name], path)
         if found := nearest(name, valid):
             return found
-        found = nearest(name, self._homes, 0.85)
-        return self._homes[found][0] if found else None
+        if found := nearest(name, self._homes, 0.85):
+            return self._homes[found][0]
+        found = nearest(name, OTHER_NAMES, 0.85)
+        return _seen_from(OTHER_NAMES[found], path) if found else None
+
+
+def _seen_from(key: str, path: KeyPath) -> str:
+    """A full path without its section where `path` is in that section."""
+    section, _, leaf = key.rpartition(".")
+    return leaf if section == table_name(path[:-1]) else key
 
 
 def table_name(path: KeyPath) -> str:

@@ -103,7 +103,11 @@ def _explain(message: str, statement: str, before: str) -> tuple[str, str | None
     if message.startswith(("Unterminated string", "Illegal character '\\n'")):
         return "this string is never closed", "add the missing quotation mark"
     if message.startswith("Unescaped"):
-        return "a backslash starts an escape in a double-quoted string", "use single quotes: 'a\\b'"
+        return "not an escape that TOML knows", "in single quotes a backslash is itself: 'a\\b'"
+    if message.startswith("Expected ']'"):
+        return "this header is never closed", "add the missing `]`"
+    if message.startswith("Expected newline"):
+        return "more on the line than one key and one value", "one key and value on each line"
     return f"not TOML: {message[0].lower()}{message[1:]}", None
 
 
@@ -112,6 +116,8 @@ def _invalid_value(key: str, value: str) -> tuple[str, str]:
         return f"{value} is not a TOML value", f"write `{key} = {_CONSTANTS[value]}`"
     if value in _NOTHING:
         return f"`{key}` has no value", "leave the key out to get its default"
+    if re.fullmatch(r"[+-]?\.\d+", value):
+        return f"{value} is not a TOML value", f"write `{key} = {value.replace('.', '0.')}`"
     return f"{value} is not a TOML value", f'strings stand in quotation marks: `{key} = "{value}"`'
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
@@ -33,7 +34,9 @@ def save_checkpoint(
     }
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        dcp.save(state, storage_writer=FileSystemWriter(folder, sync_files=True))
+        dcp.save(
+            state, storage_writer=FileSystemWriter(folder, sync_files=True), no_dist=not dist.is_initialized()
+        )
     except CheckpointException as failure:
         raise _cause(failure, folder, "written") from failure
 
@@ -54,7 +57,7 @@ def load_checkpoint(
     if f"random.{rank}" in stored:
         state[f"random.{rank}"] = random
     try:
-        dcp.load(state, storage_reader=reader)
+        dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     except CheckpointException as failure:
         raise _cause(failure, folder, "read") from failure
     torch.set_rng_state(random)

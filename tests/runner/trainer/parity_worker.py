@@ -19,7 +19,9 @@ def gradients(trainer):
         for name, parameter in trainer._parameters.masters.items()
     }
     return {
-        tensor.name: full[tensor.parameter] if tensor.expert is None else full[tensor.parameter][tensor.expert]
+        tensor.name: full[tensor.parameter]
+        if tensor.expert is None
+        else full[tensor.parameter][tensor.expert]
         for tensor in hf_tensors(trainer._model)
     }
 
@@ -49,6 +51,12 @@ def run_case(case, rank, world_size, port, out):
         "after": written(trainer, 1),
         "metrics": metrics,
     }
+    trainer.save(case["checkpoint"])
+    if case["resume"]:
+        trainer.load(case["resume"])
+        result["resumed"] = written(trainer, 2)
+        # fewer sequences than data ranks: some have nothing to do, and keep pace
+        (result["next"],) = trainer.train(sequences[:1], plan(sequences[:1], spec))
     torch.save(result, out / f"{case['name']}-{rank}.pt")
     if rank == 0:
         trainer._shared.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import make_tiny_model
-from trainer_cases import MODELS, Reference, make_sequences, make_spec, plan, run_ranks
+from trainer_cases import MODELS, Reference, make_rank, make_sequences, make_spec, plan, run_ranks
 
 WORKER = Path(__file__).with_name("parity_worker.py")
 LAYOUTS = {
@@ -22,7 +22,9 @@ UNCLIPPED = {"max_grad_norm": 1e9}
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    return {name: make_tiny_model(root / name, pad_token_id=None, scale=0.1, **MODELS[name]) for name in MODELS}
+    return {
+        name: make_tiny_model(root / name, pad_token_id=None, scale=0.1, **MODELS[name]) for name in MODELS
+    }
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,7 @@ def references(folders):
 def results(folders, tmp_path_factory):
     """What every rank of every case gave; one process group for each number of ranks."""
     found = {}
+    checkpoints = tmp_path_factory.mktemp("checkpoints")
     for world_size, layouts in RANKS.items():
         out = tmp_path_factory.mktemp(f"ranks-{world_size}")
         cases = [
@@ -62,6 +65,8 @@ def results(folders, tmp_path_factory):
                 "folder": str(folder),
                 "parallel": LAYOUTS[layout],
                 "trainer": UNCLIPPED,
+                "checkpoint": str(checkpoints / f"{model}-{layout}"),
+                "resume": str(checkpoints / f"{model}-one") if layout != "one" else None,
             }
             for layout in layouts
             for model, folder in folders.items()
@@ -72,7 +77,7 @@ def results(folders, tmp_path_factory):
                 torch.load(out / f"{case['name']}-{rank}.pt", weights_only=False)
                 for rank in range(world_size)
             ]
-    return found
+    return found | {"checkpoints": checkpoints}
 
 
 def largest_difference(ours, theirs):
@@ -117,3 +122,28 @@ def test_metrics_are_the_same_on_every_rank_and_layout(model, layout, results):
     alone = results[f"{model}-one"][0]["metrics"]
     assert train == pytest.approx({name: alone[name] for name in train}, rel=1e-4, abs=1e-6)
     assert train["train/approx_kl"] == 0.0
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "one"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_checkpoint_resumes_on_another_layout(model, layout, results, folders):
+    here = make_rank(folders[model], spec := make_spec(folders[model], **UNCLIPPED))
+    try:
+        here.load(results["checkpoints"] / f"{model}-{layout}")
+        assert torch.equal(
+            dict(here._parameters.gather())["model.norm.weight"],
+            results[f"{model}-{layout}"][0]["after"]["model.norm.weight"],
+        )
+        there = results[f"{model}-{layout}"][0]["resumed"]
+        alone = results[f"{model}-one"][0]["after"]
+        assert all(torch.equal(there[name], alone[name]) for name in alone)
+        here.load(results["checkpoints"] / f"{model}-one")
+        sequences = make_sequences()[:1]
+        (expected,) = here.train(sequences, plan(sequences, spec))
+        next_step = results[f"{model}-{layout}"][0]["next"]
+        names = [name for name in expected if name.startswith("train/")]
+        assert {name: next_step[name] for name in names} == pytest.approx(
+            {name: expected[name] for name in names}, rel=1e-4, abs=1e-6
+        )
+    finally:
+        here.close()

@@ -52,9 +52,7 @@ def same(ours, theirs):
 def with_old(sequences, log_probs):
     import dataclasses
 
-    return [
-        dataclasses.replace(sequence, old_log_probs=log_probs[i]) for i, sequence in enumerate(sequences)
-    ]
+    return [dataclasses.replace(sequence, old_log_probs=log_probs[i]) for i, sequence in enumerate(sequences)]
 
 
 def test_the_first_of_several_steps_has_ratio_one_and_later_ones_do_not(start):
@@ -83,9 +81,7 @@ def test_the_same_start_gives_the_same_metrics_bit_for_bit(start):
     runs = []
     for _ in range(2):
         rank, spec = start()
-        runs.append(
-            [train_metrics(rank.train(sequences, plan(sequences, spec, 2))) for _ in range(2)]
-        )
+        runs.append([train_metrics(rank.train(sequences, plan(sequences, spec, 2))) for _ in range(2)])
     assert runs[0] == runs[1]
 
 
@@ -146,9 +142,7 @@ def test_exports_in_the_precision_of_the_source(start, tmp_path):
     source = make_tiny_model(tmp_path / "half", dtype=torch.bfloat16)
     rank, _ = start(model=source)
     rank.export_hf(tmp_path / "export")
-    assert same(
-        load_file(tmp_path / "export" / "model.safetensors"), load_file(source / "model.safetensors")
-    )
+    assert same(load_file(tmp_path / "export" / "model.safetensors"), load_file(source / "model.safetensors"))
 
 
 def test_random_weights_follow_the_seed(start):
@@ -179,9 +173,7 @@ def test_bfloat16_is_near_float32_and_keeps_float32_masters(start):
 
 
 def test_the_reference_keeps_its_weights_and_is_the_policy_at_first(start):
-    rank, spec = start(
-        algorithm={"type": "grpo", "kl": {"in_loss": {"type": "low_var_kl", "coef": 0.1}}}
-    )
+    rank, spec = start(algorithm={"type": "grpo", "kl": {"in_loss": {"type": "low_var_kl", "coef": 0.1}}})
     sequences = make_sequences()
     steps = plan(sequences, spec)
     batches = all_micro_batches(steps)
@@ -232,11 +224,11 @@ def test_a_non_finite_gradient_names_the_parameter(start, install_plugin):
         "broken",
         "broken:Broken",
         """
-        from pydantic import BaseModel
         from rlrun.plugins.types import LossOutputs, Needs
+        from rlrun.specs.section import Section
 
         class Broken:
-            Params = BaseModel
+            Params = Section
             api_version = 1
             needs = Needs()
             def __init__(self, params): pass

@@ -1,5 +1,6 @@
 """Sequences, a reference in plain transformers, and process groups for the trainer's tests."""
 
+import itertools
 import json
 import os
 import socket
@@ -69,7 +70,10 @@ def make_spec(model, parallel=None, algorithm=None, **trainer):
     )
 
 
-def make_rank(model, spec, *, rank=0, world_size=1, port=0, optimizer_steps=10):
+NUMBERS = itertools.count(1)
+
+
+def make_rank(model, spec, *, rank=0, world_size=1, port=None, optimizer_steps=10):
     return TrainerRank(
         TrainerSetup(
             spec_json=spec.model_dump_json(),
@@ -78,7 +82,7 @@ def make_rank(model, spec, *, rank=0, world_size=1, port=0, optimizer_steps=10):
             local_rank=rank,
             world_size=world_size,
             master_addr="127.0.0.1",
-            master_port=port,
+            master_port=next(NUMBERS) if port is None else port,
             threads=1,
             optimizer_steps=optimizer_steps,
         )
@@ -177,9 +181,7 @@ def run_ranks(script, world_size, arguments, folder, timeout=240):
         log = (folder / f"rank-{rank}.log").open("w+")
         command = [sys.executable, str(script), str(rank), str(world_size), str(port), json.dumps(arguments)]
         processes.append(
-            subprocess.Popen(
-                [*command, str(folder)], env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
+            subprocess.Popen([*command, str(folder)], env=environment, stdout=log, stderr=subprocess.STDOUT)
         )
         logs.append(log)
     try:

@@ -102,7 +102,7 @@ def _score(
         try:
             answer["value"] = measured(rewards[number].score(task.sample), setups[number].key)
         except MissingKey as error:
-            answer |= {"problem": str(error), "fatal": True}
+            answer |= {"problem": str(error)[:LONGEST_MESSAGE], "fatal": True}
         except BaseException as error:  # the boundary to rewards: even their sys.exit() is one sample's error
             answer["problem"] = f"{type(error).__name__}: {error}"[:LONGEST_MESSAGE]
         send(answer)

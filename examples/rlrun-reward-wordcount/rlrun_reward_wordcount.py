@@ -1,0 +1,31 @@
+"""A reward for rlrun: how close a response is to a given number of words."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlrun.plugins.types import Sample
+
+
+class WordCountParams(BaseModel):
+    """The keys that stand beside `type = "wordcount"` in a spec."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    target: int = Field(ge=1)
+    """Words that score 1."""
+    tolerance: int = Field(default=0, ge=0)
+    """Words more or fewer that still score 1."""
+
+
+class WordCount:
+    """1 within `tolerance` of `target` words, then down to 0 at no words, or at twice as many."""
+
+    Params = WordCountParams
+    api_version = 1
+
+    def __init__(self, params: WordCountParams) -> None:
+        self.params = params
+
+    def score(self, sample: Sample) -> float:
+        """From 0 to 1."""
+        excess = abs(len(sample.text.split()) - self.params.target) - self.params.tolerance
+        return min(max(1 - excess / self.params.target, 0.0), 1.0)

@@ -1,0 +1,9 @@
+"""The contract every reward must keep, and what this one promises. Run with pytest after installing."""
+
+from rlrun.plugins.testing import check_reward, sample
+
+
+def test_contract_and_scores() -> None:
+    samples = [sample("one two three four"), sample("one two"), sample(""), sample("word " * 9)]
+    assert check_reward("wordcount", {"target": 4}, samples) == [1, 0.5, 0, 0]
+    assert check_reward("wordcount", {"target": 4, "tolerance": 2}, samples) == [1, 1, 0.5, 0.25]

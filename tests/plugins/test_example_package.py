@@ -1,0 +1,64 @@
+"""The example package, built as a wheel, installed beside rlrun and used by a job's scoring."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlrun.plugins.registry import PluginError, find, load
+from rlrun.plugins.testing import sample
+from rlrun.runner.scoring import Scorer
+from rlrun.specs.scoring import RewardSpec, ScoringSpec
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "rlrun-reward-wordcount"
+
+
+def pip(*arguments: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", *map(str, arguments), "--no-deps", "--no-index", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the example installed from its wheel."""
+    folder = tmp_path_factory.mktemp("example")
+    source = shutil.copytree(EXAMPLE, folder / "source")
+    pip("wheel", source, "--no-build-isolation", "--wheel-dir", folder)
+    (wheel,) = folder.glob("rlrun_reward_wordcount-0.1.0-*.whl")
+    pip("install", wheel, "--target", folder / "site")
+    return folder / "site"
+
+
+async def test_the_installed_package_scores_samples(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(site))
+    assert str(find("rewards", "wordcount")) == "rewards plugin 'wordcount' of rlrun-reward-wordcount 0.1.0"
+    samples = [sample("one two three four"), sample("one two")]
+    scorer = Scorer([RewardSpec.model_validate({"type": "wordcount", "target": 4})], ScoringSpec())
+    await scorer.start()
+    try:
+        await scorer.score(samples)
+    finally:
+        await scorer.close()
+    np.testing.assert_array_equal([one.reward for one in samples], [1, 0.5])
+
+
+def test_its_own_tests_pass(site: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", EXAMPLE / "test_wordcount.py"],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_uninstalled_it_is_an_unknown_name() -> None:
+    with pytest.raises(PluginError, match="no rewards plugin is named 'wordcount'"):
+        load("rewards", "wordcount")

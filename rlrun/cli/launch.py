@@ -1,5 +1,6 @@
 """`rlrun launch`: run the job of a spec."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -22,7 +23,7 @@ def command(
     if resume and new:
         raise ValueError("--resume goes on with a run and --new starts another: give one of them")
     if name is not None:
-        overrides = [*(overrides or ()), f"name='{name}'"]
+        overrides = [*(overrides or ()), f"name={json.dumps(name)}"]
     loaded = load(specs, overrides)
     if unset := loaded.unset_references():
         raise SpecError(unset)

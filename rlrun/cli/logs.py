@@ -13,7 +13,7 @@ from rlrun.specs.spelling import nearest
 def command(
     name: Annotated[str, typer.Argument(help="Name of the run.")],
     process: Annotated[
-        str | None, typer.Argument(help="One log of these, without its ending; all if left out.")
+        str | None, typer.Argument(help="driver, trainer-0, engine-0, …; all of them when left out.")
     ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Lines from the end of each.")] = 20,
     runs_dir: RunsDir = Path("runs"),
@@ -22,9 +22,7 @@ def command(
     from rlrun.cli.run_states import find_run
 
     folder = find_run(runs_dir, name).logs
-    files = {
-        path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.*"))
-    }
+    files = {path.stem: path for path in sorted(folder.glob("*.log"))}
     if process is not None and process not in files:
         meant = nearest(process, files)
         guess = f"did you mean {meant}? " if meant else ""

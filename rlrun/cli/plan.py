@@ -47,7 +47,7 @@ def _numbers(spec: "Spec", plan: "Plan") -> "Table":
         ("samples of a data rank", per_rank, "G / (fsdp · replicate)"),
         ("steps", epochs if plan.steps is None else plan.steps, "trainer.steps or epochs"),
         ("optimizer steps in all", plan.optimizer_steps or f"{epochs} · S", "steps · S"),
-        ("tokens of the longest sample", plan.max_sample_tokens, "max_prompt_tokens + max_response_tokens"),
+        ("tokens of the longest sample", plan.max_sample_tokens, "prompt + response, evaluation too"),
         ("tokens of a micro-batch", plan.micro_batch_tokens, "trainer.max_tokens_per_rank"),
     ]
     if plan.engines:

@@ -30,5 +30,7 @@ def _print_table(states: list[tuple[str, dict[str, Any]]]) -> None:
         reward = state["metrics"].get("rollout/reward/mean")
         started = datetime.fromisoformat(state["started"]).astimezone().strftime("%Y-%m-%d %H:%M")
         shown_reward = "" if reward is None else f"{reward:.3f}"
-        table.add_row(name, state["status"], f"{state['step']}/{state['steps']}", shown_reward, started)
+        table.add_row(
+            name, state["status"], f"{state['step']}/{state['steps'] or '?'}", shown_reward, started
+        )
     Console(highlight=False).print(table)

@@ -15,7 +15,7 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
     if as_json:
         print(json.dumps({"name": run.name, "folder": str(run.path), **state}))
         return
-    print(f"{run.name}: {state['status']}, step {state['step']} of {state['steps']}  ({run.path})")
+    print(f"{run.name}: {state['status']}, step {state['step']} of {state['steps'] or '?'}  ({run.path})")
     print(
         f"started {state['started']}, updated {state['updated']}, process {state['pid']} on {state['host']}"
     )

@@ -38,7 +38,7 @@ def command(
         print(f"see rlrun logs {name}; another rlrun stop {name} asks again")
         raise typer.Exit(3)
     state = shown_state(run)
-    print(f"{name}: {state['status']} at step {state['step']} of {state['steps']}")
+    print(f"{name}: {state['status']} at step {state['step']} of {state['steps'] or '?'}")
 
 
 def _ended(run: "RunFolder", timeout: float) -> bool:

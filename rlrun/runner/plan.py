@@ -13,6 +13,7 @@ from rlrun.plugins.validation import needs_of
 from rlrun.specs.batch import BatchNumbers, batch_numbers
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import Layout, layout_of
+from rlrun.specs.lengths import longest_sample
 from rlrun.specs.trainer import ParallelSpec
 
 
@@ -79,7 +80,7 @@ class Plan:
     colocated: bool
     """Ranks and engines take turns on the same devices."""
     max_sample_tokens: int
-    """Prompt and response at their longest."""
+    """Prompt and response at their longest, in training or evaluation."""
     micro_batch_tokens: int
     """Token budget of one packed micro-batch; a longer sample is alone in its own."""
     cache_tokens: int
@@ -89,11 +90,6 @@ class Plan:
     def optimizer_steps(self) -> int | None:
         """Of the whole job."""
         return None if self.steps is None else self.steps * self.batch.optimizer_steps
-
-    @property
-    def max_step_tokens(self) -> int:
-        """Tokens of a rollout step whose samples are all as long as can be."""
-        return self.batch.samples * self.max_sample_tokens
 
 
 def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> Plan:
@@ -108,7 +104,7 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
     ranks = _place_ranks(spec, layout)
     engines = _place_engines(spec, layout)
     rank_threads, engine_threads = _threads(spec, layout, ranks, engines, cores or available_cores())
-    longest = spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens
+    longest = longest_sample(spec)
     return Plan(
         batch=batch,
         steps=_steps(spec, batch, rows),

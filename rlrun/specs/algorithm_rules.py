@@ -6,6 +6,7 @@ from typing import Protocol
 from rlrun.specs.batch import batch_numbers, nearest_batches
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import layout_of
+from rlrun.specs.lengths import longest_sample
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding, dotted
 from rlrun.specs.rules import given, no_effect
@@ -123,10 +124,7 @@ def old_log_probs(spec: Spec, demands: Demands) -> Iterator[Finding]:
 
 def cache_size(spec: Spec, demands: Demands) -> Iterator[Finding]:
     """The KV cache holds at least one sample."""
-    cache, sample = (
-        spec.engine.max_cache_tokens,
-        spec.rollout.max_prompt_tokens + spec.rollout.max_response_tokens,
-    )
+    cache, sample = spec.engine.max_cache_tokens, longest_sample(spec)
     if demands.rollout and cache is not None and cache < sample:
         message = f"{cache} tokens of KV cache do not hold one sample of {sample} (prompt and response)"
         others = (("rollout", "max_prompt_tokens"), ("rollout", "max_response_tokens"))

@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.specs.job import Spec
+from rlrun.specs.lengths import longest_sample
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
 
-LENGTH_KEYS: tuple[KeyPath, ...] = (("rollout", "max_response_tokens"), ("rollout", "max_prompt_tokens"))
+LENGTH_KEYS: tuple[KeyPath, ...] = (
+    ("rollout", "max_response_tokens"),
+    ("rollout", "max_prompt_tokens"),
+    ("eval", "max_response_tokens"),
+)
 
 
 def model_findings(spec: Spec) -> Iterator[Finding]:
@@ -30,16 +35,17 @@ def model_findings(spec: Spec) -> Iterator[Finding]:
 
 
 def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
-    longest = config.get("max_position_embeddings")
-    rollout = spec.rollout
-    sample = rollout.max_prompt_tokens + rollout.max_response_tokens
-    if isinstance(longest, int) and sample > longest:
+    holds = config.get("max_position_embeddings")
+    sample = longest_sample(spec)
+    if isinstance(holds, int) and sample > holds:
+        response = sample - spec.rollout.max_prompt_tokens
         message = (
-            f"max_prompt_tokens {rollout.max_prompt_tokens} + max_response_tokens "
-            f"{rollout.max_response_tokens} = {sample} tokens; the model holds {longest}"
+            f"max_prompt_tokens {spec.rollout.max_prompt_tokens} + max_response_tokens {response} = {sample} "
+            f"tokens; the model holds {holds}"
         )
-        cure = f"at most {longest} together"
-        yield Finding(LENGTH_KEYS[0], message, cure, others=(*LENGTH_KEYS, ("model", "path")))
+        yield Finding(
+            LENGTH_KEYS[0], message, f"at most {holds} together", others=(*LENGTH_KEYS, ("model", "path"))
+        )
 
 
 def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:

@@ -41,7 +41,7 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
         inner = next(section_models(field.annotation), None)
         is_single = inner is not None and get_origin(field.annotation) is not tuple
         if not is_single or field.default is None:
-            about = " ".join((field.description or "").split())
+            about = " ".join((field.description or "").split()).replace("None:", "Unset:")
             found.append(Setting(prefix + name, _type_of(field), _default_of(field), about))
         if inner is not None and is_single:
             found.extend(settings_of(inner, f"{prefix}{name}."))
@@ -66,7 +66,7 @@ def _default_of(field: FieldInfo) -> str:
 
 
 def _type_of(field: FieldInfo) -> str:
-    bounds = [f"{sign} {value:g}" for name, sign in _BOUNDS if (value := _bound(field, name)) is not None]
+    bounds = [f"{sign} {value}" for name, sign in _BOUNDS if (value := _bound(field, name)) is not None]
     return " ".join([_name_of(field.annotation), *bounds])
 
 

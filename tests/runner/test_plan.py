@@ -143,4 +143,10 @@ def test_demonstrations_need_no_engine() -> None:
 def test_token_budgets() -> None:
     rollout = {"max_prompt_tokens": 100, "max_response_tokens": 28, "batch_size": 2, "samples_per_prompt": 3}
     plan = make_plan(spec_of(rollout=rollout, engine={"max_running": 10}))
-    assert (plan.max_sample_tokens, plan.cache_tokens, plan.max_step_tokens) == (128, 1280, 768)
+    assert (plan.max_sample_tokens, plan.cache_tokens) == (128, 1280)
+    evaluation = {
+        "max_response_tokens": 8,
+        "datasets": [{"name": "a"}, {"name": "b", "max_response_tokens": 60}],
+    }
+    plan = make_plan(spec_of(rollout=rollout, engine={"max_cache_tokens": 500}, eval=evaluation))
+    assert (plan.max_sample_tokens, plan.cache_tokens) == (160, 500)

@@ -1,0 +1,39 @@
+"""Runs commands in this process, through the console script's own entry point."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from rlrun.cli import main
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def rlrun(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`rlrun("validate", "job.toml")`"""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def command(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["rlrun", *map(str, arguments)])
+        try:
+            main.run()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return Outcome(code, out, err)
+
+    return command

@@ -1,0 +1,214 @@
+"""launch, runs, status, stop, logs: the commands that look after runs."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import Command
+
+from rlrun.specs.loading import LoadedSpec
+
+BASE = Path(__file__).parents[1] / "specs" / "base.toml"
+
+DRIVER = """
+import json, pathlib, signal, sys
+path = pathlib.Path(sys.argv[1])
+def stop(*_):
+    if sys.argv[2] == "obey":
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(json.loads(path.read_text()) | {"status": "interrupted"}))
+        new.replace(path)
+        sys.exit(130)
+signal.signal(signal.SIGINT, stop)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def write_run(runs: Path, name: str, **state: Any) -> Path:
+    folder = runs / name
+    (folder / "logs").mkdir(parents=True)
+    base = {
+        "status": "done", "pid": 1, "host": socket.gethostname(), "process_started": 0.0,
+        "step": 5, "steps": 10, "started": "2026-01-01T10:00:00+00:00",
+        "updated": "2026-01-01T11:00:00+00:00",
+        "metrics": {"rollout/reward/mean": 0.25, "train/loss": None}, "error": None,
+    }  # fmt: skip
+    (folder / "state.json").write_text(json.dumps(base | state))
+    return folder
+
+
+@contextmanager
+def driver(runs: Path, name: str, manner: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that owns a run, and obeys SIGINT or ignores it."""
+    folder = write_run(runs, name)
+    command = [sys.executable, "-c", DRIVER, str(folder / "state.json"), manner]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            state = json.loads((folder / "state.json").read_text())
+            started = psutil.Process(process.pid).create_time()
+            state |= {"status": "running", "pid": process.pid, "process_started": started}
+            (folder / "state.json").write_text(json.dumps(state))
+            yield process
+        finally:
+            process.kill()
+
+
+def test_runs_lists_the_newest_first(rlrun: Command, tmp_path: Path) -> None:
+    write_run(tmp_path, "old")
+    write_run(tmp_path, "new", started="2026-02-01T10:00:00+00:00", status="failed", steps=None)
+    lines = rlrun("runs", "--runs-dir", tmp_path).out.splitlines()
+    assert [line.split()[:3] for line in lines] == [
+        ["run", "status", "step"], ["new", "failed", "5/?"], ["old", "done", "5/10"],
+    ]  # fmt: skip
+    assert "0.250" in lines[2]
+    listed = json.loads(rlrun("runs", "--runs-dir", tmp_path, "--json").out)
+    assert [run["name"] for run in listed] == ["new", "old"]
+
+
+def test_runs_of_an_empty_folder(rlrun: Command, tmp_path: Path) -> None:
+    assert rlrun("runs", "--runs-dir", tmp_path).out == f"no runs in {tmp_path}\n"
+    outcome = rlrun("status", "--runs-dir", tmp_path)
+    assert outcome.code == 2
+    assert "there are no runs" in outcome.err
+
+
+def test_status(rlrun: Command, tmp_path: Path) -> None:
+    write_run(tmp_path, "job", status="failed", error="rank 1 died: out of memory")
+    outcome = rlrun("status", "job", "--runs-dir", tmp_path)
+    assert "job: failed, step 5 of 10" in outcome.out
+    assert "error: rank 1 died: out of memory" in outcome.out
+    assert "rollout/reward/mean  0.25" in outcome.out
+    assert json.loads(rlrun("status", "--runs-dir", tmp_path, "--json").out)["name"] == "job"
+
+
+def test_status_of_an_unknown_run(rlrun: Command, tmp_path: Path) -> None:
+    write_run(tmp_path, "first-job")
+    outcome = rlrun("status", "frist-job", "--runs-dir", tmp_path)
+    assert outcome.code == 2
+    assert "did you mean first-job?" in outcome.err
+
+
+def test_a_run_whose_process_is_gone_has_died(rlrun: Command, tmp_path: Path) -> None:
+    write_run(tmp_path, "job", status="running", pid=os.getpid(), process_started=1.0)
+    outcome = rlrun("status", "job", "--runs-dir", tmp_path)
+    assert "job: died" in outcome.out
+    assert "--resume" in outcome.out
+    stop = rlrun("stop", "job", "--runs-dir", tmp_path)
+    assert stop.code == 2
+    assert "not running: died" in stop.err
+
+
+def test_stop_interrupts_and_waits(rlrun: Command, tmp_path: Path) -> None:
+    with driver(tmp_path, "job", "obey") as process:
+        outcome = rlrun("stop", "job", "--runs-dir", tmp_path)
+        assert (outcome.code, outcome.out) == (0, "job: interrupted at step 5 of 10\n")
+        assert process.wait(timeout=30) == 130
+
+
+def test_stop_says_when_the_run_goes_on(rlrun: Command, tmp_path: Path) -> None:
+    with driver(tmp_path, "job", "ignore") as process:
+        outcome = rlrun("stop", "job", "--runs-dir", tmp_path, "--timeout", 0)
+        assert outcome.code == 3
+        assert f"(process {process.pid}) was told to stop and still runs after 0 s" in outcome.out
+        assert process.poll() is None
+
+
+def test_stop_never_signals_a_process_of_another_host(
+    rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        os, "kill", lambda pid, number: pytest.fail(f"signalled {pid} with {signal.Signals(number)}")
+    )
+    write_run(tmp_path, "job", status="running", host="elsewhere")
+    outcome = rlrun("stop", "job", "--runs-dir", tmp_path)
+    assert outcome.code == 2
+    assert "runs on elsewhere" in outcome.err
+
+
+def test_logs_shows_the_end_of_each(rlrun: Command, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "job")
+    (folder / "logs" / "driver.log").write_text("".join(f"line {number}\n" for number in range(50)))
+    (folder / "logs" / "trainer-0.log").write_text("loaded\n")
+    everything = rlrun("logs", "job", "--runs-dir", tmp_path, "-n", 2).out
+    assert everything.count("\nline") == 2
+    assert everything.endswith("loaded\n")
+    assert "driver" not in rlrun("logs", "job", "trainer-0", "--runs-dir", tmp_path).out
+    wrong = rlrun("logs", "job", "trainer-1", "--runs-dir", tmp_path)
+    assert wrong.code == 2
+    assert "did you mean trainer-0? there are: driver, trainer-0" in wrong.err
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoadedSpec, dict[str, bool]]]:
+    """What would have been launched."""
+    calls: list[tuple[LoadedSpec, dict[str, bool]]] = []
+    module = types.ModuleType("rlrun.runner.launch")
+
+    def launch(loaded: LoadedSpec, **options: bool) -> int:
+        calls.append((loaded, options))
+        return 3
+
+    module.launch = launch  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "rlrun.runner.launch", module)
+    return calls
+
+
+def test_launch_hands_over_the_checked_spec(rlrun: Command, launched: list[Any]) -> None:
+    outcome = rlrun("launch", BASE, "--set", "trainer.lr=1e-3", "--name", "my-run", "--resume")
+    assert outcome.code == 3
+    ((loaded, options),) = launched
+    assert (loaded.spec.name, loaded.spec.trainer.lr) == ("my-run", 1e-3)
+    assert options == {"resume": True, "new": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "trainer.lr=0"], "trainer.lr: must be greater than 0"),
+        (["--name", "a b"], '"a b" cannot be a name'),
+        (["--name", "it's"], '"it\'s" cannot be a name'),
+        (["--resume", "--new"], "give one of them"),
+        (
+            ["--set", "cluster.address=${env:RLRUN_NOT_SET}"],
+            "the environment variable RLRUN_NOT_SET is not set",
+        ),
+    ],
+)
+def test_launch_refuses_before_anything_starts(
+    rlrun: Command, launched: list[Any], arguments: list[str], message: str
+) -> None:
+    outcome = rlrun("launch", BASE, *arguments)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert launched == []
+
+
+def test_what_is_not_installed_is_named(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "rlrun.runner.run_folder", raising=False)
+    monkeypatch.delitem(sys.modules, "rlrun.cli.run_states", raising=False)
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    outcome = rlrun("runs")
+    assert outcome.code == 2
+    assert "psutil is not installed; running jobs needs more: pip install 'rlrun[run]'" in outcome.err
+
+
+def test_an_interrupt_is_exit_130(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlrun.cli.launch.load", interrupted)
+    assert rlrun("launch", BASE).code == 130

@@ -1,0 +1,193 @@
+"""validate, plan, init, schema, plugins: the commands that look at specs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Command
+
+from rlrun.cli.reference import spec_markdown
+from rlrun.cli.schema import spec_schema
+
+SPECS = Path(__file__).parents[1] / "specs"
+BASE = SPECS / "base.toml"
+DOCS = Path(__file__).parents[2] / "docs"
+
+HEAVY = ("torch", "ray", "transformers", "torchtitan", "reasoning_gym", "aiohttp", "matplotlib")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["validate", str(BASE)], ["validate", str(SPECS / "full.toml")]]
+)
+def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
+    script = (
+        "import sys; from rlrun.cli.main import run\n"
+        f"sys.argv = ['rlrun', *{arguments!r}]\n"
+        "try: run()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        f"heavy = [name for name in {HEAVY} if name in sys.modules]\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_names_every_command(rlrun: Command) -> None:
+    outcome = rlrun("--help")
+    assert outcome.code == 0
+    for name in ("launch", "validate", "plan", "init", "runs", "status", "stop", "logs", "schema", "plugins"):
+        assert f" {name} " in outcome.out
+
+
+def test_an_unknown_command_is_exit_2(rlrun: Command) -> None:
+    outcome = rlrun("lanch")
+    assert outcome.code == 2
+    assert "launch" in outcome.err
+
+
+def test_validate(rlrun: Command) -> None:
+    outcome = rlrun("validate", BASE)
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"{BASE}: valid\n", "")
+
+
+def test_validate_tells_every_problem(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(SPECS)
+    outcome = rlrun("validate", "broken/several.toml")
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert "broken/several.toml:4:9: trainer.steps: must be a whole number" in outcome.err
+    assert outcome.err.endswith("5 problems\n")
+
+
+def test_validate_as_json(rlrun: Command) -> None:
+    good = rlrun("validate", BASE, "--json")
+    assert json.loads(good.out) == {"valid": True, "problems": []}
+    bad = rlrun("validate", SPECS / "broken/key_misspelt.toml", "--json")
+    (problem,) = json.loads(bad.out)["problems"]
+    assert bad.code == 2
+    assert (problem["line"], problem["column"], problem["key"]) == (3, 1, "trainer.learning_rte")
+    assert problem["suggestion"] == "lr"
+
+
+def test_validate_explains_where_values_come_from(rlrun: Command) -> None:
+    outcome = rlrun("validate", BASE, "--set", "trainer.lr=3e-5", "--explain", "trainer")
+    lines = outcome.out.splitlines()
+    assert "trainer.lr = 3e-05  (--set trainer.lr:1)" in lines
+    assert f"trainer.steps = 10  ({BASE.relative_to(Path.cwd())}:12)" in lines
+    assert "trainer.parallel.fsdp = 1  (default)" in lines
+    assert "trainer.epochs = unset  (default)" in lines
+    one = json.loads(rlrun("validate", BASE, "--explain", "rewards.0.type", "--json").out)
+    assert one == [
+        {"key": "rewards.0.type", "value": "exact_match", "origin": f"{BASE.relative_to(Path.cwd())}:9"}
+    ]
+
+
+def test_explaining_an_unknown_key_is_exit_2(rlrun: Command) -> None:
+    outcome = rlrun("validate", BASE, "--explain", "trainer.lrr")
+    assert outcome.code == 2
+    assert "did you mean trainer.lr?" in outcome.err
+
+
+def test_a_recipe_that_is_not_there(rlrun: Command) -> None:
+    outcome = rlrun("validate", "no-such-recipe")
+    assert outcome.code == 2
+    assert 'no recipe is named "no-such-recipe"' in outcome.err
+
+
+def test_colours_on_a_terminal(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlrun.cli.report._colours", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    outcome = rlrun("validate", SPECS / "broken/several_syntax_errors.toml")
+    assert "\x1b[" in outcome.err
+    assert "an equals sign" in outcome.err
+
+
+def test_plan_shows_numbers_and_places(rlrun: Command) -> None:
+    outcome = rlrun("plan", SPECS / "full.toml")
+    assert outcome.code == 0
+    for expected in (
+        "P·n = 32 = G·S",
+        "2 · ⌊rows / 8⌋",
+        "rank 3",
+        "node 0, GPU 3",
+        "engine 1",
+        "port 30001",
+        "fsdp 1",
+    ):
+        assert expected in outcome.out, expected
+
+
+def test_plan_as_json(rlrun: Command) -> None:
+    plan = json.loads(rlrun("plan", SPECS / "full.toml", "--json").out)
+    assert plan["batch"] == {
+        "prompts": 8,
+        "samples_per_prompt": 4,
+        "global_batch_size": 16,
+        "optimizer_steps": 2,
+    }
+    assert plan["ranks"][3]["coordinates"] == {"replicate": 0, "fsdp": 1, "tensor": 1}
+    assert [engine["place"] for engine in plan["engines"]] == [{"node": 0, "gpu": 4}, {"node": 0, "gpu": 5}]
+    assert plan["optimizer_steps"] is None
+
+
+def test_plan_of_demonstrations(rlrun: Command) -> None:
+    overrides = ("algorithm.type=sft", "trainer.global_batch_size=8", "rewards=[]")
+    outcome = rlrun("plan", BASE, *(part for override in overrides for part in ("--set", override)))
+    assert outcome.code == 0
+    assert "no engines" in outcome.out
+
+
+@pytest.mark.parametrize("gpus", [0, 4])
+def test_init_writes_a_spec_that_validates(rlrun: Command, tmp_path: Path, gpus: int) -> None:
+    path = tmp_path / "first.toml"
+    assert rlrun("init", path, "--gpus", gpus, "--model", "Qwen/Qwen3-4B").code == 0
+    assert rlrun("validate", path).code == 0
+    assert rlrun("plan", path).code == 0
+    again = rlrun("init", path)
+    assert again.code == 2
+    assert "is there already" in again.err
+
+
+def test_init_refuses_what_no_toml_string_holds(rlrun: Command, tmp_path: Path) -> None:
+    assert rlrun("init", tmp_path / "a.toml", "--model", 'a"b').code == 2
+    assert rlrun("init", tmp_path / "gone" / "a.toml").code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_schema_describes_every_key(rlrun: Command) -> None:
+    schema = json.loads(rlrun("schema").out)
+    assert schema == spec_schema()
+    for name, definition in schema["$defs"].items():
+        for key, field in definition["properties"].items():
+            assert field.get("description"), f"{name}.{key} has no docstring"
+    assert "grpo" in schema["$defs"]["AlgorithmSpec"]["properties"]["type"]["enum"]
+
+
+def test_the_page_of_the_spec_is_current(rlrun: Command) -> None:
+    written = (DOCS / "spec.md").read_text("utf-8")
+    assert written == spec_markdown(), "run: rlrun schema --markdown > docs/spec.md"
+    assert rlrun("schema", "--markdown").out == written
+
+
+def test_plugins_list(rlrun: Command) -> None:
+    outcome = rlrun("plugins", "list")
+    assert "rlrun.plugins.algorithms.grpo:GRPO" in outcome.out
+    kinds = {entry["kind"] for entry in json.loads(rlrun("plugins", "list", "--json").out)}
+    assert kinds == {"algorithms", "data", "rewards", "filters", "trackers"}
+
+
+def test_plugins_show(rlrun: Command) -> None:
+    outcome = rlrun("plugins", "show", "grpo")
+    assert "clip: number > 0 < 1 = 0.2" in outcome.out
+    assert [each["kind"] for each in json.loads(rlrun("plugins", "show", "reasoning_gym", "--json").out)] == [
+        "data",
+        "rewards",
+    ]
+    wrong = rlrun("plugins", "show", "gpro")
+    assert wrong.code == 2
+    assert 'did you mean "grpo"?' in wrong.err

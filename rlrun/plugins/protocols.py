@@ -60,7 +60,10 @@ class Reward(Plugin, Protocol):
 
 
 class Filter(Plugin, Protocol):
-    """Keeps a scored group (None) or drops it, with a reason."""
+    """Keeps a scored group (None) or drops it, with a reason.
+
+    Where its attribute `keep_when_short` is true, what it dropped is used after all when a step falls short.
+    """
 
     def __call__(self, group: Group) -> Drop | None:
         """The verdict on one group."""

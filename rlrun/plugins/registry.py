@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from inspect import isclass
+from inspect import isclass, signature
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -19,14 +19,14 @@ from pydantic import BaseModel, ValidationError
 from rlrun.plugins.protocols import API_VERSION
 from rlrun.specs.secrets import reveal
 
-METHODS: Mapping[str, tuple[str, ...]] = {
-    "algorithms": ("advantages", "loss"),
-    "data": ("__len__", "__getitem__"),
-    "rewards": ("score",),
-    "filters": ("__call__",),
-    "trackers": ("start", "log", "close"),
+METHODS: Mapping[str, Mapping[str, int]] = {
+    "algorithms": {"advantages": 1, "loss": 1},
+    "data": {"__len__": 0, "__getitem__": 1},
+    "rewards": {"score": 1},
+    "filters": {"__call__": 1},
+    "trackers": {"start": 3, "log": 2, "close": 0},
 }
-"""What a class of each kind must have (rlrun.plugins.protocols); the keys are the kinds."""
+"""Methods of each kind with their number of arguments (rlrun.plugins.protocols); the keys are the kinds."""
 
 
 class PluginError(ValueError):
@@ -148,8 +148,20 @@ def _check_class(entry: PluginEntry, plugin: object) -> None:
         raise PluginError(f"{where} has no pydantic model named Params")
     if params.model_config.get("extra") != "forbid":
         raise PluginError(f"{where} would ignore misspelt parameters; give its Params extra='forbid'")
-    if missing := [name for name in METHODS[entry.kind] if not hasattr(plugin, name)]:
-        raise PluginError(f"{where} has no {', '.join(missing)}; see rlrun.plugins.protocols")
+    for name, arguments in {"__init__": 1, **METHODS[entry.kind]}.items():
+        if not _takes(getattr(plugin, name, None), arguments):
+            raise PluginError(f"{where} needs a method {name} that takes {arguments} arguments beside self")
+
+
+def _takes(method: object, arguments: int) -> bool:
+    """Whether a method, looked up on its class, can be called with that many arguments beside self."""
+    if not callable(method):
+        return False
+    try:
+        signature(method).bind(*range(arguments + 1))
+    except TypeError:
+        return False
+    return True
 
 
 def _parameter_problems(params: type[BaseModel], error: ValidationError) -> str:

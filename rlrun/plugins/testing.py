@@ -131,6 +131,18 @@ def check_data(name: str, params: Params) -> list[Row]:
     return list(rows.values())
 
 
+def check_tracker(name: str, params: Params, run_folder: str) -> None:
+    """Takes metrics of a run and of its resumption; can be closed at any time."""
+    check_parameters("trackers", name, params)
+    build("trackers", name, params).close()
+    for steps in (range(2), range(2, 3)):
+        tracker = build("trackers", name, params)
+        tracker.start(run_folder, "run", {"name": "run"})
+        for step in steps:
+            tracker.log(step, {"train/loss": 1.0 / (step + 1), "rollout/reward": float("nan")})
+        tracker.close()
+
+
 def check_algorithm(name: str, params: Params, inputs: LossInputs) -> None:
     """Advantages and losses of the right shapes, finite, the same every time; groups untouched.
 

@@ -20,6 +20,7 @@ START_TIMEOUT = 60.0
 GRACE = 0.05
 """Seconds for an answer that has arrived but waits unread because the event loop was busy."""
 LOG_LINES = 20
+LOG_BYTES = 10_000
 
 
 class ProcessDied(Exception):
@@ -103,7 +104,9 @@ class RewardProcess:
         """The last lines the rewards printed, and where the whole log is."""
         if self._log is None or not self._log.exists():
             return ""
-        lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        with self._log.open("rb") as file:
+            file.seek(max(0, self._log.stat().st_size - LOG_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
         return "\n".join([*lines, f"(whole log: {self._log})"])
 
     @property

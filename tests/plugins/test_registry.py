@@ -99,7 +99,10 @@ def test_a_name_announced_twice_is_refused_naming_both(install_plugin: InstallPl
         (GOOD.replace("api_version = 1", "api_version = 99"), "has api_version 99, .*; upgrade rlrun"),
         (GOOD.replace("Params = Params", ""), "has no pydantic model named Params"),
         (GOOD.replace('extra="forbid"', ""), "would ignore misspelt parameters"),
-        (GOOD.replace("def score", "def grade"), "has no score; see rlrun.plugins.protocols"),
+        (GOOD.replace("def score", "def grade"), "needs a method score that takes 1 arguments beside self"),
+        (GOOD.replace("(self, sample)", "(self, sample, label)"), "needs a method score that takes 1"),
+        (GOOD.replace("(self, sample)", "(sample)"), "needs a method score that takes 1"),
+        (GOOD.replace("(self, params)", "(self)"), "needs a method __init__ that takes 1"),
     ],
 )
 def test_a_broken_plugin_is_named_with_its_owner_and_the_cause(

@@ -4,6 +4,9 @@ import tracemalloc
 from typing import Any
 
 import pytest
+import sympy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.rewards.equivalence import same_answer
@@ -83,6 +86,30 @@ def test_the_same_in_another_spelling(answer: str, label: str) -> None:
 def test_not_the_same(answer: str, label: str) -> None:
     assert not same_answer(answer, label)
     assert not same_answer(label, answer)
+
+
+CONSTANTS = st.integers(-9, 9).map(sympy.Integer)
+ATOMS = st.sampled_from([*sympy.symbols("x y n"), sympy.pi, sympy.sqrt(3)]) | CONSTANTS
+EXPRESSIONS = st.recursive(
+    ATOMS,
+    lambda inner: st.one_of(
+        st.builds(lambda left, right: left + right, inner, inner),
+        st.builds(lambda left, right: left * right, inner, inner),
+        st.builds(lambda base, exponent: base**exponent, inner, st.integers(2, 3)),
+        st.builds(lambda over, under: over / under, inner, st.integers(2, 9)),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(expression=EXPRESSIONS)
+def test_whatever_sympy_writes_is_read(expression: sympy.Expr) -> None:
+    written = sympy.latex(expression)
+    for other in (sympy.expand(expression), sympy.factor(expression)):
+        assert same_answer(sympy.latex(other), written)
+        assert not same_answer(sympy.latex(other + sympy.Rational(1, 997)), written)
+    assert same_answer(str(expression).replace("**", "^"), written)
 
 
 @pytest.mark.parametrize(

@@ -2,25 +2,21 @@
 
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlrun.plugins.registry import build
-from rlrun.plugins.testing import check_parameters
+from rlrun.plugins.registry import names
+from rlrun.plugins.testing import check_tracker
+
+
+@pytest.mark.parametrize("name", names("trackers"))
+def test_every_tracker_keeps_the_contract(name: str, tmp_path: Path) -> None:
+    check_tracker(name, {}, str(tmp_path))
 
 
 def test_tensorboard_holds_every_point_also_of_a_resumed_run(tmp_path: Path) -> None:
-    check_parameters("trackers", "tensorboard", {})
-    for steps in ([0, 1], [2]):
-        tracker = build("trackers", "tensorboard", {})
-        tracker.start(str(tmp_path), "run", {})
-        for step in steps:
-            tracker.log(step, {"train/loss": step / 2, "rollout/reward": 1.0})
-        tracker.close()
-        tracker.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    check_tracker("tensorboard", {"folder": "events"}, str(tmp_path))
+    events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()
-    assert [(point.step, point.value) for point in events.Scalars("train/loss")] == [(0, 0), (1, 0.5), (2, 1)]
-
-
-def test_a_tracker_that_never_started_can_be_closed() -> None:
-    build("trackers", "tensorboard", {}).close()
+    points = [(point.step, point.value) for point in events.Scalars("train/loss")]
+    assert points == [(0, 1.0), (1, 0.5), (2, pytest.approx(1 / 3))]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -63,6 +63,7 @@ def test_without_shuffling_rows_keep_their_order_and_indices_go_on() -> None:
     assert [len(prompt.tokens) for prompt in prompts] == [1, 2, 3, 1, 2, 3, 1]
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.sampled_from([-1, 1, 2, 9]), min_size=1, max_size=12).filter(lambda rows: 1 in rows),
     before=st.integers(0, 30),

@@ -202,6 +202,24 @@ async def test_close_leaves_no_process(moody: RewardSpec) -> None:
         os.kill(int(samples[0].reward), 0)
 
 
+async def test_samples_of_any_size_are_scored(moody: RewardSpec) -> None:
+    samples = samples_of(*["x" * 10_000_000, "a"] * 4)
+    async with scoring(moody, timeout=60) as scorer:
+        await scorer.score(samples)
+    assert [sample.reward for sample in samples] == [10_000_000, 1] * 4
+
+
+async def test_a_hanging_sample_holds_up_one_process_only(moody: RewardSpec) -> None:
+    """With a deadline that outlasts the test, the other process scores everything else."""
+    async with scoring(moody, workers=2, timeout=1000) as scorer:
+        stuck = asyncio.create_task(scorer.score(samples_of("hang")))
+        others = samples_of(*["abc"] * 100)
+        await scorer.score(others)
+        assert not stuck.done()
+        stuck.cancel()
+    assert {sample.reward for sample in others} == {3}
+
+
 async def test_without_rewards_there_is_nothing_to_start() -> None:
     async with scoring() as scorer:
         await scorer.score(samples_of("a"))

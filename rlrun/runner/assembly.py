@@ -163,6 +163,7 @@ async def _start_processes(
     starting = asyncio.create_task(_start_trainers(spec, plan, model, trainers))
     serving = asyncio.create_task(_start_engines(spec, plan, model, engines, cluster))
     await gather_or_first_cause([starting, serving])
+    await gather_or_first_cause([process.identify(_BOOT_SECONDS) for process in (*trainers, *engines)])
     return trainers, serving.result()
 
 

@@ -60,6 +60,11 @@ class Journal:
         for name, tracker in self._trackers:
             self._submit(self._track, name, tracker.start, str(self._folder.path), self._folder.name, spec)
 
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Add to what state.json says."""
+        self._state |= facts
+        self._submit(self._write_state)
+
     def doing(self, what: str) -> None:
         """Show what the job is busy with."""
         self._console.doing(what)

@@ -21,7 +21,7 @@ from rlrun.runner.atomic import write_json, write_text
 from rlrun.runner.background import in_background
 from rlrun.runner.checkpoint import Checkpoints, clear_unfinished, read_driver, trainer_folder
 from rlrun.runner.cluster.failures import first_cause
-from rlrun.runner.cluster.processes import end_now
+from rlrun.runner.cluster.processes import clean_up_after, end_now
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.console import Console
 from rlrun.runner.errors import JobError
@@ -46,6 +46,7 @@ def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> in
     RunFolderError, before anything is started, where the run's name cannot be had.
     """
     folder = claim(Path(loaded.spec.runs_dir), loaded.spec.name, resume=resume, new=new)
+    clean_up_after(folder.read_state())
     console = Console(folder.name)
     handlers = _log_to(folder, console)
     try:
@@ -89,6 +90,7 @@ async def _run(
         locking = asyncio.create_task(in_background(lock, loaded, model))
         parts = await start_parts(spec, model, folder, stack)
         _write_specs(loaded, folder, await locking)
+        journal.note(parts.cluster.traces)
         checkpoints = Checkpoints(folder.checkpoints, spec.checkpoint.keep)
         job = make_job(spec, model, parts, journal, checkpoints)
         stack.push_async_callback(job.source.close)

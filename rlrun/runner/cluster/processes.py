@@ -1,9 +1,12 @@
 """Makes sure that nothing of a job is left on this host when it is over."""
 
 import re
-from collections.abc import Iterable
+import shutil
+import socket
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,6 +31,14 @@ def end(processes: Iterable[psutil.Process], wait: float = _WAIT_SECONDS) -> Non
 def end_now() -> None:
     """Kill everything that this process started."""
     end(children(), wait=0.0)
+
+
+def clean_up_after(state: Mapping[str, Any]) -> None:
+    """Remove what a launch that was killed could not: `state` is the last that it wrote."""
+    if state.get("host") == socket.gethostname():
+        remove_segments(pid for pid in state.get("processes", {}).values() if not psutil.pid_exists(pid))
+        if scratch := state.get("scratch"):
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def remove_segments(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:

@@ -39,9 +39,13 @@ os.environ.update({name: os.environ.get(name, value) for name, value in _QUIET.i
 
 import psutil  # noqa: E402
 import ray  # noqa: E402  reads its environment when it is imported
+from ray._private import ray_constants  # noqa: E402
+from ray._private import worker as ray_worker  # noqa: E402
 from ray.exceptions import RayActorError, RayError  # noqa: E402
 from ray.util.placement_group import placement_group, remove_placement_group  # noqa: E402
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
+
+logger = logging.getLogger(__name__)
 
 _RESERVE_SECONDS = 60.0
 _PING_SECONDS = 1.0
@@ -101,6 +105,10 @@ class Process:
             self.pid = await self.call("ping", deadline=_START_SECONDS * 24)
             await asyncio.sleep(_PING_SECONDS)
 
+    async def identify(self, deadline: float) -> None:
+        """Learn its process id."""
+        self.pid = await self.call("ping", deadline=deadline)
+
     def kill(self) -> None:
         """End it at once."""
         ray.kill(self._actor, no_restart=True)
@@ -117,6 +125,12 @@ class Cluster:
         self._group: Any = None
         self._others: set[psutil.Process] = set()
         self._processes: list[Process] = []
+
+    @property
+    def traces(self) -> dict[str, Any]:
+        """What to look for if this process is killed: the ids of the job's processes, and Ray's folder."""
+        pids = {process.name: process.pid for process in self._processes}
+        return {"processes": pids, "scratch": str(self._folder) if self._folder else None}
 
     @property
     def is_local(self) -> bool:
@@ -167,6 +181,7 @@ class Cluster:
         self._thread.shutdown()
 
     def _start_here(self) -> None:
+        _stay_on_loopback(True)
         self._others = children()
         self._folder = Path(tempfile.mkdtemp(prefix="rlrun-"))
         try:
@@ -177,12 +192,12 @@ class Cluster:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _temp_dir=str(self._folder),
-                _node_ip_address="127.0.0.1",
             )
         except (RayError, OSError, RuntimeError, ValueError) as error:
             raise JobError(f"Ray could not be started on this host: {error}") from error
 
     def _join(self) -> None:
+        _stay_on_loopback(False)
         try:
             ray.init(address=self._spec.address, log_to_driver=False, logging_level=logging.ERROR)
         except (RayError, OSError, RuntimeError, ValueError) as error:
@@ -240,15 +255,31 @@ class Cluster:
             raise
 
 
+def _stay_on_loopback(local: bool) -> None:
+    """Have Ray listen on 127.0.0.1 alone, which it does for a cluster of one on macOS."""
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0" if local else "1"
+    ray_constants.ENABLE_RAY_CLUSTER = not local
+
+
+def _log_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    logger.info("Ray says: %s", " ".join(data["lines"]))
+
+
+# Ray would print at length on the terminal that a process died; we say so, once and with its log.
+ray_worker.print_to_stdstream = _log_message
+
+
 async def _result(reference: Any) -> Any:
     return await reference
 
 
 def _why(death: RayActorError) -> str:
-    """What Ray knows of a death, in one line."""
-    lines = [line.strip() for line in str(death).splitlines()]
-    causes = [line for line in lines if "exit" in line.lower() and ":" in line]
-    return causes[0] if causes else lines[0]
+    """What Ray knows of a death, in one sentence."""
+    _, _, detail = str(death).replace("\n", " ").partition("Worker exit detail: ")
+    sentence = detail.partition(". ")[0]
+    if not sentence or "connection error" in sentence:
+        return "its process ended without a word: killed, out of memory, or crashed"
+    return sentence
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

@@ -1,13 +1,14 @@
 """The forward passes: prompts packed into one batch, and one token for each running row."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlrun.runner.engines.native import torch_ops
+from rlrun.runner.engines.native import native_ops, torch_ops
 from rlrun.runner.engines.native.cache import BLOCK, KVCache, blocks_for
 from rlrun.runner.engines.native.config import ModelConfig
 from rlrun.runner.engines.native.rope import rope_tables
@@ -18,20 +19,13 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """M rows, each with one token to process; all `[M]` int64 unless said otherwise."""
+    """M rows, each with one token to process."""
 
-    tokens: Int64
-    positions: Int64
-    """Absolute positions of `tokens`."""
-    slots: Int64
-    """Where the tokens' keys and values go: block * 16 + offset."""
-    seats: Int64
-    """Rows of `suffix_tables`."""
-    prefix_seats: Int64
-    """Rows of `prefix_tables`; rows of one prompt stand side by side."""
-    prefix_lengths: Int64
-    suffix_lengths: Int64
-    """Own tokens, this one included."""
+    columns: Int64
+    """`[7, M]`: the tokens; their absolute positions; the slots where their keys and values go (block * 16 +
+    offset); rows of `suffix_tables`; rows of `prefix_tables`, equal ones side by side; lengths of the
+    prompts;
+    numbers of own tokens, this one included."""
     prefix_tables: NDArray[np.int32]
     """`[S, W]` blocks of each prompt."""
     suffix_tables: NDArray[np.int32]
@@ -39,15 +33,33 @@ class DecodeBatch:
 
     def gathered(self) -> tuple[Int64, NDArray[np.bool_]]:
         """Blocks `[M, W]` of every row, the prompt's and then its own, and which of their tokens exist."""
+        seats, prefix_seats, prefix_lengths, suffix_lengths = self.columns[3:]
         parts, masks = [], []
-        for tables, seats, lengths in (
-            (self.prefix_tables, self.prefix_seats, self.prefix_lengths),
-            (self.suffix_tables, self.seats, self.suffix_lengths),
+        for tables, rows, lengths in (
+            (self.prefix_tables, prefix_seats, prefix_lengths),
+            (self.suffix_tables, seats, suffix_lengths),
         ):
             width = blocks_for(int(lengths.max()))
-            parts.append(tables[seats, :width])
+            parts.append(tables[rows, :width])
             masks.append(np.arange(width * BLOCK) < lengths[:, None])
         return np.concatenate(parts, 1, dtype=np.int64), np.concatenate(masks, 1)
+
+
+class Operations(Protocol):
+    """What `torch_ops` and `native_ops` both have."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+
+    def rope_store(
+        self,
+        qkv: torch.Tensor,
+        norms: tuple[torch.Tensor | None, torch.Tensor | None],
+        eps: float,
+        rotation: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    ) -> None: ...
 
 
 class Model:
@@ -58,10 +70,23 @@ class Model:
 
     def __init__(self, config: ModelConfig, weights: ModelWeights, cache: KVCache, length: int) -> None:
         self.config = config
-        self.weights = weights
         self.cache = cache
+        self.native = _kernels_fit(config, cache) and native_ops.load()
+        """C++ kernels do the work."""
+        self._ops: Operations = native_ops if self.native else torch_ops
         tables = rope_tables(config.rope, config.head_dim, length)
-        self._cos, self._sin = (table.to(weights.norm.device) for table in tables)
+        self._cos, self._sin = (table.to(cache.keys.device) for table in tables)
+        self.weights = weights
+
+    @property
+    def weights(self) -> ModelWeights:
+        """What both passes multiply by."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: ModelWeights) -> None:
+        self._weights = weights
+        self._parts = [getattr(layer, field.name) for layer in weights.layers for field in fields(layer)]
 
     def prefill(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Process prompts of `lengths`, one after the other in `packed`; their last states `[P, H]`.
@@ -77,14 +102,15 @@ class Model:
             )
             x = self._finish_layer(x, attended, layer)
         last = torch.tensor(lengths, device=x.device).cumsum(0) - 1
-        return torch_ops.rms_norm(x[last], self.weights.norm, self.config.norm_eps)
+        return self._ops.rms_norm(x[last], self.weights.norm, self.config.norm_eps)
 
     def decode(self, batch: DecodeBatch) -> torch.Tensor:
         """Process one token of every row: states `[M, H]`."""
+        if self.native:
+            return self._decode_native(batch)
         device = self.weights.norm.device
         tables, mask = (torch.from_numpy(array).to(device) for array in batch.gathered())
-        packed = np.stack([batch.tokens, batch.positions, batch.slots])
-        tokens, positions, slots = torch.from_numpy(packed).to(device)
+        tokens, positions, slots = torch.from_numpy(batch.columns[:3]).to(device)
         x = self.weights.embedding[tokens]
         for index, layer in enumerate(self.weights.layers):
             qkv = self._project(x, layer, index, positions, slots)
@@ -96,7 +122,23 @@ class Model:
                 mask,
             )
             x = self._finish_layer(x, attended, layer)
-        return torch_ops.rms_norm(x, self.weights.norm, self.config.norm_eps)
+        return self._ops.rms_norm(x, self.weights.norm, self.config.norm_eps)
+
+    def _decode_native(self, batch: DecodeBatch) -> torch.Tensor:
+        states: torch.Tensor = native_ops.KERNELS.decode(
+            torch.from_numpy(batch.columns),
+            torch.from_numpy(batch.prefix_tables),
+            torch.from_numpy(batch.suffix_tables),
+            self.weights.embedding,
+            self._parts,
+            self.weights.norm,
+            self.cache.keys,
+            self.cache.values,
+            self._cos,
+            self._sin,
+            self.config.norm_eps,
+        )
+        return states
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[B, H]` -> `[B, V]` in the model's dtype."""
@@ -111,19 +153,24 @@ class Model:
         slots: torch.Tensor,
     ) -> torch.Tensor:
         """Queries, keys and values `[T, heads + 2 kv heads, D]`, rotated, and cached."""
-        normed = torch_ops.rms_norm(x, layer.input_norm, self.config.norm_eps)
+        normed = self._ops.rms_norm(x, layer.input_norm, self.config.norm_eps)
         qkv = torch_ops.linear(normed, layer.qkv, layer.qkv_bias).view(len(x), -1, self.config.head_dim)
-        torch_ops.rope_store(
+        self._ops.rope_store(
             qkv,
             (layer.q_norm, layer.k_norm),
             self.config.norm_eps,
-            (self._cos[positions], self._sin[positions]),
+            (self._cos, self._sin, positions),
             (self.cache.keys[index], self.cache.values[index], slots),
         )
         return qkv
 
     def _finish_layer(self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         x = x + torch_ops.linear(attended, layer.output, layer.output_bias)
-        normed = torch_ops.rms_norm(x, layer.mlp_norm, self.config.norm_eps)
-        inner = torch_ops.silu_mul(torch_ops.linear(normed, layer.gate_up, layer.gate_up_bias))
+        normed = self._ops.rms_norm(x, layer.mlp_norm, self.config.norm_eps)
+        inner = self._ops.silu_mul(torch_ops.linear(normed, layer.gate_up, layer.gate_up_bias))
         return x + torch_ops.linear(inner, layer.down, layer.down_bias)
+
+
+def _kernels_fit(config: ModelConfig, cache: KVCache) -> bool:
+    """The kernels take heads 16 elements at a time, on a CPU."""
+    return cache.keys.device.type == "cpu" and config.head_dim % 16 == 0

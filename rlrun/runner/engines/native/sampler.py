@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlrun.runner.engines.native import native_ops
 from rlrun.runner.engines.native.model import Model
 from rlrun.runner.engines.native.rows import Field, Rows
 from rlrun.runner.engines.native.sampling import allowed_tokens, sample
@@ -27,6 +28,7 @@ class Sampler:
         head = model.weights.head
         self._chunk = max(1, LOGITS_BYTES // (head.shape[0] * head.element_size()))
         self._device = head.device
+        self._sample = native_ops.sample if model.native else sample
 
     def next_tokens(self, hidden: torch.Tensor) -> Drawn:
         """Tokens and log-probs `[B]` of rows 0 to B from their states `[B, H]`."""
@@ -62,7 +64,7 @@ class Sampler:
                 torch.from_numpy(ints[Field.TOP_K]).to(self._device),
                 torch.from_numpy(forbidden).to(self._device),
             )
-        tokens, log_probs = sample(logits, temperatures, seeds, positions, allowed)
+        tokens, log_probs = self._sample(logits, temperatures, seeds, positions, allowed)
         return tokens.cpu().numpy(), log_probs.cpu().numpy()
 
 

@@ -198,17 +198,16 @@ class Scheduler:
         ints = rows.ints[:, : padded_rows(rows.count)]
         index = ints[Field.GENERATED] - 1
         slots = rows.suffix_tables[ints[Field.SEAT], index // BLOCK].astype(np.int64) * BLOCK + index % BLOCK
-        return DecodeBatch(
-            tokens=ints[Field.TOKEN],
-            positions=ints[Field.PREFIX_LENGTH] + index,
-            slots=slots,
-            seats=ints[Field.SEAT],
-            prefix_seats=ints[Field.PREFIX_SEAT],
-            prefix_lengths=ints[Field.PREFIX_LENGTH],
-            suffix_lengths=ints[Field.GENERATED],
-            prefix_tables=rows.prefix_tables,
-            suffix_tables=rows.suffix_tables,
+        columns = (
+            ints[Field.TOKEN],
+            ints[Field.PREFIX_LENGTH] + index,
+            slots,
+            ints[Field.SEAT],
+            ints[Field.PREFIX_SEAT],
+            ints[Field.PREFIX_LENGTH],
+            ints[Field.GENERATED],
         )
+        return DecodeBatch(np.stack(columns), rows.prefix_tables, rows.suffix_tables)
 
     # -- endings
 

@@ -35,19 +35,20 @@ def rope_store(
     qkv: torch.Tensor,
     norms: tuple[torch.Tensor | None, torch.Tensor | None],
     eps: float,
-    rotation: tuple[torch.Tensor, torch.Tensor],
+    rotation: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
     """Norm and rotate queries and keys in place, and write keys and values to the cache.
 
-    `qkv` `[T, heads + 2 kv heads, D]`; `norms`: weights for queries and keys, or None; `rotation`: cosines
-    and sines `[T, D / 2]`; `cache`: keys `[N, kv heads, D, 16]`, values `[N, kv heads, 16, D]` and slots
-    `[T]`, slot s being token s % 16 of block s // 16.
+    `qkv` `[T, heads + 2 kv heads, D]`; `norms`: weights for queries and keys, or None; `rotation`: tables of
+    cosines and sines `[length, D / 2]` and positions `[T]`; `cache`: keys `[N, kv heads, D, 16]`, values
+    `[N, kv heads, 16, D]` and slots `[T]`, slot s being token s % 16 of block s // 16.
     """
     keys, values, slots = cache
     kv_heads = keys.shape[1]
     heads = qkv.shape[1] - 2 * kv_heads
-    cos, sin = (table[:, None] for table in rotation)
+    cosines, sines, positions = rotation
+    cos, sin = cosines[positions, None], sines[positions, None]
     for part, weight in zip((qkv[:, :heads], qkv[:, heads:-kv_heads]), norms, strict=True):
         wide = part.float()
         if weight is not None:

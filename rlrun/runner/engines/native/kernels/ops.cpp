@@ -1,0 +1,239 @@
+// The engine's operations on a CPU, registered with torch as torch.ops.rlrun_engine.*; they compute what torch_ops.py computes.
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/linear.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/library.h>
+
+#include "attention.h"
+
+namespace rlrun {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using kernels::BF16;
+using kernels::Heads;
+using kernels::Span;
+
+template <class T>
+T* data(const Tensor& t) {
+  return reinterpret_cast<T*>(t.data_ptr());
+}
+template <class T>
+const T* data(const OptionalTensor& t) {
+  return t ? data<T>(*t) : nullptr;
+}
+
+// Calls f with a value of the element type the kernels use.
+template <class F>
+void dispatch(const Tensor& t, F&& f) {
+  TORCH_CHECK(t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16, "float32 or bfloat16, not ", t.dtype());
+  t.scalar_type() == at::kFloat ? f(float{}) : f(BF16{});
+}
+
+Tensor multiply(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  using Linear = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, std::string_view,
+                        c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
+  static const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
+  if (!found) return at::linear(x, weight, bias);
+  static const auto pointwise = found->typed<Linear>();
+  return pointwise.call(x, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+constexpr int64_t GRAIN = 8;  // rows worth a thread
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  auto y = at::empty_like(x);
+  dispatch(x, [&](auto type) {
+    using T = decltype(type);
+    const int64_t n = x.size(1);
+    at::parallel_for(0, x.size(0), GRAIN, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; r++)
+        kernels::rms_norm(data<T>(x) + r * n, data<T>(weight), data<T>(y) + r * n, n, eps);
+    });
+  });
+  return y;
+}
+
+// x += delta, and the norm of the sum
+Tensor add_rms_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps) {
+  auto y = at::empty_like(x);
+  dispatch(x, [&](auto type) {
+    using T = decltype(type);
+    const int64_t n = x.size(1);
+    at::parallel_for(0, x.size(0), GRAIN, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; r++)
+        kernels::add_rms_norm(data<T>(x) + r * n, data<T>(delta) + r * n, data<T>(weight), data<T>(y) + r * n, n, eps);
+    });
+  });
+  return y;
+}
+
+Tensor silu_mul(const Tensor& gate_up) {
+  const int64_t n = gate_up.size(1) / 2;
+  auto y = at::empty({gate_up.size(0), n}, gate_up.options());
+  dispatch(gate_up, [&](auto type) {
+    using T = decltype(type);
+    at::parallel_for(0, gate_up.size(0), GRAIN, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; r++)
+        kernels::silu_mul(data<T>(gate_up) + r * 2 * n, data<T>(y) + r * n, n);
+    });
+  });
+  return y;
+}
+
+// keys [blocks, kv, dim, 16], values [blocks, kv, 16, dim] of one layer; qkv [T, (queries + 2 kv) * dim] in place
+void rope_store(const Tensor& qkv, const OptionalTensor& q_norm, const OptionalTensor& k_norm, double eps,
+                const Tensor& cos, const Tensor& sin, const Tensor& positions, const Tensor& slots, const Tensor& keys,
+                const Tensor& values) {
+  const int64_t kv = keys.size(1), dim = keys.size(2), width = qkv.size(1);
+  const Heads heads{width / dim - 2 * kv, kv, dim};
+  const int64_t *position = positions.const_data_ptr<int64_t>(), *slot = slots.const_data_ptr<int64_t>();
+  const float *c = cos.const_data_ptr<float>(), *s = sin.const_data_ptr<float>();
+  dispatch(qkv, [&](auto type) {
+    using T = decltype(type);
+    at::parallel_for(0, qkv.size(0), GRAIN, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; r++) {
+        const int64_t at = position[r] * dim / 2;
+        kernels::rope_store(data<T>(qkv) + r * width, data<T>(q_norm), data<T>(k_norm), c + at, s + at, slot[r],
+                          data<T>(keys), data<T>(values), heads, eps);
+      }
+    });
+  });
+}
+
+// The rows of a step, as model.py packs them.
+struct Rows {
+  explicit Rows(const Tensor& packed, const Tensor& prefix_tables, const Tensor& suffix_tables)
+      : count(packed.size(1)),
+        prefix_table(prefix_tables.const_data_ptr<int32_t>()),
+        prefix_width(prefix_tables.size(1)),
+        suffix_table(suffix_tables.const_data_ptr<int32_t>()),
+        suffix_width(suffix_tables.size(1)) {
+    TORCH_CHECK(packed.size(0) == 7 && packed.is_contiguous(), "rows must be [7, M]");
+    const int64_t* column = packed.const_data_ptr<int64_t>() + 3 * count;
+    seat = column;
+    prefix_seat = column + count;
+    prefix_length = column + 2 * count;
+    suffix_length = column + 3 * count;
+    chunk();
+  }
+
+  Span prefix(int64_t row) const { return {prefix_table + prefix_seat[row] * prefix_width, prefix_length[row]}; }
+  Span own(int64_t row) const { return {suffix_table + seat[row] * suffix_width, suffix_length[row]}; }
+
+  int64_t count;
+  std::vector<std::pair<int64_t, int64_t>> chunks;  // neighbours that share a prompt, at most 8
+
+ private:
+  static constexpr int64_t LARGEST = 8;
+  const int32_t* prefix_table;
+  int64_t prefix_width;
+  const int32_t* suffix_table;
+  int64_t suffix_width;
+  const int64_t *seat, *prefix_seat, *prefix_length, *suffix_length;
+
+  void chunk() {
+    for (int64_t first = 0; first < count;) {
+      int64_t last = first + 1;
+      while (last < count && last - first < LARGEST && prefix_seat[last] == prefix_seat[first]) last++;
+      chunks.emplace_back(first, last);
+      first = last;
+    }
+  }
+};
+
+Tensor attention(const Tensor& qkv, const Rows& rows, const Tensor& keys, const Tensor& values) {
+  const int64_t kv = keys.size(1), dim = keys.size(2), width = qkv.size(1), queries = width / dim - 2 * kv;
+  auto out = at::empty({rows.count, queries * dim}, qkv.options());
+  dispatch(qkv, [&](auto type) {
+    using T = decltype(type);
+    const kernels::Cache<T> cache{data<T>(keys), data<T>(values), {queries, kv, dim}};
+    const T* q = data<T>(qkv);
+    T* o = data<T>(out);
+    at::parallel_for(0, static_cast<int64_t>(rows.chunks.size()) * kv, 1, [&](int64_t begin, int64_t end) {
+      static thread_local kernels::Scratch scratch;
+      for (int64_t task = begin; task < end; task++) {
+        const auto [first, last] = rows.chunks[task / kv];
+        kernels::attend(
+            cache, task % kv, first, last, rows.prefix(first), [&](int64_t r) { return q + r * width; },
+            [&](int64_t r) { return rows.own(r); }, [&](int64_t r) { return o + r * queries * dim; }, scratch);
+      }
+    });
+  });
+  return out;
+}
+
+// A whole step: tokens, positions, slots, seats, prefix seats, prefix lengths, own lengths are the rows of `packed`.
+// `layers` holds twelve tensors a layer, in the order of LayerWeights. Returns normed states [M, H].
+Tensor decode(const Tensor& packed, const Tensor& prefix_tables, const Tensor& suffix_tables, const Tensor& embedding,
+              const c10::List<OptionalTensor>& layers, const Tensor& norm, const Tensor& keys, const Tensor& values,
+              const Tensor& cos, const Tensor& sin, double eps) {
+  enum { INPUT_NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUTPUT, OUTPUT_BIAS, MLP_NORM, GATE_UP, GATE_UP_BIAS, DOWN, DOWN_BIAS, PARTS };
+  c10::InferenceMode guard;
+  const Rows rows(packed, prefix_tables, suffix_tables);
+  const auto tokens = packed[0], positions = packed[1], slots = packed[2];
+  const int64_t count = keys.size(0);
+  auto part = [&](int64_t layer, int64_t index) { return layers.get(layer * PARTS + index); };
+  auto x = at::embedding(embedding, tokens);
+  auto h = rms_norm(x, *part(0, INPUT_NORM), eps);
+  for (int64_t l = 0; l < count; l++) {
+    const auto layer_keys = keys[l], layer_values = values[l];
+    auto qkv = multiply(h, *part(l, QKV), part(l, QKV_BIAS));
+    rope_store(qkv, part(l, Q_NORM), part(l, K_NORM), eps, cos, sin, positions, slots, layer_keys, layer_values);
+    auto attended = attention(qkv, rows, layer_keys, layer_values);
+    h = add_rms_norm(x, multiply(attended, *part(l, OUTPUT), part(l, OUTPUT_BIAS)), *part(l, MLP_NORM), eps);
+    auto inner = silu_mul(multiply(h, *part(l, GATE_UP), part(l, GATE_UP_BIAS)));
+    const auto next = l + 1 < count ? *part(l + 1, INPUT_NORM) : norm;
+    h = add_rms_norm(x, multiply(inner, *part(l, DOWN), part(l, DOWN_BIAS)), next, eps);
+  }
+  return h;
+}
+
+// logits [B, V]; temperatures float32 [B]; seeds, positions int64 [B]; allowed bool [B, V]
+std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperatures, const Tensor& seeds,
+                                  const Tensor& positions, const OptionalTensor& allowed) {
+  const int64_t count = logits.size(0), vocab = logits.size(1);
+  auto tokens = at::empty({count}, seeds.options());
+  auto log_probs = at::empty({count}, temperatures.options());
+  const bool* mask = allowed ? allowed->const_data_ptr<bool>() : nullptr;
+  dispatch(logits, [&](auto type) {
+    using T = decltype(type);
+    at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+      kernels::RowSampler<T> sampler(vocab);
+      for (int64_t r = begin; r < end; r++) {
+        const double draw = kernels::uniform(seeds.const_data_ptr<int64_t>()[r], positions.const_data_ptr<int64_t>()[r]);
+        const kernels::Drawn drawn = sampler.draw(data<T>(logits) + r * vocab, temperatures.const_data_ptr<float>()[r], draw,
+                                         mask ? mask + r * vocab : nullptr);
+        tokens.data_ptr<int64_t>()[r] = drawn.token;
+        log_probs.data_ptr<float>()[r] = drawn.log_prob;
+      }
+    });
+  });
+  return {tokens, log_probs};
+}
+
+}  // namespace
+
+TORCH_LIBRARY(rlrun_engine, m) {
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", &rms_norm);
+  m.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor", &add_rms_norm);
+  m.def("silu_mul(Tensor gate_up) -> Tensor", &silu_mul);
+  m.def(
+      "rope_store(Tensor(a!) qkv, Tensor? q_norm, Tensor? k_norm, float eps, Tensor cos, Tensor sin, Tensor positions, "
+      "Tensor slots, Tensor(b!) keys, Tensor(c!) values) -> ()",
+      &rope_store);
+  m.def(
+      "decode(Tensor packed, Tensor prefix_tables, Tensor suffix_tables, Tensor embedding, Tensor?[] layers, Tensor norm, "
+      "Tensor(a!) keys, Tensor(b!) values, Tensor cos, Tensor sin, float eps) -> Tensor",
+      &decode);
+  m.def(
+      "sample(Tensor logits, Tensor temperatures, Tensor seeds, Tensor positions, Tensor? allowed) -> (Tensor, Tensor)",
+      &sample);
+}
+
+}  // namespace rlrun

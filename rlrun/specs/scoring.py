@@ -27,6 +27,8 @@ class ScoringSpec(Section):
     """Reward processes."""
     timeout: float = Field(default=10.0, gt=0)
     """Seconds one sample may take to score; then its worker is killed and the sample has an error."""
+    memory: float | None = Field(default=None, gt=0)
+    """GiB of address space a reward process may use; wanting more is the sample's error. None: no limit."""
     on_error: Literal["stop", "zero", "drop"] = "stop"
     """What a crash, hang, exception or non-finite score of a reward does to its sample; always counted and
     named."""

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from rlrun.runner.errors import JobError
 from rlrun.runner.scoring_worker import RewardSetup, Setup, Task
+from rlrun.specs.scoring import ScoringSpec
 
 START_TIMEOUT = 60.0
 """Seconds in which a process must have imported and built its rewards."""
@@ -45,10 +46,10 @@ class Outcome:
 class RewardProcess:
     """A child process that scores samples one after the other; restarted by calling `start` again."""
 
-    def __init__(self, rewards: Sequence[RewardSetup], timeout: float, log: Path | None = None) -> None:
-        """`timeout`: seconds a sample may take; `log`: file that the rewards' own output is appended to."""
-        self._setup = Setup(tuple(rewards), os.getpid())
-        self._timeout = timeout
+    def __init__(self, rewards: Sequence[RewardSetup], scoring: ScoringSpec, log: Path | None = None) -> None:
+        """`log`: file that what the rewards print is appended to; None: it is thrown away."""
+        self._setup = Setup(tuple(rewards), os.getpid(), scoring.memory)
+        self._timeout = scoring.timeout
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._is_ready = False
@@ -63,7 +64,7 @@ class RewardProcess:
         self._is_ready = False
         with self._open_log() as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "rlrun.runner.scoring_worker"),
+                *(sys.executable, "-P", "-c", "from rlrun.runner.scoring_worker import main; main()"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

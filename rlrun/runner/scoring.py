@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 LARGEST_CHUNK = 16
 """Samples a process is given at a time: few enough to share the work out, enough to make messages cheap."""
 
+_UNFINISHED = (Status.FAILED, Status.ABORTED)
+
 
 class RewardError(JobError):
     """A reward failed and the spec says to stop; names the plugin, the sample and the cause."""
@@ -55,7 +57,7 @@ class Scorer:
             for name, spec in zip(self.names, rewards, strict=True)
         ]
         logs = [log_folder and log_folder / f"reward-{number}.log" for number in range(scoring.workers)]
-        self._processes = [RewardProcess(setups, scoring.timeout, log) for log in logs]
+        self._processes = [RewardProcess(setups, scoring, log) for log in logs]
         self._chunks: asyncio.Queue[_Chunk] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -76,8 +78,10 @@ class Scorer:
         """Fills `rewards` and `reward` (their weighted sum), and `failure` where a reward failed.
 
         A sample that `on_error = "drop"` gives up has status failed and reward NaN. RewardError under `stop`,
-        and always where a reward's `key` does not fit what it returns.
+        and always where a reward's `key` does not fit what it returns. Samples whose generation failed or was
+        aborted are left alone.
         """
+        samples = [sample for sample in samples if sample.status not in _UNFINISHED]
         if not self._specs or not samples:
             return
         assert self._tasks, "start() comes first"

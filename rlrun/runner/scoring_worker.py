@@ -1,4 +1,4 @@
-"""The reward process: `python -m rlrun.runner.scoring_worker`, started by rlrun.runner.reward_process.
+"""The reward process, started and killed by rlrun.runner.reward_process.
 
     stdin:  one Setup, then batches of Task, pickled          (from the parent, which we trust)
     stdout: one JSON line when ready, then one for each (sample, reward)
@@ -13,8 +13,10 @@ import math
 import numbers
 import os
 import pickle
+import resource
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +51,8 @@ class Setup:
     rewards: tuple[RewardSetup, ...]
     parent: int
     """Process id of the driver."""
+    memory: float | None
+    """GiB of address space it may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ def main() -> None:
 
     setup: Setup = pickle.load(requests)
     _die_with(setup.parent)
+    _limit_memory(setup.memory)
     try:
         rewards = [build("rewards", reward.type, reward.params) for reward in setup.rewards]
     except ValueError as error:
@@ -104,6 +109,7 @@ def _score(
         except MissingKey as error:
             answer |= {"problem": str(error)[:LONGEST_MESSAGE], "fatal": True}
         except BaseException as error:  # the boundary to rewards: even their sys.exit() is one sample's error
+            traceback.print_exc()
             answer["problem"] = f"{type(error).__name__}: {error}"[:LONGEST_MESSAGE]
         send(answer)
 
@@ -136,5 +142,8 @@ def _die_with(parent: int) -> None:
             sys.exit("the driver is gone")
 
 
-if __name__ == "__main__":
-    main()
+def _limit_memory(gibibytes: float | None) -> None:
+    """What asks for more gets a MemoryError; without it, one reward could take the whole machine down."""
+    if gibibytes is not None:
+        size = int(gibibytes * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))

@@ -50,6 +50,7 @@ MOODY = """
                 case "pid": return float(os.getpid())
                 case "dict": return {"score": 1.0, "accuracy": 0.0}
                 case "stdin": return float(len(input()))
+                case "greedy": return float(len(bytearray(2**31)))
             return self.factor * len(sample.text)
 """
 
@@ -158,6 +159,13 @@ async def test_the_error_shows_the_end_of_the_log(moody: RewardSpec, tmp_path: P
     assert str(tmp_path / "reward-0.log") in caught.value.details
 
 
+async def test_the_error_of_a_reward_that_raises_shows_where(moody: RewardSpec, tmp_path: Path) -> None:
+    async with scoring(moody, on_error="stop", log_folder=tmp_path) as scorer:
+        with pytest.raises(RewardError, match="KeyError: 'no such thing'") as caught:
+            await scorer.score(samples_of("raise"))
+    assert 'case "raise": raise KeyError' in caught.value.details
+
+
 async def test_what_a_reward_prints_is_no_answer(moody: RewardSpec) -> None:
     samples = samples_of("print", "a")
     async with scoring(moody) as scorer:
@@ -200,6 +208,22 @@ async def test_close_leaves_no_process(moody: RewardSpec) -> None:
         await scorer.score(samples)
     with pytest.raises(ProcessLookupError):
         os.kill(int(samples[0].reward), 0)
+
+
+async def test_a_reward_that_wants_too_much_memory_costs_its_own_sample(moody: RewardSpec) -> None:
+    samples = samples_of("greedy", "abc")
+    async with scoring(moody, memory=1.5, on_error="zero") as scorer:
+        await scorer.score(samples)
+    assert [sample.reward for sample in samples] == [0, 3]
+    assert samples[0].failure is not None and "MemoryError" in samples[0].failure
+
+
+async def test_samples_that_were_never_finished_are_left_alone(moody: RewardSpec) -> None:
+    samples = samples_of("crash", "crash", "abc")
+    samples[0].status, samples[1].status = Status.FAILED, Status.ABORTED
+    async with scoring(moody) as scorer:
+        await scorer.score(samples)
+    assert [np.isnan(sample.reward) for sample in samples] == [True, True, False]
 
 
 async def test_samples_of_any_size_are_scored(moody: RewardSpec) -> None:

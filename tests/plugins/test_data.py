@@ -8,7 +8,7 @@ import pytest
 
 from rlrun.plugins.data.jsonl import split_slice
 from rlrun.plugins.registry import PluginError, build
-from rlrun.plugins.testing import check_data
+from rlrun.plugins.testing import check_data, check_reward, sample
 
 SCHEDULE_ROWS = Path(__file__).parents[1] / "data" / "schedule_metric_vectors.jsonl"
 PATH_ROWS = [
@@ -129,6 +129,18 @@ def test_reasoning_gym_rows_depend_on_the_parameters_alone() -> None:
     assert len(rows) == 20
     other = build("data", "reasoning_gym", {**params, "seed": 4})
     assert [row.prompt for row in rows] != [other[index].prompt for index in range(20)]
+
+
+@pytest.mark.parametrize("task", ["list_functions", "countdown", "basic_arithmetic", "number_format"])
+def test_reasoning_gym_rows_are_the_same_in_any_order(task: str) -> None:
+    for row in check_data("reasoning_gym", {"task": task, "size": 20}):
+        graded = sample(str(row.label), label=row.label, metadata=row.metadata)
+        assert check_reward("reasoning_gym", {}, [graded]) == [1]
+
+
+def test_a_task_without_one_right_answer_has_no_demonstration() -> None:
+    row = build("data", "reasoning_gym", {"task": "graph_color", "size": 1})[0]
+    assert row.label is row.response is None
 
 
 def test_reasoning_gym_templates() -> None:

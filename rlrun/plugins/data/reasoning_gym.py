@@ -1,5 +1,8 @@
 """Prompts from the procedurally generated tasks of the reasoning-gym library (https://arxiv.org/abs/2505.24760)."""
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import Field
@@ -28,7 +31,10 @@ class ReasoningGymParams(Section):
 
 
 class ReasoningGym:
-    """Row i is entry i of the task; its metadata holds what the `reasoning_gym` reward needs to score."""
+    """Row i is entry i of the task; its metadata holds what the `reasoning_gym` reward needs to score.
+
+    Some tasks have many right answers and name none: their rows have neither label nor demonstration.
+    """
 
     Params = ReasoningGymParams
     api_version = 1
@@ -45,16 +51,29 @@ class ReasoningGym:
     def __getitem__(self, index: int) -> Row:
         """ValueError where the task's generator fails on this entry."""
         try:
-            entry = self._dataset[index]
+            with _seeded(f"{self.params.seed} {index}"):
+                entry = self._dataset[index]
         except Exception as error:  # the boundary to a library's generators
             raise ValueError(f"{self.params.task}[{index}]: {type(error).__name__}: {error}") from error
+        answer = entry["answer"]
         return Row(
             id=str(index),
             prompt=self.params.prompt_template.replace("{question}", entry["question"]),
-            label=entry["answer"],
+            label=answer,
             metadata={"task": self.params.task, "task_params": self._settings, "entry": entry},
-            response=self.params.response_template.replace(ANSWER, str(entry["answer"])),
+            response=answer and self.params.response_template.replace(ANSWER, str(answer)),
         )
+
+
+@contextmanager
+def _seeded(seed: str) -> Iterator[None]:
+    """Some tasks draw from Python's global generator; it gives the same row every time, and is put back."""
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def make_task(task: str, settings: dict[str, Any]) -> Any:

@@ -1,8 +1,9 @@
 """Compile C++ operators for this machine's CPU once, and load them into torch.
 
-A source file registers its operators with TORCH_LIBRARY. The library is cached under a hash of everything that
-its code depends on: the source, torch's version, the flags, and all macros that the compiler predefines (its own
-version and the instruction sets of `-march=native`), so that unlike machines can share a home folder.
+A source file registers its operators with TORCH_LIBRARY. The library is cached under a hash of all that its
+code depends on: the source and the headers beside it, torch's version, the flags, and all macros that the
+compiler predefines (its version and the instruction sets of `-march=native`), so that unlike machines can
+share a home folder.
 """
 
 import fcntl
@@ -17,7 +18,15 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-_FLAGS = ("-O3", "-march=native", "-std=c++20", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++20",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-Wno-psabi",
+)
 _COMPILE_SECONDS = 600.0
 
 _logger = logging.getLogger(__name__)
@@ -25,13 +34,13 @@ _logger = logging.getLogger(__name__)
 
 @cache
 def load_operators(source: Path) -> bool:
-    """Make the operators of `source` available in `torch.ops`; False, and the reason logged, if that fails.
+    """Make the operators of `source` available in `torch.ops`; False, and the reason in the log, if it fails.
 
     RLRUN_NO_COMPILER=1 switches compiled operators off; RLRUN_CACHE is used in place of ~/.cache/rlrun.
     """
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None or os.environ.get("RLRUN_NO_COMPILER") == "1":
-        _logger.info("no C++ compiler: %s runs as plain torch operators", source.stem)
+    compiler = find_compiler()
+    if compiler is None:
+        _logger.info("%s runs as plain torch operators: no C++ compiler, or RLRUN_NO_COMPILER=1", source)
         return False
     import torch
 
@@ -39,9 +48,16 @@ def load_operators(source: Path) -> bool:
         library = _library(source, compiler)
         torch.ops.load_library(library)
     except (OSError, subprocess.SubprocessError, TimeoutError) as error:
-        _logger.warning("%s runs as plain torch operators: %s", source.stem, _reason(error))
+        _logger.warning("%s runs as plain torch operators: %s", source, _reason(error))
         return False
     return True
+
+
+def find_compiler() -> str | None:
+    """CXX, or the first of c++, g++ and clang++ in PATH; None without any, or where it is not wanted."""
+    if os.environ.get("RLRUN_NO_COMPILER") == "1":
+        return None
+    return os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 
 
 def _library(source: Path, compiler: str) -> Path:
@@ -62,7 +78,13 @@ def _key(source: Path, compiler: str) -> str:
     macros = subprocess.run(
         [compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull], check=True, capture_output=True, timeout=60
     ).stdout
-    parts = (source.read_bytes(), torch.__version__.encode(), " ".join(_FLAGS).encode(), macros)
+    headers = sorted(source.parent.glob("*.h"))
+    parts = (
+        *(file.read_bytes() for file in (source, *headers)),
+        torch.__version__.encode(),
+        " ".join(_FLAGS).encode(),
+        macros,
+    )
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 

@@ -8,6 +8,7 @@
 #include <ATen/native/CPUBlas.h>
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "vector.h"
@@ -57,10 +58,22 @@ void pack(const T* block, int64_t width, T* out) {
     for (int64_t i = 0; i < width; ++i) out[operand_index<T>(r, i, width)] = block[r * width + i];
 }
 
+template <typename E>
+void transpose(const E* in, int64_t rows, int64_t columns, E* out) {
+  for (int64_t c = 0; c < columns; ++c)
+    for (int64_t r = 0; r < rows; ++r) out[c * rows + r] = in[r * columns + c];
+}
+
+// Interleaved rows of the transpose are pairs of neighbours in a row: words of 32 bits move for either type.
 template <typename T>
 void pack_transposed(const T* block, int64_t width, T* out) {
-  for (int64_t i = 0; i < width; ++i)
-    for (int64_t r = 0; r < BLOCK; ++r) out[operand_index<T>(i, r, BLOCK)] = block[r * width + i];
+  const auto* words = reinterpret_cast<const uint32_t*>(block);
+  transpose(words, BLOCK, width * int64_t(sizeof(T)) / 4, reinterpret_cast<uint32_t*>(out));
+}
+
+template <typename T>
+void store_row(T* to, const float* from, int64_t width, float factor) {
+  for_vectors(width, [&](int64_t i, int64_t n) { store(to + i, load(from + i, n) * factor, n); });
 }
 
 // Memory of one thread, kept between calls: fresh pages cost more than the arithmetic done on them.
@@ -92,30 +105,28 @@ void for_documents(at::IntArrayRef lengths, int64_t heads, const F& task) {
   for (int64_t t = 0; t < tasks; ++t) task(starts[t / heads], lengths[t / heads], t % heads);
 }
 
-// Softmax numerators of a row block's scores against blocks 0..last (the last one its own), each query's sum and maximum.
+// Softmax numerators of a row block's scores against blocks 0..last (the last one its own), and each query's sum and
+// maximum.
 template <typename T>
 void exponentials(const float* scores, int64_t last, float scale, T* out, float* sums, float* maxima) {
   for (int64_t r = 0; r < BLOCK; ++r) {
-    float maximum = scores[last * BLOCK * BLOCK + r * BLOCK];
-    for (int64_t j = 0; j <= last; ++j) {
-      const float* s = scores + (j * BLOCK + r) * BLOCK;
-      const int64_t visible = j < last ? BLOCK : r + 1;
-#pragma omp simd reduction(max : maximum)
-      for (int64_t i = 0; i < visible; ++i) maximum = std::max(maximum, s[i]);
-    }
-    float sum = 0;
-    for (int64_t j = 0; j <= last; ++j) {
-      const float* s = scores + (j * BLOCK + r) * BLOCK;
-      T* p = out + (j * BLOCK + r) * BLOCK;
-      const int64_t visible = j < last ? BLOCK : r + 1;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < BLOCK; ++i) {
-        const float e = i < visible ? fast_exp((s[i] - maximum) * scale) : 0.f;
+    Vector most = Vector{} - INFINITY;
+    for (int64_t j = 0; j < last; ++j)
+      for (int64_t i = 0; i < BLOCK; i += LANES) most = larger(most, load(scores + (j * BLOCK + r) * BLOCK + i));
+    float maximum = largest(most);
+    const float* own = scores + (last * BLOCK + r) * BLOCK;
+    for (int64_t i = 0; i <= r; ++i) maximum = std::max(maximum, own[i]);
+
+    Vector sum{};
+    for (int64_t j = 0; j <= last; ++j)
+      for (int64_t i = 0; i < BLOCK; i += LANES) {
+        const int64_t at = (j * BLOCK + r) * BLOCK + i;
+        Vector e = exponential((load(scores + at) - maximum) * scale);
+        if (j == last) e = first(e, r + 1 - i);
         sum += e;
-        p[i] = narrow<T>(e);
+        store(out + at, e);
       }
-    }
-    sums[r] = sum;
+    sums[r] = total(sum);
     maxima[r] = maximum * scale;
   }
 }
@@ -125,6 +136,7 @@ inline std::tuple<at::Tensor, at::Tensor> attention(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::IntArrayRef lengths, double scale) {
   const int64_t tokens = q.size(0), heads = q.size(1), width = q.size(2), group = heads / k.size(1);
   const int64_t tile = BLOCK * BLOCK, panel = BLOCK * width;
+  TORCH_CHECK(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == tokens, "lengths do not add up to ", tokens);
   const int64_t most = (*std::max_element(lengths.begin(), lengths.end()) + BLOCK - 1) / BLOCK;
   auto output = at::empty(q.sizes(), q.options());
   auto log_sums = at::empty({heads, tokens}, q.options().dtype(at::kFloat));
@@ -140,20 +152,20 @@ inline std::tuple<at::Tensor, at::Tensor> attention(
       float *scores = carver.take<float>(most * tile), *sum = carver.take<float>(panel);
       float *sums = carver.take<float>(BLOCK), *maxima = carver.take<float>(BLOCK);
       for (int64_t i = 0; i * BLOCK < length; ++i) {
-        const int64_t first = i * BLOCK, count = std::min(BLOCK, length - first);
-        copy_rows<T>({keys[first], keys.stride}, count, width, block);
+        const int64_t begin = i * BLOCK, count = std::min(BLOCK, length - begin);
+        copy_rows<T>({keys[begin], keys.stride}, count, width, block);
         pack_transposed(block, width, key_blocks + i * panel);
-        copy_rows<T>({values[first], values.stride}, count, width, block);
+        copy_rows<T>({values[begin], values.stride}, count, width, block);
         pack(block, width, value_blocks + i * panel);
-        copy_rows<T>({queries[first], queries.stride}, count, width, block);
+        copy_rows<T>({queries[begin], queries.stride}, count, width, block);
         for (int64_t j = 0; j <= i; ++j)
           multiply(BLOCK, BLOCK, width, block, key_blocks + j * panel, scores + j * tile, false);
         exponentials(scores, i, float(scale), weights, sums, maxima);
         for (int64_t j = 0; j <= i; ++j)
           multiply(BLOCK, width, BLOCK, weights + j * tile, value_blocks + j * panel, sum, j > 0);
         for (int64_t r = 0; r < count; ++r) {
-          for (int64_t c = 0; c < width; ++c) out[first + r][c] = narrow<T>(sum[r * width + c] / sums[r]);
-          log_sum[first + r] = maxima[r] + std::log(sums[r]);
+          store_row(out[begin + r], sum + r * width, width, 1.f / sums[r]);
+          log_sum[begin + r] = maxima[r] + std::log(sums[r]);
         }
       }
     });
@@ -168,13 +180,12 @@ void score_gradients(
     const float* scores, const float* dp, const float* log_sum, const float* dots, float scale, bool diagonal, T* p,
     T* ds, T* ds_operand) {
   for (int64_t r = 0; r < BLOCK; ++r) {
-    const int64_t hidden = diagonal ? r : 0;
-#pragma omp simd
-    for (int64_t c = 0; c < BLOCK; ++c) {
+    for (int64_t c = 0; c < BLOCK; c += LANES) {
       const int64_t at = r * BLOCK + c;
-      const float weight = c < hidden ? 0.f : fast_exp(scores[at] * scale - log_sum[c]);
-      p[at] = narrow<T>(weight);
-      ds[at] = narrow<T>(weight * (dp[at] - dots[c]) * scale);
+      Vector weight = exponential(load(scores + at) * scale - load(log_sum + c));
+      if (diagonal) weight -= first(weight, r - c);
+      store(p + at, weight);
+      store(ds + at, weight * (load(dp + at) - load(dots + c)) * scale);
     }
   }
   pack(ds, BLOCK, ds_operand);
@@ -192,25 +203,24 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
   for_dtype(q, [&](auto zero) {
     using T = decltype(zero);
     for_documents(lengths, k.size(1), [&](int64_t start, int64_t length, int64_t kv_head) {
-      Carver carver{scratch<struct Backward>(most * 5 * panel + 8 * panel + 5 * tile + 512)};
+      Carver carver{scratch<struct Backward>(most * 5 * panel + 8 * panel + 5 * tile + 640)};
       T *key_blocks = carver.take<T>(most * panel), *value_blocks = carver.take<T>(most * panel);
       T* key_columns = carver.take<T>(most * panel);
       float *dkeys = carver.take<float>(most * panel), *dvalues = carver.take<float>(most * panel);
       T *query = carver.take<T>(panel), *query_operand = carver.take<T>(panel), *query_columns = carver.take<T>(panel);
       T *slope = carver.take<T>(panel), *slope_operand = carver.take<T>(panel), *slope_columns = carver.take<T>(panel);
       float *scores = carver.take<float>(tile), *dp = carver.take<float>(tile), *dquery = carver.take<float>(panel);
+      float* dquery_rows = carver.take<float>(panel);
       T *p = carver.take<T>(tile), *ds = carver.take<T>(tile), *ds_operand = carver.take<T>(tile);
       float *dots = carver.take<float>(BLOCK), *log_sum = carver.take<float>(BLOCK);
 
       const auto keys = rows_of<T>(k, start, kv_head), values = rows_of<T>(v, start, kv_head);
       const int64_t blocks = (length + BLOCK - 1) / BLOCK;
       for (int64_t j = 0; j < blocks; ++j) {
-        const int64_t first = j * BLOCK, count = std::min(BLOCK, length - first);
-        copy_rows<T>({keys[first], keys.stride}, count, width, key_blocks + j * panel);
-        copy_rows<T>({values[first], values.stride}, count, width, value_blocks + j * panel);
-        for (int64_t c = 0; c < width; ++c)
-          for (int64_t r = 0; r < BLOCK; ++r)
-            key_columns[j * panel + c * BLOCK + r] = key_blocks[j * panel + r * width + c];
+        const int64_t begin = j * BLOCK, count = std::min(BLOCK, length - begin);
+        copy_rows<T>({keys[begin], keys.stride}, count, width, key_blocks + j * panel);
+        copy_rows<T>({values[begin], values.stride}, count, width, value_blocks + j * panel);
+        transpose(key_blocks + j * panel, BLOCK, width, key_columns + j * panel);
       }
       std::fill_n(dkeys, blocks * panel, 0.f);
       std::fill_n(dvalues, blocks * panel, 0.f);
@@ -219,20 +229,21 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
         const auto outputs = rows_of<T>(output, start, head), dqueries = rows_of<T>(dq, start, head);
         const float* sums = log_sums.const_data_ptr<float>() + head * tokens + start;
         for (int64_t i = 0; i < blocks; ++i) {
-          const int64_t first = i * BLOCK, count = std::min(BLOCK, length - first);
-          copy_rows<T>({queries[first], queries.stride}, count, width, query);
+          const int64_t begin = i * BLOCK, count = std::min(BLOCK, length - begin);
+          copy_rows<T>({queries[begin], queries.stride}, count, width, query);
           pack(query, width, query_operand);
           pack_transposed(query, width, query_columns);
-          copy_rows<T>({slopes[first], slopes.stride}, count, width, slope);
+          copy_rows<T>({slopes[begin], slopes.stride}, count, width, slope);
           pack(slope, width, slope_operand);
           pack_transposed(slope, width, slope_columns);
           for (int64_t r = 0; r < BLOCK; ++r) {  // queries beyond the end have zero slopes: any finite sum will do
-            float dot = 0;
+            Vector dot{};
             if (r < count)
-#pragma omp simd reduction(+ : dot)
-              for (int64_t c = 0; c < width; ++c) dot += widen(slope[r * width + c]) * widen(outputs[first + r][c]);
-            dots[r] = dot;
-            log_sum[r] = r < count ? sums[first + r] : 0.f;
+              for_vectors(width, [&](int64_t c, int64_t n) {
+                dot += load(slope + r * width + c, n) * load(outputs[begin + r] + c, n);
+              });
+            dots[r] = total(dot);
+            log_sum[r] = r < count ? sums[begin + r] : 0.f;
           }
           for (int64_t j = 0; j <= i; ++j) {
             multiply(BLOCK, BLOCK, width, key_blocks + j * panel, query_columns, scores, false);
@@ -242,16 +253,15 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
             multiply(BLOCK, width, BLOCK, ds, query_operand, dkeys + j * panel, true);
             multiply(width, BLOCK, BLOCK, key_columns + j * panel, ds_operand, dquery, j > 0);
           }
-          for (int64_t r = 0; r < count; ++r)
-            for (int64_t c = 0; c < width; ++c) dqueries[first + r][c] = narrow<T>(dquery[c * BLOCK + r]);
+          transpose(dquery, width, BLOCK, dquery_rows);
+          for (int64_t r = 0; r < count; ++r) store_row(dqueries[begin + r], dquery_rows + r * width, width, 1.f);
         }
       }
       const auto dk_rows = rows_of<T>(dk, start, kv_head), dv_rows = rows_of<T>(dv, start, kv_head);
-      for (int64_t r = 0; r < length; ++r)
-        for (int64_t c = 0; c < width; ++c) {
-          dk_rows[r][c] = narrow<T>(dkeys[r * width + c]);
-          dv_rows[r][c] = narrow<T>(dvalues[r * width + c]);
-        }
+      for (int64_t r = 0; r < length; ++r) {
+        store_row(dk_rows[r], dkeys + r * width, width, 1.f);
+        store_row(dv_rows[r], dvalues + r * width, width, 1.f);
+      }
     });
   });
   return {dq, dk, dv};

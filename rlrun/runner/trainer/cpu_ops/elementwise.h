@@ -18,12 +18,10 @@ inline std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at
       for (int64_t row = begin; row < end; ++row) {
         const T* xr = in + row * width;
         T* yr = out + row * width;
-        float squares = 0;
-#pragma omp simd reduction(+ : squares)
-        for (int64_t i = 0; i < width; ++i) squares += widen(xr[i]) * widen(xr[i]);
-        const float s = scale[row] = 1.f / std::sqrt(squares / float(width) + float(eps));
-#pragma omp simd
-        for (int64_t i = 0; i < width; ++i) yr[i] = narrow<T>(widen(xr[i]) * s * widen(w[i]));
+        Vector squares{};
+        for_vectors(width, [&](int64_t i, int64_t n) { squares += load(xr + i, n) * load(xr + i, n); });
+        const float s = scale[row] = 1.f / std::sqrt(total(squares) / float(width) + float(eps));
+        for_vectors(width, [&](int64_t i, int64_t n) { store(yr + i, load(xr + i, n) * s * load(w + i, n), n); });
       }
     });
   });
@@ -48,23 +46,21 @@ inline std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
         const T *gr = gs + row * width, *xr = in + row * width;
         T* dr = out + row * width;
         const float s = scale[row];
-        float dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (int64_t i = 0; i < width; ++i) dot += widen(gr[i]) * widen(w[i]) * widen(xr[i]);
-        const float shrink = dot * s * s / float(width);
-#pragma omp simd
-        for (int64_t i = 0; i < width; ++i) {
-          const float g = widen(gr[i]), v = widen(xr[i]);
-          dr[i] = narrow<T>(s * (g * widen(w[i]) - v * shrink));
-          sum[i] += g * v * s;
-        }
+        Vector dots{};
+        for_vectors(width, [&](int64_t i, int64_t n) { dots += load(gr + i, n) * load(w + i, n) * load(xr + i, n); });
+        const float shrink = total(dots) * s * s / float(width);
+        for_vectors(width, [&](int64_t i, int64_t n) {
+          const Vector g = load(gr + i, n), v = load(xr + i, n);
+          store(dr + i, s * (g * load(w + i, n) - v * shrink), n);
+          store(sum + i, load(sum + i, n) + g * v * s, n);
+        });
       }
     });
-    for (int64_t i = 0; i < width; ++i) {
-      float total = 0;
-      for (int64_t t = 0; t < threads; ++t) total += all_sums[t * width + i];
-      dw[i] = narrow<T>(total);
-    }
+    for_vectors(width, [&](int64_t i, int64_t n) {
+      Vector sum{};
+      for (int64_t t = 0; t < threads; ++t) sum += load(all_sums + t * width + i, n);
+      store(dw + i, sum, n);
+    });
   });
   return {dx, dweight};
 }
@@ -84,12 +80,12 @@ inline at::Tensor rotate(const at::Tensor& x, const at::Tensor& table, bool back
         const T* from = in + row * width;
         T* to = out + row * width;
         const float *cosine = angles + row / heads * 2 * width, *sine = cosine + width;
-#pragma omp simd
-        for (int64_t i = 0; i < half; ++i) {
-          const float a = widen(from[i]), b = widen(from[half + i]), s = sign * sine[i];
-          to[i] = narrow<T>(a * cosine[i] - b * s);
-          to[half + i] = narrow<T>(b * cosine[i] + a * s);
-        }
+        for_vectors(half, [&](int64_t i, int64_t n) {
+          const Vector a = load(from + i, n), b = load(from + half + i, n);
+          const Vector c = load(cosine + i, n), d = load(sine + i, n) * sign;
+          store(to + i, a * c - b * d, n);
+          store(to + half + i, b * c + a * d, n);
+        });
       }
     });
   });
@@ -104,11 +100,10 @@ inline at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
     const T *gates = gate.const_data_ptr<T>(), *ups = up.const_data_ptr<T>();
     T* out = y.mutable_data_ptr<T>();
     at::parallel_for(0, y.numel(), grain(1), [&](int64_t begin, int64_t end) {
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) {
-        const float g = widen(gates[i]);
-        out[i] = narrow<T>(g / (1.f + fast_exp(-g)) * widen(ups[i]));
-      }
+      for_vectors(end - begin, [&](int64_t i, int64_t n) {
+        const Vector g = load(gates + begin + i, n), u = load(ups + begin + i, n);
+        store(out + begin + i, g / (1.f + exponential(-g)) * u, n);
+      });
     });
   });
   return y;
@@ -122,12 +117,12 @@ inline std::tuple<at::Tensor, at::Tensor> silu_mul_backward(
     const T *gs = grad.const_data_ptr<T>(), *gates = gate.const_data_ptr<T>(), *ups = up.const_data_ptr<T>();
     T *dg = dgate.mutable_data_ptr<T>(), *du = dup.mutable_data_ptr<T>();
     at::parallel_for(0, grad.numel(), grain(1), [&](int64_t begin, int64_t end) {
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) {
-        const float d = widen(gs[i]), g = widen(gates[i]), sigmoid = 1.f / (1.f + fast_exp(-g));
-        dg[i] = narrow<T>(d * widen(ups[i]) * sigmoid * (1.f + g * (1.f - sigmoid)));
-        du[i] = narrow<T>(d * g * sigmoid);
-      }
+      for_vectors(end - begin, [&](int64_t i, int64_t n) {
+        const Vector d = load(gs + begin + i, n), g = load(gates + begin + i, n), u = load(ups + begin + i, n);
+        const Vector sigmoid = 1.f / (1.f + exponential(-g));
+        store(dg + begin + i, d * u * sigmoid * (1.f + g * (1.f - sigmoid)), n);
+        store(du + begin + i, d * g * sigmoid, n);
+      });
     });
   });
   return {dgate, dup};

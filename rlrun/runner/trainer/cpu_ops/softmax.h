@@ -18,20 +18,21 @@ inline at::Tensor softmax_statistics(const at::Tensor& logits, const at::Tensor&
     at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const T* l = in + row * width;
-        float maximum = widen(l[0]);
-#pragma omp simd reduction(max : maximum)
-        for (int64_t i = 0; i < width; ++i) maximum = std::max(maximum, widen(l[i]));
-        float sum = 0, weighted = 0;
-#pragma omp simd reduction(+ : sum, weighted)
-        for (int64_t i = 0; i < width; ++i) {
-          const float z = (widen(l[i]) - maximum) * cool, e = fast_exp(z);
-          sum += e;
+        Vector maxima = Vector{} - INFINITY;
+        const int64_t whole = width / LANES * LANES;
+        for (int64_t i = 0; i < whole; i += LANES) maxima = larger(maxima, load(l + i));
+        float maximum = largest(maxima);
+        for (int64_t i = whole; i < width; ++i) maximum = std::max(maximum, float(l[i]));
+        Vector sums{}, weighted{};
+        for_vectors(width, [&](int64_t i, int64_t n) {
+          const Vector z = (load(l + i, n) - maximum) * cool, e = n == LANES ? exponential(z) : first(exponential(z), n);
+          sums += e;
           weighted += e * z;
-        }
+        });
         out[row] = maximum * cool;
-        out[rows + row] = sum;
-        out[2 * rows + row] = widen(l[target[row]]) * cool;
-        out[3 * rows + row] = weighted;
+        out[rows + row] = total(sums);
+        out[2 * rows + row] = float(l[target[row]]) * cool;
+        out[3 * rows + row] = total(weighted);
       }
     });
   });
@@ -65,13 +66,10 @@ inline void softmax_slopes_(
         T* l = in + row * width;
         const float direct = slope[row] * cool, h = entropy_slope ? entropy_slope[row] * cool : 0.f;
         const float constant = -direct - (entropy ? entropy[row] * h : 0.f), shift = log_sum[row];
-        const float z = widen(l[target[row]]) * cool - shift, at_target = fast_exp(z) * (constant - h * z);
-#pragma omp simd
-        for (int64_t i = 0; i < width; ++i) {
-          const float log_prob = widen(l[i]) * cool - shift;
-          l[i] = narrow<T>(fast_exp(log_prob) * (constant - h * log_prob));
-        }
-        l[target[row]] = narrow<T>(at_target + direct * own[row]);
+        const auto slope_of = [&](Vector log_prob) { return exponential(log_prob) * (constant - h * log_prob); };
+        const float at_target = slope_of(Vector{} + (float(l[target[row]]) * cool - shift))[0];
+        for_vectors(width, [&](int64_t i, int64_t n) { store(l + i, slope_of(load(l + i, n) * cool - shift), n); });
+        l[target[row]] = T(at_target + direct * own[row]);
       }
     });
   });

@@ -1,4 +1,5 @@
-// What all operators share: float32 and bfloat16 elements computed on as float32, in loops that a compiler vectorises.
+// What all operators share: sixteen float32 lanes in the vector extension of GCC and Clang, which splits them for
+// narrower machines, loaded from and stored to float32 or bfloat16.
 #pragma once
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -9,38 +10,93 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 namespace rlrun_trainer {
 
-inline float widen(float x) { return x; }
-inline float widen(at::BFloat16 x) { return std::bit_cast<float>(uint32_t(x.x) << 16); }
+constexpr int64_t LANES = 16;
+using Vector = float __attribute__((vector_size(4 * LANES)));
+using Integers = int32_t __attribute__((vector_size(4 * LANES)));
+using Unsigned = uint32_t __attribute__((vector_size(4 * LANES)));
+using Halves = uint16_t __attribute__((vector_size(2 * LANES)));
+
+inline Vector widen(Vector x) { return x; }
+inline Vector widen(Halves x) { return std::bit_cast<Vector>(__builtin_convertvector(x, Unsigned) << 16); }
 
 template <typename T>
-T narrow(float x);
-template <>
-inline float narrow<float>(float x) { return x; }
-template <>
-inline at::BFloat16 narrow<at::BFloat16>(float x) {  // to nearest, ties to even
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  return at::BFloat16(uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16), at::BFloat16::from_bits());
+using Packed = std::conditional_t<std::is_same_v<T, float>, Vector, Halves>;
+
+// Rounds to nearest, ties to even.
+template <typename T>
+Packed<T> narrow(Vector x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    const Unsigned bits = std::bit_cast<Unsigned>(x);
+    return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
+  }
 }
 
-// e^x to 2e-7 of its value; below -86 it stays at e^-86. NaN stays NaN.
-inline float fast_exp(float x) {
-  x = x < -86.f ? -86.f : x;
-  x = x > 88.f ? 88.f : x;
-  const float shifted = x * 1.44269504f + 12582912.f;  // 1.5 * 2^23: the sum's low bits are the rounded integer
-  const float n = shifted - 12582912.f;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts, the first exact times n
-  float p = 1.f / 5040;
-  p = p * r + 1.f / 720;
+// The first n of up to LANES elements; the other lanes are zero.
+template <typename T>
+Vector load(const T* from, int64_t n = LANES) {
+  Packed<T> packed{};
+  if (n == LANES) std::memcpy(&packed, from, sizeof(packed));
+  else std::memcpy(&packed, from, n * sizeof(T));
+  return widen(packed);
+}
+
+template <typename T>
+void store(T* to, Vector x, int64_t n = LANES) {
+  const Packed<T> packed = narrow<T>(x);
+  if (n == LANES) std::memcpy(to, &packed, sizeof(packed));
+  else std::memcpy(to, &packed, n * sizeof(T));
+}
+
+// Calls f(first, n) for each run of up to LANES of `size` elements.
+template <typename F>
+void for_vectors(int64_t size, const F& f) {
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) f(i, LANES);
+  if (i < size) f(i, size - i);
+}
+
+inline float total(Vector x) {
+  float sum = 0;
+  for (int64_t i = 0; i < LANES; ++i) sum += x[i];
+  return sum;
+}
+
+// x with the lanes from n on set to zero.
+inline Vector first(Vector x, int64_t n) {
+  Integers lanes;
+  for (int32_t i = 0; i < LANES; ++i) lanes[i] = i;
+  return lanes < int32_t(n) ? x : Vector{};
+}
+
+inline Vector larger(Vector a, Vector b) { return a < b ? b : a; }
+
+inline float largest(Vector x) {
+  float most = x[0];
+  for (int64_t i = 1; i < LANES; ++i) most = std::max(most, x[i]);
+  return most;
+}
+
+// e^x to 2e-7 of its value; below -86 it stays at e^-86, above 88 at e^88. NaN stays NaN.
+inline Vector exponential(Vector x) {
+  x = x < -86.f ? Vector{} - 86.f : x;
+  x = x > 88.f ? Vector{} + 88.f : x;
+  const Vector shifted = x * 1.44269504f + 12582912.f;  // 1.5 * 2^23: the low bits are x / ln 2 as an integer
+  const Vector n = shifted - 12582912.f;
+  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts, the first exact times n
+  Vector p = r * (1.f / 5040) + 1.f / 720;
   p = p * r + 1.f / 120;
   p = p * r + 1.f / 24;
   p = p * r + 1.f / 6;
   p = p * r + 0.5f;
   p = p * r + 1.f;
   p = p * r + 1.f;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23));
+  return std::bit_cast<Vector>(std::bit_cast<Unsigned>(p) + (std::bit_cast<Unsigned>(shifted) << 23));
 }
 
 // Calls f with a zero of the tensor's element type.

@@ -41,5 +41,8 @@ def run() -> None:
             raise
         print_error(f"{error.name} is not installed; running jobs needs more: pip install 'rlrun[run]'")
         sys.exit(WRONG)
+    except OSError as error:
+        print_error(f"{error.filename or 'rlrun'}: {error.strerror or error}")
+        sys.exit(WRONG)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -32,7 +32,9 @@ def command(
 def spec_schema() -> dict[str, Any]:
     """The schema, with the names of the installed plugins for each `type`."""
     from rlrun.plugins.registry import names
+    from rlrun.specs.docstrings import field_docstrings
     from rlrun.specs.job import Spec
+    from rlrun.specs.suggestions import all_models
 
     schema = Spec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
@@ -40,6 +42,10 @@ def spec_schema() -> dict[str, Any]:
         "description": "Files to start from; this one is laid on top of them.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
     }
+    for model in all_models(Spec):
+        properties = (schema if model is Spec else schema["$defs"][model.__name__])["properties"]
+        for key, about in field_docstrings(model).items():
+            properties[key]["description"] = about
     for definition, kind in _KINDS.items():
         schema["$defs"][definition]["properties"]["type"]["enum"] = names(kind)
     return schema

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from rlrun.plugins.registry import PluginError, build, load
 from rlrun.plugins.types import Drop, Group, LossInputs, Needs, Prompt, Row, Sample, Status, VersionSpan
+from rlrun.specs.docstrings import field_docstrings
 
 Params = Mapping[str, Any]
 
@@ -60,6 +61,30 @@ def group(rewards: Sequence[float], lengths: Sequence[int] | None = None) -> Gro
     return Group(samples[0].prompt, samples)
 
 
+def micro_batch(num_tokens: int = 12, num_samples: int = 3, seed: int = 0, **given: Any) -> LossInputs:
+    """Noise for an algorithm's loss: torch tensors of tokens of samples side by side; `given` replaces fields."""
+    import torch  # only who tests an algorithm needs it
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(scale: float = 1.0) -> Any:
+        return torch.randn(num_tokens, generator=generator) * scale
+
+    old = -noise().abs()
+    fields: dict[str, Any] = {
+        "log_probs": (old + noise(0.3)).requires_grad_(),
+        "entropy": noise().abs().requires_grad_(),
+        "old_log_probs": old,
+        "rollout_log_probs": old + noise(0.3),
+        "reference_log_probs": old + noise(0.3),
+        "advantages": noise(),
+        "mask": (noise() > -1).float(),
+        "sample": torch.arange(num_tokens) * num_samples // num_tokens,
+        "num_samples": num_samples,
+    }
+    return LossInputs(**(fields | given))
+
+
 def check_parameters(kind: str, name: str, params: Params) -> None:
     """The plugin can be made with these parameters, refuses others, and its parameters survive being sent."""
     plugin = load(kind, name)
@@ -74,8 +99,8 @@ def check_parameters(kind: str, name: str, params: Params) -> None:
         raise AssertionError(f"{name} takes a parameter it does not know; give its Params extra='forbid'")
     checked: BaseModel = plugin.Params.model_validate(dict(params))
     assert pickle.loads(pickle.dumps(checked)) == checked, f"{name}'s parameters change when they are pickled"
-    undocumented = [key for key, field in plugin.Params.model_fields.items() if not field.description]
-    assert not undocumented, f"{name}'s parameters {undocumented} have no description"
+    undocumented = plugin.Params.model_fields.keys() - field_docstrings(plugin.Params).keys()
+    assert not undocumented, f"{name}'s parameters {sorted(undocumented)} have no docstring"
 
 
 def check_reward(name: str, params: Params, samples: Sequence[Sample]) -> list[Any]:
@@ -143,12 +168,10 @@ def check_tracker(name: str, params: Params, run_folder: str) -> None:
         tracker.close()
 
 
-def check_algorithm(name: str, params: Params, inputs: LossInputs) -> None:
-    """Advantages and losses of the right shapes, finite, the same every time; groups untouched.
-
-    `inputs` is one micro-batch of torch tensors whose `log_probs` (and `entropy`) require a gradient.
-    """
+def check_algorithm(name: str, params: Params) -> None:
+    """Advantages and losses of the right shapes, finite, the same every time; groups untouched."""
     check_parameters("algorithms", name, params)
+    inputs = micro_batch()
     algorithm = build("algorithms", name, params)
     assert isinstance(algorithm.needs, Needs), f"{name}.needs is {algorithm.needs!r}, not Needs"
     _check_advantages(name, algorithm)

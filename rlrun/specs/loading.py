@@ -26,7 +26,7 @@ from rlrun.specs.paths import PathError, PathMarker, path_fields, resolve_path
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding, Problem, SpecError
 from rlrun.specs.rules import RULES
-from rlrun.specs.secrets import malformed_references, unset_references
+from rlrun.specs.secrets import unset_references, wrong_references
 from rlrun.specs.suggestions import KeyIndex, section_models
 
 
@@ -40,6 +40,9 @@ class PluginReport:
     demands: Demands | None = None
     """What the algorithm asks for; None when it could not be made."""
 
+
+OWN_KEYS = frozenset(KeyIndex(Spec).paths())
+"""Dotted keys of the spec's own sections."""
 
 PluginCheck = Callable[[Mapping[str, Any], Explainer], PluginReport]
 """Given the merged document, looks at the plugins it names."""
@@ -84,7 +87,7 @@ def load_spec(
         *_section_findings(data, explainer),
         *report.findings,
         *_dates(data),
-        *malformed_references(data),
+        *wrong_references(data, OWN_KEYS),
     ]
     findings += _resolve_paths(composition, data, [*_own_paths(Spec, data), *report.paths])
     if not composition.complete:

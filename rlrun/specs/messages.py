@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from rlrun.specs.docstrings import field_docstrings
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding, shown
 from rlrun.specs.spelling import nearest
@@ -86,7 +87,7 @@ class Explainer:
                     (*path[:-1], stray), "unknown key", f"did you mean `{key}`?", key, at_value=False
                 )
         field = table.model_fields.get(key) if table else None
-        about = f": {' '.join(field.description.split())}" if field and field.description else ""
+        about = f": {text}" if table and (text := field_docstrings(table).get(key)) else ""
         is_table = field is not None and next(section_models(field.annotation), None) is not None
         add = f"a table `[{table_name(path)}]`" if is_table else f"`{key} = …`"
         return Finding(path, "required and not given", f"add {add}{about}", at_value=False)

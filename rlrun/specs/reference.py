@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from rlrun.specs.docstrings import field_docstrings
 from rlrun.specs.suggestions import section_models
 
 
@@ -41,7 +42,7 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
         inner = next(section_models(field.annotation), None)
         is_single = inner is not None and get_origin(field.annotation) is not tuple
         if not is_single or field.default is None:
-            about = " ".join((field.description or "").split()).replace("None:", "Unset:")
+            about = field_docstrings(model).get(name, "").replace("None:", "Unset:")
             found.append(Setting(prefix + name, _type_of(field), _default_of(field), about))
         if inner is not None and is_single:
             found.extend(settings_of(inner, f"{prefix}{name}."))

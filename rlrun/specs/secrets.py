@@ -6,7 +6,7 @@ value at the moment a plugin is made.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from rlrun.specs.positions import KeyPath
@@ -30,12 +30,19 @@ def reveal(value: Any, environment: Mapping[str, str] = os.environ) -> Any:
     return value
 
 
-def malformed_references(value: Any) -> Iterator[Finding]:
-    """References that `reveal` could not follow, whatever the environment."""
+def wrong_references(value: Any, own_keys: Collection[str]) -> Iterator[Finding]:
+    """References that nobody would follow, whatever the environment.
+
+    `own_keys`: dotted keys of the spec's own sections, array numbers left out; only plugins get secrets.
+    """
     for path, found in _references(value):
+        key = ".".join(part for part in path if isinstance(part, str))
         if found["kind"] != "env" or not _NAME.fullmatch(found["name"]):
             message = f"{found[0]} is not a reference that rlrun knows"
             yield Finding(path, message, "write `${env:NAME}`", "${env:NAME}", found.string)
+        elif key in own_keys:
+            message = f"{found[0]} is not looked up here: only plugins are given secrets"
+            yield Finding(path, message, "write the value itself", None, found.string)
 
 
 def unset_references(value: Any, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:

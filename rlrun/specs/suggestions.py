@@ -103,6 +103,11 @@ class KeyIndex:
             for inner in section_models(field.annotation):
                 self.add(inner, f"{prefix}{name}.")
 
+    def paths(self) -> Iterator[str]:
+        """Every key's dotted path; an array's number is left out."""
+        for homes in self._homes.values():
+            yield from homes
+
     def suggest(self, path: KeyPath, valid: Sequence[str]) -> str | None:
         """The key probably meant by the unknown one at the end of `path`: of the same table, or a full path.
 
@@ -133,6 +138,12 @@ def _seen_from(key: str, path: KeyPath) -> str:
 def table_name(path: KeyPath) -> str:
     """The header a table is written under: `("eval", "datasets", 0)` is `eval.datasets`."""
     return ".".join(part for part in path if isinstance(part, str))
+
+
+def all_models(model: type[BaseModel]) -> set[type[BaseModel]]:
+    """A model and every model inside it."""
+    inner = [each for field in model.model_fields.values() for each in section_models(field.annotation)]
+    return {model}.union(*map(all_models, inner))
 
 
 def section_models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -183,7 +183,7 @@ def test_launch_hands_over_the_checked_spec(rlrun: Command, launched: list[Any])
         (["--name", "it's"], '"it\'s" cannot be a name'),
         (["--resume", "--new"], "give one of them"),
         (
-            ["--set", "cluster.address=${env:RLRUN_NOT_SET}"],
+            ["--set", "data.label_key=${env:RLRUN_NOT_SET}"],
             "the environment variable RLRUN_NOT_SET is not set",
         ),
     ],

@@ -159,13 +159,13 @@ def test_another_type_takes_the_place_of_the_whole_table(tmp_path: Path) -> None
 
 
 def test_references_stay_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RLRUN_TEST_ADDRESS", raising=False)
-    loaded = load(BASE, overrides=("cluster.address='${env:RLRUN_TEST_ADDRESS}'",))
-    assert loaded.spec.cluster.address == "${env:RLRUN_TEST_ADDRESS}"
+    monkeypatch.delenv("RLRUN_TEST_KEY", raising=False)
+    loaded = load(BASE, overrides=("data.label_key='${env:RLRUN_TEST_KEY}'",))
+    assert loaded.spec.data.params["label_key"] == "${env:RLRUN_TEST_KEY}"
     assert [each.headline for each in loaded.unset_references()] == [
-        "cluster.address: the environment variable RLRUN_TEST_ADDRESS is not set"
+        "data.label_key: the environment variable RLRUN_TEST_KEY is not set"
     ]
-    monkeypatch.setenv("RLRUN_TEST_ADDRESS", "host:1")
+    monkeypatch.setenv("RLRUN_TEST_KEY", "answer")
     assert loaded.unset_references() == []
 
 

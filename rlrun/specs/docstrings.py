@@ -1,0 +1,38 @@
+"""The docstrings that stand under a model's fields, read from its source when someone asks.
+
+pydantic can read them as well, but for every class at import: a good part of the time of `rlrun validate`.
+"""
+
+import ast
+import inspect
+from functools import cache
+from itertools import pairwise
+from textwrap import dedent
+
+from pydantic import BaseModel
+
+
+@cache
+def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """What each documented field says of itself, on one line: its description, else the string under it."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        if issubclass(each, BaseModel) and each is not BaseModel:
+            found |= _strings_under_fields(each)
+    found |= {name: field.description for name, field in model.model_fields.items() if field.description}
+    return {name: " ".join(text.split()) for name, text in found.items() if name in model.model_fields}
+
+
+def _strings_under_fields(model: type) -> dict[str, str]:
+    """Empty where there is no source to read."""
+    try:
+        (definition,) = ast.parse(dedent(inspect.getsource(model))).body
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    found = {}
+    for field, below in pairwise(body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = text
+    return found

@@ -2,10 +2,10 @@ import errno
 from pathlib import Path
 
 import pytest
-from loop_fakes import Trainer
 
 from rlrun.runner.checkpoint import Checkpoints, clear_unfinished, read_driver, trainer_folder
 from rlrun.runner.errors import JobError
+from tests.runner.loop_fakes import Trainer
 
 
 def names(folder: Path) -> list[str]:

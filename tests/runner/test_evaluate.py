@@ -1,11 +1,11 @@
 import pytest
-from loop_fakes import Engines, Grader, policy, prompt, sample
 
 from rlrun.plugins.types import Group, Status
 from rlrun.runner.errors import JobError
 from rlrun.runner.evaluate import Evaluator, eval_set, evaluation_metrics
 from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
 from rlrun.specs.rollout import RolloutSpec
+from tests.runner.loop_fakes import Engines, Grader, policy, prompt, sample
 
 ROLLOUT = RolloutSpec(samples_per_prompt=8, temperature=1.0, top_p=0.9, max_response_tokens=64, stop=("#",))
 

@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-from loop_fakes import Engines, Journal, Prompts, Relative, Trainer, pack, policy
 
 from rlrun.plugins.types import Needs
 from rlrun.runner.ahead import ReadAhead
@@ -10,6 +9,7 @@ from rlrun.runner.demonstrations import DemonstrationSource, demonstration
 from rlrun.runner.loop import Job, Progress, run
 from rlrun.runner.rollout import RolloutSource
 from rlrun.specs.rollout import RolloutSpec
+from tests.runner.loop_fakes import Engines, Journal, Prompts, Relative, Trainer, pack, policy
 
 SPEC = RolloutSpec(batch_size=4, samples_per_prompt=4, max_response_tokens=1)
 

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loop_fakes import prompt, sample
 
 from rlrun.plugins.types import Group, Status, VersionSpan
 from rlrun.runner.metrics import has_repetition, is_due, pass_at_k, pass_rates, rollout_metrics, statistics
+from tests.runner.loop_fakes import prompt, sample
 
 ROWS = [
     json.loads(line)

@@ -2,12 +2,12 @@ import asyncio
 
 import numpy as np
 import pytest
-from loop_fakes import Engines, Grader, Prompts, drop_even, policy
 
 from rlrun.plugins.types import Drop, Group
 from rlrun.runner.errors import JobError
 from rlrun.runner.rollout import RolloutSource
 from rlrun.specs.rollout import RolloutSpec
+from tests.runner.loop_fakes import Engines, Grader, Prompts, drop_even, policy
 
 SPEC = RolloutSpec(batch_size=4, samples_per_prompt=3, max_response_tokens=8)
 

@@ -1,0 +1,233 @@
+"""Whole jobs on tiny models, as a user runs them: the command line in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rlrun.runner.run_folder import RunFolder
+
+SECONDS = 240.0
+"""Deadline for a whole job, on a busy machine."""
+
+MAIN = "from rlrun.cli.main import run; run()"
+
+PLUGINS = '''
+import os
+import time
+from pathlib import Path
+
+from rlrun.specs.section import Section
+
+
+class NoParams(Section):
+    """None."""
+
+
+class Short:
+    """1 for an empty response, less for every token: learnt in a few steps."""
+
+    Params = NoParams
+    api_version = 1
+
+    def __init__(self, params):
+        self.params = params
+
+    def score(self, sample):
+        return 1.0 - len(sample.tokens) / 16
+
+
+class Held(Short):
+    """Like Short, but from prompt 40 on it waits while the file named by HOLD exists."""
+
+    def score(self, sample):
+        hold = os.environ.get("HOLD")
+        while hold and sample.prompt.index >= 40 and Path(hold).exists():
+            time.sleep(0.01)
+        return super().score(sample)
+
+
+class Broken(Short):
+    """Raises for every sample."""
+
+    def score(self, sample):
+        raise RuntimeError(f"no score for {sample.text[:0]!r}")
+
+
+class Stuck(Short):
+    """Never answers."""
+
+    def score(self, sample):
+        time.sleep(3600)
+'''
+
+SPEC = """
+name = "job"
+seed = 1
+deterministic = true
+
+[model]
+path = "{model}"
+
+[data]
+path = "rows.jsonl"
+
+[rollout]
+batch_size = 8
+samples_per_prompt = 4
+max_prompt_tokens = 64
+max_response_tokens = 16
+
+[[rewards]]
+type = "short"
+
+[trainer]
+steps = 12
+lr = 3e-3
+dtype = "float32"
+
+[engine]
+dtype = "float32"
+max_running = 64
+
+[cluster]
+threads = 1
+
+[checkpoint]
+interval = 4
+export_hf = false
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended, and what it left."""
+
+    code: int
+    output: str
+    seconds: float
+    folder: RunFolder
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every step's line."""
+        return [json.loads(line) for line in self.folder.metrics.read_text().splitlines()]
+
+    @property
+    def curve(self) -> list[dict[str, Any]]:
+        """Every step's line without what depends on the clock."""
+        return [{k: v for k, v in line.items() if not k.startswith("perf/")} for line in self.metrics]
+
+
+@dataclass
+class Jobs:
+    """Runs jobs in one folder; `model` is a tiny model's."""
+
+    folder: Path
+    model: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rows = "".join(json.dumps({"prompt": f"say {i}", "label": str(i)}) + "\n" for i in range(64))
+        (self.folder / "rows.jsonl").write_text(rows)
+        (self.folder / "job.toml").write_text(SPEC.format(model=self.model))
+        site = self.folder / "site"
+        info = site / "acme-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+        names = {"short": "Short", "held": "Held", "broken": "Broken", "stuck": "Stuck"}
+        lines = [f"{name} = acme_rewards:{cls}\n" for name, cls in names.items()]
+        (info / "entry_points.txt").write_text("[rlrun.rewards]\n" + "".join(lines))
+        (site / "acme_rewards.py").write_text(PLUGINS)
+        self.environment |= {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+
+    def start(self, name: str, *arguments: str, spec: str = "job.toml", **settings: object) -> "Running":
+        """Begin a job; settings are `--set` overrides, a double underscore for a dot."""
+        overrides = [
+            part
+            for key, value in settings.items()
+            for part in ("--set", f"{key.replace('__', '.')}={toml(value)}")
+        ]
+        command = [sys.executable, "-c", MAIN, "launch", spec, "--name", name]
+        log = self.folder / f"{name}.out"
+        with log.open("a") as out:
+            process = subprocess.Popen(
+                [*command, *overrides, *arguments],
+                cwd=self.folder,
+                env=os.environ | self.environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return Running(process, log, RunFolder(self.folder / "runs" / name))
+
+    def run(self, name: str, *arguments: str, spec: str = "job.toml", **settings: object) -> Ended:
+        """A whole job."""
+        return self.start(name, *arguments, spec=spec, **settings).wait()
+
+
+class Running:
+    """A job that runs."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, folder: RunFolder) -> None:
+        self.process = process
+        self.folder = folder
+        self._log = log
+        self._offset = log.stat().st_size
+        self._started = time.monotonic()
+
+    def wait(self, seconds: float = SECONDS) -> Ended:
+        """Its end; the process is killed past the deadline."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.signal(signal.SIGKILL)
+            raise AssertionError(f"the job did not end within {seconds} s:\n{self.output}") from None
+        return Ended(code, self.output, time.monotonic() - self._started, self.folder)
+
+    @property
+    def output(self) -> str:
+        """What it has printed."""
+        return self._log.read_text()[self._offset :]
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something to be so."""
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert self.process.poll() is None, f"the job ended before {what}:\n{self.output}"
+            assert time.monotonic() < deadline, f"waited in vain for {what}:\n{self.output}"
+            time.sleep(0.05)
+
+    def until_step(self, step: int) -> None:
+        """Wait for a step's line in metrics.jsonl."""
+        metrics = self.folder.metrics
+        self.until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= step, f"step {step}")
+
+    def signal(self, number: int) -> None:
+        """Send the driver a signal."""
+        self.process.send_signal(number)
+
+    def pid(self, name: str) -> int:
+        """Of one of the job's processes, as state.json has it."""
+        return int(self.folder.read_state()["processes"][name])
+
+    def children(self) -> list[psutil.Process]:
+        """Everything the driver started."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+def toml(value: object) -> str:
+    """A value as TOML, on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml(inner) for inner in value) + "]"
+    return json.dumps(value)

@@ -8,8 +8,8 @@ import torch
 
 from rlrun.plugins.algorithms.advantages import discounted_sums, leave_one_out, whiten
 from rlrun.plugins.registry import PluginError, build, names
-from rlrun.plugins.testing import check_algorithm, group
-from rlrun.plugins.types import LossInputs, Needs, Status
+from rlrun.plugins.testing import check_algorithm, group, micro_batch
+from rlrun.plugins.types import Needs, Status
 
 EVERYTHING = {
     "clip": 0.2,
@@ -20,35 +20,14 @@ EVERYTHING = {
 }
 
 
-def micro_batch(tokens: int = 12, samples: int = 3, seed: int = 0, **given: Any) -> LossInputs:
-    generator = torch.Generator().manual_seed(seed)
-
-    def noise(scale: float = 1.0) -> torch.Tensor:
-        return torch.randn(tokens, generator=generator) * scale
-
-    old = -noise().abs()
-    fields: dict[str, Any] = {
-        "log_probs": (old + noise(0.3)).requires_grad_(),
-        "entropy": noise().abs().requires_grad_(),
-        "old_log_probs": old,
-        "rollout_log_probs": old + noise(0.3),
-        "reference_log_probs": old + noise(0.3),
-        "advantages": noise(),
-        "mask": (noise() > -1).float(),
-        "sample": torch.arange(tokens) * samples // tokens,
-        "num_samples": samples,
-    }
-    return LossInputs(**(fields | given))
-
-
 @pytest.mark.parametrize("name", names("algorithms"))
 def test_every_algorithm_keeps_the_contract(name: str) -> None:
-    check_algorithm(name, {}, micro_batch())
+    check_algorithm(name, {})
 
 
 @pytest.mark.parametrize("name", [name for name in names("algorithms") if name != "sft"])
 def test_with_every_term_on(name: str) -> None:
-    check_algorithm(name, EVERYTHING, micro_batch())
+    check_algorithm(name, EVERYTHING)
     assert build("algorithms", name, EVERYTHING).needs == Needs(
         reference=True,
         entropy_grad=True,
@@ -62,8 +41,8 @@ def test_the_first_step_is_plain_policy_gradient(name: str) -> None:
     """At ratio 1 every clipped loss is -A, and its gradient -A (GSPO: its sample's mean) on each token."""
     old = torch.tensor([-1.0, -2.0, -3.0])
     inputs = micro_batch(
-        tokens=3,
-        samples=1,
+        num_tokens=3,
+        num_samples=1,
         log_probs=old.clone().requires_grad_(),
         old_log_probs=old,
         advantages=torch.tensor([2.0, 2.0, 2.0]),
@@ -140,8 +119,8 @@ def test_gspo_gives_every_token_of_a_sample_the_same_ratio() -> None:
 
 def test_off_policy_masking_takes_whole_samples() -> None:
     inputs = micro_batch(
-        tokens=6,
-        samples=3,
+        num_tokens=6,
+        num_samples=3,
         log_probs=torch.tensor([-9.0, 0.0, -9.0, 0.0, -1.0, -1.0], requires_grad=True),
         old_log_probs=torch.tensor([-1.0] * 6),
         advantages=torch.tensor([-1.0, -1.0, 1.0, 1.0, -1.0, -1.0]),

@@ -80,6 +80,8 @@ def first_cause(failures: Sequence[BaseException]) -> BaseException:
 async def gather_or_first_cause(calls: Sequence[Awaitable[Result]]) -> list[Result]:
     """The results of all calls, in order; when some fail, the failure that explains the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
+    if not tasks:
+        return []
     try:
         _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         if waiting:

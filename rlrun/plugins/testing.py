@@ -62,7 +62,7 @@ def group(rewards: Sequence[float], lengths: Sequence[int] | None = None) -> Gro
 
 
 def micro_batch(num_tokens: int = 12, num_samples: int = 3, seed: int = 0, **given: Any) -> LossInputs:
-    """Noise for an algorithm's loss: tensors of the tokens of samples side by side; `given` replaces fields."""
+    """Noise for an algorithm's loss: the tokens of samples side by side; `given` replaces fields."""
     import torch  # only who tests an algorithm needs it
 
     generator = torch.Generator().manual_seed(seed)

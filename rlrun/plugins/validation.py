@@ -14,7 +14,7 @@ from rlrun.plugins.types import Needs
 from rlrun.specs.data import DataSpec
 from rlrun.specs.evaluation import EvalDatasetSpec
 from rlrun.specs.job import AlgorithmSpec, Spec, TrackerSpec
-from rlrun.specs.loading import LoadedSpec, PluginReport, as_json, load_spec
+from rlrun.specs.loading import LoadedSpec, PluginReport, load_spec
 from rlrun.specs.messages import Explainer
 from rlrun.specs.paths import path_fields
 from rlrun.specs.positions import KeyPath
@@ -22,6 +22,7 @@ from rlrun.specs.problems import Finding
 from rlrun.specs.scoring import FilterSpec, RewardSpec
 from rlrun.specs.section import PluginSection
 from rlrun.specs.spelling import nearest
+from rlrun.specs.strict import as_json
 from rlrun.specs.suggestions import table_name
 
 _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (

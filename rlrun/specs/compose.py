@@ -1,36 +1,17 @@
-"""Many sources to one document: `extends`, several files, `--set`; and which source set what.
-
-Later wins. Tables merge key by key; anything else, arrays too, is replaced. A table whose `type` changes is
-replaced as a whole: the parameters of one plugin mean nothing to another.
-"""
+"""Many sources to one document: `extends`, several files, `--set`. Later wins."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_origin
+from typing import Any
 
 import tomli
 
-from rlrun.specs.job import Spec
+from rlrun.specs.overlay import Origin, lay_on
 from rlrun.specs.paths import absolute_path, kind_of, shown_path, similar_path
 from rlrun.specs.positions import KeyPath, Mark, find_positions, line_and_column
 from rlrun.specs.problems import Finding, Problem, Source, problem_at, problem_without_place
-from rlrun.specs.suggestions import section_models
 from rlrun.specs.syntax import parse
-
-_DEFAULT_TYPES: dict[KeyPath, Any] = {
-    (name,): model.model_fields["type"].default
-    for name, field in Spec.model_fields.items()
-    for model in section_models(field.annotation)
-    if "type" in model.model_fields and get_origin(field.annotation) is None
-}
-
-
-class Origin(NamedTuple):
-    """Where a key path was set."""
-
-    source: Source
-    mark: Mark
 
 
 @dataclass(slots=True)
@@ -179,56 +160,8 @@ def _merge(
     composition: Composition, data: dict[str, Any], source: Source, marks: dict[KeyPath, Mark]
 ) -> None:
     origins = {path: Origin(source, mark) for path, mark in marks.items() if path[:1] != ("extends",)}
-    _Overlay(composition, origins).lay(composition.data, data, (), ())
-
-
-@dataclass(frozen=True, slots=True)
-class _Overlay:
-    """Lays one source's tables on the composition."""
-
-    composition: Composition
-    origins: dict[KeyPath, Origin]
-    """Of the source on top, by path as it wrote them."""
-
-    def lay(self, base: Any, over: dict[str, Any], here: KeyPath, there: KeyPath) -> None:
-        """Merge table `over`, written at `there`, into the table or array `base` at `here`.
-
-        The two differ where a source writes `rewards.0` for the first of several `[[rewards]]`.
-        """
-        for key, value in over.items():
-            if isinstance(base, list) and int(key) >= len(base):
-                self._refuse((*there, key), f"{there[-1]} has {len(base)} elements, counted from 0")
-                continue
-            place: Any = int(key) if isinstance(base, list) else key
-            old = base[place] if isinstance(base, list) else base.get(place)
-            if isinstance(value, dict) and _merges(old, value, _DEFAULT_TYPES.get((*here, place))):
-                self.composition.origins[*here, place] = self.origins[*there, key]
-                self.lay(old, value, (*here, place), (*there, key))
-            else:
-                base[place] = value
-                self._replace_origins((*here, place), (*there, key))
-
-    def _refuse(self, path: KeyPath, message: str) -> None:
-        source, mark = self.origins[path]
-        self.composition.fail(problem_at(Finding(path, message), source, mark.key_start, mark.key_end))
-
-    def _replace_origins(self, here: KeyPath, there: KeyPath) -> None:
-        kept = self.composition.origins
-        for path in [path for path in kept if path[: len(here)] == here]:
-            del kept[path]
-        for path, origin in self.origins.items():
-            if path[: len(there)] == there:
-                kept[*here, *path[len(there) :]] = origin
-
-
-def _merges(old: Any, new: dict[str, Any], default_type: str | None) -> bool:
-    """Whether a new table is laid on the old value, rather than taking its place."""
-    if isinstance(old, list):
-        return bool(new) and all(key.isdecimal() and key.isascii() for key in new)
-    if not isinstance(old, dict):
-        return False
-    old_type = old.get("type", default_type)
-    return bool(old_type is None or new.get("type", old_type) == old_type)
+    for problem in lay_on(composition.data, composition.origins, data, origins):
+        composition.fail(problem)
 
 
 def _unreadable(path: Path, name: str, error: OSError) -> Problem:

@@ -7,7 +7,6 @@ Every check reports findings by key path; the composition knows where each key w
 are broken already stays silent, so that one mistake is one problem.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -17,16 +16,17 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rlrun.specs.algorithm_rules import ALGORITHM_RULES, Demands
-from rlrun.specs.compose import Composition, Origin, compose, locate
+from rlrun.specs.algorithm_rules import Demands
+from rlrun.specs.compose import Composition, compose, locate
 from rlrun.specs.job import Spec
 from rlrun.specs.messages import Explainer
-from rlrun.specs.model_folder import model_findings
+from rlrun.specs.overlay import Origin
 from rlrun.specs.paths import PathError, PathMarker, path_fields, resolve_path
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding, Problem, SpecError
-from rlrun.specs.rules import RULES
+from rlrun.specs.repair import rule_findings, table_at
 from rlrun.specs.secrets import unset_references, wrong_references
+from rlrun.specs.strict import validated
 from rlrun.specs.suggestions import KeyIndex, section_models
 
 
@@ -93,26 +93,16 @@ def load_spec(
     if not composition.complete:
         findings = [finding for finding in findings if _was_written(finding, composition)]
     else:
-        findings += _rule_findings(data, findings, report.demands)
+        findings += rule_findings(data, findings, report.demands)
     problems = [*composition.problems, *(composition.place(finding) for finding in findings)]
     if problems:
         raise SpecError(_in_order(problems, composition))
-    return LoadedSpec(_validate(Spec, data), composition)
-
-
-def _validate(model: type[Spec], data: Mapping[str, Any]) -> Spec:
-    """Strict about scalars ("8" is no number), while arrays and tables are what JSON calls them."""
-    return model.model_validate_json(as_json(data), strict=True)
-
-
-def as_json(data: Mapping[str, Any]) -> str:
-    """A TOML document as JSON; dates and times become strings."""
-    return json.dumps(data, default=str)
+    return LoadedSpec(validated(data), composition)
 
 
 def _section_findings(data: dict[str, Any], explainer: Explainer) -> list[Finding]:
     try:
-        _validate(Spec, data)
+        validated(data)
     except ValidationError as error:
         return explainer.findings(error, Spec)
     return []
@@ -126,66 +116,6 @@ def _dates(value: Any, path: KeyPath = ()) -> Iterator[Finding]:
     elif isinstance(value, (dict, list)):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _dates(inner, (*path, key))
-
-
-def _rule_findings(data: dict[str, Any], findings: list[Finding], demands: Demands | None) -> list[Finding]:
-    """What the rules say of the spec without its broken values, save what hangs on one of these."""
-    broken = [_removable(finding.path) for finding in findings]
-    spec = _repaired(data, broken)
-    if spec is None:
-        return []
-    found = [each for rule in RULES for each in rule(spec)]
-    found += [each for rule in ALGORITHM_RULES for each in rule(spec, demands)] if demands else []
-    found += model_findings(spec)
-    return [finding for finding in found if not _hangs_on(finding, broken)]
-
-
-def _hangs_on(finding: Finding, broken: Sequence[KeyPath]) -> bool:
-    return any(path[: len(bad)] == bad for path in (finding.path, *finding.others) for bad in broken)
-
-
-def _removable(path: KeyPath) -> KeyPath:
-    """The key to leave out: of an array's broken element, the array."""
-    while path and isinstance(path[-1], int):
-        path = path[:-1]
-    return path
-
-
-def _repaired(data: dict[str, Any], broken: Sequence[KeyPath]) -> Spec | None:
-    """The spec with each broken key at its default, or, where it has none, with a stand-in; None where that
-    fails."""
-    copy = deepcopy(data)
-    for path in broken:
-        _remove(copy, path)
-    for _ in range(2):  # a stand-in table may itself lack a key
-        try:
-            return _validate(Spec, copy)
-        except ValidationError as error:
-            for each in error.errors(include_url=False):
-                if each["type"] == "missing":
-                    _table_at(copy, each["loc"][:-1])[each["loc"][-1]] = (
-                        {} if len(each["loc"]) == 1 else "unknown"
-                    )
-    try:
-        return _validate(Spec, copy)
-    except ValidationError:
-        return None
-
-
-def _remove(data: dict[str, Any], path: KeyPath) -> None:
-    table = _table_at(data, path[:-1])
-    if path and isinstance(table, dict):
-        table.pop(path[-1], None)
-
-
-def _table_at(data: Any, path: KeyPath) -> Any:
-    """What stands at a path; None where it leads nowhere."""
-    for part in path:
-        try:
-            data = data[part]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return data
 
 
 def _own_paths(model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> list[tuple[KeyPath, PathMarker]]:
@@ -206,7 +136,7 @@ def _resolve_paths(
     """Replace paths in `data` by absolute ones, each seen from the file that set it."""
     findings = []
     for path, marker in paths:
-        table = _table_at(data, path[:-1])
+        table = table_at(data, path[:-1])
         value = table[path[-1]]
         if not isinstance(value, str):
             continue

@@ -1,0 +1,78 @@
+"""The rules' view of a document that has broken values: these left out, and what hangs on them not reported.
+
+One mistake should be one problem, and must not hide those that have nothing to do with it.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlrun.specs.algorithm_rules import ALGORITHM_RULES, Demands
+from rlrun.specs.job import Spec
+from rlrun.specs.model_folder import model_findings
+from rlrun.specs.positions import KeyPath
+from rlrun.specs.problems import Finding
+from rlrun.specs.rules import RULES
+from rlrun.specs.strict import validated
+
+
+def rule_findings(data: dict[str, Any], findings: list[Finding], demands: Demands | None) -> list[Finding]:
+    """What the rules say of the spec without its broken values, save what hangs on one of these."""
+    broken = [_removable(finding.path) for finding in findings]
+    spec = _repaired(data, broken)
+    if spec is None:
+        return []
+    found = [each for rule in RULES for each in rule(spec)]
+    found += [each for rule in ALGORITHM_RULES for each in rule(spec, demands)] if demands else []
+    found += model_findings(spec)
+    return [finding for finding in found if not _hangs_on(finding, broken)]
+
+
+def _hangs_on(finding: Finding, broken: Sequence[KeyPath]) -> bool:
+    return any(path[: len(bad)] == bad for path in (finding.path, *finding.others) for bad in broken)
+
+
+def _removable(path: KeyPath) -> KeyPath:
+    """The key to leave out: of an array's broken element, the array."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    return path
+
+
+def _repaired(data: dict[str, Any], broken: Sequence[KeyPath]) -> Spec | None:
+    """The spec with each broken key at its default, or, where it has none, with a stand-in; None where that
+    fails."""
+    copy = deepcopy(data)
+    for path in broken:
+        _remove(copy, path)
+    for _ in range(2):  # a stand-in table may itself lack a key
+        try:
+            return validated(copy)
+        except ValidationError as error:
+            for each in error.errors(include_url=False):
+                if each["type"] == "missing":
+                    table_at(copy, each["loc"][:-1])[each["loc"][-1]] = (
+                        {} if len(each["loc"]) == 1 else "unknown"
+                    )
+    try:
+        return validated(copy)
+    except ValidationError:
+        return None
+
+
+def _remove(data: dict[str, Any], path: KeyPath) -> None:
+    table = table_at(data, path[:-1])
+    if path and isinstance(table, dict):
+        table.pop(path[-1], None)
+
+
+def table_at(data: Any, path: KeyPath) -> Any:
+    """What stands at a path; None where it leads nowhere."""
+    for part in path:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return data

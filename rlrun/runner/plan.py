@@ -72,8 +72,7 @@ class Plan:
     batch: BatchNumbers
     """P, n, G, S of a rollout step."""
     steps: int | None
-    """Rollout steps (SFT: optimizer steps); None while the spec counts epochs and the number of rows is
-    unknown."""
+    """Rollout steps (SFT: optimizer steps); None while the spec counts epochs of unknown length."""
     ranks: tuple[RankPlan, ...]
     engines: tuple[EnginePlan, ...]
     """Empty for an algorithm without rollouts."""

@@ -24,8 +24,7 @@ class Composition:
     files: list[Source] = field(default_factory=list)
     """Every file read, in the order of merging; the last one is what the user named last."""
     complete: bool = True
-    """False when a file or statement could not be read, so that a key that is missing may only be
-    unreadable."""
+    """False when a file or statement could not be read: a missing key may only be unreadable."""
 
     def fail(self, problem: Problem) -> None:
         """Note a problem that keeps something from being read."""

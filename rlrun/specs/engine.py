@@ -13,8 +13,7 @@ class EngineSpec(Section):
     type: Literal["native"] = "native"
     """`native`: rlrun's own engine, on CPU or one GPU."""
     count: int | None = Field(default=None, ge=1)
-    """Engines; prompts are spread over them. None: one on each node, or with GPUs one on each GPU they may
-    use."""
+    """Engines; prompts are spread over them. None: one on each node, or on each GPU they may use."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision of weights and KV cache; log-probs are always float32."""
     max_running: int = Field(default=256, ge=1)

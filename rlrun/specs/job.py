@@ -35,8 +35,7 @@ class Spec(Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of data order, sampling and initialisation."""
     deterministic: bool = False
-    """Same spec, seed and layout give the same metrics bit for bit. Costs overlap between generation and
-    scoring."""
+    """Same spec, seed and layout give the same metrics bit for bit. Scoring waits for generation."""
     model: ModelSpec
     """The policy."""
     data: DataSpec

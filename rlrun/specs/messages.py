@@ -33,8 +33,7 @@ _BOUNDS = {
 
 
 class Explainer:
-    """Turns the errors of a document's models into findings; `keys` knows the section a stray key belongs
-    to."""
+    """Turns the errors of a document's models into findings; `keys` knows where a stray key belongs."""
 
     def __init__(self, data: Mapping[str, Any], keys: KeyIndex) -> None:
         self.data = data

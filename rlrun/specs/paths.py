@@ -29,8 +29,7 @@ class PathMarker:
     """Annotation of a field that holds a path."""
 
     kind: Literal["input", "model"] = "input"
-    """`input`: an existing file or folder. `model`: an existing folder with config.json, or an id on the HF
-    hub."""
+    """`input`: an existing file or folder. `model`: a folder with config.json, or an id on the HF hub."""
 
 
 SpecPath = Annotated[str, PathMarker()]

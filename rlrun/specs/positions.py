@@ -16,8 +16,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Offsets into the text, ends exclusive; the value of a table header or an array element is the thing
-    itself."""
+    """Offsets into the text, ends exclusive. A table header and an array element are their own values."""
 
     key_start: int
     key_end: int

@@ -22,8 +22,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something wrong at a key path; what checks give back before anyone looks up where the key was
-    written."""
+    """Something wrong at a key path, before anyone has looked up where the key was written."""
 
     path: KeyPath
     message: str

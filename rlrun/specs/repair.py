@@ -42,24 +42,18 @@ def _removable(path: KeyPath) -> KeyPath:
 
 
 def _repaired(data: dict[str, Any], broken: Sequence[KeyPath]) -> Spec | None:
-    """The spec with each broken key at its default, or, where it has none, with a stand-in; None where that
-    fails."""
+    """The spec with broken keys at their defaults, or a stand-in where they have none; None if that fails."""
     copy = deepcopy(data)
     for path in broken:
         _remove(copy, path)
-    for _ in range(2):  # a stand-in table may itself lack a key
+    for _ in range(3):  # a stand-in table may itself lack a key
         try:
             return validated(copy)
         except ValidationError as error:
-            for each in error.errors(include_url=False):
-                if each["type"] == "missing":
-                    table_at(copy, each["loc"][:-1])[each["loc"][-1]] = (
-                        {} if len(each["loc"]) == 1 else "unknown"
-                    )
-    try:
-        return validated(copy)
-    except ValidationError:
-        return None
+            missing = [each["loc"] for each in error.errors(include_url=False) if each["type"] == "missing"]
+        for path in missing:
+            table_at(copy, path[:-1])[path[-1]] = {} if len(path) == 1 else "unknown"
+    return None
 
 
 def _remove(data: dict[str, Any], path: KeyPath) -> None:

@@ -30,5 +30,4 @@ class ScoringSpec(Section):
     memory: float | None = Field(default=None, gt=0)
     """GiB of address space a reward process may use; wanting more is the sample's error. None: no limit."""
     on_error: Literal["stop", "zero", "drop"] = "stop"
-    """What a crash, hang, exception or non-finite score of a reward does to its sample; always counted and
-    named."""
+    """What a crash, hang, exception or non-finite score does to its sample; always counted and named."""

@@ -46,8 +46,7 @@ def wrong_references(value: Any, own_keys: Collection[str]) -> Iterator[Finding]
 
 
 def unset_references(value: Any, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """References to variables that this environment does not set: an error to launch with, not to validate
-    with."""
+    """References to variables that are not set here: an error for a launch, not for a validation."""
     for path, found in _references(value):
         if found["kind"] == "env" and found["name"] not in environment:
             yield Finding(

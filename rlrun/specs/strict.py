@@ -13,7 +13,7 @@ def as_json(data: Mapping[str, Any]) -> str:
 
 
 def validated(data: Mapping[str, Any]) -> Spec:
-    """The spec a document describes; pydantic's ValidationError with everything that is wrong in its sections.
+    """The spec a document describes; pydantic's ValidationError with all that is wrong in its sections.
 
     By way of JSON, where pydantic's strictness is about scalars alone.
     """

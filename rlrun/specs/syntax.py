@@ -61,8 +61,7 @@ def _statement_start(text: str, line: int) -> int:
 
 
 def _without(text: str, first: int, last: int) -> str:
-    """The text, as long as it was, with lines `first` to `last` blank, and with a header the keys below
-    it."""
+    """The text, as long as it was, without lines `first` to `last` and the keys of a header there."""
     lines = text.split("\n")
     if lines[first - 1].lstrip().startswith("["):
         while last < len(lines) and not lines[last].lstrip().startswith("["):

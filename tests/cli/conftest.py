@@ -1,24 +1,11 @@
 """Runs commands in this process, through the console script's own entry point."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
+from cli_outcome import Command, Outcome
 
 from rlrun.cli import main
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Outcome]
 
 
 @pytest.fixture

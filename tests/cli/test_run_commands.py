@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Command
+from cli_outcome import Command
 
 from rlrun.specs.loading import LoadedSpec
 

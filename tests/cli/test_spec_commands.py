@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Command
+from cli_outcome import Command
 
 from rlrun.cli.reference import spec_markdown
 from rlrun.cli.schema import spec_schema

@@ -1,107 +1,35 @@
 // Causal attention within each document of a packed batch, forward and backward, at a cost of the sum of the squares
 // of their lengths. A task is one head of one document, cut into blocks of BLOCK tokens; of the scores only a block's
 // rows exist at a time, in cache, and the backward pass computes them again (Dao et al. 2022, arXiv:2205.14135).
-//
-// Products are torch's small matrix kernels `brgemm`: C [M, N] float32 (+)= A [M, K] B [K, N]. For bfloat16 they want B
-// with each two neighbouring rows interleaved; "operand" below means that layout, which for float32 is the plain one.
 #pragma once
-#include <ATen/native/CPUBlas.h>
-
-#include <algorithm>
 #include <numeric>
-#include <vector>
 
-#include "vector.h"
+#include "tiles.h"
 
 namespace rlrun_trainer {
 
-constexpr int64_t BLOCK = 32;
+// Sizes of one call: q [tokens, heads, width], k and v [tokens, heads / group, width].
+struct Shape {
+  int64_t tokens, heads, width, group, panel, most_blocks;
 
-// Rows `stride` elements apart: one head of one document within a packed tensor.
-template <typename T>
-struct Rows {
-  T* data;
-  int64_t stride;
-  T* operator[](int64_t row) const { return data + row * stride; }
+  Shape(const at::Tensor& q, const at::Tensor& k, at::IntArrayRef lengths)
+      : tokens(q.size(0)), heads(q.size(1)), width(q.size(2)), group(heads / k.size(1)), panel(BLOCK * width) {
+    const int64_t sum = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    TORCH_CHECK(sum == tokens && tokens > 0, "the lengths add up to ", sum, ", not to ", tokens);
+    most_blocks = blocks(*std::max_element(lengths.begin(), lengths.end()));
+  }
+  static int64_t blocks(int64_t length) { return (length + BLOCK - 1) / BLOCK; }
 };
 
-template <typename T>
-Rows<T> rows_of(const at::Tensor& packed, int64_t start, int64_t head) {
-  T* data = const_cast<T*>(packed.const_data_ptr<T>());
-  return {data + start * packed.stride(0) + head * packed.stride(1), packed.stride(0)};
-}
+constexpr int64_t TILE = BLOCK * BLOCK;
 
-// Index of element (row, column) of an operand with `columns` columns.
-template <typename T>
-int64_t operand_index(int64_t row, int64_t column, int64_t columns) {
-  if constexpr (sizeof(T) == 4) return row * columns + column;
-  return (row / 2 * columns + column) * 2 + row % 2;
-}
-
-template <typename T>
-void multiply(int64_t m, int64_t n, int64_t k, const T* a, const T* b, float* c, bool add) {
-  at::native::cpublas::brgemm(m, n, k, k, n, n, add, a, b, c, sizeof(T) == 2);
-}
-
-// A block of rows, zero beyond `count`, as it is, as an operand [BLOCK, width], or as one transposed [width, BLOCK].
-template <typename T>
-void copy_rows(Rows<T> rows, int64_t count, int64_t width, T* out) {
-  for (int64_t r = 0; r < BLOCK; ++r) {
-    if (r < count) std::copy_n(rows[r], width, out + r * width);
-    else std::fill_n(out + r * width, width, T(0.f));
-  }
-}
-
-template <typename T>
-void pack(const T* block, int64_t width, T* out) {
-  for (int64_t r = 0; r < BLOCK; ++r)
-    for (int64_t i = 0; i < width; ++i) out[operand_index<T>(r, i, width)] = block[r * width + i];
-}
-
-template <typename E>
-void transpose(const E* in, int64_t rows, int64_t columns, E* out) {
-  for (int64_t c = 0; c < columns; ++c)
-    for (int64_t r = 0; r < rows; ++r) out[c * rows + r] = in[r * columns + c];
-}
-
-// Interleaved rows of the transpose are pairs of neighbours in a row: words of 32 bits move for either type.
-template <typename T>
-void pack_transposed(const T* block, int64_t width, T* out) {
-  const auto* words = reinterpret_cast<const uint32_t*>(block);
-  transpose(words, BLOCK, width * int64_t(sizeof(T)) / 4, reinterpret_cast<uint32_t*>(out));
-}
-
-template <typename T>
-void store_row(T* to, const float* from, int64_t width, float factor) {
-  for_vectors(width, [&](int64_t i, int64_t n) { store(to + i, load(from + i, n) * factor, n); });
-}
-
-// Memory of one thread, kept between calls: fresh pages cost more than the arithmetic done on them.
-template <typename Tag>
-float* scratch(int64_t floats) {
-  thread_local std::vector<float> memory;
-  if (int64_t(memory.size()) < floats) memory.resize(floats);
-  return memory.data();
-}
-
-// Hands out parts of a scratch, measured in elements of any type, each on its own cache lines.
-struct Carver {
-  float* next;
-  template <typename T>
-  T* take(int64_t elements) {
-    T* part = reinterpret_cast<T*>(next);
-    next += (elements * int64_t(sizeof(T)) + 63) / 64 * 16;
-    return part;
-  }
-};
-
-// Calls task(document, start, length, head) for all documents and heads, on whichever thread is free.
+// Calls task(start, length, head) for all documents and heads, on whichever thread is free; each has its own results.
 template <typename F>
 void for_documents(at::IntArrayRef lengths, int64_t heads, const F& task) {
   std::vector<int64_t> starts(lengths.size());
-  for (size_t d = 1; d < lengths.size(); ++d) starts[d] = starts[d - 1] + lengths[d - 1];
+  std::exclusive_scan(lengths.begin(), lengths.end(), starts.begin(), int64_t{0});
   const int64_t tasks = int64_t(lengths.size()) * heads;
-#pragma omp parallel for schedule(dynamic) if (tasks > 1 && !at::in_parallel_region())
+#pragma omp parallel for schedule(dynamic) if (tasks > 1)
   for (int64_t t = 0; t < tasks; ++t) task(starts[t / heads], lengths[t / heads], t % heads);
 }
 
@@ -131,137 +59,202 @@ void exponentials(const float* scores, int64_t last, float scale, T* out, float*
   }
 }
 
+template <typename T>
+class Forward {
+ public:
+  Forward(const Shape& shape, float scale)
+      : shape_(shape), scale_(scale), scratch_(bytes(shape)) {
+    block_ = scratch_.take<T>(shape.panel);
+    keys_ = scratch_.take<T>(shape.most_blocks * shape.panel);
+    values_ = scratch_.take<T>(shape.most_blocks * shape.panel);
+    weights_ = scratch_.take<T>(shape.most_blocks * TILE);
+    scores_ = scratch_.take<float>(shape.most_blocks * TILE);
+    sum_ = scratch_.take<float>(shape.panel);
+  }
+
+  void run(Rows<T> queries, Rows<T> keys, Rows<T> values, Rows<T> output, float* log_sums, int64_t length) {
+    const int64_t width = shape_.width, panel = shape_.panel;
+    float sums[BLOCK], maxima[BLOCK];
+    for (int64_t i = 0; i < Shape::blocks(length); ++i) {
+      const int64_t begin = i * BLOCK, count = std::min(BLOCK, length - begin);
+      copy_block(keys, begin, count, width, block_);
+      pack_transposed(block_, width, keys_ + i * panel);
+      copy_block(values, begin, count, width, block_);
+      pack(block_, width, values_ + i * panel);
+      copy_block(queries, begin, count, width, block_);
+      for (int64_t j = 0; j <= i; ++j)
+        multiply(BLOCK, BLOCK, width, block_, keys_ + j * panel, scores_ + j * TILE, false);
+      exponentials(scores_, i, scale_, weights_, sums, maxima);
+      for (int64_t j = 0; j <= i; ++j)
+        multiply(BLOCK, width, BLOCK, weights_ + j * TILE, values_ + j * panel, sum_, j > 0);
+      for (int64_t r = 0; r < count; ++r) {
+        store_row(output[begin + r], sum_ + r * width, width, 1.f / sums[r]);
+        log_sums[begin + r] = maxima[r] + std::log(sums[r]);
+      }
+    }
+  }
+
+ private:
+  static int64_t bytes(const Shape& s) {
+    return s.most_blocks * (2 * Scratch::padded<T>(s.panel) + Scratch::padded<float>(2 * TILE)) +
+           Scratch::padded<float>(4 * s.panel);
+  }
+
+  const Shape& shape_;
+  const float scale_;
+  Scratch scratch_;
+  T *block_, *keys_, *values_, *weights_;
+  float *scores_, *sum_;
+};
+
 // q [T, heads, width], k and v [T, kv heads, width] -> output like q, and log-sum-exp of the scores [heads, T].
 inline std::tuple<at::Tensor, at::Tensor> attention(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::IntArrayRef lengths, double scale) {
-  const int64_t tokens = q.size(0), heads = q.size(1), width = q.size(2), group = heads / k.size(1);
-  const int64_t tile = BLOCK * BLOCK, panel = BLOCK * width;
-  TORCH_CHECK(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == tokens, "lengths do not add up to ", tokens);
-  const int64_t most = (*std::max_element(lengths.begin(), lengths.end()) + BLOCK - 1) / BLOCK;
+  const Shape shape(q, k, lengths);
   auto output = at::empty(q.sizes(), q.options());
-  auto log_sums = at::empty({heads, tokens}, q.options().dtype(at::kFloat));
+  auto log_sums = at::empty({shape.heads, shape.tokens}, q.options().dtype(at::kFloat));
   for_dtype(q, [&](auto zero) {
     using T = decltype(zero);
-    for_documents(lengths, heads, [&](int64_t start, int64_t length, int64_t head) {
-      const auto queries = rows_of<T>(q, start, head), keys = rows_of<T>(k, start, head / group);
-      const auto values = rows_of<T>(v, start, head / group), out = rows_of<T>(output, start, head);
-      float* log_sum = log_sums.mutable_data_ptr<float>() + head * tokens + start;
-      Carver carver{scratch<struct Forward>(most * 2 * (panel + tile) + 3 * panel + 256)};
-      T *block = carver.take<T>(panel), *key_blocks = carver.take<T>(most * panel);
-      T *value_blocks = carver.take<T>(most * panel), *weights = carver.take<T>(most * tile);
-      float *scores = carver.take<float>(most * tile), *sum = carver.take<float>(panel);
-      float *sums = carver.take<float>(BLOCK), *maxima = carver.take<float>(BLOCK);
-      for (int64_t i = 0; i * BLOCK < length; ++i) {
-        const int64_t begin = i * BLOCK, count = std::min(BLOCK, length - begin);
-        copy_rows<T>({keys[begin], keys.stride}, count, width, block);
-        pack_transposed(block, width, key_blocks + i * panel);
-        copy_rows<T>({values[begin], values.stride}, count, width, block);
-        pack(block, width, value_blocks + i * panel);
-        copy_rows<T>({queries[begin], queries.stride}, count, width, block);
-        for (int64_t j = 0; j <= i; ++j)
-          multiply(BLOCK, BLOCK, width, block, key_blocks + j * panel, scores + j * tile, false);
-        exponentials(scores, i, float(scale), weights, sums, maxima);
-        for (int64_t j = 0; j <= i; ++j)
-          multiply(BLOCK, width, BLOCK, weights + j * tile, value_blocks + j * panel, sum, j > 0);
-        for (int64_t r = 0; r < count; ++r) {
-          store_row(out[begin + r], sum + r * width, width, 1.f / sums[r]);
-          log_sum[begin + r] = maxima[r] + std::log(sums[r]);
-        }
-      }
+    for_documents(lengths, shape.heads, [&](int64_t start, int64_t length, int64_t head) {
+      const int64_t kv_head = head / shape.group;
+      Forward<T>(shape, float(scale)).run(
+          rows_of<T>(q, start, head), rows_of<T>(k, start, kv_head), rows_of<T>(v, start, kv_head),
+          rows_of<T>(output, start, head), log_sums.mutable_data_ptr<float>() + head * shape.tokens + start, length);
     });
   });
   return {output, log_sums};
 }
 
-// One pair of blocks, keys as rows and queries as columns: from scores and the gradient of the softmax, the softmax
-// `p`, and the gradient of the scores `ds` as rows and as an operand. `diagonal`: keys later than the query are hidden.
+// The backward pass of one key-value head of a document. Scores are taken transposed, keys as rows and queries as
+// columns, so that what keys and values need of them comes out as the left factor of a product.
 template <typename T>
-void score_gradients(
-    const float* scores, const float* dp, const float* log_sum, const float* dots, float scale, bool diagonal, T* p,
-    T* ds, T* ds_operand) {
-  for (int64_t r = 0; r < BLOCK; ++r) {
-    for (int64_t c = 0; c < BLOCK; c += LANES) {
-      const int64_t at = r * BLOCK + c;
-      Vector weight = exponential(load(scores + at) * scale - load(log_sum + c));
-      if (diagonal) weight -= first(weight, r - c);
-      store(p + at, weight);
-      store(ds + at, weight * (load(dp + at) - load(dots + c)) * scale);
+class Backward {
+ public:
+  Backward(const Shape& shape, float scale) : shape_(shape), scale_(scale), scratch_(bytes(shape)) {
+    const int64_t all = shape.most_blocks * shape.panel;
+    for (T** part : {&keys_, &key_columns_, &values_}) *part = scratch_.take<T>(all);
+    for (float** part : {&dkeys_, &dvalues_}) *part = scratch_.take<float>(all);
+    for (T** part : {&query_, &query_rows_, &query_columns_, &slope_, &slope_rows_, &slope_columns_})
+      *part = scratch_.take<T>(shape.panel);
+    for (float** part : {&dquery_, &dquery_rows_}) *part = scratch_.take<float>(shape.panel);
+    for (T** part : {&weights_, &dscores_, &dscore_rows_}) *part = scratch_.take<T>(TILE);
+    for (float** part : {&scores_, &dweights_}) *part = scratch_.take<float>(TILE);
+  }
+
+  void start(Rows<T> keys, Rows<T> values, int64_t length) {
+    length_ = length;
+    for (int64_t j = 0; j < Shape::blocks(length); ++j) {
+      const int64_t begin = j * BLOCK, count = std::min(BLOCK, length - begin), at = j * shape_.panel;
+      copy_block(keys, begin, count, shape_.width, keys_ + at);
+      copy_block(values, begin, count, shape_.width, values_ + at);
+      transpose(keys_ + at, BLOCK, shape_.width, key_columns_ + at);
+    }
+    std::fill_n(dkeys_, Shape::blocks(length) * shape_.panel, 0.f);
+    std::fill_n(dvalues_, Shape::blocks(length) * shape_.panel, 0.f);
+  }
+
+  // One of the query heads that share the keys.
+  void add(Rows<T> queries, Rows<T> output, Rows<T> grad, const float* log_sums, Rows<T> dqueries) {
+    const int64_t width = shape_.width, panel = shape_.panel;
+    for (int64_t i = 0; i < Shape::blocks(length_); ++i) {
+      const int64_t begin = i * BLOCK, count = std::min(BLOCK, length_ - begin);
+      take_queries(queries, output, grad, log_sums, begin, count);
+      for (int64_t j = 0; j <= i; ++j) {
+        multiply(BLOCK, BLOCK, width, keys_ + j * panel, query_columns_, scores_, false);
+        multiply(BLOCK, BLOCK, width, values_ + j * panel, slope_columns_, dweights_, false);
+        score_gradients(j == i);
+        multiply(BLOCK, width, BLOCK, weights_, slope_rows_, dvalues_ + j * panel, true);
+        multiply(BLOCK, width, BLOCK, dscores_, query_rows_, dkeys_ + j * panel, true);
+        multiply(width, BLOCK, BLOCK, key_columns_ + j * panel, dscore_rows_, dquery_, j > 0);
+      }
+      transpose(dquery_, width, BLOCK, dquery_rows_);
+      for (int64_t r = 0; r < count; ++r) store_row(dqueries[begin + r], dquery_rows_ + r * width, width, 1.f);
     }
   }
-  pack(ds, BLOCK, ds_operand);
-}
+
+  void finish(Rows<T> dkeys, Rows<T> dvalues) {
+    for (int64_t r = 0; r < length_; ++r) {
+      store_row(dkeys[r], dkeys_ + r * shape_.width, shape_.width, 1.f);
+      store_row(dvalues[r], dvalues_ + r * shape_.width, shape_.width, 1.f);
+    }
+  }
+
+ private:
+  static int64_t bytes(const Shape& s) {
+    const int64_t all = s.most_blocks * s.panel;
+    return 3 * Scratch::padded<T>(all) + 2 * Scratch::padded<float>(all) + 8 * Scratch::padded<float>(s.panel) +
+           5 * Scratch::padded<float>(TILE);
+  }
+
+  // A block of queries and their slopes as operands, and what each query's softmax needs. Queries beyond the end are
+  // zero and so are their slopes: any finite sum will do for them.
+  void take_queries(
+      Rows<T> queries, Rows<T> output, Rows<T> grad, const float* log_sums, int64_t begin, int64_t count) {
+    const int64_t width = shape_.width;
+    copy_block(queries, begin, count, width, query_);
+    pack(query_, width, query_rows_);
+    pack_transposed(query_, width, query_columns_);
+    copy_block(grad, begin, count, width, slope_);
+    pack(slope_, width, slope_rows_);
+    pack_transposed(slope_, width, slope_columns_);
+    for (int64_t r = 0; r < BLOCK; ++r) {
+      Vector dot{};
+      if (r < count)
+        for_vectors(width, [&](int64_t c, int64_t n) {
+          dot += load(slope_ + r * width + c, n) * load(output[begin + r] + c, n);
+        });
+      dots_[r] = total(dot);
+      log_sums_[r] = r < count ? log_sums[begin + r] : 0.f;
+    }
+  }
+
+  // Softmax, and the gradient of the scores from that of the softmax. On the diagonal a key is hidden from earlier
+  // queries.
+  void score_gradients(bool diagonal) {
+    for (int64_t r = 0; r < BLOCK; r += 2)
+      for (int64_t c = 0; c < BLOCK; c += LANES) {
+        Vector slopes[2];
+        for (int64_t row = r; row < r + 2; ++row) {
+          const int64_t at = row * BLOCK + c;
+          Vector weight = exponential(load(scores_ + at) * scale_ - load(log_sums_ + c));
+          if (diagonal) weight -= first(weight, row - c);
+          slopes[row - r] = weight * (load(dweights_ + at) - load(dots_ + c)) * scale_;
+          store(weights_ + at, weight);
+          store(dscores_ + at, slopes[row - r]);
+        }
+        store_pair(dscore_rows_ + pair_offset<T>(r, c, BLOCK), BLOCK, slopes[0], slopes[1], LANES);
+      }
+  }
+
+  const Shape& shape_;
+  const float scale_;
+  int64_t length_ = 0;
+  Scratch scratch_;
+  T *keys_, *key_columns_, *values_;  // of the whole document, and as float32 the gradients:
+  float *dkeys_, *dvalues_;
+  T *query_, *query_rows_, *query_columns_, *slope_, *slope_rows_, *slope_columns_;  // of a block of queries
+  float *dquery_, *dquery_rows_, dots_[BLOCK], log_sums_[BLOCK];
+  T *weights_, *dscores_, *dscore_rows_;  // of a block of keys and one of queries
+  float *scores_, *dweights_;
+};
 
 // Gradients for q, k and v, from that of the output.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& output,
     const at::Tensor& log_sums, at::IntArrayRef lengths, double scale) {
-  const int64_t tokens = q.size(0), heads = q.size(1), width = q.size(2), group = heads / k.size(1);
-  const int64_t tile = BLOCK * BLOCK, panel = BLOCK * width;
-  const int64_t most = (*std::max_element(lengths.begin(), lengths.end()) + BLOCK - 1) / BLOCK;
+  const Shape shape(q, k, lengths);
   auto dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options());
   auto dv = at::empty(v.sizes(), v.options());
   for_dtype(q, [&](auto zero) {
     using T = decltype(zero);
     for_documents(lengths, k.size(1), [&](int64_t start, int64_t length, int64_t kv_head) {
-      Carver carver{scratch<struct Backward>(most * 5 * panel + 8 * panel + 5 * tile + 640)};
-      T *key_blocks = carver.take<T>(most * panel), *value_blocks = carver.take<T>(most * panel);
-      T* key_columns = carver.take<T>(most * panel);
-      float *dkeys = carver.take<float>(most * panel), *dvalues = carver.take<float>(most * panel);
-      T *query = carver.take<T>(panel), *query_operand = carver.take<T>(panel), *query_columns = carver.take<T>(panel);
-      T *slope = carver.take<T>(panel), *slope_operand = carver.take<T>(panel), *slope_columns = carver.take<T>(panel);
-      float *scores = carver.take<float>(tile), *dp = carver.take<float>(tile), *dquery = carver.take<float>(panel);
-      float* dquery_rows = carver.take<float>(panel);
-      T *p = carver.take<T>(tile), *ds = carver.take<T>(tile), *ds_operand = carver.take<T>(tile);
-      float *dots = carver.take<float>(BLOCK), *log_sum = carver.take<float>(BLOCK);
-
-      const auto keys = rows_of<T>(k, start, kv_head), values = rows_of<T>(v, start, kv_head);
-      const int64_t blocks = (length + BLOCK - 1) / BLOCK;
-      for (int64_t j = 0; j < blocks; ++j) {
-        const int64_t begin = j * BLOCK, count = std::min(BLOCK, length - begin);
-        copy_rows<T>({keys[begin], keys.stride}, count, width, key_blocks + j * panel);
-        copy_rows<T>({values[begin], values.stride}, count, width, value_blocks + j * panel);
-        transpose(key_blocks + j * panel, BLOCK, width, key_columns + j * panel);
-      }
-      std::fill_n(dkeys, blocks * panel, 0.f);
-      std::fill_n(dvalues, blocks * panel, 0.f);
-      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        const auto queries = rows_of<T>(q, start, head), slopes = rows_of<T>(grad, start, head);
-        const auto outputs = rows_of<T>(output, start, head), dqueries = rows_of<T>(dq, start, head);
-        const float* sums = log_sums.const_data_ptr<float>() + head * tokens + start;
-        for (int64_t i = 0; i < blocks; ++i) {
-          const int64_t begin = i * BLOCK, count = std::min(BLOCK, length - begin);
-          copy_rows<T>({queries[begin], queries.stride}, count, width, query);
-          pack(query, width, query_operand);
-          pack_transposed(query, width, query_columns);
-          copy_rows<T>({slopes[begin], slopes.stride}, count, width, slope);
-          pack(slope, width, slope_operand);
-          pack_transposed(slope, width, slope_columns);
-          for (int64_t r = 0; r < BLOCK; ++r) {  // queries beyond the end have zero slopes: any finite sum will do
-            Vector dot{};
-            if (r < count)
-              for_vectors(width, [&](int64_t c, int64_t n) {
-                dot += load(slope + r * width + c, n) * load(outputs[begin + r] + c, n);
-              });
-            dots[r] = total(dot);
-            log_sum[r] = r < count ? sums[begin + r] : 0.f;
-          }
-          for (int64_t j = 0; j <= i; ++j) {
-            multiply(BLOCK, BLOCK, width, key_blocks + j * panel, query_columns, scores, false);
-            multiply(BLOCK, BLOCK, width, value_blocks + j * panel, slope_columns, dp, false);
-            score_gradients(scores, dp, log_sum, dots, float(scale), j == i, p, ds, ds_operand);
-            multiply(BLOCK, width, BLOCK, p, slope_operand, dvalues + j * panel, true);
-            multiply(BLOCK, width, BLOCK, ds, query_operand, dkeys + j * panel, true);
-            multiply(width, BLOCK, BLOCK, key_columns + j * panel, ds_operand, dquery, j > 0);
-          }
-          transpose(dquery, width, BLOCK, dquery_rows);
-          for (int64_t r = 0; r < count; ++r) store_row(dqueries[begin + r], dquery_rows + r * width, width, 1.f);
-        }
-      }
-      const auto dk_rows = rows_of<T>(dk, start, kv_head), dv_rows = rows_of<T>(dv, start, kv_head);
-      for (int64_t r = 0; r < length; ++r) {
-        store_row(dk_rows[r], dkeys + r * width, width, 1.f);
-        store_row(dv_rows[r], dvalues + r * width, width, 1.f);
-      }
+      Backward<T> backward(shape, float(scale));
+      backward.start(rows_of<T>(k, start, kv_head), rows_of<T>(v, start, kv_head), length);
+      for (int64_t head = kv_head * shape.group; head < (kv_head + 1) * shape.group; ++head)
+        backward.add(
+            rows_of<T>(q, start, head), rows_of<T>(output, start, head), rows_of<T>(grad, start, head),
+            log_sums.const_data_ptr<float>() + head * shape.tokens + start, rows_of<T>(dq, start, head));
+      backward.finish(rows_of<T>(dk, start, kv_head), rows_of<T>(dv, start, kv_head));
     });
   });
   return {dq, dk, dv};

@@ -1,0 +1,154 @@
+// Blocks of rows as operands of torch's small matrix kernels.
+//
+// `brgemm` computes C [M, N] float32 (+)= A [M, K] B [K, N]. For bfloat16 it wants B with each two neighbouring rows
+// interleaved; "operand" means that layout, which for float32 is the plain one.
+#pragma once
+#include <ATen/native/CPUBlas.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "vector.h"
+
+namespace rlrun_trainer {
+
+constexpr int64_t BLOCK = 32;
+
+template <typename T>
+void multiply(int64_t m, int64_t n, int64_t k, const T* a, const T* b, float* c, bool add) {
+  at::native::cpublas::brgemm(m, n, k, k, n, n, add, a, b, c, sizeof(T) == 2);
+}
+
+// Rows `stride` elements apart: one head of one document within a packed tensor.
+template <typename T>
+struct Rows {
+  T* data;
+  int64_t stride;
+  T* operator[](int64_t row) const { return data + row * stride; }
+};
+
+template <typename T>
+Rows<T> rows_of(const at::Tensor& packed, int64_t start, int64_t head) {
+  T* data = const_cast<T*>(packed.const_data_ptr<T>());
+  return {data + start * packed.stride(0) + head * packed.stride(1), packed.stride(0)};
+}
+
+// `count` rows from `begin` on as a block [BLOCK, width], zero beyond them.
+template <typename T>
+void copy_block(Rows<T> rows, int64_t begin, int64_t count, int64_t width, T* out) {
+  for (int64_t r = 0; r < count; ++r) std::copy_n(rows[begin + r], width, out + r * width);
+  std::fill(out + count * width, out + BLOCK * width, T(0.f));
+}
+
+template <typename T>
+void store_row(T* to, const float* from, int64_t width, float factor) {
+  for_vectors(width, [&](int64_t i, int64_t n) { store(to + i, load(from + i, n) * factor, n); });
+}
+
+// Two neighbouring rows of an operand, from up to LANES columns of each.
+inline void store_pair(float* operand, int64_t columns, Vector a, Vector b, int64_t n) {
+  store(operand, a, n);
+  store(operand + columns, b, n);
+}
+inline void store_pair(at::BFloat16* operand, int64_t, Vector a, Vector b, int64_t n) {
+  const Unsigned low = __builtin_convertvector(narrow<at::BFloat16>(a), Unsigned);
+  const Unsigned high = __builtin_convertvector(narrow<at::BFloat16>(b), Unsigned);
+  const Unsigned pairs = low | high << 16;
+  std::memcpy(operand, &pairs, n * sizeof(uint32_t));
+}
+
+// A pair of rows begins where its first row would in the plain layout; its columns are as wide as the pair's elements.
+template <typename T>
+int64_t pair_offset(int64_t row, int64_t column, int64_t columns) {
+  return row * columns + column * (sizeof(T) == 2 ? 2 : 1);
+}
+
+// A block as an operand [BLOCK, width].
+template <typename T>
+void pack(const T* block, int64_t width, T* out) {
+  for (int64_t r = 0; r < BLOCK; r += 2)
+    for_vectors(width, [&](int64_t i, int64_t n) {
+      const T* from = block + r * width + i;
+      store_pair(out + pair_offset<T>(r, i, width), width, load(from, n), load(from + width, n), n);
+    });
+}
+
+// Rows a and b, `S` apart, of a square: a takes b's words from columns without bit S into those with it, and b a's.
+template <int S, size_t... I>
+void exchange(Unsigned& a, Unsigned& b, std::index_sequence<I...>) {
+#ifdef __clang__
+  const Unsigned mixed = __builtin_shufflevector(a, b, (I & S ? LANES + (I ^ S) : I)...);
+  b = __builtin_shufflevector(a, b, (I & S ? LANES + I : I ^ S)...);
+#else
+  const Unsigned mixed = __builtin_shuffle(a, b, Unsigned{(I & S ? uint32_t(LANES) + (I ^ S) : I)...});
+  b = __builtin_shuffle(a, b, Unsigned{(I & S ? uint32_t(LANES) + I : I ^ S)...});
+#endif
+  a = mixed;
+}
+
+template <int S>
+void exchange_all(Unsigned* rows) {
+  for (int64_t r = 0; r < LANES; ++r)
+    if (!(r & S)) exchange<S>(rows[r], rows[r + S], std::make_index_sequence<LANES>{});
+}
+
+// out [columns, rows] = in [rows, columns] transposed, for 32-bit words; squares of LANES stay in registers.
+inline void transpose(const uint32_t* in, int64_t rows, int64_t columns, uint32_t* out) {
+  for (int64_t r = 0; r < rows; r += LANES) {
+    int64_t c = 0;
+    for (; r + LANES <= rows && c + LANES <= columns; c += LANES) {
+      Unsigned square[LANES];
+      for (int64_t i = 0; i < LANES; ++i) std::memcpy(&square[i], in + (r + i) * columns + c, sizeof(Unsigned));
+      exchange_all<8>(square);
+      exchange_all<4>(square);
+      exchange_all<2>(square);
+      exchange_all<1>(square);
+      for (int64_t i = 0; i < LANES; ++i) std::memcpy(out + (c + i) * rows + r, &square[i], sizeof(Unsigned));
+    }
+    for (; c < columns; ++c)
+      for (int64_t i = r; i < std::min(r + LANES, rows); ++i) out[c * rows + i] = in[i * columns + c];
+  }
+}
+
+inline void transpose(const float* in, int64_t rows, int64_t columns, float* out) {
+  transpose(reinterpret_cast<const uint32_t*>(in), rows, columns, reinterpret_cast<uint32_t*>(out));
+}
+inline void transpose(const at::BFloat16* in, int64_t rows, int64_t columns, at::BFloat16* out) {
+  for (int64_t c = 0; c < columns; ++c)
+    for (int64_t r = 0; r < rows; ++r) out[c * rows + r] = in[r * columns + c];
+}
+
+// A block's transpose as an operand [width, BLOCK]: interleaved rows are pairs of neighbours, which move as words.
+template <typename T>
+void pack_transposed(const T* block, int64_t width, T* out) {
+  const auto* words = reinterpret_cast<const uint32_t*>(block);
+  transpose(words, BLOCK, width * int64_t(sizeof(T)) / 4, reinterpret_cast<uint32_t*>(out));
+}
+
+// One thread's memory, kept between calls: fresh pages cost more than the arithmetic done on them. `take` hands out
+// the next part, on cache lines of its own.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes) {
+    thread_local std::vector<std::byte> memory;
+    if (int64_t(memory.size()) < bytes + LINE) memory.resize(bytes + LINE);
+    next_ = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.data()) + LINE - 1) / LINE * LINE);
+  }
+  template <typename T>
+  T* take(int64_t elements) {
+    T* part = reinterpret_cast<T*>(next_);
+    next_ += padded<T>(elements);
+    return part;
+  }
+  template <typename T>
+  static int64_t padded(int64_t elements) {
+    return (elements * int64_t(sizeof(T)) + LINE - 1) / LINE * LINE;
+  }
+
+ private:
+  static constexpr int64_t LINE = 64;
+  std::byte* next_;
+};
+
+}  // namespace rlrun_trainer

@@ -15,7 +15,7 @@ import torch
 from rlrun.runner.carriers import WeightManifest
 from rlrun.runner.engines.native.loading import Loaded
 from rlrun.runner.engines.native.requests import Job, group_jobs
-from rlrun.runner.engines.native.weights import ModelWeights, allocate, check_shapes, fuse, read_folder
+from rlrun.runner.engines.native.weights import ModelWeights, allocate, check_shapes, fuse, pack, read_folder
 from rlrun.runner.weights.shared_memory import AttachedWeights, attach
 
 T = TypeVar("T")
@@ -117,35 +117,36 @@ class Engine:
         return self.call(lambda: not self._scheduler.busy)
 
     def load_shared(self, manifest: WeightManifest) -> "Future[None]":
-        """Take over the weights of a shared-memory segment between two steps.
+        """Take over the weights of a shared-memory segment, prepared here and swapped between two steps.
 
-        On a CPU the segment itself becomes the weights when its dtype is the engine's; otherwise they are
-        copied. The future raises ValueError when the segment does not hold the whole model, and the old
-        weights stay.
+        Raises ValueError when the segment does not hold the whole model; the old weights stay then.
         """
-        return self.call(lambda: self._adopt(manifest))
+        config, current = self.loaded.config, self._scheduler.model.weights.norm
+        check_shapes({slot.name: slot.shape for slot in manifest.tensors}, config, manifest.segment)
+        attached = attach(manifest)
+        if current.device.type != "cpu" or any(t.dtype != current.dtype for t in attached.tensors.values()):
+            return self.call(lambda: self._copy(attached, manifest.version))
+        weights = pack(fuse(attached.tensors, config))
+        return self.call(lambda: self._swap(weights, manifest.version, attached))
 
     def load_folder(self, folder: str, version: int) -> "Future[None]":
         """Read a checkpoint folder in the caller's thread, then swap between two steps. Raises ValueError."""
         config, current = self.loaded.config, self._scheduler.model.weights.norm
         named = allocate(config, current.dtype, current.device)
         read_folder(folder, config, into=named)
-        return self.call(lambda: self._swap(fuse(named, config), version, None))
+        weights = pack(fuse(named, config))
+        return self.call(lambda: self._swap(weights, version, None))
 
     # -- the engine's thread
 
-    def _adopt(self, manifest: WeightManifest) -> None:
+    def _copy(self, attached: AttachedWeights, version: int) -> None:
+        """Weights for another device or of another dtype: copied, from the second time on over the last."""
         config, current = self.loaded.config, self._scheduler.model.weights.norm
-        check_shapes({slot.name: slot.shape for slot in manifest.tensors}, config, manifest.segment)
-        attached = attach(manifest)
-        if current.device.type == "cpu" and all(t.dtype == current.dtype for t in attached.tensors.values()):
-            self._swap(fuse(attached.tensors, config), manifest.version, attached)
-            return
         owned = self._owned or allocate(config, current.dtype, current.device)
         for name, tensor in owned.items():
             tensor.copy_(attached.tensors[name])
         attached.close()
-        self._swap(fuse(owned, config), manifest.version, None)
+        self._swap(pack(fuse(owned, config)), version, None)
         self._owned = owned
 
     def _swap(self, weights: ModelWeights, version: int, attached: AttachedWeights | None) -> None:

@@ -25,9 +25,9 @@ class Sampler:
         self._model = model
         self._rows = rows
         self._stop_tokens = stop_tokens
-        head = model.weights.head
-        self._chunk = max(1, LOGITS_BYTES // (head.shape[0] * head.element_size()))
-        self._device = head.device
+        embedding = model.weights.embedding
+        self._chunk = max(1, LOGITS_BYTES // (len(embedding) * embedding.element_size()))
+        self._device = embedding.device
         self._sample = native_ops.sample if model.native else sample
 
     def next_tokens(self, hidden: torch.Tensor) -> Drawn:

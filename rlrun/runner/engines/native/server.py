@@ -177,7 +177,7 @@ class Handlers:
                 'load_format must be "shared_memory", with a manifest: this engine unpickles nothing'
             )
         manifest = parse_manifest(body.get("manifest"))
-        await _done(self._engine.load_shared(manifest), "taking over weights")
+        await _done(await asyncio.to_thread(self._engine.load_shared, manifest), "taking over weights")
         return self._updated()
 
     async def update_from_disk(self, request: web.Request) -> web.Response:

@@ -8,12 +8,10 @@ from torch.nn import functional
 
 from rlrun.runner.engines.native.cache import BLOCK
 
-_ONEDNN = torch.backends.mkldnn.is_available()
-
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x · weightᵀ + bias; on a CPU by oneDNN, in float32 faster than torch's default for a few rows."""
-    if _ONEDNN and x.device.type == "cpu":
+    """x · weightᵀ + bias; the weight may be packed (`weights.pack`)."""
+    if weight.is_mkldnn:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return product
     return functional.linear(x, weight, bias)

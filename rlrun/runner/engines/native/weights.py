@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +79,28 @@ def fuse(named: Tensors, config: ModelConfig) -> ModelWeights:
     return ModelWeights(embedding, tuple(layers), named["model.norm.weight"], head)
 
 
+def pack(weights: ModelWeights) -> ModelWeights:
+    """The matrices in the order in which oneDNN multiplies by them, on a CPU: a copy, and up to twice as fast.
+
+    Without it every product reorders its matrix anew, which for a few rows costs as much as the product. Returned
+    as they are where oneDNN does not compute in their dtype. Norms, biases and the embedding stay what they were.
+    """
+    if not _packable(weights.norm):
+        return weights
+    reorder = torch.ops.mkldnn._reorder_linear_weight
+    layers = tuple(
+        replace(
+            layer,
+            qkv=reorder(layer.qkv),
+            output=reorder(layer.output),
+            gate_up=reorder(layer.gate_up),
+            down=reorder(layer.down),
+        )
+        for layer in weights.layers
+    )
+    return replace(weights, layers=layers, head=reorder(weights.head))
+
+
 def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
     """Uninitialised tensors of the whole model in one buffer, laid out so that `fuse` copies nothing."""
     slots = layout(weight_shapes(config), str(dtype).removeprefix("torch."))
@@ -130,6 +152,12 @@ class _Part:
 
     def fused(self, block: str, names: Sequence[str], kind: str) -> torch.Tensor:
         return _join([self(f"{block}.{name}_proj.{kind}") for name in names])
+
+
+def _packable(example: torch.Tensor) -> bool:
+    if example.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return example.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _join(parts: list[torch.Tensor]) -> torch.Tensor:

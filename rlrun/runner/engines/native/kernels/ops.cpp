@@ -35,12 +35,13 @@ void dispatch(const Tensor& t, F&& f) {
   t.scalar_type() == at::kFloat ? f(float{}) : f(BF16{});
 }
 
+// The weight may be packed for oneDNN.
 Tensor multiply(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   using Linear = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, std::string_view,
                         c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
-  static const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
-  if (!found) return at::linear(x, weight, bias);
-  static const auto pointwise = found->typed<Linear>();
+  if (!weight.is_mkldnn()) return at::linear(x, weight, bias);
+  static const auto pointwise =
+      c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "").typed<Linear>();
   return pointwise.call(x, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 

@@ -1,0 +1,19 @@
+"""One tiny model for all whole jobs."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.jobs import Jobs
+from tests.tiny_models import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    """Runs jobs in a folder of this module's."""
+    return Jobs(tmp_path_factory.mktemp("jobs"), tiny_model)

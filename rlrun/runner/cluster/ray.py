@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -143,6 +144,7 @@ class Cluster:
         JobError where it cannot be joined, or has less than the spec asks for.
         """
         await self._in_thread(self._join if self._spec.address else self._start_here)
+        _take_back_signals()
         self._check_resources()
         bundles = [
             {name: amount for name, amount in (("CPU", bundle.cpus), ("GPU", bundle.gpus)) if amount}
@@ -259,6 +261,14 @@ def _stay_on_loopback(local: bool) -> None:
     """Have Ray listen on 127.0.0.1 alone, which it does for a cluster of one on macOS."""
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0" if local else "1"
     ray_constants.ENABLE_RAY_CLUSTER = not local
+
+
+def _take_back_signals() -> None:
+    """Put Python's handlers back: Ray's own takes SIGTERM for a crash and aborts."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        if handler is not None:
+            signal.signal(number, handler)
 
 
 def _log_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:

@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/cpu_ops.py [--documents 64] [--repeat 5]
 
 Prints JSON: CPU milliseconds (the best of several, the two sides in turn), and plain torch's time over ours.
-Documents are equally long (`fixed`) or lognormal with the same mean (`varied`); a step is forward and backward
-of a Qwen3-like decoder of 5.8M parameters and of its head, whose softmax is chunked on both sides.
+Documents are equally long (`fixed`) or lognormal with the same mean (`varied`); a step is the forward and the
+backward pass of a Qwen3-like decoder of 5.8M parameters and of its head, which both sides take in chunks.
 """
 
 import argparse

@@ -25,7 +25,8 @@ inline at::Tensor softmax_statistics(const at::Tensor& logits, const at::Tensor&
         for (int64_t i = whole; i < width; ++i) maximum = std::max(maximum, float(l[i]));
         Vector sums{}, weighted{};
         for_vectors(width, [&](int64_t i, int64_t n) {
-          const Vector z = (load(l + i, n) - maximum) * cool, e = n == LANES ? exponential(z) : first(exponential(z), n);
+          const Vector z = (load(l + i, n) - maximum) * cool;
+          const Vector e = n == LANES ? exponential(z) : first(exponential(z), n);
           sums += e;
           weighted += e * z;
         });

@@ -11,6 +11,7 @@
 Where there is no rollout (SFT) the source reads demonstrations; nothing else differs.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -130,7 +131,10 @@ async def take_step(job: Job, progress: Progress) -> None:
     job.journal.doing("training")
     sequences = await add_log_probs(job, clock, sequences, steps)  # 7
     with clock.part("train"):
-        updates = await job.trainer.train(sequences, steps)
+        training = asyncio.create_task(job.trainer.train(sequences, steps))
+        await asyncio.sleep(0)  # the trainer begins, and has the driver's time meanwhile
+        metrics = batch.measure()
+        updates = await training
     progress.version += 1
     with clock.part("weight_sync"):
         sync_bytes = await push_weights(job, progress.version)  # 8
@@ -139,7 +143,7 @@ async def take_step(job: Job, progress: Progress) -> None:
     progress.seconds += usage.step_seconds
     progress.generated_tokens += usage.generated_tokens
     progress.trained_tokens += usage.trained_tokens
-    await conclude(job, progress, batch, batch.metrics | train_metrics(updates) | usage.metrics())  # 9
+    await conclude(job, progress, batch, metrics | train_metrics(updates) | usage.metrics())  # 9
 
 
 async def add_log_probs(

@@ -10,8 +10,9 @@ nothing depends on which is first.
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rlrun.plugins.types import Group, Prompt, Status
@@ -33,10 +34,10 @@ class Batch:
 
     groups: list[Group]
     """Ordered by prompt index."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """`rollout/…`, over every group that was scored, kept or not."""
     generated_tokens: int = 0
     """Response tokens that engines made, those of dropped groups included."""
+    measure: Callable[[], dict[str, float]] = dict
+    """Computes `rollout/…` over every group that was scored, kept or not; called while the trainer works."""
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class RolloutSource:
         """The next P kept groups, from engines that serve `version`. JobError when filters leave too few."""
         tally = _Tally()
         kept = await self._collect(tally)
-        return Batch(kept, tally.metrics(version), tally.generated_tokens)
+        return Batch(kept, tally.generated_tokens, partial(tally.metrics, version))
 
     def state(self) -> dict[str, Any]:
         """The place in the data."""

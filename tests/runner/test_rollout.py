@@ -60,16 +60,16 @@ async def test_dropped_groups_are_replaced_and_counted(deterministic: bool) -> N
     engines = Engines()
     batch = await source(engines, filters=[("odd", drop_even)], deterministic=deterministic).next(0)
     assert indices(batch.groups) == [1, 3, 5, 7]
-    assert batch.metrics["rollout/dropped/odd/even"] == 4
+    assert batch.measure()["rollout/dropped/odd/even"] == 4
     assert len(engines.requests) == 8
 
 
 async def test_metrics_tell_of_dropped_groups_too() -> None:
     batch = await source(Engines(), filters=[("odd", drop_even)]).next(3)
-    assert batch.metrics["rollout/reward/mean"] == batch.metrics["rollout/rewards/good"]
-    assert batch.metrics["rollout/prefix_cache_hit_rate"] == pytest.approx(2 / 3)
+    assert batch.measure()["rollout/reward/mean"] == batch.measure()["rollout/rewards/good"]
+    assert batch.measure()["rollout/prefix_cache_hit_rate"] == pytest.approx(2 / 3)
     assert batch.generated_tokens == 24
-    assert batch.metrics["rollout/staleness/max"] == 4  # the fake engine serves version -1
+    assert batch.measure()["rollout/staleness/max"] == 4  # the fake engine serves version -1
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -102,7 +102,7 @@ async def test_a_group_past_its_time_is_dropped_counted_and_replaced() -> None:
     engines.never = {2}
     batch = await source(engines, SPEC.model_copy(update={"request_timeout": 0.05})).next(0)
     assert indices(batch.groups) == [0, 1, 3, 4]
-    assert batch.metrics["rollout/dropped/generation/timeout"] == 1
+    assert batch.measure()["rollout/dropped/generation/timeout"] == 1
 
 
 async def test_a_wave_past_its_time_ends_a_deterministic_job() -> None:
@@ -118,7 +118,7 @@ async def test_an_engine_error_fails_the_group() -> None:
     engines.broken = {0}
     batch = await source(engines).next(0)
     assert indices(batch.groups) == [1, 2, 3, 4]
-    assert batch.metrics["rollout/failed"] == 3
+    assert batch.measure()["rollout/failed"] == 3
 
 
 async def test_failed_samples_are_counted_and_never_trained() -> None:
@@ -126,8 +126,8 @@ async def test_failed_samples_are_counted_and_never_trained() -> None:
     grader.fails = {1}
     batch = await source(Engines(), grader=grader).next(0)
     assert 1 not in indices(batch.groups)
-    assert batch.metrics["rollout/failed"] == 3
-    assert np.isfinite(batch.metrics["rollout/reward/mean"])
+    assert batch.measure()["rollout/failed"] == 3
+    assert np.isfinite(batch.measure()["rollout/reward/mean"])
 
 
 @pytest.mark.parametrize(("truncated", "trained"), [("train", 1.0), ("mask", 0.0)])
@@ -135,7 +135,7 @@ async def test_truncated_samples_are_trained_or_masked(truncated: str, trained: 
     engines = Engines(finish="length")
     batch = await source(engines, SPEC.model_copy(update={"truncated": truncated})).next(0)
     assert {float(s.loss_mask.sum()) for group in batch.groups for s in group.samples} == {trained}
-    assert batch.metrics["rollout/truncated_ratio"] == 1.0
+    assert batch.measure()["rollout/truncated_ratio"] == 1.0
 
 
 async def test_truncated_samples_can_be_dropped() -> None:

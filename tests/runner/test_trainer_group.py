@@ -1,0 +1,114 @@
+"""Ranks that answer from memory: who gets what, and whose answer counts."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlrun.runner.carriers import TrainSequence, TrainStep, WeightManifest
+from rlrun.runner.cluster.failures import ProcessFailure
+from rlrun.runner.columns import Columns, from_columns, joined_log_probs
+from rlrun.runner.trainer_group import TrainerGroup
+
+
+class Rank:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.seen: list[Columns] = []
+        self.shared = 0
+        self.fails: ProcessFailure | None = None
+
+    def share(self, value: Any) -> Any:
+        self.shared += 1
+        return value
+
+    async def call(self, method: str, *args: Any, deadline: float) -> Any:
+        assert deadline > 0
+        if self.fails:
+            raise self.fails
+        return getattr(self, method)(*args)
+
+    def log_probs(self, columns: Columns, micro_batches: Any, reference: bool) -> Any:
+        self.seen.append(columns)
+        own = {
+            index: one.advantages * (2 if reference else 1) for index, one in from_columns(columns).items()
+        }
+        return joined_log_probs(own), 1.0 + self.number, 100.0 * (self.number + 1)
+
+    def train(self, columns: Columns, steps: list[TrainStep]) -> Any:
+        self.seen.append(columns)
+        return [{"train/loss": 0.5}] * len(steps), 2.0, 50.0
+
+    def write_weights(self, version: int) -> WeightManifest | None:
+        return WeightManifest("segment", 8, version, ()) if self.number == 0 else None
+
+    def save(self, folder: str) -> None:
+        assert isinstance(folder, str)
+
+
+def sequences(count: int) -> list[TrainSequence]:
+    return [
+        TrainSequence(
+            tokens=np.arange(3, dtype=np.int32),
+            prompt_length=1,
+            loss_mask=np.ones(2, np.float32),
+            advantages=np.full(2, number, np.float32),
+            rollout_log_probs=np.zeros(2, np.float32),
+            execution=str(number),
+        )
+        for number in range(count)
+    ]
+
+
+def group() -> tuple[TrainerGroup, list[Rank]]:
+    """Two data ranks of two tensor ranks each."""
+    ranks = [Rank(number) for number in range(4)]
+    return TrainerGroup(ranks, [0, 0, 1, 1]), ranks
+
+
+BATCHES = (((0, 3), (4,)), ((2,), (1,)))
+
+
+async def test_each_rank_gets_its_own_data_ranks_sequences() -> None:
+    trainer, ranks = group()
+    step = TrainStep(BATCHES, {})
+    assert await trainer.train(sequences(5), [step, step]) == [{"train/loss": 0.5}] * 2
+    seen = [rank.seen[0].indices.tolist() for rank in ranks]
+    assert [sorted(set(indices)) for indices in seen] == [[0, 3, 4], [0, 3, 4], [1, 2], [1, 2]]
+    assert ranks[0].shared == 2
+
+
+@pytest.mark.parametrize(("reference", "factor"), [(False, 1), (True, 2)])
+async def test_log_probs_come_back_in_the_order_of_the_sequences(reference: bool, factor: int) -> None:
+    trainer, _ = group()
+    found = await trainer.log_probs(sequences(5), BATCHES, reference=reference)
+    assert [values[0] for values in found] == [factor * number for number in range(5)]
+
+
+async def test_usage_is_of_the_slowest_and_the_largest_rank_and_starts_over() -> None:
+    trainer, _ = group()
+    await trainer.log_probs(sequences(5), BATCHES)
+    await trainer.train(sequences(5), [TrainStep(BATCHES, {})])
+    assert trainer.usage() == {"seconds": 6.0, "peak_memory": 50.0}
+    assert trainer.usage()["seconds"] == 0.0
+
+
+async def test_rank_0_says_where_the_weights_are() -> None:
+    trainer, _ = group()
+    assert (await trainer.write_weights(7)).version == 7
+
+
+async def test_a_full_disk_on_a_rank_is_an_os_error() -> None:
+    trainer, ranks = group()
+    ranks[2].fails = ProcessFailure("trainer 2", "raised", "OSError: full", Path("log"), errno.ENOSPC)
+    with pytest.raises(OSError, match="trainer 2"):
+        await trainer.save(Path("checkpoint"))
+
+
+async def test_another_failure_stays_what_it_is() -> None:
+    trainer, ranks = group()
+    ranks[1].fails = ProcessFailure("trainer 1", "died", "killed", Path("log"))
+    with pytest.raises(ProcessFailure, match="trainer 1 died"):
+        await trainer.save(Path("checkpoint"))

@@ -206,6 +206,7 @@ class _Segment:
     def release(self) -> None:
         """Give up the lock; the memory itself goes when the last view of it goes."""
         if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # mmap keeps a duplicate, so closing alone would not
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -41,8 +41,8 @@ def parse_generate(
     return jobs, not (single and len(jobs) == 1)
 
 
-def answer(job: Job, log_probs: bool) -> dict[str, Any]:
-    """One sample's answer."""
+def answer(job: Job, log_probs: bool, version: int) -> dict[str, Any]:
+    """One sample's answer; `version` of the weights where it never ran."""
     spans = [{"version": str(version), "start": start, "end": end} for version, start, end in job.spans]
     meta: dict[str, Any] = {
         "id": job.id,
@@ -50,7 +50,7 @@ def answer(job: Job, log_probs: bool) -> dict[str, Any]:
         "prompt_tokens": len(job.prompt),
         "completion_tokens": len(job.tokens),
         "cached_tokens": job.cached_tokens,
-        "weight_version": str(job.starts[-1][0]) if job.starts else None,
+        "weight_version": str(job.starts[-1][0] if job.starts else version),
         "weight_versions": spans,
     }
     tokens = job.tokens.tolist()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -93,9 +94,9 @@ class Job:
     @property
     def spans(self) -> list[tuple[int, int, int]]:
         """(version, start, end) of the tokens made; no span is empty, neighbours differ in version."""
-        ends = [start for _, start in self.starts[1:]] + [len(self.tokens)]
         spans: list[tuple[int, int, int]] = []
-        for (version, start), end in zip(self.starts, ends, strict=True):
+        bounds = [*self.starts, (0, len(self.tokens))]
+        for (version, start), (_, end) in pairwise(bounds):
             if spans and spans[-1][0] == version:
                 spans[-1] = (version, spans[-1][1], end)
             elif end > start:

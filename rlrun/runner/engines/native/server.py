@@ -112,7 +112,7 @@ class Handlers:
         for job in jobs:
             if job.finish is not None and job.finish["type"] == "error":
                 return _error(500, f"the engine failed: {job.finish['message']}")
-        answers = [answer(job, bool(body.get("return_logprob"))) for job in jobs]
+        answers = [answer(job, bool(body.get("return_logprob")), self._engine.version) for job in jobs]
         return _json(answers if several else answers[0])
 
     async def abort(self, request: web.Request) -> web.Response:

@@ -80,10 +80,11 @@ def fuse(named: Tensors, config: ModelConfig) -> ModelWeights:
 
 
 def pack(weights: ModelWeights) -> ModelWeights:
-    """The matrices in the order in which oneDNN multiplies by them, on a CPU: a copy, and up to twice as fast.
+    """The matrices in the order in which oneDNN multiplies by them, on a CPU: a copy, up to twice as fast.
 
-    Without it every product reorders its matrix anew, which for a few rows costs as much as the product. Returned
-    as they are where oneDNN does not compute in their dtype. Norms, biases and the embedding stay what they were.
+    Without it every product reorders its matrix anew, which for a few rows costs as much as the product.
+    Returned as they are where oneDNN does not compute in their dtype. Norms, biases and the embedding stay
+    what they were.
     """
     if not _packable(weights.norm):
         return weights

@@ -1,0 +1,51 @@
+"""Tiny models and running engines for the tests of this folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_cases import MakeScheduler
+from tiny_models import make_tiny_model
+
+from rlrun.runner.engines.native import native_ops
+from rlrun.runner.engines.native.loading import load
+from rlrun.runner.engines.native.scheduler import Scheduler
+from rlrun.runner.engines.native.server import NativeServer
+from rlrun.runner.engines.setup import EngineSetup
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 with long positions."""
+    return make_tiny_model(tmp_path_factory.mktemp("tiny-qwen3"), max_position_embeddings=8192)
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def operations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test twice: with the C++ kernels and with plain torch."""
+    if request.param == "torch":
+        monkeypatch.setattr(native_ops, "load", lambda: False)
+    elif not native_ops.load():
+        pytest.skip("no C++ compiler here")
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def make_scheduler(tiny_folder: Path) -> MakeScheduler:
+    """`make_scheduler(max_running=4, …)`: a scheduler of the tiny model in float32, without threads."""
+
+    def make(folder: Path = tiny_folder, **setup: object) -> Scheduler:
+        fields = {"dtype": "float32", "max_running": 8, "max_length": 512} | setup
+        return load(EngineSetup(str(folder), **fields)).scheduler  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def server(tiny_folder: Path) -> Iterator[NativeServer]:
+    """A running engine in float32, with its address in `url`."""
+    server = NativeServer(EngineSetup(str(tiny_folder), dtype="float32", max_running=8, threads=1))
+    server.url = server.start()  # type: ignore[attr-defined]
+    yield server
+    server.stop()

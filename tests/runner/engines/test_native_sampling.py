@@ -1,0 +1,134 @@
+"""The distribution that tokens are drawn from."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlrun.runner.engines.native import native_ops, sampling
+from rlrun.runner.engines.native.sampling import allowed_tokens, uniform
+
+Sample = type(sampling.sample)
+VOCAB = 150  # neither a multiple of 64 nor of 16
+
+
+@pytest.fixture(params=["torch", "kernels"])
+def sample(request: pytest.FixtureRequest) -> object:
+    """Both implementations."""
+    if request.param == "torch":
+        return sampling.sample
+    if not native_ops.load():
+        pytest.skip("no C++ compiler here")
+    return native_ops.sample
+
+
+def logits_of(seed: int = 0, rows: int = 1, vocab: int = VOCAB, spread: float = 2.0) -> torch.Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def draw(
+    sample: object, logits: torch.Tensor, count: int, temperature: float, **masks: torch.Tensor
+) -> torch.Tensor:
+    """Tokens of `count` seeds from one row of logits."""
+    assert callable(sample)
+    tokens, _ = sample(
+        logits.expand(count, -1).contiguous(),
+        torch.full((count,), temperature),
+        torch.arange(count),
+        torch.full((count,), 17),
+        *(mask.expand(count, -1).contiguous() for mask in masks.values()),
+    )
+    result: torch.Tensor = tokens
+    return result
+
+
+def chi_square(tokens: torch.Tensor, probabilities: torch.Tensor) -> float:
+    """Pearson's statistic in standard deviations from its mean; cells below 5 are pooled."""
+    expected = probabilities.double() * len(tokens)
+    counts = torch.bincount(tokens, minlength=len(probabilities)).double()
+    large = expected >= 5
+    cells = torch.cat([expected[large], expected[~large].sum()[None]]).clamp(min=1e-9)
+    seen = torch.cat([counts[large], counts[~large].sum()[None]])
+    freedom = len(cells) - 1
+    return float((((seen - cells) ** 2 / cells).sum() - freedom) / (2 * freedom) ** 0.5)
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+def test_tokens_follow_the_softmax(sample: object, temperature: float) -> None:
+    logits = logits_of()
+    tokens = draw(sample, logits, 40_000, temperature)
+    assert abs(chi_square(tokens, (logits[0] / temperature).softmax(-1))) < 4
+
+
+def test_tokens_follow_the_restricted_softmax(sample: object) -> None:
+    logits = logits_of(1)
+    row = torch.ones(1)
+    mask = allowed_tokens(logits, row, row * 0.8, torch.tensor([20]), None)
+    tokens = draw(sample, logits, 20_000, 1.0, allowed=mask)
+    kept = torch.where(mask[0], logits[0].softmax(-1), 0.0)
+    assert set(tokens.unique().tolist()) == set(mask[0].nonzero()[:, 0].tolist())
+    assert abs(chi_square(tokens, kept / kept.sum())) < 4
+
+
+def test_log_probs_are_of_the_whole_distribution(sample: object) -> None:
+    assert callable(sample)
+    logits = logits_of(2, rows=64, vocab=1000)
+    temperatures = torch.linspace(0.3, 2, 64)
+    mask = torch.rand(64, 1000, generator=torch.Generator().manual_seed(0)) < 0.3
+    tokens, log_probs = sample(logits, temperatures, torch.arange(64), torch.arange(64), mask)
+    assert mask.gather(1, tokens[:, None]).all()
+    expected = (logits / temperatures[:, None]).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_temperature_zero_takes_the_likeliest_and_its_log_prob_at_one(sample: object) -> None:
+    assert callable(sample)
+    logits = logits_of(3, rows=20)
+    tokens, log_probs = sample(logits, torch.zeros(20), torch.arange(20), torch.arange(20))
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+    torch.testing.assert_close(log_probs, logits.log_softmax(-1).amax(-1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_and_torch_draw_the_same(dtype: torch.dtype) -> None:
+    if not native_ops.load():
+        pytest.skip("no C++ compiler here")
+    logits = logits_of(4, rows=500, vocab=1003).to(dtype)
+    inputs = (logits, torch.linspace(0.2, 3, 500), torch.arange(500) * 7919, torch.arange(500))
+    ours, theirs = native_ops.sample(*inputs), sampling.sample(*inputs)
+    assert ours[0].tolist() == theirs[0].tolist()
+    torch.testing.assert_close(ours[1], theirs[1], atol=1e-5, rtol=1e-5)
+
+
+def test_extreme_logits(sample: object) -> None:
+    assert callable(sample)
+    logits = torch.full((2, VOCAB), -1e4)
+    logits[0, 77], logits[1, VOCAB - 1] = 1e4, 50.0
+    tokens, log_probs = sample(logits, torch.ones(2), torch.arange(2), torch.arange(2))
+    assert tokens.tolist() == [77, VOCAB - 1]
+    assert log_probs.tolist() == [0.0, 0.0]
+
+
+def test_randomness_depends_on_seed_and_position_alone() -> None:
+    seeds, positions = torch.tensor([1, 1, 2, -(2**63)]), torch.tensor([5, 6, 5, 5])
+    values = uniform(seeds, positions)
+    assert len(set(values.tolist())) == 4
+    assert uniform(seeds[2:3], positions[2:3]).item() == values[2].item()
+    many = uniform(torch.arange(100_000) % 317, torch.arange(100_000))
+    assert ((many > 0) & (many < 1)).all()
+    counts = np.histogram(many.numpy(), bins=50, range=(0, 1))[0]
+    assert abs(((counts - 2000) ** 2 / 2000).sum() - 49) < 4 * (2 * 49) ** 0.5
+
+
+def test_masks_of_top_k_top_p_and_forbidden_tokens() -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]).log().repeat(5, 1)
+    forbidden = torch.zeros(5, 5, dtype=torch.bool)
+    forbidden[4, 0] = True
+    top_p, top_k = torch.tensor([0.5, 0.75, 1.0, 0.9, 1.0]), torch.tensor([-1, -1, 3, 2, 1])
+    mask = allowed_tokens(logits, torch.ones(5), top_p, top_k, forbidden)
+    assert mask.int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 1, 0, 0, 0],
+    ]

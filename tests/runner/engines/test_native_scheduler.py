@@ -1,0 +1,202 @@
+"""Continuous batching: sharing, joining, leaving, room, retraction, aborting, versions."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_cases import MakeScheduler, job, random_prompts, run
+from tiny_models import make_tiny_model
+
+from rlrun.runner.engines.native.requests import Job, group_jobs
+from rlrun.runner.engines.native.scheduler import Scheduler, padded_rows
+
+PROMPTS = random_prompts(6, shortest=3)
+
+
+def alone(make_scheduler: MakeScheduler, jobs: list[Job]) -> list[Job]:
+    """The same samples, each run alone."""
+    scheduler = make_scheduler()
+    return [run(scheduler, [job(j.prompt.tolist(), j.seed, **dataclasses.asdict(j.params))])[0] for j in jobs]
+
+
+def assert_same(ours: list[Job], theirs: list[Job], exact: bool = False) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist()
+        assert a.finish == b.finish
+        np.testing.assert_allclose(a.log_probs, b.log_probs, atol=0 if exact else 1e-4)
+
+
+def free_blocks(scheduler: Scheduler) -> int:
+    """Blocks nobody holds; all of them when nothing runs."""
+    return scheduler._pool.free
+
+
+def mixed_jobs() -> list[Job]:
+    """Three samples for each prompt, of different budgets."""
+    return [
+        job(prompt, seed=10 * i + k, name=f"{i}-{k}", max_new_tokens=7 + 13 * k)
+        for i, prompt in enumerate(PROMPTS)
+        for k in range(3)
+    ]
+
+
+def test_a_sample_does_not_depend_on_its_companions(make_scheduler: MakeScheduler, operations: str) -> None:
+    together = run(make_scheduler(max_running=5), mixed_jobs())
+    assert_same(together, alone(make_scheduler, mixed_jobs()))
+
+
+def test_samples_of_a_prompt_share_its_prefill_and_its_blocks(make_scheduler: MakeScheduler) -> None:
+    scheduler = make_scheduler()
+    total = free_blocks(scheduler)
+    jobs = [job(list(range(2, 66)), seed, max_new_tokens=4, ignore_eos=True) for seed in range(6)]
+    scheduler.add(group_jobs(jobs))
+    scheduler.step()
+    assert total - free_blocks(scheduler) == 64 // 16 + 6
+    while scheduler.busy:
+        scheduler.step()
+    assert free_blocks(scheduler) == total
+    assert [j.cached_tokens for j in jobs] == [0, 64, 64, 64, 64, 64]
+
+
+def test_samples_join_while_others_run(make_scheduler: MakeScheduler, operations: str) -> None:
+    scheduler = make_scheduler()
+    jobs = mixed_jobs()
+    for start in range(0, len(jobs), 3):
+        scheduler.add(group_jobs(jobs[start : start + 3]))
+        for _ in range(4):
+            scheduler.step()
+    while scheduler.busy:
+        scheduler.step()
+    assert_same(jobs, alone(make_scheduler, mixed_jobs()))
+
+
+def test_the_same_batch_gives_the_same_bits(make_scheduler: MakeScheduler, operations: str) -> None:
+    first = make_scheduler(max_running=6)
+    once = run(first, mixed_jobs())
+    assert_same(run(first, mixed_jobs()), once, exact=True)
+    assert_same(run(make_scheduler(max_running=6), mixed_jobs()), once, exact=True)
+
+
+def test_more_samples_of_a_prompt_than_rows(make_scheduler: MakeScheduler) -> None:
+    jobs = [job(PROMPTS[0], seed, max_new_tokens=5 + seed) for seed in range(7)]
+    run(make_scheduler(max_running=2), jobs)
+    assert_same(jobs, alone(make_scheduler, jobs))
+
+
+@pytest.mark.parametrize("max_cache_tokens", [112, 150, 230])
+def test_a_small_cache_retracts_and_resumes(
+    make_scheduler: MakeScheduler, operations: str, max_cache_tokens: int
+) -> None:
+    scheduler = make_scheduler(max_cache_tokens=max_cache_tokens)
+    total = free_blocks(scheduler)
+    jobs = run(scheduler, mixed_jobs())
+    assert free_blocks(scheduler) == total
+    assert_same(jobs, alone(make_scheduler, mixed_jobs()))
+
+
+def test_retracting_everything_changes_nothing(make_scheduler: MakeScheduler) -> None:
+    scheduler = make_scheduler(max_running=6)
+    jobs = mixed_jobs()
+    scheduler.add(group_jobs(jobs))
+    total = scheduler._pool.total
+    while scheduler.busy:
+        for _ in range(9):
+            scheduler.step()
+        scheduler.retract_all()
+        assert scheduler.running == 0
+        assert free_blocks(scheduler) == total
+    assert_same(jobs, alone(make_scheduler, mixed_jobs()))
+
+
+def test_abort_returns_what_was_made(make_scheduler: MakeScheduler) -> None:
+    done: list[str] = []
+    scheduler = make_scheduler(max_running=4)
+    total = free_blocks(scheduler)
+    jobs = [job(PROMPTS[i // 3], i, name=str(i), max_new_tokens=30, ignore_eos=True) for i in range(9)]
+    for j in jobs:
+        j.on_done = lambda finished: done.append(finished.id)
+    scheduler.add(group_jobs(jobs))
+    for _ in range(5):
+        scheduler.step()
+    assert scheduler.abort(lambda j: j.id in ("1", "5", "8"), "by the test") == 3
+    assert done == ["1", "5", "8"]
+    assert [len(jobs[i].tokens) for i in (1, 5, 8)] == [6, 0, 0]
+    assert jobs[1].finish == {"type": "abort", "message": "by the test"}
+    assert jobs[5].spans == []
+    while scheduler.busy:
+        scheduler.step()
+    assert free_blocks(scheduler) == total
+    assert all(len(jobs[i].tokens) == 30 for i in (0, 2, 3, 4, 6, 7))
+
+
+def test_new_weights_begin_a_span(make_scheduler: MakeScheduler, tmp_path: Path) -> None:
+    scheduler = make_scheduler()
+    other = make_scheduler(make_tiny_model(tmp_path, seed=7, max_position_embeddings=8192))
+    jobs = [job(PROMPTS[0], 1, max_new_tokens=20), job(PROMPTS[1], 2, max_new_tokens=3)]
+    unchanged = alone(make_scheduler, jobs)[0]
+    scheduler.add(group_jobs(jobs))
+    for _ in range(7):
+        scheduler.step()
+    scheduler.set_weights(other.model.weights, 4)
+    while scheduler.busy:
+        scheduler.step()
+    assert jobs[0].spans == [(0, 0, 8), (4, 8, 20)]
+    assert jobs[1].spans == [(0, 0, 3)]
+    np.testing.assert_array_equal(jobs[0].tokens[:8], unchanged.tokens[:8])
+    assert not np.allclose(jobs[0].log_probs[8:], unchanged.log_probs[8:])
+
+
+def test_stop_tokens_end_a_sample_and_stay_in_it(make_scheduler: MakeScheduler) -> None:
+    free = run(make_scheduler(), [job(PROMPTS[0], 3, max_new_tokens=40, ignore_eos=True)])[0]
+    stop = int(free.tokens[12])
+    first = free.tokens.tolist().index(stop)
+    jobs = [
+        job(PROMPTS[0], 3, max_new_tokens=40, stop_token_ids=(stop,)),
+        job(PROMPTS[0], 3, max_new_tokens=40, stop_token_ids=(stop,), ignore_eos=True),
+        job(PROMPTS[0], 3, max_new_tokens=first + 1, stop_token_ids=(stop,)),
+    ]
+    run(make_scheduler(), jobs)
+    assert jobs[0].finish == {"type": "stop", "matched": stop}
+    assert jobs[0].tokens.tolist() == free.tokens.tolist()[: first + 1]
+    assert jobs[1].finish == {"type": "length", "length": 40}
+    assert jobs[2].finish == {"type": "stop", "matched": stop}
+
+
+def test_min_new_tokens_holds_stop_tokens_back(make_scheduler: MakeScheduler, operations: str) -> None:
+    everything = tuple(range(2, 320))
+    jobs = [
+        job(PROMPTS[1], 5, max_new_tokens=9, min_new_tokens=4, stop_token_ids=everything),
+        job(PROMPTS[1], 5, max_new_tokens=9, min_new_tokens=4, stop_token_ids=everything, temperature=0.0),
+    ]
+    run(make_scheduler(), jobs)
+    for finished in jobs:
+        assert len(finished.tokens) == 5
+        assert finished.tokens[:4].tolist() == [0, 0, 0, 0]
+        assert finished.finish is not None
+        assert finished.finish["type"] == "stop"
+
+
+def test_stop_strings_end_a_sample(make_scheduler: MakeScheduler) -> None:
+    scheduler = make_scheduler()
+    free = run(scheduler, [job(PROMPTS[2], 4, max_new_tokens=60, ignore_eos=True)])[0]
+    strings = scheduler._stop_strings
+    strings.index(dataclasses.replace(free.params, stop=("x",)))  # loads the tokenizer
+    assert strings._tokenizer is not None
+    texts = [strings._tokenizer.decode([token], skip_special_tokens=False) for token in free.tokens.tolist()]
+    end = next(i for i in range(10, 60) if all(len(text) == 1 for text in texts[i - 2 : i + 1]))
+    stop = "".join(texts[end - 2 : end + 1])
+    jobs = [
+        job(PROMPTS[2], 4, max_new_tokens=60, stop=(stop, "never seen"), ignore_eos=True),
+        job(PROMPTS[2], 4, max_new_tokens=60, stop=("never seen",), ignore_eos=True),
+    ]
+    run(scheduler, jobs)
+    assert jobs[0].finish == {"type": "stop", "matched": stop}
+    assert jobs[0].tokens.tolist() == free.tokens.tolist()[: end + 1]
+    assert len(jobs[1].tokens) == 60
+
+
+def test_batches_are_padded_to_few_sizes() -> None:
+    sizes = {padded_rows(count) for count in range(1, 257)}
+    assert len(sizes) <= 30
+    assert all(count <= padded_rows(count) <= count * 1.25 for count in range(1, 257))

@@ -1,0 +1,151 @@
+"""Segments: what is written is read, nobody reads what is being written, nothing is left behind."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlrun.runner.carriers import WeightManifest
+from rlrun.runner.weights.shared_memory import FOLDER, SegmentError, SharedWeights, attach, remove_stale
+
+SHAPES = {
+    "a.q_proj.weight": (3, 5),
+    "a.k_proj.weight": (2, 5),
+    "a.v_proj.weight": (2, 5),
+    "norm.weight": (5,),
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[str]:
+    """A name of its own; whatever it leaves in /dev/shm is a failure."""
+    name = f"test {os.getpid()} {tmp_path.name}"
+    yield name
+    left = segments(name)
+    for path in left:
+        path.unlink()
+    assert left == []
+
+
+def segments(job: str) -> list[Path]:
+    return sorted(FOLDER.glob(f"rlrun-{job.replace(' ', '_')}*"))
+
+
+def weights(value: float, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.arange(torch.Size(shape).numel(), dtype=dtype).view(shape) + value
+        for name, shape in SHAPES.items()
+    }
+
+
+def test_what_is_written_is_read(job: str) -> None:
+    shared = SharedWeights(job, SHAPES, "float32")
+    for version in range(1, 5):
+        manifest = shared.write(reversed(weights(version).items()), version)
+        assert (manifest.version, len(manifest.tensors)) == (version, 4)
+        attached = attach(manifest)
+        for name, tensor in weights(version).items():
+            assert torch.equal(attached.tensors[name], tensor)
+        assert attached.tensors["a.q_proj.weight"].data_ptr() % 64 == 0
+        attached.close()
+    assert len(segments(job)) == 2
+    shared.close()
+
+
+def test_tensors_are_converted_as_they_are_copied(job: str) -> None:
+    shared = SharedWeights(job, SHAPES, "bfloat16")
+    attached = attach(shared.write(weights(0.123).items(), 1))
+    assert torch.equal(attached.tensors["norm.weight"], weights(0.123)["norm.weight"].bfloat16())
+    attached.close()
+    shared.close()
+
+
+def test_a_segment_in_use_is_not_written(job: str) -> None:
+    shared = SharedWeights(job, SHAPES, "float32", wait=0.05)
+    held = attach(shared.write(weights(1).items(), 1))
+    shared.write(weights(2).items(), 2)
+    with pytest.raises(TimeoutError, match=r"an engine still computes with segment .* after 0.05 s"):
+        shared.write(weights(3).items(), 3)
+    assert torch.equal(held.tensors["norm.weight"], weights(1)["norm.weight"])
+    held.close()
+    attach(shared.write(weights(3).items(), 3)).close()
+    shared.close()
+
+
+def test_views_outlive_the_writer(job: str) -> None:
+    shared = SharedWeights(job, SHAPES, "float32")
+    attached = attach(shared.write(weights(1).items(), 1))
+    shared.close()
+    assert segments(job) == []
+    assert torch.equal(attached.tensors["norm.weight"], weights(1)["norm.weight"])
+    attached.close()
+
+
+def test_a_failed_write_is_never_read(job: str) -> None:
+    shared = SharedWeights(job, SHAPES, "float32")
+    good = shared.write(weights(1).items(), 1)
+    with pytest.raises(SegmentError, match=r"1 of 4 tensors missing, the first: norm.weight"):
+        shared.write(list(weights(2).items())[:3], 2)
+    other = dataclasses.replace(good, segment=good.segment[:-1] + "1", version=2)
+    with pytest.raises(SegmentError, match=r"holds weights -1, not 2"):
+        attach(other)
+    attach(good).close()
+    attach(shared.write(weights(3).items(), 3)).close()
+    shared.close()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"x": torch.ones(1)}, "x: not among the weights"),
+        ({"norm.weight": torch.ones(6)}, r"norm.weight has shape \(6,\), laid out as \(5,\)"),
+    ],
+)
+def test_what_does_not_fit_is_named(job: str, tensors: dict[str, torch.Tensor], message: str) -> None:
+    shared = SharedWeights(job, SHAPES, "float32")
+    with pytest.raises(SegmentError, match=message):
+        shared.write(tensors.items(), 1)
+    shared.close()
+
+
+def test_manifests_that_lie_are_refused(job: str) -> None:
+    shared = SharedWeights(job, SHAPES, "float32")
+    manifest = shared.write(weights(1).items(), 7)
+    slot = manifest.tensors[0]
+    lies: list[tuple[WeightManifest, str]] = [
+        (dataclasses.replace(manifest, version=8), "holds weights 7, not 8"),
+        (dataclasses.replace(manifest, segment="rlrun-nobody"), "cannot be opened"),
+        (dataclasses.replace(manifest, segment="rlrun-/../x"), "is no name of a segment"),
+        (dataclasses.replace(manifest, size=manifest.size * 100), "is shorter than"),
+        (dataclasses.replace(manifest, size=manifest.size - 1), "does not hold weights of"),
+        (
+            dataclasses.replace(manifest, tensors=(dataclasses.replace(slot, offset=manifest.size - 4),)),
+            "lies outside segment",
+        ),
+    ]
+    for lie, message in lies:
+        with pytest.raises(SegmentError, match=message):
+            attach(lie)
+    shared.write(weights(2).items(), 8)
+    shared.write(weights(3).items(), 9)  # no refused reader holds a lock
+    shared.close()
+
+
+def test_a_killed_writer_s_segments_are_removed_by_the_next(job: str) -> None:
+    code = (
+        "import os, signal, torch; from rlrun.runner.weights.shared_memory import SharedWeights;"
+        f"SharedWeights({job!r}, {{'w': (4,)}}, 'float32').write([('w', torch.ones(4))], 1);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
+    assert len(segments(job)) == 2
+    living = SharedWeights(job + " longer", SHAPES, "float32")
+    living.write(weights(1).items(), 1)
+    assert len(remove_stale(job)) == 2
+    assert len(segments(job)) == 2
+    living.close()

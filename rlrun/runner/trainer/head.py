@@ -6,13 +6,19 @@ parallelism each rank holds a slice of the vocabulary; maxima, sums and targets 
 gathered.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torchtitan.models.common.linear import Linear
+
+from rlrun.runner.trainer.compat import Linear
+from rlrun.runner.trainer.cpu_ops.softmax import softmax_slopes_, softmax_statistics
+
+KEPT_BYTES = 64 * 2**20
+"""Half-precision logits of at most this size are kept between the passes rather than computed twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +33,6 @@ class HeadQuery:
     """Divides the logits."""
     chunk: int
     """Rows whose logits exist at a time."""
-    entropy: bool = True
-    """Compute the entropy too."""
     entropy_grad: bool = False
     """The entropy takes part in the loss."""
 
@@ -72,17 +76,11 @@ class _LogProbs(torch.autograd.Function):
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         local, ours = _local_targets(query.targets, weight.shape[0], group)
-        stats = hidden.new_zeros((4, len(hidden)), dtype=torch.float32)  # maximum, sum, target, weighted sum
-        for start in range(0, len(hidden), query.chunk):
-            part = slice(start, start + query.chunk)
-            logits = _logits(hidden[part], weight, query.temperature)
-            stats[2, part] = logits.gather(1, local[part, None]).squeeze(1)
-            stats[0, part] = maximum = logits.amax(1)
-            logits -= maximum[:, None]
-            exponentials = logits.exp()
-            stats[1, part] = exponentials.sum(1)
-            if query.entropy:
-                stats[3, part] = exponentials.mul_(logits).sum(1)
+        stats = hidden.new_empty((4, len(hidden)), dtype=torch.float32)
+        ctx.kept = _room(hidden, weight) if any(ctx.needs_input_grad) else None
+        for part in _chunks(hidden, query):
+            logits = torch.mm(hidden[part], weight.t(), out=None if ctx.kept is None else ctx.kept[part])
+            stats[:, part] = softmax_statistics(logits, local[part], query.temperature)
         log_probs, log_sum, entropy = _combine(stats, ours, group)
         ctx.save_for_backward(hidden, weight, local, ours, log_sum, entropy)
         ctx.query = query
@@ -98,25 +96,35 @@ class _LogProbs(torch.autograd.Function):
         query = ctx.query
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight)
-        grad = grad / query.temperature
-        for start in range(0, len(hidden), query.chunk):
-            part = slice(start, start + query.chunk)
-            logits = _logits(hidden[part], weight, query.temperature)
-            logits -= log_sum[part, None]
-            slopes = logits.exp().mul_(-grad[part, None])
-            if query.entropy_grad and entropy_grad is not None:
-                scale = (entropy_grad[part] / query.temperature)[:, None]
-                slopes -= (logits + entropy[part, None]).mul_(logits.exp()).mul_(scale)
-            slopes.scatter_add_(1, local[part, None], (grad[part] * ours[part])[:, None])
-            slopes = slopes.to(weight.dtype)
+        if not query.entropy_grad:
+            entropy_grad = None
+        kept, ctx.kept = ctx.kept, None
+        for part in _chunks(hidden, query):
+            slopes = softmax_slopes_(
+                hidden[part] @ weight.t() if kept is None else kept[part],
+                local[part],
+                ours=ours[part],
+                log_sums=log_sum[part],
+                log_prob_slopes=grad[part].contiguous(),
+                entropies=None if entropy_grad is None else entropy[part],
+                entropy_slopes=None if entropy_grad is None else entropy_grad[part].contiguous(),
+                temperature=query.temperature,
+            )
             torch.mm(slopes, weight, out=grad_hidden[part])
             grad_weight.addmm_(slopes.t(), hidden[part])
         return grad_hidden, grad_weight, None, None
 
 
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
-    logits = (hidden @ weight.t()).float()
-    return logits if temperature == 1.0 else logits.div_(temperature)
+def _chunks(hidden: torch.Tensor, query: HeadQuery) -> Iterator[slice]:
+    return (slice(start, start + query.chunk) for start in range(0, len(hidden), query.chunk))
+
+
+def _room(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
+    """Memory to keep half-precision logits in for the backward pass; None where it would be much."""
+    size = len(hidden) * len(weight) * weight.itemsize
+    if weight.dtype == torch.float32 or size > KEPT_BYTES:
+        return None
+    return hidden.new_empty(len(hidden), len(weight))
 
 
 def _local_targets(

@@ -3,15 +3,23 @@ needs others.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import linear, silu
-from torchtitan.models.common.linear import Linear
-from torchtitan.models.common.moe import GroupedExperts
-from torchtitan.protocols.module import Module
+from torch.nn.functional import linear
 
 from rlrun.runner.trainer.attention import Documents, packed_attention
+from rlrun.runner.trainer.compat import (
+    HAS_ONEDNN,
+    FeedForward,
+    GroupedExperts,
+    Linear,
+    Module,
+    RMSNorm,
+    onednn_linear,
+)
+from rlrun.runner.trainer.cpu_ops.elementwise import rms_norm, silu_mul
 
 
 class PackedAttention(Module):
@@ -41,6 +49,59 @@ class PackedAttention(Module):
         ).unsqueeze(0)
 
 
+class Matrix(Linear):
+    """A linear layer without bias; float32 on CPU runs on oneDNN."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        pass
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`[..., in]` -> `[..., out]`."""
+        if HAS_ONEDNN and input.dtype == torch.float32:
+            output: torch.Tensor = _OneDnnLinear.apply(input, self.weight)
+            return output
+        return linear(input, self.weight)
+
+
+class _OneDnnLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(input, weight)
+        return onednn_linear(input, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        input, weight = ctx.saved_tensors
+        rows, slopes = input.flatten(0, -2), grad.flatten(0, -2)
+        return onednn_linear(grad, weight.t()), onednn_linear(slopes.t(), rows.t())
+
+
+class Norm(RMSNorm):
+    """RMSNorm in one pass over memory on CPU."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(RMSNorm.Config):
+        pass
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """`[..., size]` like its input."""
+        assert self.eps is not None
+        return rms_norm(input, self.weight, self.eps)
+
+
+class SwiGLU(FeedForward):
+    """The dense feed-forward, its gate in one pass over memory on CPU."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FeedForward.Config):
+        pass
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[..., hidden]` like its input."""
+        return self.w2(silu_mul(self.w1(x), self.w3(x)))
+
+
 class Experts(GroupedExperts):
     """Experts in the precision of their input: grouped products in bfloat16 on CUDA, expert by expert
     elsewhere.
@@ -64,7 +125,7 @@ class Experts(GroupedExperts):
         counts = num_tokens_per_expert_E.long().tolist()
         parts = x_RD.split([*counts, len(x_RD) - sum(counts)])
         outputs = [
-            linear(silu(linear(part, w1)) * linear(part, w3), w2)
+            linear(silu_mul(linear(part, w1), linear(part, w3)), w2)
             for part, w1, w2, w3 in zip(parts, gate.unbind(), down.unbind(), up.unbind(), strict=False)
         ]
         return torch.cat([*outputs, parts[-1] * 0])

@@ -9,22 +9,24 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchtitan.models.common.config_utils import (
-    make_ffn_config,
-    make_gqa_config,
-    make_moe_config,
-    make_routed_experts_config,
-    make_router_config,
-)
-from torchtitan.models.common.embedding import Embedding
-from torchtitan.models.common.nn_modules import RMSNorm
-from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.architecture import Experts as ExpertShape
-from rlrun.runner.trainer.compat import ParallelDims, set_sharding, shard_data_parallel
+from rlrun.runner.trainer.compat import (
+    Embedding,
+    GQAttention,
+    ParallelDims,
+    QKVLinear,
+    Qwen3Model,
+    Qwen3TransformerBlock,
+    make_moe_config,
+    make_routed_experts_config,
+    make_router_config,
+    set_sharding,
+    shard_data_parallel,
+)
 from rlrun.runner.trainer.head import ResponseHead
-from rlrun.runner.trainer.layers import Experts, Float32Linear, PackedAttention
+from rlrun.runner.trainer.layers import Experts, Float32Linear, Matrix, Norm, PackedAttention, SwiGLU
 from rlrun.runner.trainer.rope import TableRoPE
 
 _FROM_CHECKPOINT: dict[str, Any] = {}
@@ -91,26 +93,34 @@ def _block(model: Architecture, layer: int) -> Qwen3TransformerBlock.Config:
     return Qwen3TransformerBlock.Config(
         attention_norm=_norm(model, model.hidden),
         ffn_norm=_norm(model, model.hidden),
-        attention=make_gqa_config(
-            dim=model.hidden,
-            n_heads=model.heads,
-            n_kv_heads=model.kv_heads,
-            head_dim=model.head_dim,
-            wqkv_param_init=_FROM_CHECKPOINT,
-            wo_param_init=_FROM_CHECKPOINT,
-            inner_attention=PackedAttention.Config(),
-            rope=TableRoPE.Config(dim=model.head_dim, max_seq_len=model.max_positions),
-            qk_norm=_norm(model, model.head_dim) if model.qk_norm else None,
-        ),
-        feed_forward=None
-        if sparse
-        else make_ffn_config(
-            dim=model.hidden,
-            hidden_dim=model.intermediate,
-            w1_param_init=_FROM_CHECKPOINT,
-            w2w3_param_init=_FROM_CHECKPOINT,
-        ),
+        attention=_attention(model),
+        feed_forward=None if sparse else _feed_forward(model),
         moe=_moe(model.hidden, model.experts) if sparse and model.experts else None,
+    )
+
+
+def _attention(model: Architecture) -> GQAttention.Config:
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    return GQAttention.Config(
+        n_heads=model.heads,
+        n_kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        dim=model.hidden,
+        qkv_linear=QKVLinear.Config(
+            head_dim=model.head_dim, wq=_matrix(model.hidden, queries), wkv=_matrix(model.hidden, keys)
+        ),
+        wo=_matrix(queries, model.hidden),
+        qk_norm=_norm(model, model.head_dim) if model.qk_norm else None,
+        inner_attention=PackedAttention.Config(),
+        rope=TableRoPE.Config(dim=model.head_dim, max_seq_len=model.max_positions),
+    )
+
+
+def _feed_forward(model: Architecture) -> SwiGLU.Config:
+    return SwiGLU.Config(
+        w1=_matrix(model.hidden, model.intermediate),
+        w2=_matrix(model.intermediate, model.hidden),
+        w3=_matrix(model.hidden, model.intermediate),
     )
 
 
@@ -146,8 +156,12 @@ def _moe(hidden: int, experts: ExpertShape) -> Any:
     )
 
 
-def _norm(model: Architecture, size: int) -> RMSNorm.Config:
-    return RMSNorm.Config(normalized_shape=size, eps=model.norm_eps, param_init=_FROM_CHECKPOINT)
+def _matrix(inputs: int, outputs: int) -> Matrix.Config:
+    return Matrix.Config(in_features=inputs, out_features=outputs, param_init=_FROM_CHECKPOINT)
+
+
+def _norm(model: Architecture, size: int) -> Norm.Config:
+    return Norm.Config(normalized_shape=size, eps=model.norm_eps, param_init=_FROM_CHECKPOINT)
 
 
 def _tie(decoder: nn.Module, model: Architecture) -> None:

@@ -30,14 +30,10 @@ class Policy:
         self._temperature, self._chunk = temperature, chunk
         self._context = contextlib.nullcontext if dims is None else get_spmd_context(parallel_dims=dims)
 
-    def __call__(
-        self, pack: Pack, entropy: bool = True, entropy_grad: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs and entropies of the pack's response tokens, `[R]` float32; entropies are 0 unless asked
-        for.
-        """
+    def __call__(self, pack: Pack, entropy_grad: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs and entropies of the pack's response tokens, `[R]` float32."""
         self.decoder.lm_head.query = HeadQuery(
-            pack.rows, pack.targets, self._temperature, self._chunk, entropy, entropy_grad
+            pack.rows, pack.targets, self._temperature, self._chunk, entropy_grad
         )
         table = self._rope.rows(pack.positions, max(pack.documents.lengths))
         with self._context():

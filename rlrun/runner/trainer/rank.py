@@ -105,7 +105,7 @@ class TrainerRank:
         results: dict[int, NDArray[np.float32]] = {}
         for members in micro_batches[self._data_rank]:
             pack = make_pack([sequences[i] for i in members], self._multiple, self._device)
-            values, _ = self._policy(pack, entropy=False)
+            values, _ = self._policy(pack)
             parts = values.cpu().split(pack.response_lengths)
             results |= {i: part.numpy() for i, part in zip(members, parts, strict=True)}
         return results

@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torchtitan.models.common.rope import RoPE
 
 from rlrun.converters.architecture import Architecture, Rope
+from rlrun.runner.trainer.compat import RoPE
+from rlrun.runner.trainer.cpu_ops.elementwise import rotate
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
@@ -58,14 +59,8 @@ class TableRoPE(RoPE):
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`[1, T, N, H]` queries and `[1, T, K, H]` keys, rotated in float32; `positions` `[T, 2, H]`."""
-        cos, sin = positions[:, None, 0], positions[:, None, 1]
-        return _rotate(query, cos, sin), _rotate(key, cos, sin)
+        rotated = (rotate(x.squeeze(0), positions).unsqueeze(0) for x in (query, key))
+        return next(rotated), next(rotated)
 
     def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
         return None
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    wide = x.float()
-    first, second = wide.chunk(2, dim=-1)
-    return (wide * cos + torch.cat((-second, first), dim=-1) * sin).type_as(x)

@@ -1,4 +1,4 @@
-"""One rank of the parity tests: `RANK WORLD_SIZE PORT CASES OUT`; every case runs in the same process group."""
+"""One rank of the parity tests: `RANK WORLD_SIZE PORT CASES OUT`; all cases share one process group."""
 
 import json
 import sys

@@ -103,7 +103,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(start, tmp
     foreign.save(tmp_path / "foreign")
     rank, _ = start()
     before = weights(rank)
-    with pytest.raises(ValueError, match="another model's: parameters.* has shape"):
+    with pytest.raises(ValueError, match=r"another model's: parameters.* has shape"):
         rank.load(tmp_path / "foreign")
     assert same(weights(rank, 1), before)
     with pytest.raises(ValueError, match="no complete checkpoint"):
@@ -240,7 +240,7 @@ def test_a_non_finite_gradient_names_the_parameter(start, install_plugin):
     )
     rank, spec = start(algorithm={"type": "broken"})
     sequences = make_sequences()
-    with pytest.raises(NonFiniteError, match="gradient of tok_embeddings.weight, .* is not finite"):
+    with pytest.raises(NonFiniteError, match=r"gradient of tok_embeddings.weight, .* is not finite"):
         rank.train(sequences, plan(sequences, spec))
 
 

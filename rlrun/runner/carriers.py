@@ -1,6 +1,7 @@
 """What the driver hands to the trainer and the engines, and gets back.
 
-    Prompt -> GenerateRequest -> engine -> Generation -> Sample -> TrainSequence -> TrainStep -> trainer -> metrics
+    Prompt -> GenerateRequest -> engine -> Generation -> Sample
+           -> TrainSequence, TrainStep -> trainer -> metrics
 
 Plain numpy, so that every carrier crosses process borders cheaply and tests need no torch.
 """
@@ -85,7 +86,7 @@ class TrainStep:
     """
 
     micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
-    """`[data rank][micro-batch]` -> indices into the step's list of sequences; every rank has the same number."""
+    """`[data rank][micro-batch]` -> indices into the step's sequences; every rank has the same number."""
     scale: Mapping[int, float]
     """Weight of a sequence's tokens, denominators already divided by (rlrun.runner.reduction)."""
 

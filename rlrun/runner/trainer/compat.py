@@ -77,7 +77,7 @@ from torchtitan.distributed.fsdp import apply_fsdp_to_decoder  # noqa: E402
 from torchtitan.distributed.full_dtensor import resolve_fsdp_mesh  # noqa: E402
 from torchtitan.distributed.utils import clip_grad_norm_, get_spmd_context, set_spmd_backend  # noqa: E402
 from torchtitan.models.common.attention import GQAttention, QKVLinear  # noqa: E402
-from torchtitan.models.common.config_utils import (
+from torchtitan.models.common.config_utils import (  # noqa: E402
     make_moe_config,
     make_routed_experts_config,
     make_router_config,

@@ -1,0 +1,255 @@
+"""A training step of rlrun against a plain loop of transformers and torch, on the same packed batch.
+
+    python benchmarks/trainer_step.py [--size s|m] [--dtype bfloat16|float32] [--documents 64] [--threads 1]
+
+Both sides hold the same weights, run the same micro-batches (documents packed under a token budget, positions
+starting anew in each) and the same GRPO update at ratio 1 with entropy, and take turns in one process. The
+plain side is what a careful user writes: autocast over float32 weights, transformers' own masks for packed
+documents, fused AdamW, logits of response tokens alone. Prints JSON: tokens a second of CPU time (of device
+time on a GPU) for forward, backward, optimizer and the whole; peak memory; the share of the machine's own
+matrix-product speed; and how far the two sides' log-probs differ.
+"""
+
+import argparse
+import contextlib
+import json
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from rlrun.runner.carriers import TrainerSetup, TrainSequence
+from rlrun.runner.packing import all_micro_batches, plan_steps
+from rlrun.runner.trainer.batch import make_pack
+from rlrun.runner.trainer.rank import TrainerRank
+from rlrun.specs.job import Spec
+
+SIZES = {
+    "s": {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 768, "num_attention_heads": 4},
+    "m": {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1536, "num_attention_heads": 8},
+}
+VOCABULARY = {"s": 4096, "m": 8192}
+PARTS = ("forward", "backward", "optimizer")
+
+
+def make_model(folder: Path, size: str) -> None:
+    heads = SIZES[size]["num_attention_heads"]
+    config = transformers.Qwen3Config(
+        **SIZES[size],
+        num_key_value_heads=heads // 2,
+        head_dim=64,
+        vocab_size=VOCABULARY[size],
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        pad_token_id=None,
+    )
+    torch.manual_seed(0)
+    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+def make_sequences(documents: int, vocabulary: int, prompt: int = 32) -> list[TrainSequence]:
+    """Lognormal response lengths around 96, at most 512."""
+    rng = np.random.default_rng(0)
+    sequences = []
+    for i, length in enumerate(np.clip(rng.lognormal(np.log(96), 0.8, documents), 4, 512).astype(int)):
+        sequences.append(
+            TrainSequence(
+                tokens=rng.integers(0, vocabulary, prompt + length).astype(np.int32),
+                prompt_length=prompt,
+                loss_mask=np.ones(length, np.float32),
+                advantages=np.full(length, rng.normal(), np.float32),
+                rollout_log_probs=np.full(length, -np.log(vocabulary), np.float32),
+                execution=str(i),
+            )
+        )
+    return sequences
+
+
+def now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
+
+
+class Ours:
+    def __init__(self, folder: Path, spec: Spec, threads: int) -> None:
+        self.rank = TrainerRank(
+            TrainerSetup(spec.model_dump_json(), str(folder), 0, 0, 1, "127.0.0.1", 1, threads, 10**6)
+        )
+        self.device = self.rank._device
+
+    def log_probs(self, sequences, step):
+        found = self.rank.log_probs(sequences, all_micro_batches([step]))
+        return np.concatenate([found[i] for i in range(len(sequences))])
+
+    def step(self, sequences, step) -> dict[str, float]:
+        start = now(self.device)
+        (metrics,) = self.rank.train(sequences, [step])
+        seconds = {"total": now(self.device) - start}
+        wall = {part: metrics[f"perf/{part}_time"] for part in PARTS}
+        scale = seconds["total"] / sum(wall.values())
+        return seconds | {part: wall[part] * scale for part in PARTS}
+
+
+class Plain:
+    def __init__(self, folder: Path, spec: Spec, device: torch.device) -> None:
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa"
+        ).to(device)
+        trainer = spec.trainer
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=trainer.lr,
+            betas=trainer.betas,
+            eps=trainer.eps,
+            weight_decay=trainer.weight_decay,
+            fused=True,
+        )
+        self.max_norm = trainer.max_grad_norm
+        self.half, self.device = trainer.dtype == "bfloat16", device
+
+    def forward(self, pack) -> tuple[torch.Tensor, torch.Tensor]:
+        precision = (
+            torch.autocast(self.device.type, torch.bfloat16) if self.half else contextlib.nullcontext()
+        )
+        with precision:
+            hidden = self.model.model(
+                input_ids=pack.tokens, position_ids=pack.positions[None], use_cache=False
+            )
+            logits = self.model.lm_head(hidden.last_hidden_state[0, pack.rows])
+        everything = logits.float().log_softmax(-1)
+        entropy = -(everything.exp() * everything).sum(-1)
+        return everything.gather(1, pack.targets[:, None])[:, 0], entropy
+
+    @torch.no_grad()
+    def log_probs(self, sequences, step):
+        found = {}
+        for members in step.micro_batches[0]:
+            pack = make_pack([sequences[i] for i in members], 1, self.device)
+            parts = self.forward(pack)[0].cpu().split(pack.response_lengths)
+            found |= dict(zip(members, parts, strict=True))
+        return torch.cat([found[i] for i in range(len(sequences))]).numpy()
+
+    def step(self, sequences, step) -> dict[str, float]:
+        seconds = dict.fromkeys((*PARTS, "total"), 0.0)
+        begin = now(self.device)
+        self.optimizer.zero_grad()
+        for members in step.micro_batches[0]:
+            start = now(self.device)
+            pack = make_pack([sequences[i] for i in members], 1, self.device)
+            log_probs, _ = self.forward(pack)
+            weights = [np.full(len(sequences[i].loss_mask), step.scale[i], np.float32) for i in members]
+            advantages = [sequences[i].advantages for i in members]
+            ratio = (log_probs - log_probs.detach()).exp()
+            weight = torch.from_numpy(np.concatenate(weights) * np.concatenate(advantages)).to(self.device)
+            loss = -torch.minimum(ratio * weight, ratio.clamp(0.8, 1.2) * weight).sum()
+            middle = now(self.device)
+            loss.backward()
+            seconds["forward"] += middle - start
+            seconds["backward"] += now(self.device) - middle
+        start = now(self.device)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
+        self.optimizer.step()
+        seconds["optimizer"] = now(self.device) - start
+        seconds["total"] = now(self.device) - begin
+        return seconds
+
+
+def matrix_speed(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of a 2048³ product (of CPU time, whatever the threads), the best of several."""
+    a, b = (torch.randn(2048, 2048, device=device).to(dtype) for _ in range(2))
+    times = []
+    for _ in range(6):
+        start = now(device)
+        a @ b
+        times.append(now(device) - start)
+    return float(2 * 2048**3 / min(times))
+
+
+def floating_point_operations(size: str, tokens: int, responses: int) -> float:
+    """Of a step's matrix products: 6 for each parameter and token, the head's on response tokens alone."""
+    hidden, layers = SIZES[size]["hidden_size"], SIZES[size]["num_hidden_layers"]
+    heads, inner = SIZES[size]["num_attention_heads"], SIZES[size]["intermediate_size"]
+    linear = layers * hidden * (3 * inner + 64 * (2 * heads + heads))
+    return 6.0 * (linear * tokens + hidden * VOCABULARY[size] * responses)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", choices=SIZES, default="s")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--documents", type=int, default=64)
+    parser.add_argument("--budget", type=int, default=4096)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_model(folder, options.size)
+        spec = Spec.model_validate(
+            {
+                "model": {"path": name},
+                "data": {},
+                "trainer": {
+                    "steps": 1,
+                    "dtype": options.dtype,
+                    "max_tokens_per_rank": options.budget,
+                    "lr": 1e-6,
+                },
+            }
+        )
+        print(json.dumps(measure(folder, spec, options), indent=2))
+
+
+def measure(folder: Path, spec: Spec, options: argparse.Namespace) -> dict[str, object]:
+    sequences = make_sequences(options.documents, VOCABULARY[options.size])
+    (step,) = plan_steps(
+        sequences,
+        optimizer_steps=1,
+        reduction="per_sample_mean",
+        max_tokens=options.budget,
+        max_length=4096,
+        max_response_tokens=512,
+        data_degree=1,
+    )
+    ours = Ours(folder, spec, options.threads)
+    plain = Plain(folder, spec, ours.device)
+    difference = np.abs(ours.log_probs(sequences, step) - plain.log_probs(sequences, step)).mean()
+    runs: dict[str, list[dict[str, float]]] = {"rlrun": [], "plain": []}
+    for _ in range(options.repeat + 1):
+        runs["rlrun"].append(ours.step(sequences, step))
+        runs["plain"].append(plain.step(sequences, step))
+    tokens = sum(len(sequence.tokens) for sequence in sequences)
+    responses = sum(len(sequence.loss_mask) for sequence in sequences)
+    work = floating_point_operations(options.size, tokens, responses)
+    speed = matrix_speed(getattr(torch, options.dtype), ours.device)
+    result: dict[str, object] = {
+        **vars(options),
+        "device": ours.device.type,
+        "tokens": tokens,
+        "micro_batches": len(step.micro_batches[0]),
+        "mean_abs_log_prob_difference": float(difference),
+    }
+    for side, measured in runs.items():
+        seconds = {part: statistics.median(run[part] for run in measured[1:]) for part in (*PARTS, "total")}
+        result[side] = {f"{part}_tokens_per_second": round(tokens / seconds[part]) for part in seconds} | {
+            "seconds": round(seconds["total"], 4),
+            "share_of_matrix_speed": round(work / seconds["total"] / speed, 3),
+        }
+    totals = {
+        side: statistics.median(run["total"] for run in measured[1:]) for side, measured in runs.items()
+    }
+    result["speed_up"] = round(totals["plain"] / totals["rlrun"], 2)
+    result["peak_memory_of_the_process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    ours.rank.close()
+    return result
+
+
+if __name__ == "__main__":
+    main()

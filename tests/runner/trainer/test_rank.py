@@ -276,3 +276,16 @@ def test_prompts_alone_make_no_gradient(start):
     ]
     (metrics,) = rank.train(sequences, plan(sequences, spec))
     assert metrics["train/loss"] == metrics["train/grad_norm"] == 0
+
+
+def test_the_ratio_can_be_taken_to_the_engine(start):
+    rank, spec = start(old_log_probs="rollout", reduction="per_token", algorithm={"type": "grpo"})
+    sequences = make_sequences()
+    steps = plan(sequences, spec)
+    log_probs = rank.log_probs(sequences, all_micro_batches(steps))
+    (metrics,) = rank.train(sequences, steps)
+    gaps = [
+        (sequence.rollout_log_probs - log_probs[i])[sequence.loss_mask > 0]
+        for i, sequence in enumerate(sequences)
+    ]
+    assert metrics["train/approx_kl"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-4)

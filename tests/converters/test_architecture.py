@@ -1,0 +1,106 @@
+import json
+
+import pytest
+from tiny_models import CONFIGS, make_tiny_model
+
+from rlrun.converters.architecture import Rope, architecture, read_architecture
+from rlrun.converters.hf_names import hf_tensors
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_names_and_shapes_are_those_of_transformers(family, tied, tmp_path):
+    from safetensors.torch import load_file
+
+    folder = make_tiny_model(tmp_path, family, tied=tied)
+    stored = {name: tuple(tensor.shape) for name, tensor in load_file(folder / "model.safetensors").items()}
+    assert {tensor.name: tensor.shape for tensor in hf_tensors(read_architecture(folder))} == stored
+
+
+def test_query_key_value_and_gate_up_are_neighbours():
+    names = [tensor.name.split(".")[-2] for tensor in hf_tensors(architecture(QWEN3))]
+    text = " ".join(names)
+    assert text.count("q_proj k_proj v_proj") == text.count("gate_proj up_proj") == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "rope"),
+    [
+        ({"rope_theta": 5e5}, Rope(5e5)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, Rope(1e6)),
+        ({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}}, Rope(1e4, "linear", 2.0)),
+        (
+            {
+                "rope_theta": 5e5,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 8192,
+                },
+            },
+            Rope(5e5, "llama3", 8.0, 1.0, 4.0, 8192),
+        ),
+    ],
+    ids=["theta", "parameters", "linear", "llama3"],
+)
+def test_rope_of_both_generations_of_config(keys, rope):
+    assert architecture(QWEN3 | keys).rope == rope
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"model_type": "mamba"},
+            "model_type 'mamba' is not supported; supported are llama, qwen3, qwen3_moe",
+        ),
+        ({"attention_bias": True}, "attention_bias = true in config.json is not supported for qwen3"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type 'yarn' is not supported"),
+    ],
+    ids=["family", "bias", "window", "activation", "rope"],
+)
+def test_what_is_not_supported_is_named(keys, message):
+    with pytest.raises(ValueError, match=message):
+        architecture(QWEN3 | keys)
+
+
+def test_sparse_layers_follow_step_and_exceptions():
+    config = QWEN3 | {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 6,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+    }
+    assert architecture(config).experts.layers == {1, 5}
+
+
+def test_folders_without_a_usable_config(tmp_path):
+    with pytest.raises(ValueError, match="is no model folder: it has no"):
+        read_architecture(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="is not valid JSON"):
+        read_architecture(tmp_path)
+    without = {key: value for key, value in QWEN3.items() if key != "vocab_size"}
+    (tmp_path / "config.json").write_text(json.dumps(without))
+    with pytest.raises(ValueError, match="has no 'vocab_size'"):
+        read_architecture(tmp_path)

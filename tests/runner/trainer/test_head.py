@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+from rlrun.runner.trainer import head
+from rlrun.runner.trainer.head import HeadQuery, ResponseHead
+
+TOKENS, HIDDEN, VOCABULARY = 12, 16, 50
+
+
+def make_head(dtype=torch.float64):
+    torch.manual_seed(0)
+    module = ResponseHead(ResponseHead.Config(in_features=HIDDEN, out_features=VOCABULARY))
+    return module.to(dtype)
+
+
+def plain(module, hidden, rows, targets, temperature):
+    logits = (hidden[0, rows] @ module.weight.t()) / temperature
+    everything = logits.log_softmax(-1)
+    entropy = -(everything.exp() * everything).sum(-1)
+    return everything.gather(1, targets[:, None])[:, 0], entropy
+
+
+def gradients(outputs, module, hidden, slopes):
+    loss = sum((output * slope).sum() for output, slope in zip(outputs, slopes, strict=True))
+    return torch.autograd.grad(loss, (hidden, module.weight))
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("entropy_grad", [False, True])
+def test_values_and_gradients_are_those_of_all_logits_at_once(chunk, temperature, entropy_grad):
+    module = make_head(torch.float32)
+    hidden = torch.randn(1, TOKENS, HIDDEN, requires_grad=True)
+    rows, targets = torch.tensor([1, 2, 3, 7, 8, 9, 10]), torch.randint(VOCABULARY, (7,))
+    module.query = HeadQuery(rows, targets, temperature, chunk, entropy_grad)
+    slopes = torch.randn(7), torch.randn(7) * entropy_grad
+    ours, expected = module(hidden), plain(module, hidden, rows, targets, temperature)
+    for value, reference in zip(ours, expected, strict=True):
+        torch.testing.assert_close(value, reference, atol=2e-6, rtol=1e-5)
+    used = slopes if entropy_grad else slopes[:1]
+    got = gradients(ours[: len(used)], module, hidden, used)
+    for value, reference in zip(got, gradients(expected[: len(used)], module, hidden, used), strict=True):
+        torch.testing.assert_close(value, reference, atol=2e-6, rtol=1e-5)
+
+
+def test_kept_logits_and_made_again_give_the_same_gradients(monkeypatch):
+    module = make_head(torch.bfloat16)
+    hidden = torch.randn(1, TOKENS, HIDDEN).bfloat16().requires_grad_()
+    rows, targets = torch.arange(TOKENS - 1), torch.randint(VOCABULARY, (TOKENS - 1,))
+    found = []
+    for room in (0, 2**20):
+        monkeypatch.setattr(head, "KEPT_BYTES", room)
+        module.query = HeadQuery(rows, targets, 0.9, 4)
+        found.append(gradients(module(hidden)[:1], module, hidden, [torch.ones(TOKENS - 1)]))
+    for first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+
+
+def test_no_response_tokens():
+    module = make_head(torch.float32)
+    hidden = torch.randn(1, TOKENS, HIDDEN, requires_grad=True)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    module.query = HeadQuery(nothing, nothing, 1.0, 4)
+    log_probs, entropy = module(hidden)
+    assert log_probs.shape == entropy.shape == (0,)
+    assert all(not gradient.any() for gradient in gradients((log_probs,), module, hidden, [nothing]))

@@ -1,0 +1,41 @@
+import pytest
+
+from rlrun.runner.trainer.layout import data_rank, speaks
+from rlrun.runner.trainer.optimizer import learning_rate
+from rlrun.specs.trainer import ParallelSpec, TrainerSpec
+
+
+def rates(**settings):
+    spec = TrainerSpec(steps=1, lr=1.0, **settings)
+    return [learning_rate(spec, step, 10) for step in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [1.0] * 10),
+        ({"warmup_steps": 3}, [0.25, 0.5, 0.75] + [1.0] * 7),
+        ({"schedule": "linear"}, [1 - step / 10 for step in range(10)]),
+        ({"schedule": "linear", "min_lr_ratio": 0.5}, [1 - step / 20 for step in range(10)]),
+        (
+            {"schedule": "linear", "warmup_steps": 5},
+            [1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 0.8, 0.6, 0.4, 0.2],
+        ),
+    ],
+    ids=["constant", "warm-up", "linear", "floor", "both"],
+)
+def test_schedules(settings, expected):
+    assert rates(**settings) == pytest.approx(expected)
+
+
+def test_cosine_is_half_way_down_in_the_middle():
+    found = rates(schedule="cosine", min_lr_ratio=0.2)
+    assert found[0] == 1.0
+    assert found[5] == pytest.approx(0.6)
+    assert found == sorted(found, reverse=True)
+
+
+def test_tensor_parallel_neighbours_share_their_data():
+    parallel = ParallelSpec(fsdp=2, replicate=2, tensor=2)
+    assert [data_rank(rank, parallel) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [rank for rank in range(8) if speaks(rank, parallel)] == [0, 2, 4, 6]

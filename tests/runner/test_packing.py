@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlrun.runner.bins import best_fit_decreasing
 from rlrun.runner.carriers import TrainSequence
-from rlrun.runner.packing import Cost, all_micro_batches, best_fit_decreasing, micro_batches, plan_steps
+from rlrun.runner.packing import Cost, all_micro_batches, micro_batches, plan_steps
 
 VECTORS = [
     json.loads(line)

@@ -45,14 +45,25 @@ def clip_gradients(parameters: Mapping[str, nn.Parameter], max_norm: float) -> f
     return float(clip_grad_norm_(parameters.values(), max_norm, foreach=True))
 
 
-def non_finite_gradients(parameters: Mapping[str, nn.Parameter]) -> list[str]:
-    """Parameters whose gradient has a NaN or infinity in this rank's part."""
-    names = []
-    for name, parameter in parameters.items():
-        grad = parameter.grad
-        if grad is None:
-            continue
-        local = grad.to_local() if isinstance(grad, DTensor) else grad
-        if not bool(local.isfinite().all()):
-            names.append(name)
-    return names
+class NonFiniteError(ArithmeticError):
+    """A loss or gradient with a NaN or infinity, found before it reached the weights."""
+
+
+def non_finite_error(step: int, loss: float, parameters: Mapping[str, nn.Parameter]) -> NonFiniteError:
+    """What was not finite in optimizer step `step` (from 1), as far as this rank can tell, and what to do."""
+    if not math.isfinite(loss):
+        what = f"the loss is {loss}"
+    else:
+        names = [name for name, parameter in parameters.items() if not _finite(parameter.grad)]
+        what = f"the gradient of {', '.join(names[:3]) or 'a parameter on another rank'} is not finite"
+        what += f" ({len(names)} parameters)" if len(names) > 3 else ""
+    return NonFiniteError(
+        f"optimizer step {step}: {what}; the weights are as before. Lower trainer.lr, or set "
+        'trainer.non_finite = "skip" to leave such steps out'
+    )
+
+
+def _finite(grad: torch.Tensor | None) -> bool:
+    if grad is None:
+        return True
+    return bool((grad.to_local() if isinstance(grad, DTensor) else grad).isfinite().all())

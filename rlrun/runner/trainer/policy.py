@@ -26,6 +26,8 @@ class Policy:
         chunk: int,
     ) -> None:
         self.decoder = decoder
+        self.multiple = 1 if dims is None else dims.tp
+        """A pack's tokens must divide by this: sequence parallelism splits them evenly."""
         self._rope = RopeTable(model, device)
         self._temperature, self._chunk = temperature, chunk
         self._context = contextlib.nullcontext if dims is None else get_spmd_context(parallel_dims=dims)

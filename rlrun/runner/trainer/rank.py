@@ -6,6 +6,7 @@
 Calls are collective: every rank gets each call, in the same order, with its own data rank's sequences.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,29 +20,26 @@ from rlrun.converters.hf_names import HfTensor
 from rlrun.converters.safetensors_folder import WeightFolder, random_tensor, write_folder
 from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.registry import build
-from rlrun.plugins.types import LossInputs, Needs
+from rlrun.plugins.types import Needs
 from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep, WeightManifest
 from rlrun.runner.packing import MicroBatches
-from rlrun.runner.trainer.batch import LossBatch, make_loss_batch, make_pack
+from rlrun.runner.trainer.batch import make_pack
 from rlrun.runner.trainer.checkpoint import load_checkpoint, save_checkpoint
 from rlrun.runner.trainer.layout import data_rank, speaks
+from rlrun.runner.trainer.loss_pass import LossPass
 from rlrun.runner.trainer.meter import Meter
 from rlrun.runner.trainer.model import build_model
 from rlrun.runner.trainer.optimizer import (
     clip_gradients,
     learning_rate,
     make_optimizer,
-    non_finite_gradients,
+    non_finite_error,
 )
 from rlrun.runner.trainer.parameters import Parameters
 from rlrun.runner.trainer.policy import Policy
 from rlrun.runner.trainer.process import build_mesh, peak_memory, start_process, stop_process
 from rlrun.runner.weights.shared_memory import SharedWeights
 from rlrun.specs.job import Spec
-
-
-class NonFiniteError(ArithmeticError):
-    """A loss or gradient with a NaN or infinity, found before it reached the weights."""
 
 
 class TrainerRank:
@@ -73,6 +71,7 @@ class TrainerRank:
         self._parameters = Parameters(decoder, self._model)
         self._load_weights()
         self._reference = self._parameters.host_copy() if self._needs.reference else None
+        self._loss = LossPass(self._policy, self._algorithm, spec.trainer, self._device)
         self._optimizer = make_optimizer(spec.trainer, self._parameters.masters)
         self._step = 0
         self._shared: SharedWeights | None = None
@@ -104,7 +103,7 @@ class TrainerRank:
     ) -> dict[int, NDArray[np.float32]]:
         results: dict[int, NDArray[np.float32]] = {}
         for members in micro_batches[self._data_rank]:
-            pack = make_pack([sequences[i] for i in members], self._multiple, self._device)
+            pack = make_pack([sequences[i] for i in members], self._policy.multiple, self._device)
             values, _ = self._policy(pack)
             parts = values.cpu().split(pack.response_lengths)
             results |= {i: part.numpy() for i, part in zip(members, parts, strict=True)}
@@ -128,12 +127,14 @@ class TrainerRank:
         self._optimizer.zero_grad()
         for members in step.micro_batches[self._data_rank]:
             chosen = [sequences[i] for i in members]
-            self._accumulate(chosen, [step.scale[i] for i in members], meter)
+            self._loss.accumulate(chosen, [step.scale[i] for i in members], meter)
         start = time.perf_counter()
         rate = learning_rate(self._spec.trainer, self._step, self._setup.optimizer_steps)
         norm = clip_gradients(self._parameters.masters, self._spec.trainer.max_grad_norm)
         metrics = meter.reduced(self._speaks, self._device) | {"train/grad_norm": norm, "train/lr": rate}
-        skipped = self._skips(metrics)
+        skipped = not all(map(math.isfinite, (metrics["train/loss"], norm)))
+        if skipped:
+            self._refuse(metrics)
         if not skipped:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
@@ -143,68 +144,12 @@ class TrainerRank:
         metrics["perf/optimizer_time"] = time.perf_counter() - start
         return metrics | {"train/skipped_steps": float(skipped)}
 
-    def _accumulate(self, sequences: Sequence[TrainSequence], scales: Sequence[float], meter: Meter) -> None:
-        """Forward and backward of one micro-batch; its metrics go to `meter`."""
-        start = time.perf_counter()
-        pack = make_pack(sequences, self._multiple, self._device)
-        batch = make_loss_batch(
-            sequences, scales, self._spec.trainer.old_log_probs == "rollout", self._device
-        )
-        log_probs, entropy = self._policy(pack, entropy_grad=self._needs.entropy_grad)
-        old = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
-        outputs = self._algorithm.loss(
-            LossInputs(
-                log_probs=log_probs,
-                entropy=entropy,
-                old_log_probs=old,
-                rollout_log_probs=batch.rollout_log_probs,
-                reference_log_probs=batch.reference_log_probs,
-                advantages=batch.advantages,
-                mask=batch.mask,
-                sample=batch.sample,
-                num_samples=batch.num_samples,
-            )
-        )
-        loss = (outputs.loss * batch.weights).sum()
-        middle = time.perf_counter()
-        self._policy.backward(loss)
-        end = time.perf_counter()
-        values = dict(outputs.metrics) | {"entropy": entropy.detach()}
-        if self._needs.old_log_probs:
-            values["approx_kl"] = (old - log_probs).detach()
-        sums = {f"train/{name}": (value * batch.weights).sum() for name, value in values.items()}
-        tokens = sum(len(sequence.tokens) for sequence in sequences)
-        meter.add(sums | {"train/loss": loss.detach(), "train/tokens": tokens})
-        meter.add({"train/response_tokens": batch.mask.sum()})
-        meter.lengthen({"perf/forward_time": middle - start, "perf/backward_time": end - middle})
-        if self._needs.rollout:
-            self._compare_with_rollout(old, batch, meter)
-
-    def _compare_with_rollout(self, old: torch.Tensor, batch: LossBatch, meter: Meter) -> None:
-        """How far the engine's log-probs are from the trainer's for the same weights."""
-        difference = (old - batch.rollout_log_probs).abs() * (batch.mask > 0)
-        name = "train/train_rollout_logprob_abs_diff"
-        meter.add({name: (difference * batch.weights).sum()})
-        meter.raise_to({f"{name}_max": difference.max() if len(difference) else 0.0})
-
-    def _skips(self, metrics: dict[str, float]) -> bool:
-        """Whether this step must not reach the weights; raises under the policy `stop`."""
-        if np.isfinite(metrics["train/loss"]) and np.isfinite(metrics["train/grad_norm"]):
-            return False
-        if self._spec.trainer.non_finite == "skip":
-            for name in [name for name, value in metrics.items() if not np.isfinite(value)]:
-                del metrics[name]
-            return True
-        if not np.isfinite(metrics["train/loss"]):
-            what = f"the loss is {metrics['train/loss']}"
-        else:
-            names = non_finite_gradients(self._parameters.masters)
-            what = f"the gradient of {', '.join(names[:3]) or 'a parameter on another rank'} is not finite"
-            what += f" ({len(names)} parameters)" if len(names) > 3 else ""
-        raise NonFiniteError(
-            f"optimizer step {self._step + 1}: {what}; the weights are as before. Lower trainer.lr, or set "
-            'trainer.non_finite = "skip" to leave such steps out'
-        )
+    def _refuse(self, metrics: dict[str, float]) -> None:
+        """Leave a step with a non-finite loss or gradient out, or end the job, as the spec says."""
+        if self._spec.trainer.non_finite == "stop":
+            raise non_finite_error(self._step + 1, metrics["train/loss"], self._parameters.masters)
+        for name in [name for name, value in metrics.items() if not math.isfinite(value)]:
+            del metrics[name]
 
     def write_weights(self, version: int) -> WeightManifest | None:
         """Put the weights where engines on this host can read them; rank 0 returns where."""
@@ -251,11 +196,6 @@ class TrainerRank:
             self._shared.close()
             self._shared = None
         stop_process()
-
-    @property
-    def _multiple(self) -> int:
-        """Sequence parallelism splits a pack's tokens evenly."""
-        return self._spec.trainer.parallel.tensor
 
     def _load_weights(self) -> None:
         if self._spec.model.random_init:

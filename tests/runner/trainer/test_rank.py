@@ -8,7 +8,7 @@ from tiny_models import make_tiny_model
 from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan
 
 from rlrun.runner.packing import all_micro_batches
-from rlrun.runner.trainer.rank import NonFiniteError
+from rlrun.runner.trainer.optimizer import NonFiniteError
 from rlrun.runner.weights.shared_memory import attach
 
 

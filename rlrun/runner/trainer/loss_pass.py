@@ -1,0 +1,72 @@
+"""The algorithm's loss over one packed micro-batch: forward, backward, metrics."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from rlrun.plugins.protocols import Algorithm
+from rlrun.plugins.types import LossInputs
+from rlrun.runner.carriers import TrainSequence
+from rlrun.runner.trainer.batch import LossBatch, make_loss_batch, make_pack
+from rlrun.runner.trainer.meter import Meter
+from rlrun.runner.trainer.policy import Policy
+from rlrun.specs.trainer import TrainerSpec
+
+DIFFERENCE = "train/train_rollout_logprob_abs_diff"
+
+
+class LossPass:
+    """Adds gradients to the policy's parameters, and metrics to a meter."""
+
+    def __init__(self, policy: Policy, algorithm: Algorithm, spec: TrainerSpec, device: torch.device) -> None:
+        self._policy, self._algorithm, self._device = policy, algorithm, device
+        self._old_is_rollout = spec.old_log_probs == "rollout"
+
+    def accumulate(self, sequences: Sequence[TrainSequence], scales: Sequence[float], meter: Meter) -> None:
+        """Forward and backward of one micro-batch; `scales` are the sequences' weights in the step."""
+        start = time.perf_counter()
+        pack = make_pack(sequences, self._policy.multiple, self._device)
+        batch = make_loss_batch(sequences, scales, self._old_is_rollout, self._device)
+        log_probs, entropy = self._policy(pack, self._algorithm.needs.entropy_grad)
+        old = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
+        token_losses, values = self._evaluate(log_probs, entropy, old, batch)
+        loss = (token_losses * batch.weights).sum()
+        middle = time.perf_counter()
+        self._policy.backward(loss)
+        end = time.perf_counter()
+        meter.lengthen({"perf/forward_time": middle - start, "perf/backward_time": end - middle})
+        meter.add({f"train/{name}": (value * batch.weights).sum() for name, value in values.items()})
+        meter.add({"train/loss": loss.detach(), "train/response_tokens": batch.mask.sum()})
+        meter.add({"train/tokens": sum(len(sequence.tokens) for sequence in sequences)})
+        if self._algorithm.needs.rollout:
+            _compare_with_rollout(old, batch, meter)
+
+    def _evaluate(
+        self, log_probs: torch.Tensor, entropy: torch.Tensor, old: torch.Tensor, batch: LossBatch
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Token losses, and token values of the metrics: the algorithm's and our own."""
+        outputs = self._algorithm.loss(
+            LossInputs(
+                log_probs=log_probs,
+                entropy=entropy,
+                old_log_probs=old,
+                rollout_log_probs=batch.rollout_log_probs,
+                reference_log_probs=batch.reference_log_probs,
+                advantages=batch.advantages,
+                mask=batch.mask,
+                sample=batch.sample,
+                num_samples=batch.num_samples,
+            )
+        )
+        values = {**outputs.metrics, "entropy": entropy.detach()}
+        if self._algorithm.needs.old_log_probs:
+            values["approx_kl"] = (old - log_probs).detach()
+        return outputs.loss, values
+
+
+def _compare_with_rollout(old: torch.Tensor, batch: LossBatch, meter: Meter) -> None:
+    """How far the engine's log-probs are from the trainer's for the same weights."""
+    difference = (old - batch.rollout_log_probs).abs() * (batch.mask > 0)
+    meter.add({DIFFERENCE: (difference * batch.weights).sum()})
+    meter.raise_to({f"{DIFFERENCE}_max": difference.max() if len(difference) else 0.0})

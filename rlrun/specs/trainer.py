@@ -54,7 +54,7 @@ class TrainerSpec(Section):
     eps: float = Field(default=1e-8, gt=0)
     """Adam's denominator term."""
     weight_decay: float = Field(default=0.1, ge=0)
-    """Decoupled weight decay."""
+    """Decoupled weight decay of matrices; norms have none."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -14,6 +14,7 @@ from typing import Any
 from rlrun.runner.atomic import sync_tree, write_json
 from rlrun.runner.errors import JobError
 from rlrun.runner.interfaces import Trainer
+from rlrun.specs.paths import shown_path
 
 _TRAINER = "trainer"
 _DRIVER = "driver.json"
@@ -59,9 +60,13 @@ class Checkpoints:
 
     def _failed(self, step: int, error: OSError) -> str:
         newest = self.newest()
-        kept = f"the last complete one, {newest}, is untouched" if newest else "there is no earlier one"
+        kept = (
+            f"the last complete one, {shown_path(newest)}, is untouched"
+            if newest
+            else "there is no earlier one"
+        )
         return (
-            f"the checkpoint of step {step} could not be saved in {self._folder}: "
+            f"the checkpoint of step {step} could not be saved in {shown_path(self._folder)}: "
             f"{error.strerror or error}; {kept}. Make room (or mend the disk) and go on with --resume"
         )
 

@@ -134,7 +134,7 @@ class Journal:
         for write in writes:
             if isinstance(problem := write.exception(), OSError):
                 raise JobError(
-                    f"{self._folder.path} cannot be written: {problem.strerror or problem}. "
+                    f"{self._folder.shown} cannot be written: {problem.strerror or problem}. "
                     "Make room (or mend the disk) and go on with --resume"
                 ) from problem
             if problem is not None:

@@ -33,6 +33,7 @@ from rlrun.runner.report import write_report
 from rlrun.runner.run_folder import RunFolder, claim
 from rlrun.runner.scoring import unique_names
 from rlrun.specs.loading import LoadedSpec
+from rlrun.specs.paths import shown_path
 
 DONE, FAILED, INTERRUPTED = 0, 3, 130
 DRIVER_LOG = "driver.log"
@@ -85,7 +86,7 @@ async def _run(
 ) -> None:
     spec = loaded.spec
     async with AsyncExitStack() as stack:
-        console.say(f"{folder.name}: starting; everything it leaves is in {folder.path}")
+        console.say(f"{folder.name}: starting; everything it leaves is in {folder.shown}")
         model = await in_background(fetch_model, spec.model)
         locking = asyncio.create_task(in_background(lock, loaded, model))
         parts = await start_parts(spec, model, folder, stack)
@@ -196,9 +197,8 @@ def _explain(failure: Exception, folder: RunFolder, console: Console) -> str:
     if isinstance(failure, (JobError, ValueError)):
         message = str(failure)
     else:
-        message = (
-            f"unforeseen {type(failure).__name__}: {failure}; its trace is in {folder.logs / DRIVER_LOG}"
-        )
+        trace = shown_path(folder.logs / DRIVER_LOG)
+        message = f"unforeseen {type(failure).__name__}: {failure}; its trace is in {trace}"
     console.say(f"failed: {message}", style="bold red")
     if isinstance(failure, JobError) and failure.details:
         console.say(failure.details)
@@ -212,7 +212,7 @@ def _conclude(folder: RunFolder, console: Console, status: str) -> None:
             console.say(curve)
     except OSError as error:
         console.say(f"the report could not be written: {error}")
-    console.say(f"{folder.name}: {status}; see {folder.path}")
+    console.say(f"{folder.name}: {status}; see {folder.shown}")
 
 
 def _log_to(folder: RunFolder, console: Console) -> list[logging.Handler]:

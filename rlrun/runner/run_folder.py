@@ -17,6 +17,7 @@ import psutil
 
 from rlrun.runner.atomic import write_json, write_text
 from rlrun.runner.errors import RunFolderError
+from rlrun.specs.paths import shown_path
 
 _STEP_FILES = "step-*.jsonl.zst"
 
@@ -42,6 +43,11 @@ class RunFolder:
     def name(self) -> str:
         """Name of the run."""
         return self.path.name
+
+    @property
+    def shown(self) -> str:
+        """The path as a person here would write it."""
+        return shown_path(self.path)
 
     def make(self) -> None:
         """Create the folder and what lies in it; fine where it exists."""
@@ -92,7 +98,7 @@ def claim(runs_dir: Path, name: str, *, resume: bool, new: bool) -> RunFolder:
 
     RunFolderError for a name in use, for nothing to resume, and for a run that is still running.
     """
-    folder = RunFolder(runs_dir / name)
+    folder = RunFolder(runs_dir.absolute() / name)  # other processes have other working directories
     if resume:
         _check_resumable(folder)
     else:
@@ -133,7 +139,7 @@ def _make_fresh(folder: RunFolder, *, new: bool) -> RunFolder:
         except FileExistsError:
             if not new:
                 raise RunFolderError(
-                    f"the run {folder.path} exists; go on with it (--resume), start another beside it "
+                    f"the run {folder.shown} exists; go on with it (--resume), start another beside it "
                     "(--new), or choose a name (--name)"
                 ) from None
         candidate = RunFolder(folder.path.with_name(f"{folder.name}-{number}"))
@@ -144,11 +150,11 @@ def _check_resumable(folder: RunFolder) -> None:
     if not folder.path.is_dir():
         others = sorted(path.name for path in folder.path.parent.glob("*") if (path / "state.json").exists())
         known = f"; there are {', '.join(others)}" if others else ""
-        raise RunFolderError(f"there is no run {folder.path} to resume{known}")
+        raise RunFolderError(f"there is no run {folder.shown} to resume{known}")
     state = folder.read_state()
     if is_alive(state):
         raise RunFolderError(
-            f"the run {folder.path} is still running (process {state['pid']} on {state['host']}); "
+            f"the run {folder.shown} is still running (process {state['pid']} on {state['host']}); "
             f"stop it first: rlrun stop {folder.name}"
         )
 

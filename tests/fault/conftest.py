@@ -1,4 +1,4 @@
-"""One tiny model for all whole jobs."""
+"""One tiny model; every job starts a Ray of its own, whose end is what is looked at."""
 
 from pathlib import Path
 

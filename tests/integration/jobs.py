@@ -133,6 +133,8 @@ class Jobs:
 
     folder: Path
     model: Path
+    cluster: str | None = None
+    """Address of the Ray cluster that jobs join. None: each starts its own."""
     environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -151,6 +153,8 @@ class Jobs:
 
     def start(self, name: str, *arguments: str, spec: str = "job.toml", **settings: object) -> "Running":
         """Begin a job; settings are `--set` overrides, a double underscore for a dot."""
+        if self.cluster is not None:
+            settings = {"cluster__address": self.cluster} | settings
         overrides = [
             part
             for key, value in settings.items()

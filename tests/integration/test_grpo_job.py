@@ -9,6 +9,10 @@ import zstandard
 from tests.integration.jobs import Ended, Jobs
 
 SFT = """
+[rollout]
+max_prompt_tokens = 64
+max_response_tokens = 16
+
 [algorithm]
 type = "sft"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from rlrun.runner.errors import JobError
+from rlrun.specs.paths import shown_path
 
 Result = TypeVar("Result")
 
@@ -68,8 +69,8 @@ def log_end(log: Path) -> str:
     try:
         lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
     except OSError:
-        return f"(its log would be {log})"
-    return "\n".join([*(f"  {line}" for line in lines), f"  (whole log: {log})"])
+        return f"(its log would be {shown_path(log)})"
+    return "\n".join([*(f"  {line}" for line in lines), f"  (whole log: {shown_path(log)})"])
 
 
 def first_cause(failures: Sequence[BaseException]) -> BaseException:

@@ -11,6 +11,7 @@ parent thread, so they end with the driver even when it is killed.
 import asyncio
 import logging
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -184,6 +185,8 @@ class Cluster:
 
     def _start_here(self) -> None:
         _stay_on_loopback(True)
+        # Ray asks whoever talks to it for a token, and would keep one in the home folder.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         self._others = children()
         self._folder = Path(tempfile.mkdtemp(prefix="rlrun-"))
         try:
@@ -204,7 +207,8 @@ class Cluster:
             ray.init(address=self._spec.address, log_to_driver=False, logging_level=logging.ERROR)
         except (RayError, OSError, RuntimeError, ValueError) as error:
             raise JobError(
-                f"the Ray cluster at cluster.address = {self._spec.address!r} could not be joined: {error}"
+                f"the Ray cluster at cluster.address = {self._spec.address!r} could not be joined: {error}; "
+                "check the address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN where the cluster asks for a token"
             ) from error
 
     def _check_resources(self) -> None:

@@ -131,7 +131,6 @@ struct Rows {
   std::vector<std::pair<int64_t, int64_t>> chunks;  // neighbours that share a prompt, at most 8
 
  private:
-  static constexpr int64_t LARGEST = 8;
   const int32_t* prefix_table;
   int64_t prefix_width;
   const int32_t* suffix_table;
@@ -139,9 +138,10 @@ struct Rows {
   const int64_t *seat, *prefix_seat, *prefix_length, *suffix_length;
 
   void chunk() {
+    const int64_t largest = std::clamp<int64_t>(count / at::get_num_threads(), 1, 8);
     for (int64_t first = 0; first < count;) {
       int64_t last = first + 1;
-      while (last < count && last - first < LARGEST && prefix_seat[last] == prefix_seat[first]) last++;
+      while (last < count && last - first < largest && prefix_seat[last] == prefix_seat[first]) last++;
       chunks.emplace_back(first, last);
       first = last;
     }

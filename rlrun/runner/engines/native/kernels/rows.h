@@ -106,24 +106,23 @@ constexpr int64_t GROUP = 64;  // tokens of the vocabulary summed together
 template <class T>
 class RowSampler {
  public:
-  explicit RowSampler(int64_t vocab) : vocab_(vocab), weights_((vocab + GROUP - 1) / GROUP * GROUP) {}
+  explicit RowSampler(int64_t vocab)
+      : vocab_(vocab), weights_((vocab + GROUP - 1) / GROUP * GROUP), sums_(weights_.size() / GROUP) {}
 
   Drawn draw(const T* logits, float temperature, double uniform, const bool* allowed) {
     const bool greedy = temperature == 0.0f;
     const float inverse = greedy ? 1.0f : 1.0f / temperature;
     const float peak = maximum(logits) * inverse;
-    double total = weigh(logits, inverse, peak);
-    const double log_total = std::log(total);
-    if (allowed) {
-      for (int64_t i = 0; i < vocab_; i++) weights_[i] = allowed[i] ? weights_[i] : 0.0f;
-    }
-    const int64_t token = greedy ? likeliest() : invert(uniform);
+    const double total = weigh(logits, inverse, peak), log_total = std::log(total);
+    const double drawable = allowed ? restrict(allowed) : total;
+    const int64_t token = greedy ? likeliest() : invert(uniform * drawable, drawable);
     return {token, static_cast<float>(static_cast<double>(at(logits, token) * inverse - peak) - log_total)};
   }
 
  private:
   int64_t vocab_;
-  std::vector<float> weights_;
+  std::vector<float> weights_;  // zero beyond the vocabulary
+  std::vector<double> sums_;    // of each group
 
   static float at(const T* logits, int64_t i) { return load(logits + i, 1)[0]; }
 
@@ -136,24 +135,25 @@ class RowSampler {
     return m;
   }
 
+  // Sets weights and sums; returns the total.
   double weigh(const T* logits, float inverse, float peak) {
-    double total = 0;
-    for (int64_t start = 0; start < vocab_; start += GROUP) {
-      Vec group{};
-      for_chunks(std::min(GROUP, vocab_ - start), [&](int64_t i, int64_t m) {
-        Vec w = exponential(load_chunk(logits + start + i, m) * inverse - peak);
-        store_chunk(weights_.data() + start + i, w, m);
-        group += m == W ? w : load(weights_.data() + start + i, m);
-      });
-      total += sum(group);
-    }
-    return total;
+    for_chunks(vocab_, [&](int64_t i, int64_t m) {
+      store_chunk(weights_.data() + i, exponential(load_chunk(logits + i, m) * inverse - peak), m);
+    });
+    return add_up();
   }
 
-  double group_sum(int64_t start) const {
-    double s = 0;
-    for (int64_t i = start; i < std::min(start + GROUP, vocab_); i++) s += weights_[i];
-    return s;
+  double restrict(const bool* allowed) {
+    for (int64_t i = 0; i < vocab_; i++) weights_[i] = allowed[i] ? weights_[i] : 0.0f;
+    return add_up();
+  }
+
+  double add_up() {
+    double total = 0;
+    const float* w = weights_.data();
+    for (size_t g = 0; g < sums_.size(); g++, w += GROUP)
+      total += sums_[g] = sum((load(w) + load(w + W)) + (load(w + 2 * W) + load(w + 3 * W)));
+    return total;
   }
 
   int64_t likeliest() const {
@@ -163,12 +163,8 @@ class RowSampler {
   }
 
   // The first token whose cumulative weight exceeds the draw: first its group, then itself.
-  int64_t invert(double uniform) {
-    double total = 0;
-    const int64_t groups = weights_.size() / GROUP;
-    sums_.resize(groups);
-    for (int64_t g = 0; g < groups; g++) total += sums_[g] = group_sum(g * GROUP);
-    const double target = uniform * total;
+  int64_t invert(double target, double total) const {
+    const int64_t groups = sums_.size();
     double before = 0;
     int64_t found = 0, last = 0;
     for (; found < groups; found++) {
@@ -189,8 +185,6 @@ class RowSampler {
     }
     return token;
   }
-
-  std::vector<double> sums_;
 };
 
 }  // namespace rlrun::kernels

@@ -1,5 +1,6 @@
 // Sixteen floats at a time, with GCC's and Clang's vector extension: the compiler splits them for narrower machines.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <cstring>
 
@@ -78,15 +79,21 @@ inline void store_chunk(T* p, Vec v, int64_t n) {
   n == W ? store(p, v) : store(p, v, n);
 }
 
+// Combines the lanes pairwise, halving the vector each time.
+template <class F>
+inline float reduce(Vec v, F&& f) {
+  using Eight = float __attribute__((vector_size(32)));
+  using Four = float __attribute__((vector_size(16)));
+  const auto eights = bit_cast<std::array<Eight, 2>>(v);
+  const auto fours = bit_cast<std::array<Four, 2>>(f(eights[0], eights[1]));
+  const Four four = f(fours[0], fours[1]);
+  return f(f(four[0], four[2]), f(four[1], four[3]));
+}
 inline float sum(Vec v) {
-  float s = 0;
-  for (int i = 0; i < W; i++) s += v[i];
-  return s;
+  return reduce(v, [](auto a, auto b) { return a + b; });
 }
 inline float maximum(Vec v) {
-  float m = v[0];
-  for (int i = 1; i < W; i++) m = v[i] > m ? v[i] : m;
-  return m;
+  return reduce(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // e^x within two units in the last place; 0 below -87.

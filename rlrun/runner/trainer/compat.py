@@ -67,6 +67,8 @@ def _spare_triton() -> None:
         sys.modules[name] = stand_in
 
 
+# Checkpoints of one rank need no process group; torch says so at every save and load.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 _spare_triton()
 if ON_CPU:
     _use_cpu()

@@ -14,8 +14,9 @@ LAYOUTS = {
     "tensor2": {"tensor": 2},
     "replicate2": {"replicate": 2},
     "fsdp2-tensor2": {"fsdp": 2, "tensor": 2},
+    "replicate2-fsdp2": {"replicate": 2, "fsdp": 2},
 }
-RANKS = {1: ["one"], 2: ["fsdp2", "tensor2", "replicate2"], 4: ["fsdp2-tensor2"]}
+RANKS = {1: ["one"], 2: ["fsdp2", "tensor2", "replicate2"], 4: ["fsdp2-tensor2", "replicate2-fsdp2"]}
 UNCLIPPED = {"max_grad_norm": 1e9}
 
 

@@ -42,7 +42,7 @@ class ReadAhead(Generic[Item]):
     async def close(self) -> None:
         """Let the batch being read finish, and forget it."""
         if self._pending is not None:
-            await asyncio.wait([self._pending])
+            await asyncio.gather(self._pending, return_exceptions=True)
             self._pending = None
 
     def _start(self) -> asyncio.Task[list[Item]]:

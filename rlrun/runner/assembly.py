@@ -96,6 +96,7 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
         eval_before_training=spec.eval.before_training,
         eval_interval=spec.eval.interval,
         checkpoint_interval=spec.checkpoint.interval,
+        peak_memory=parts.cluster.peak_memory,
     )
 
 

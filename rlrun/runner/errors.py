@@ -16,5 +16,7 @@ class RunFolderError(ValueError):
     """The command asks for a run folder that it cannot have; the message says the cure. Exit code 2."""
 
 
-class EngineError(Exception):
-    """An engine answered a request with an error; its group fails, the job goes on."""
+class EngineError(JobError):
+    """An engine cannot be reached or refuses a call. A rollout's group fails with it, and the job goes on;
+    anywhere else it ends the job.
+    """

@@ -115,8 +115,8 @@ class Trainer(Protocol):
     async def export_hf(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder."""
 
-    def usage(self) -> dict[str, float]:
-        """`seconds` spent inside the ranks since the last call; `peak_memory` of a rank, bytes."""
+    def seconds_used(self) -> float:
+        """Seconds the slowest rank worked in passes and updates since the last call."""
 
 
 class Sink(Protocol):

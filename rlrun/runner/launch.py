@@ -194,7 +194,7 @@ def _explain(failure: Exception, folder: RunFolder, console: Console) -> str:
     """Say what failed; what nobody foresaw leaves its trace in the driver's log."""
     logger.info("the job failed", exc_info=failure)
     console.close()
-    if isinstance(failure, (JobError, ValueError)):
+    if isinstance(failure, (JobError, ValueError, TimeoutError)):
         message = str(failure)
     else:
         trace = shown_path(folder.logs / DRIVER_LOG)

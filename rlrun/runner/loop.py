@@ -12,7 +12,7 @@ Where there is no rollout (SFT) the source reads demonstrations; nothing else di
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from rlrun.runner.clock import StepClock
 from rlrun.runner.interfaces import Advantages, Engines, Trainer
 from rlrun.runner.metrics import is_due
 from rlrun.runner.packing import all_micro_batches
-from rlrun.runner.performance import StepUsage, train_metrics
+from rlrun.runner.performance import StepUsage, memory_metrics, train_metrics
 from rlrun.runner.rollout import Batch
 from rlrun.runner.sequences import to_sequences, with_old_log_probs, with_reference
 
@@ -107,6 +107,8 @@ class Job:
     eval_before_training: bool = True
     eval_interval: int | None = None
     checkpoint_interval: int | None = None
+    peak_memory: Callable[[], Mapping[str, float]] = dict
+    """Bytes by role."""
 
 
 async def run(job: Job, progress: Progress) -> None:
@@ -139,11 +141,16 @@ async def take_step(job: Job, progress: Progress) -> None:
     with clock.part("weight_sync"):
         sync_bytes = await push_weights(job, progress.version)  # 8
     progress.step += 1
-    usage = StepUsage.of(clock, job.trainer.usage(), batch.generated_tokens, sequences, sync_bytes)
+    usage = StepUsage.of(clock, job.trainer.seconds_used(), batch.generated_tokens, sequences, sync_bytes)
     progress.seconds += usage.step_seconds
     progress.generated_tokens += usage.generated_tokens
     progress.trained_tokens += usage.trained_tokens
-    await conclude(job, progress, batch, metrics | train_metrics(updates) | usage.metrics())  # 9
+    await conclude(
+        job,
+        progress,
+        batch,
+        metrics | train_metrics(updates) | usage.metrics() | memory_metrics(job.peak_memory()),
+    )  # 9
 
 
 async def add_log_probs(

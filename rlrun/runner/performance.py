@@ -8,6 +8,7 @@ from rlrun.runner.clock import StepClock
 from rlrun.runner.metrics import prefixed
 
 _TRAINER_PARTS = ("train", "log_prob", "reference")
+_COUNTS = {"train/tokens", "train/response_tokens", "train/skipped_steps"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,6 @@ class StepUsage:
     """Seconds the driver waited for rollout, train, log_prob, reference, weight_sync."""
     rank_seconds: float
     """Seconds the trainer's calls took inside its ranks."""
-    peak_memory: float | None
-    """Bytes, of the trainer rank that uses most."""
     generated_tokens: int
     trained_tokens: int
     sync_bytes: int
@@ -29,7 +28,7 @@ class StepUsage:
     def of(
         cls,
         clock: StepClock,
-        trainer: Mapping[str, float],
+        rank_seconds: float,
         generated_tokens: int,
         sequences: Sequence[TrainSequence],
         sync_bytes: int,
@@ -38,8 +37,7 @@ class StepUsage:
         return cls(
             clock.total(),
             dict(clock.parts),
-            trainer.get("seconds", 0.0),
-            trainer.get("peak_memory"),
+            rank_seconds,
             generated_tokens,
             sum(len(sequence.tokens) for sequence in sequences),
             sync_bytes,
@@ -56,8 +54,6 @@ class StepUsage:
         metrics |= {"step_time": self.step_seconds, "overhead_time": self.overhead}
         metrics["wait_ratio"] = 1.0 - min(self._trainer_seconds() / self.step_seconds, 1.0)
         metrics["weight_sync_bytes"] = self.sync_bytes
-        if self.peak_memory is not None:
-            metrics["peak_memory/trainer"] = self.peak_memory
         if self.generated_tokens:
             metrics["tokens_per_second/generated"] = self.generated_tokens / self.parts["rollout"]
         if self.trained_tokens:
@@ -68,11 +64,22 @@ class StepUsage:
         return sum(self.parts.get(name, 0.0) for name in _TRAINER_PARTS)
 
 
+def memory_metrics(peaks: Mapping[str, float]) -> dict[str, float]:
+    """`perf/peak_memory/<role>`, bytes."""
+    return {f"perf/peak_memory/{role}": peak for role, peak in peaks.items()}
+
+
 def train_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """A step's updates as one line: the mean over its optimizer steps, but the learning rate of the last."""
-    names = dict.fromkeys(name for update in updates for name in update)
+    """A step's updates as one line: the mean over its optimizer steps, but sums of what is counted or timed,
+    the largest of maxima, and the learning rate of the last.
+    """
     merged = {}
-    for name in names:
+    for name in dict.fromkeys(name for update in updates for name in update):
         values = [update[name] for update in updates if name in update]
-        merged[name] = values[-1] if name == "train/lr" else sum(values) / len(values)
+        if name == "train/lr":
+            merged[name] = values[-1]
+        elif name.startswith("perf/") or name in _COUNTS:
+            merged[name] = sum(values)
+        else:
+            merged[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
     return merged

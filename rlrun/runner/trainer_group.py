@@ -37,7 +37,6 @@ class TrainerGroup:
         self._ranks = ranks
         self._data_ranks = data_ranks
         self._seconds = 0.0
-        self._peak_memory = 0.0
 
     async def log_probs(
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches, *, reference: bool = False
@@ -75,10 +74,10 @@ class TrainerGroup:
         """Write the model as a Hugging Face folder. OSError when it could not be written."""
         await self._on_disk("export_hf", folder)
 
-    def usage(self) -> dict[str, float]:
-        """`seconds` the slowest rank worked since the last call; `peak_memory` of the largest rank, bytes."""
+    def seconds_used(self) -> float:
+        """Seconds the slowest rank worked in passes and updates since the last call."""
         seconds, self._seconds = self._seconds, 0.0
-        return {"seconds": seconds, "peak_memory": self._peak_memory}
+        return seconds
 
     def _shares(self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches) -> list[Any]:
         """Each rank's sequences; ranks of one data rank share a copy."""
@@ -90,9 +89,8 @@ class TrainerGroup:
 
     async def _timed(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         answers = await self._all(method, arguments)
-        self._seconds += max(seconds for _, seconds, _ in answers)
-        self._peak_memory = max(memory for _, _, memory in answers)
-        return [answer for answer, _, _ in answers]
+        self._seconds += max(seconds for _, seconds in answers)
+        return [answer for answer, _ in answers]
 
     async def _on_disk(self, method: str, folder: Path) -> None:
         try:

@@ -86,6 +86,22 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(jobs: Jobs) -> None:
     assert json.loads((aside / "metrics.jsonl").read_text())["step"] == 5
 
 
+def test_a_job_that_streams_aborts_its_surplus_and_stays_on_policy(jobs: Jobs) -> None:
+    ended = jobs.run(
+        "streaming",
+        deterministic=False,
+        rollout__oversample=12,
+        filters=[{"type": "nonzero_std", "keep_when_short": True}],
+        trainer__steps=4,
+    )
+    assert ended.code == 0, ended.output
+    for line in ended.metrics:
+        assert line["train/train_rollout_logprob_abs_diff"] < 1e-4
+        assert line["rollout/staleness/max"] == 0
+        assert line["rollout/failed"] == 0
+        assert line["perf/peak_memory/engine"] > 0
+
+
 def test_two_ranks_train_as_one(jobs: Jobs, reference: Ended) -> None:
     sharded = jobs.run("sharded", trainer__parallel={"fsdp": 2}, trainer__steps=3)
     assert sharded.code == 0, sharded.output

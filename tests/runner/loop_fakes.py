@@ -186,8 +186,8 @@ class Trainer:
     async def export_hf(self, folder: Path) -> None:
         self.events.append(f"export {folder.name}")
 
-    def usage(self) -> dict[str, float]:
-        return {"seconds": 0.0}
+    def seconds_used(self) -> float:
+        return 0.0
 
 
 class Journal:

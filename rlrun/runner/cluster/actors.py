@@ -7,6 +7,7 @@ an exception object may not survive the way.
 import faulthandler
 import logging
 import os
+import resource
 import socket
 import sys
 import time
@@ -54,9 +55,9 @@ class Process:
         redirect_output(Path(log))
 
     @reports_failure
-    def ping(self) -> int:
-        """The process's id, while all is well."""
-        return os.getpid()
+    def ping(self) -> tuple[int, float]:
+        """The process's id and the most memory it has used, bytes, while all is well."""
+        return os.getpid(), peak_memory()
 
     @reports_failure
     def free_address(self) -> tuple[str, int]:
@@ -82,20 +83,18 @@ class TrainerActor(Process):
         self._rank = TrainerRank(setup)
 
     @reports_failure
-    def log_probs(
-        self, columns: Columns, micro_batches: MicroBatches, reference: bool
-    ) -> tuple[Any, float, float]:
-        """Log-probs as places, lengths and one array; seconds; bytes."""
+    def log_probs(self, columns: Columns, micro_batches: MicroBatches, reference: bool) -> tuple[Any, float]:
+        """Log-probs as places, lengths and one array; seconds."""
         started = time.perf_counter()
         found = self._rank.log_probs(from_columns(columns), micro_batches, reference)
-        return joined_log_probs(found), time.perf_counter() - started, self._peak_memory()
+        return joined_log_probs(found), time.perf_counter() - started
 
     @reports_failure
-    def train(self, columns: Columns, steps: list[TrainStep]) -> tuple[list[dict[str, float]], float, float]:
-        """Metrics of each optimizer step; seconds; bytes."""
+    def train(self, columns: Columns, steps: list[TrainStep]) -> tuple[list[dict[str, float]], float]:
+        """Metrics of each optimizer step; seconds."""
         started = time.perf_counter()
         metrics = self._rank.train(from_columns(columns), steps)
-        return metrics, time.perf_counter() - started, self._peak_memory()
+        return metrics, time.perf_counter() - started
 
     @reports_failure
     def write_weights(self, version: int) -> WeightManifest | None:
@@ -122,9 +121,6 @@ class TrainerActor(Process):
         """Give back what outlives a process."""
         self._rank.close()
 
-    def _peak_memory(self) -> float:
-        return self._rank.memory()["peak_memory"]
-
 
 class EngineActor(Process):
     """One native engine, which serves HTTP from threads of its own."""
@@ -141,12 +137,12 @@ class EngineActor(Process):
         return self._url
 
     @reports_failure
-    def ping(self) -> int:
-        """The process's id, while the engine says that it works; its failure otherwise."""
+    def ping(self) -> tuple[int, float]:
+        """As for every process, while the engine says that it works; its failure otherwise."""
         if self._url is not None:
             with urlopen(f"{self._url}/health", timeout=_HEALTH_SECONDS):
                 pass
-        return os.getpid()
+        return os.getpid(), peak_memory()
 
     @reports_failure
     def close(self) -> None:
@@ -167,6 +163,14 @@ def redirect_output(log: Path) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", force=True)
+
+
+def peak_memory() -> float:
+    """Bytes: of the GPU where this process uses one, else of the process."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return float(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
 def host_address() -> str:

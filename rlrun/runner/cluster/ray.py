@@ -52,7 +52,8 @@ logger = logging.getLogger(__name__)
 _RESERVE_SECONDS = 60.0
 _PING_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
-_START_SECONDS = 600.0
+_PASS_SECONDS = 4 * 3600.0
+"""A ping waits behind what the process is busy with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class Process:
         self.name = request.name
         self.log = request.log
         self.pid: int | None = None
+        self.peak_memory = 0.0
+        """Bytes, as of the last ping."""
         self._actor = actor
 
     async def call(self, method: str, *args: Any, deadline: float) -> Any:
@@ -104,12 +107,12 @@ class Process:
     async def watch(self) -> None:
         """Return never; ProcessFailure as soon as the process is gone or not well."""
         while True:
-            self.pid = await self.call("ping", deadline=_START_SECONDS * 24)
+            await self.identify(_PASS_SECONDS)
             await asyncio.sleep(_PING_SECONDS)
 
     async def identify(self, deadline: float) -> None:
-        """Learn its process id."""
-        self.pid = await self.call("ping", deadline=deadline)
+        """Learn its process id and how much memory it has used."""
+        self.pid, self.peak_memory = await self.call("ping", deadline=deadline)
 
     def kill(self) -> None:
         """End it at once."""
@@ -133,6 +136,14 @@ class Cluster:
         """What to look for if this process is killed: the ids of the job's processes, and Ray's folder."""
         pids = {process.name: process.pid for process in self._processes}
         return {"processes": pids, "scratch": str(self._folder) if self._folder else None}
+
+    def peak_memory(self) -> dict[str, float]:
+        """Bytes of the largest process of each role."""
+        peaks: dict[str, float] = {}
+        for process in self._processes:
+            role = process.name.split()[0]
+            peaks[role] = max(peaks.get(role, 0.0), process.peak_memory)
+        return peaks
 
     @property
     def is_local(self) -> bool:
@@ -178,7 +189,8 @@ class Cluster:
 
     async def close(self) -> None:
         """End every process, and Ray where it is ours; takes seconds, whatever state they are in."""
-        closing = [process.call("close", deadline=_CLOSE_SECONDS) for process in self._processes]
+        up = [process for process in self._processes if process.pid is not None]
+        closing = [process.call("close", deadline=_CLOSE_SECONDS) for process in up]
         await asyncio.gather(*closing, return_exceptions=True)
         await self._in_thread(self._end)
         self._thread.shutdown()

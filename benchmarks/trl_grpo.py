@@ -92,7 +92,7 @@ type = "reasoning_gym"
 task = "chain_sum"
 size = {work.prompts * (work.steps + 2)}
 seed = 42
-config = {{ {task} }}
+task_params = {{ {task} }}
 [rollout]
 batch_size = {work.prompts}
 samples_per_prompt = {work.samples}
@@ -118,6 +118,7 @@ threads = {work.threads}
 
 def rlrun_step(row: dict[str, float], work: Workload) -> dict[str, float]:
     """One line of metrics.jsonl in the terms of the comparison."""
+    samples = work.prompts * work.samples
     return {
         "generation": row["perf/rollout_time"],
         "log_probs": row.get("perf/log_prob_time", 0.0),
@@ -125,9 +126,9 @@ def rlrun_step(row: dict[str, float], work: Workload) -> dict[str, float]:
         "weight_sync": row["perf/weight_sync_time"],
         "total": row["perf/step_time"],
         "outside": row["perf/overhead_time"] / row["perf/step_time"],
-        "samples": work.prompts * work.samples,
+        "samples": samples,
         "response_len": row["rollout/response_len/mean"],
-        "prompt_len": row["rollout/prompt_len/mean"],
+        "prompt_len": (row["train/tokens"] - row["train/response_tokens"]) / samples,
     }
 
 

@@ -15,6 +15,7 @@ from rlrun.runner.engines.native.rope import rope_tables
 from rlrun.runner.engines.native.weights import LayerWeights, ModelWeights
 
 Int64 = NDArray[np.int64]
+DECODE_COLUMNS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,8 @@ class DecodeBatch:
 
     columns: Int64
     """`[7, M]`: the tokens; their absolute positions; the slots where their keys and values go (block * 16 +
-    offset); rows of `suffix_tables`; rows of `prefix_tables`, equal ones side by side; lengths of the
-    prompts;
-    numbers of own tokens, this one included."""
+    offset); numbers of own tokens, this one included; rows of `suffix_tables`; rows of `prefix_tables`, equal
+    ones side by side; lengths of the prompts."""
     prefix_tables: NDArray[np.int32]
     """`[S, W]` blocks of each prompt."""
     suffix_tables: NDArray[np.int32]
@@ -33,7 +33,7 @@ class DecodeBatch:
 
     def gathered(self) -> tuple[Int64, NDArray[np.bool_]]:
         """Blocks `[M, W]` of every row, the prompt's and then its own, and which of their tokens exist."""
-        seats, prefix_seats, prefix_lengths, suffix_lengths = self.columns[3:]
+        suffix_lengths, seats, prefix_seats, prefix_lengths = self.columns[3:]
         parts, masks = [], []
         for tables, rows, lengths in (
             (self.prefix_tables, prefix_seats, prefix_lengths),

@@ -55,8 +55,7 @@ def answer(job: Job, log_probs: bool, version: int) -> dict[str, Any]:
     }
     tokens = job.tokens.tolist()
     if log_probs:
-        # numpy's float32, not Python's float: written with as many digits as a float32 needs.
-        meta["output_token_logprobs"] = list(zip(job.log_probs, tokens, repeat(None), strict=False))
+        meta["output_token_logprobs"] = list(zip(job.log_probs.tolist(), tokens, repeat(None), strict=False))
     return {"output_ids": tokens, "meta_info": meta}
 
 

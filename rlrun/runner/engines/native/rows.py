@@ -11,29 +11,37 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.runner.engines.native.cache import BLOCK, blocks_for
 from rlrun.runner.engines.native.requests import Group, Job
 
 
 class Field(IntEnum):
-    """Integer columns."""
+    """Integer columns; the first seven are a model.DecodeBatch."""
 
     TOKEN = 0
-    """The newest token, not yet processed."""
-    GENERATED = 1
+    """The newest token, not yet processed; of the prompt's last one until there is another."""
+    POSITION = 1
+    """Its position in the whole sequence."""
+    SLOT = 2
+    """Where its keys and values go; a multiple of the block size when the row needs a new block for it."""
+    GENERATED = 3
     """Tokens generated since the prefill, the newest included."""
-    PREFIX_LENGTH = 2
-    SEAT = 3
-    PREFIX_SEAT = 4
-    SEED = 5
-    MIN_NEW = 6
-    MAX_NEW = 7
-    STOP_SET = 8
+    SEAT = 4
+    PREFIX_SEAT = 5
+    PREFIX_LENGTH = 6
+    SEED = 7
+    MIN_NEW = 8
+    MAX_NEW = 9
+    STOP_SET = 10
     """Row of the stop tokens' table."""
-    STRING_SET = 9
+    STRING_SET = 11
     """Row of the stop strings' table."""
-    TOP_K = 10
-    RESTRICTED = 11
-    """1 where top-k or top-p limits the choice."""
+    TOP_K = 12
+    CONSTRAINED = 13
+    """1 where the sample may not draw from all tokens: top-k, top-p, or a minimum length."""
+
+
+_STEPPING = slice(Field.POSITION, Field.GENERATED + 1)
 
 
 @dataclass(slots=True)
@@ -86,7 +94,8 @@ class Rows:
         assert entry.group.seat is not None, "its prompt must be in the cache"
         done = len(job.tokens)
         column = self.ints[:, row]
-        column[Field.TOKEN] = 0
+        column[Field.POSITION] = len(entry.group.prompt) - 1
+        column[Field.SLOT] = -1
         column[Field.GENERATED] = 0
         column[Field.PREFIX_LENGTH] = len(entry.group.prompt)
         column[Field.SEAT] = self._seats.pop()
@@ -97,11 +106,21 @@ class Rows:
         column[Field.STOP_SET] = stop_set
         column[Field.STRING_SET] = string_set
         column[Field.TOP_K] = params.top_k
-        column[Field.RESTRICTED] = params.top_k > 0 or params.top_p < 1
+        column[Field.CONSTRAINED] = params.top_k > 0 or params.top_p < 1 or params.min_new_tokens > done
         self.floats[:, row] = params.temperature, params.top_p
         self.entries.append(entry)
         self.count += 1
         self._widen(params.max_new_tokens - done)
+
+    def starting_blocks(self) -> NDArray[np.int64]:
+        """Rows whose newest token is the first of a block."""
+        return np.flatnonzero(self.ints[Field.SLOT, : self.count] % BLOCK == 0)
+
+    def add_blocks(self, rows: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
+        """Give each of `rows` the block that its newest token begins."""
+        columns = self.ints[:, rows]
+        self.suffix_tables[columns[Field.SEAT], (columns[Field.GENERATED] - 1) // BLOCK] = blocks
+        self.ints[Field.SLOT, rows] = blocks.astype(np.int64) * BLOCK
 
     def record(self, first: int, tokens: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
         """Append one token to every row from `first` on."""
@@ -110,7 +129,7 @@ class Rows:
         self.tokens[seats, generated] = tokens
         self.log_probs[seats, generated] = log_probs
         rows[Field.TOKEN] = tokens
-        generated += 1
+        rows[_STEPPING] += 1
 
     def collect(self, row: int) -> None:
         """Hand the row's tokens to its job."""
@@ -122,7 +141,7 @@ class Rows:
     def blocks_of(self, row: int) -> NDArray[np.int32]:
         """Blocks of the row's own processed tokens (the newest is not processed)."""
         processed = max(int(self.ints[Field.GENERATED, row]) - 1, 0)
-        return self.suffix_tables[self.ints[Field.SEAT, row], : -(-processed // 16)]
+        return self.suffix_tables[self.ints[Field.SEAT, row], : blocks_for(processed)]
 
     def remove(self, rows: NDArray[np.int64]) -> None:
         """Squeeze `rows` out."""

@@ -1,6 +1,7 @@
 """The step from hidden states to tokens for the rows of a scheduler."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ class Sampler:
         embedding = model.weights.embedding
         self._chunk = max(1, LOGITS_BYTES // (len(embedding) * embedding.element_size()))
         self._device = embedding.device
+        self._on_cpu = self._device.type == "cpu"
         self._sample = native_ops.sample if model.native else sample
 
     def next_tokens(self, hidden: torch.Tensor) -> Drawn:
@@ -48,24 +50,31 @@ class Sampler:
 
     def _draw(self, start: int, logits: torch.Tensor) -> Drawn:
         rows = slice(start, start + len(logits))
-        ints = self._rows.ints[:, rows]
-        temperatures, top_ps = torch.from_numpy(self._rows.floats[:, rows]).to(self._device)
-        seeds, positions = torch.from_numpy(
-            np.stack([ints[Field.SEED], ints[Field.PREFIX_LENGTH] + ints[Field.GENERATED]])
-        ).to(self._device)
+        ints, floats = self._rows.ints[:, rows], self._rows.floats[:, rows]
+        temperatures, seeds = self._move(floats[0]), self._move(ints[Field.SEED])
         allowed = None
-        waiting = ints[Field.GENERATED] < ints[Field.MIN_NEW]
-        if waiting.any() or ints[Field.RESTRICTED].any():
-            forbidden = self._stop_tokens.table[np.where(waiting, ints[Field.STOP_SET], 0)]
-            allowed = allowed_tokens(
-                logits,
-                temperatures,
-                top_ps,
-                torch.from_numpy(ints[Field.TOP_K]).to(self._device),
-                torch.from_numpy(forbidden).to(self._device),
-            )
-        tokens, log_probs = self._sample(logits, temperatures, seeds, positions, allowed)
-        return tokens.cpu().numpy(), log_probs.cpu().numpy()
+        if ints[Field.CONSTRAINED].any():
+            allowed = self._allowed(logits, temperatures, ints, floats)
+        # A draw belongs to the position of the token it follows.
+        drawn = self._sample(logits, temperatures, seeds, self._move(ints[Field.POSITION]), allowed)
+        tokens, log_probs = (values.cpu().numpy() for values in drawn)
+        return tokens, log_probs
+
+    def _allowed(
+        self,
+        logits: torch.Tensor,
+        temperatures: torch.Tensor,
+        ints: NDArray[np.int64],
+        floats: NDArray[np.float32],
+    ) -> torch.Tensor:
+        short = ints[Field.GENERATED] < ints[Field.MIN_NEW]
+        forbidden = self._stop_tokens.table[np.where(short, ints[Field.STOP_SET], 0)]
+        top_p, top_k = self._move(floats[1]), self._move(ints[Field.TOP_K])
+        return allowed_tokens(logits, temperatures, top_p, top_k, self._move(forbidden))
+
+    def _move(self, array: NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._on_cpu else tensor.to(self._device)
 
 
 def _join(chunks: list[Drawn]) -> Drawn:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlrun.runner.engines.native.cache import BLOCK, BlockPool, OutOfBlocks, blocks_for
-from rlrun.runner.engines.native.model import DecodeBatch, Model
+from rlrun.runner.engines.native.model import DECODE_COLUMNS, DecodeBatch, Model
 from rlrun.runner.engines.native.requests import Group, Job
 from rlrun.runner.engines.native.rows import Entry, Field, Rows
 from rlrun.runner.engines.native.sampler import Sampler
@@ -181,33 +181,16 @@ class Scheduler:
                 if not self._drop_waiting_prompts():
                     assert self._rows.count > 1, "a sample alone fits: checked when it was submitted"
                     self._retract(range(self._rows.count - 1, self._rows.count))
-        hidden = self.model.decode(self._batch())[: self._rows.count]
-        self._advance(0, *self._sampler.next_tokens(hidden))
+        rows = self._rows
+        columns = rows.ints[:DECODE_COLUMNS, : padded_rows(rows.count)]
+        hidden = self.model.decode(DecodeBatch(columns, rows.prefix_tables, rows.suffix_tables))
+        self._advance(0, *self._sampler.next_tokens(hidden[: rows.count]))
 
     def _extend(self) -> None:
         """A new block for every row whose newest token begins one."""
-        ints = self._rows.ints[:, : self._rows.count]
-        index = ints[Field.GENERATED] - 1
-        starting = np.flatnonzero(index % BLOCK == 0)
+        starting = self._rows.starting_blocks()
         if len(starting):
-            blocks = self._pool.take(len(starting))
-            self._rows.suffix_tables[ints[Field.SEAT, starting], index[starting] // BLOCK] = blocks
-
-    def _batch(self) -> DecodeBatch:
-        rows = self._rows
-        ints = rows.ints[:, : padded_rows(rows.count)]
-        index = ints[Field.GENERATED] - 1
-        slots = rows.suffix_tables[ints[Field.SEAT], index // BLOCK].astype(np.int64) * BLOCK + index % BLOCK
-        columns = (
-            ints[Field.TOKEN],
-            ints[Field.PREFIX_LENGTH] + index,
-            slots,
-            ints[Field.SEAT],
-            ints[Field.PREFIX_SEAT],
-            ints[Field.PREFIX_LENGTH],
-            ints[Field.GENERATED],
-        )
-        return DecodeBatch(np.stack(columns), rows.prefix_tables, rows.suffix_tables)
+            self._rows.add_blocks(starting, self._pool.take(len(starting)))
 
     # -- endings
 
@@ -218,8 +201,9 @@ class Scheduler:
         ints = rows.ints[:, first : rows.count]
         stopped = self._stop_tokens.table[ints[Field.STOP_SET], tokens]
         done = stopped | (ints[Field.GENERATED] >= ints[Field.MAX_NEW])
-        matches = self._match_strings(first, tokens) if ints[Field.STRING_SET].any() else {}
-        done[[row - first for row in matches]] = True
+        matches = self._match_strings(first, tokens) if len(self._stop_strings.table) > 1 else {}
+        for row in matches:
+            done[row - first] = True
         if not done.any():
             return
         ended = np.flatnonzero(done) + first

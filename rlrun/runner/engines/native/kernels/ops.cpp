@@ -115,12 +115,12 @@ struct Rows {
         prefix_width(prefix_tables.size(1)),
         suffix_table(suffix_tables.const_data_ptr<int32_t>()),
         suffix_width(suffix_tables.size(1)) {
-    TORCH_CHECK(packed.size(0) == 7 && packed.is_contiguous(), "rows must be [7, M]");
-    const int64_t* column = packed.const_data_ptr<int64_t>() + 3 * count;
-    seat = column;
-    prefix_seat = column + count;
-    prefix_length = column + 2 * count;
-    suffix_length = column + 3 * count;
+    TORCH_CHECK(packed.size(0) == 7 && packed.stride(1) == 1, "rows must be [7, M], columns in one piece");
+    auto column = [&](int64_t index) { return packed.const_data_ptr<int64_t>() + index * packed.stride(0); };
+    suffix_length = column(3);
+    seat = column(4);
+    prefix_seat = column(5);
+    prefix_length = column(6);
     chunk();
   }
 
@@ -169,7 +169,7 @@ Tensor attention(const Tensor& qkv, const Rows& rows, const Tensor& keys, const 
   return out;
 }
 
-// A whole step: tokens, positions, slots, seats, prefix seats, prefix lengths, own lengths are the rows of `packed`.
+// A whole step: tokens, positions, slots, own lengths, seats, prefix seats, prefix lengths are the rows of `packed`.
 // `layers` holds twelve tensors a layer, in the order of LayerWeights. Returns normed states [M, H].
 Tensor decode(const Tensor& packed, const Tensor& prefix_tables, const Tensor& suffix_tables, const Tensor& embedding,
               const c10::List<OptionalTensor>& layers, const Tensor& norm, const Tensor& keys, const Tensor& values,

@@ -75,6 +75,12 @@ class PromptStream:
                 self._taken += 1
         return prompts
 
+    def epoch(self) -> list[Prompt]:
+        """Every usable row once, in this epoch's order: a held-out dataset as a whole."""
+        readable = (self._read(int(index)) for index in self._order)
+        usable = (row for row in readable if row is not None)
+        return [Prompt(row, place, tokens) for place, (row, tokens) in enumerate(usable)]
+
     def state(self) -> dict[str, Any]:
         """The place in the sequence, as JSON values."""
         return {

@@ -77,11 +77,11 @@ class Demonstrations:
         return prompt
 
     def groups(self, prompts: Sequence[Prompt]) -> list[Group]:
-        """The demonstrations of prompts that have been encoded."""
-        return [demonstration(one, self._response(one.row), one.row.response or "") for one in prompts]
-
-    def _response(self, row: Row) -> Tokens:
-        return self._responses[row.id] if self._keep else self._responses.pop(row.id)
+        """The demonstrations of prompts that have been encoded just before."""
+        groups = [demonstration(one, self._responses[one.row.id], one.row.response or "") for one in prompts]
+        if not self._keep:
+            self._responses.clear()
+        return groups
 
 
 def _prompt_encoder(tokenizer: Tokenizer, data: DataSpec) -> Callable[[Row], Tokens]:
@@ -96,5 +96,5 @@ def _eval_sets(spec: Spec, tokenizer: Tokenizer) -> list[EvalSet]:
         in_order = dataset.model_copy(update={"shuffle": False})
         limit = spec.rollout.max_prompt_tokens
         stream = PromptStream(source, _prompt_encoder(tokenizer, dataset), in_order, limit, spec.seed)
-        sets.append(eval_set(dataset, spec.eval, spec.rollout, stream.take(len(stream))))
+        sets.append(eval_set(dataset, spec.eval, spec.rollout, stream.epoch()))
     return sets

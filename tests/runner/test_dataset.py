@@ -90,6 +90,13 @@ def test_large_datasets_are_read_when_needed_in_the_same_order(monkeypatch: pyte
     assert len(lazy) == 30
 
 
+@pytest.mark.parametrize("eager_rows", [0, 100])
+def test_an_epoch_has_every_usable_row_once(monkeypatch: pytest.MonkeyPatch, eager_rows: int) -> None:
+    monkeypatch.setattr(dataset, "EAGER_ROWS", eager_rows)
+    prompts = stream([1, -1, 9, 2, 3], shuffle=False, max_bad_share=0.5).epoch()
+    assert [(prompt.row.id, prompt.index) for prompt in prompts] == [("0", 0), ("3", 1), ("4", 2)]
+
+
 def test_broken_rows_are_skipped_counted_and_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         source = stream([1, -1, 2, -1], max_bad_share=0.5)

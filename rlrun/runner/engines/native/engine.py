@@ -15,7 +15,7 @@ import torch
 from rlrun.runner.carriers import WeightManifest
 from rlrun.runner.engines.native.loading import Loaded
 from rlrun.runner.engines.native.requests import Job, group_jobs
-from rlrun.runner.engines.native.weights import ModelWeights, allocate, check_shapes, fuse, pack, read_folder
+from rlrun.runner.engines.native.weights import ModelWeights, allocate, check_shapes, fuse, read_folder
 from rlrun.runner.weights.shared_memory import AttachedWeights, attach
 
 T = TypeVar("T")
@@ -117,7 +117,8 @@ class Engine:
         return self.call(lambda: not self._scheduler.busy)
 
     def load_shared(self, manifest: WeightManifest) -> "Future[None]":
-        """Take over the weights of a shared-memory segment, prepared here and swapped between two steps.
+        """Take over a segment's weights between two steps; on a CPU the segment itself serves as them.
+
 
         Raises ValueError when the segment does not hold the whole model; the old weights stay then.
         """
@@ -126,7 +127,7 @@ class Engine:
         attached = attach(manifest)
         if current.device.type != "cpu" or any(t.dtype != current.dtype for t in attached.tensors.values()):
             return self.call(lambda: self._copy(attached, manifest.version))
-        weights = pack(fuse(attached.tensors, config))
+        weights = fuse(attached.tensors, config)
         return self.call(lambda: self._swap(weights, manifest.version, attached))
 
     def load_folder(self, folder: str, version: int) -> "Future[None]":
@@ -134,7 +135,7 @@ class Engine:
         config, current = self.loaded.config, self._scheduler.model.weights.norm
         named = allocate(config, current.dtype, current.device)
         read_folder(folder, config, into=named)
-        weights = pack(fuse(named, config))
+        weights = fuse(named, config)
         return self.call(lambda: self._swap(weights, version, None))
 
     # -- the engine's thread
@@ -146,7 +147,7 @@ class Engine:
         for name, tensor in owned.items():
             tensor.copy_(attached.tensors[name])
         attached.close()
-        self._swap(pack(fuse(owned, config)), version, None)
+        self._swap(fuse(owned, config), version, None)
         self._owned = owned
 
     def _swap(self, weights: ModelWeights, version: int, attached: AttachedWeights | None) -> None:

@@ -12,7 +12,7 @@ from rlrun.runner.engines.native.model import Model
 from rlrun.runner.engines.native.rows import Rows
 from rlrun.runner.engines.native.scheduler import Scheduler, padded_rows
 from rlrun.runner.engines.native.stops import StopStrings, StopTokens
-from rlrun.runner.engines.native.weights import allocate, fuse, pack, read_folder
+from rlrun.runner.engines.native.weights import allocate, fuse, read_folder
 from rlrun.runner.engines.setup import EngineSetup
 
 MEMORY_SHARE = 0.5
@@ -42,7 +42,7 @@ def load(setup: EngineSetup) -> Loaded:
     cache_tokens = _cache_tokens(setup, config, dtype, device, length)
     # One block more than the tokens need: a sample's prompt and its own tokens both begin a block.
     pool = BlockPool(blocks_for(cache_tokens) + 1)
-    model = Model(config, pack(fuse(named, config)), make_cache(config, pool.total, dtype, device), length)
+    model = Model(config, fuse(named, config), make_cache(config, pool.total, dtype, device), length)
     rows = Rows(setup.max_running, padded_rows(setup.max_running), blocks_for(length) + 1)
     strings = StopStrings(config.vocab_size, Path(setup.model_folder))
     scheduler = Scheduler(model, pool, rows, StopTokens(config.vocab_size, config.eos_token_ids), strings)

@@ -12,7 +12,7 @@ from rlrun.runner.engines.native import native_ops, torch_ops
 from rlrun.runner.engines.native.cache import BLOCK, KVCache, blocks_for
 from rlrun.runner.engines.native.config import ModelConfig
 from rlrun.runner.engines.native.rope import rope_tables
-from rlrun.runner.engines.native.weights import LayerWeights, ModelWeights
+from rlrun.runner.engines.native.weights import LayerWeights, ModelWeights, pack
 
 Int64 = NDArray[np.int64]
 DECODE_COLUMNS = 7
@@ -63,7 +63,7 @@ class Operations(Protocol):
 
 
 class Model:
-    """A decoder with its cache. `weights` may be replaced between two passes.
+    """A decoder with its cache. The weights may be replaced between two passes.
 
     Both passes return normed hidden states in the model's dtype; `logits` makes logits of them.
     """
@@ -76,23 +76,27 @@ class Model:
         self._ops: Operations = native_ops if self.native else torch_ops
         tables = rope_tables(config.rope, config.head_dim, length)
         self._cos, self._sin = (table.to(cache.keys.device) for table in tables)
+        self.replace_weights(weights)
+
+    def replace_weights(self, weights: ModelWeights) -> None:
+        """Multiply by `weights` from the next pass on, which packs them first."""
         self.weights = weights
+        self._prepared = False
 
-    @property
-    def weights(self) -> ModelWeights:
-        """What both passes multiply by."""
-        return self._weights
-
-    @weights.setter
-    def weights(self, weights: ModelWeights) -> None:
-        self._weights = weights
-        self._parts = [getattr(layer, field.name) for layer in weights.layers for field in fields(layer)]
+    def _prepare(self) -> None:
+        if not self._prepared:
+            self.weights = pack(self.weights)
+            self._parts = [
+                getattr(layer, field.name) for layer in self.weights.layers for field in fields(layer)
+            ]
+            self._prepared = True
 
     def prefill(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Process prompts of `lengths`, one after the other in `packed`; their last states `[P, H]`.
 
         `packed` `[3, T]` int64: tokens, positions, and slots of the cache.
         """
+        self._prepare()
         tokens, positions, slots = packed
         x = self.weights.embedding[tokens]
         for index, layer in enumerate(self.weights.layers):
@@ -106,6 +110,7 @@ class Model:
 
     def decode(self, batch: DecodeBatch) -> torch.Tensor:
         """Process one token of every row: states `[M, H]`."""
+        self._prepare()
         if self.native:
             return self._decode_native(batch)
         device = self.weights.norm.device
@@ -142,6 +147,7 @@ class Model:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[B, H]` -> `[B, V]` in the model's dtype."""
+        self._prepare()
         return torch_ops.linear(hidden, self.weights.head, None)
 
     def _project(

@@ -68,7 +68,7 @@ class Scheduler:
 
     def set_weights(self, weights: ModelWeights, version: int) -> None:
         """Replace the weights, and note for every running sample where the new version begins."""
-        self.model.weights = weights
+        self.model.replace_weights(weights)
         self.version = version
         for row, entry in enumerate(self._rows.entries):
             made = len(entry.job.tokens) + int(self._rows.ints[Field.GENERATED, row])

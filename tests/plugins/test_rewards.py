@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import sympy
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlrun.plugins.registry import PluginError, build
@@ -103,6 +103,7 @@ EXPRESSIONS = st.recursive(
 
 
 @settings(max_examples=60, deadline=None)
+@example(sympy.Symbol("x") * sympy.Symbol("y"))
 @given(expression=EXPRESSIONS)
 def test_whatever_sympy_writes_is_read(expression: sympy.Expr) -> None:
     written = sympy.latex(expression)

@@ -36,4 +36,5 @@ def _same_elements(left: str, right: str) -> bool:
 
 def _same_value(left: str, right: str) -> bool:
     """Words are compared as words: `even` is not the product of its letters."""
-    return left == right or (_CALCULABLE.search(right) is not None and equal(left, right))
+    calculable = any(_CALCULABLE.search(side) for side in (left, right))
+    return left == right or (calculable and equal(left, right))

@@ -2,10 +2,10 @@
 
     python benchmarks/weight_sync.py [--megabytes 1000] [--dtype bfloat16]
 
-`write`: a whole model copied into shared memory. `write and adopt`: and taken over by another process, which
-fuses q, k, v and gate, up without a copy. `engine`: writing, and a running native engine that takes over, over
-HTTP. `engine's first pass`: packing for oneDNN, which the engine does before it generates with new weights. One
-JSON object; quote the shares of memcpy.
+`write`: a whole model copied into shared memory. `write and adopt`: and taken over by another process,
+which fuses q, k, v and gate, up without a copy. `engine`: writing, and a running native engine that takes
+over, over HTTP. `engine's first pass`: packing for oneDNN, which the engine does before it generates with new
+weights. One JSON object; quote the shares of memcpy.
 """
 
 import argparse

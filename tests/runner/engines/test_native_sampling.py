@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlrun.runner.engines.native import native_ops, sampling
-from rlrun.runner.engines.native.sampling import allowed_tokens, uniform
+from rlrun.runner.engines.native.sampling import Limits, allowed_tokens, uniform
 
 Sample = type(sampling.sample)
 VOCAB = 150  # neither a multiple of 64 nor of 16
@@ -26,7 +26,7 @@ def logits_of(seed: int = 0, rows: int = 1, vocab: int = VOCAB, spread: float = 
 
 
 def draw(
-    sample: object, logits: torch.Tensor, count: int, temperature: float, **masks: torch.Tensor
+    sample: object, logits: torch.Tensor, count: int, temperature: float, limits: Limits | None = None
 ) -> torch.Tensor:
     """Tokens of `count` seeds from one row of logits."""
     assert callable(sample)
@@ -35,7 +35,7 @@ def draw(
         torch.full((count,), temperature),
         torch.arange(count),
         torch.full((count,), 17),
-        *(mask.expand(count, -1).contiguous() for mask in masks.values()),
+        limits and Limits(*(limit.expand(count, *limit.shape[1:]).contiguous() for limit in limits)),
     )
     result: torch.Tensor = tokens
     return result
@@ -61,9 +61,9 @@ def test_tokens_follow_the_softmax(sample: object, temperature: float) -> None:
 
 def test_tokens_follow_the_restricted_softmax(sample: object) -> None:
     logits = logits_of(1)
-    row = torch.ones(1)
-    mask = allowed_tokens(logits, row, row * 0.8, torch.tensor([20]), None)
-    tokens = draw(sample, logits, 20_000, 1.0, allowed=mask)
+    limits = Limits(torch.tensor([0.8]), torch.tensor([20]), torch.zeros(1, VOCAB, dtype=torch.bool))
+    mask = allowed_tokens(logits, limits)
+    tokens = draw(sample, logits, 20_000, 1.0, limits)
     kept = torch.where(mask[0], logits[0].softmax(-1), 0.0)
     assert set(tokens.unique().tolist()) == set(mask[0].nonzero()[:, 0].tolist())
     assert abs(chi_square(tokens, kept / kept.sum())) < 4
@@ -73,9 +73,10 @@ def test_log_probs_are_of_the_whole_distribution(sample: object) -> None:
     assert callable(sample)
     logits = logits_of(2, rows=64, vocab=1000)
     temperatures = torch.linspace(0.3, 2, 64)
-    mask = torch.rand(64, 1000, generator=torch.Generator().manual_seed(0)) < 0.3
-    tokens, log_probs = sample(logits, temperatures, torch.arange(64), torch.arange(64), mask)
-    assert mask.gather(1, tokens[:, None]).all()
+    forbidden = torch.rand(64, 1000, generator=torch.Generator().manual_seed(0)) < 0.7
+    limits = Limits(torch.linspace(0.1, 1, 64), torch.arange(64) - 1, forbidden)
+    tokens, log_probs = sample(logits, temperatures, torch.arange(64), torch.arange(64), limits)
+    assert not forbidden.gather(1, tokens[:, None]).any()
     expected = (logits / temperatures[:, None]).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
 
@@ -94,9 +95,11 @@ def test_kernels_and_torch_draw_the_same(dtype: torch.dtype) -> None:
         pytest.skip("no C++ compiler here")
     logits = logits_of(4, rows=500, vocab=1003).to(dtype)
     inputs = (logits, torch.linspace(0.2, 3, 500), torch.arange(500) * 7919, torch.arange(500))
-    ours, theirs = native_ops.sample(*inputs), sampling.sample(*inputs)
-    assert ours[0].tolist() == theirs[0].tolist()
-    torch.testing.assert_close(ours[1], theirs[1], atol=1e-5, rtol=1e-5)
+    limits = Limits(torch.linspace(0.05, 1, 500), torch.arange(500) % 50 - 1, logits > 3)
+    for more in ((), (limits,), (limits._replace(top_ps=torch.ones(500)),)):
+        ours, theirs = native_ops.sample(*inputs, *more), sampling.sample(*inputs, *more)
+        assert ours[0].tolist() == theirs[0].tolist()
+        torch.testing.assert_close(ours[1], theirs[1], atol=1e-5, rtol=1e-5)
 
 
 def test_extreme_logits(sample: object) -> None:
@@ -124,7 +127,7 @@ def test_masks_of_top_k_top_p_and_forbidden_tokens() -> None:
     forbidden = torch.zeros(5, 5, dtype=torch.bool)
     forbidden[4, 0] = True
     top_p, top_k = torch.tensor([0.5, 0.75, 1.0, 0.9, 1.0]), torch.tensor([-1, -1, 3, 2, 1])
-    mask = allowed_tokens(logits, torch.ones(5), top_p, top_k, forbidden)
+    mask = allowed_tokens(logits, Limits(top_p, top_k, forbidden))
     assert mask.int().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from rlrun.runner.cpp_build import load_operators
+from rlrun.runner.engines.native.sampling import Limits
 
 KERNELS = torch.ops.rlrun_engine
 
@@ -46,8 +47,10 @@ def sample(
     temperatures: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
-    allowed: torch.Tensor | None = None,
+    limits: Limits | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `sampling`."""
-    drawn: tuple[torch.Tensor, torch.Tensor] = KERNELS.sample(logits, temperatures, seeds, positions, allowed)
+    drawn: tuple[torch.Tensor, torch.Tensor] = KERNELS.sample(
+        logits, temperatures, seeds, positions, *(limits or (None, None, None))
+    )
     return drawn

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rlrun.runner.engines.native import native_ops
 from rlrun.runner.engines.native.model import Model
 from rlrun.runner.engines.native.rows import Field, Rows
-from rlrun.runner.engines.native.sampling import allowed_tokens, sample
+from rlrun.runner.engines.native.sampling import Limits, sample
 from rlrun.runner.engines.native.stops import StopTokens
 
 LOGITS_BYTES = 8 << 20
@@ -52,25 +52,16 @@ class Sampler:
         rows = slice(start, start + len(logits))
         ints, floats = self._rows.ints[:, rows], self._rows.floats[:, rows]
         temperatures, seeds = self._move(floats[0]), self._move(ints[Field.SEED])
-        allowed = None
-        if ints[Field.CONSTRAINED].any():
-            allowed = self._allowed(logits, temperatures, ints, floats)
+        limits = self._limits(ints, floats) if ints[Field.CONSTRAINED].any() else None
         # A draw belongs to the position of the token it follows.
-        drawn = self._sample(logits, temperatures, seeds, self._move(ints[Field.POSITION]), allowed)
+        drawn = self._sample(logits, temperatures, seeds, self._move(ints[Field.POSITION]), limits)
         tokens, log_probs = (values.cpu().numpy() for values in drawn)
         return tokens, log_probs
 
-    def _allowed(
-        self,
-        logits: torch.Tensor,
-        temperatures: torch.Tensor,
-        ints: NDArray[np.int64],
-        floats: NDArray[np.float32],
-    ) -> torch.Tensor:
+    def _limits(self, ints: NDArray[np.int64], floats: NDArray[np.float32]) -> Limits:
         short = ints[Field.GENERATED] < ints[Field.MIN_NEW]
         forbidden = self._stop_tokens.table[np.where(short, ints[Field.STOP_SET], 0)]
-        top_p, top_k = self._move(floats[1]), self._move(ints[Field.TOP_K])
-        return allowed_tokens(logits, temperatures, top_p, top_k, self._move(forbidden))
+        return Limits(self._move(floats[1]), self._move(ints[Field.TOP_K]), self._move(forbidden))
 
     def _move(self, array: NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)

@@ -6,6 +6,8 @@ depend on which samples run beside it, nor on when. Log-probs are those of the w
 sampling temperature, whatever top-k and top-p leave of it.
 """
 
+from typing import NamedTuple
+
 import torch
 
 GROUP = 64
@@ -13,6 +15,17 @@ GROUP = 64
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
 _MIX = (-4658895280553007687, -7723592293110705685)  # splitmix64 (Steele, Lea, Flood 2014)
+
+
+class Limits(NamedTuple):
+    """What a row may draw: the `top_ks` likeliest tokens that follow less than `top_ps` of the mass."""
+
+    top_ps: torch.Tensor
+    """`[B]` float32; 1: no limit."""
+    top_ks: torch.Tensor
+    """`[B]` int64; below 1: no limit."""
+    forbidden: torch.Tensor
+    """`[B, V]` bool: taken out before (stop tokens below the minimum length)."""
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -25,20 +38,20 @@ def sample(
     temperatures: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
-    allowed: torch.Tensor | None = None,
+    limits: Limits | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens `[B]` int64 and log-probs `[B]` float32 from logits `[B, V]`.
 
-    Temperature 0 takes the likeliest token, and its log-prob at temperature 1. `allowed` `[B, V]` bool limits
-    what may be drawn; log-probs do not depend on it.
+    Temperature 0 takes the likeliest token, and its log-prob at temperature 1. `limits` bound what may be
+    drawn; log-probs do not depend on them.
     """
     greedy = temperatures == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperatures)[:, None]
     peak = scaled.amax(-1, keepdim=True)
     weights = (scaled - peak).exp_()
     log_total = _group_sums(weights).sum(-1).log()
-    if allowed is not None:
-        weights = weights * allowed
+    if limits is not None:
+        weights = weights * allowed_tokens(scaled, limits)
     drawn = _invert(weights, uniform(seeds, positions))
     if bool(greedy.any()):
         drawn = torch.where(greedy, weights.argmax(-1), drawn)
@@ -46,23 +59,12 @@ def sample(
     return drawn, (chosen.double() - log_total).float()
 
 
-def allowed_tokens(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ps: torch.Tensor,
-    top_ks: torch.Tensor,
-    forbidden: torch.Tensor | None,
-) -> torch.Tensor:
-    """Which of `[B, V]` may be drawn: the `top_ks` likeliest (-1: all) that follow less than `top_ps` of the
-    mass.
-
-    `forbidden` `[B, V]` bool is taken out before (end-of-sequence tokens below the minimum length).
-    """
-    scaled = logits.float() / torch.where(temperatures == 0, 1.0, temperatures)[:, None]
-    if forbidden is not None:
-        scaled = scaled.masked_fill(forbidden, float("-inf"))
+def allowed_tokens(scaled: torch.Tensor, limits: Limits) -> torch.Tensor:
+    """Which of `[B, V]` may be drawn, from logits divided by the temperature."""
+    top_ps, top_ks, forbidden = limits
+    scaled = scaled.masked_fill(forbidden, float("-inf"))
     if not bool(((top_ps < 1) | (top_ks > 0)).any()):
-        return scaled > float("-inf")
+        return ~forbidden
     ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     mass = ordered.softmax(-1)
     before = mass.cumsum(-1) - mass

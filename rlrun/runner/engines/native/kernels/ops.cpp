@@ -195,13 +195,19 @@ Tensor decode(const Tensor& packed, const Tensor& prefix_tables, const Tensor& s
   return h;
 }
 
-// logits [B, V]; temperatures float32 [B]; seeds, positions int64 [B]; allowed bool [B, V]
+// logits [B, V]; temperatures float32 [B]; seeds, positions int64 [B]. Limits, all or none: top_ps float32 [B], top_ks
+// int64 [B], forbidden bool [B, V].
 std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperatures, const Tensor& seeds,
-                                  const Tensor& positions, const OptionalTensor& allowed) {
+                                  const Tensor& positions, const OptionalTensor& top_ps, const OptionalTensor& top_ks,
+                                  const OptionalTensor& forbidden) {
   const int64_t count = logits.size(0), vocab = logits.size(1);
   auto tokens = at::empty({count}, seeds.options());
   auto log_probs = at::empty({count}, temperatures.options());
-  const bool* mask = allowed ? allowed->const_data_ptr<bool>() : nullptr;
+  auto limits = [&](int64_t row) {
+    if (!forbidden) return kernels::Limits{};
+    return kernels::Limits{top_ps->const_data_ptr<float>()[row], top_ks->const_data_ptr<int64_t>()[row],
+                           forbidden->const_data_ptr<bool>() + row * vocab};
+  };
   dispatch(logits, [&](auto type) {
     using T = decltype(type);
     at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
@@ -209,7 +215,7 @@ std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperatur
       for (int64_t r = begin; r < end; r++) {
         const double draw = kernels::uniform(seeds.const_data_ptr<int64_t>()[r], positions.const_data_ptr<int64_t>()[r]);
         const kernels::Drawn drawn = sampler.draw(data<T>(logits) + r * vocab, temperatures.const_data_ptr<float>()[r], draw,
-                                         mask ? mask + r * vocab : nullptr);
+                                                  limits(r));
         tokens.data_ptr<int64_t>()[r] = drawn.token;
         log_probs.data_ptr<float>()[r] = drawn.log_prob;
       }
@@ -233,7 +239,8 @@ TORCH_LIBRARY(rlrun_engine, m) {
       "Tensor(a!) keys, Tensor(b!) values, Tensor cos, Tensor sin, float eps) -> Tensor",
       &decode);
   m.def(
-      "sample(Tensor logits, Tensor temperatures, Tensor seeds, Tensor positions, Tensor? allowed) -> (Tensor, Tensor)",
+      "sample(Tensor logits, Tensor temperatures, Tensor seeds, Tensor positions, Tensor? top_ps, Tensor? top_ks, "
+      "Tensor? forbidden) -> (Tensor, Tensor)",
       &sample);
 }
 

@@ -1,5 +1,6 @@
 // What is done to one row (one token) at a time: norms, rotation and cache write, activation, sampling.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -101,7 +102,16 @@ struct Drawn {
 
 constexpr int64_t GROUP = 64;  // tokens of the vocabulary summed together
 
-// Draws from softmax(logits / temperature), or takes the likeliest at temperature 0, among `allowed` (null: all).
+// What a row may draw: tokens not `forbidden` (null: none is), of them the `top_k` likeliest (below 1: all) that follow
+// less than `top_p` of the mass.
+struct Limits {
+  float top_p = 1.0f;
+  int64_t top_k = -1;
+  const bool* forbidden = nullptr;
+  bool nucleus() const { return top_p < 1.0f || top_k > 0; }
+};
+
+// Draws from softmax(logits / temperature) within the limits, or takes the likeliest at temperature 0.
 // The log-prob is that of the whole distribution.
 template <class T>
 class RowSampler {
@@ -109,12 +119,14 @@ class RowSampler {
   explicit RowSampler(int64_t vocab)
       : vocab_(vocab), weights_((vocab + GROUP - 1) / GROUP * GROUP), sums_(weights_.size() / GROUP) {}
 
-  Drawn draw(const T* logits, float temperature, double uniform, const bool* allowed) {
+  Drawn draw(const T* logits, float temperature, double uniform, const Limits& limits) {
     const bool greedy = temperature == 0.0f;
     const float inverse = greedy ? 1.0f : 1.0f / temperature;
     const float peak = maximum(logits) * inverse;
     const double total = weigh(logits, inverse, peak), log_total = std::log(total);
-    const double drawable = allowed ? restrict(allowed) : total;
+    double drawable = total;
+    if (limits.forbidden) drawable = forbid(limits.forbidden);
+    if (limits.nucleus()) drawable = restrict(limits, drawable);
     const int64_t token = greedy ? likeliest() : invert(uniform * drawable, drawable);
     return {token, static_cast<float>(static_cast<double>(at(logits, token) * inverse - peak) - log_total)};
   }
@@ -123,6 +135,8 @@ class RowSampler {
   int64_t vocab_;
   std::vector<float> weights_;  // zero beyond the vocabulary
   std::vector<double> sums_;    // of each group
+  std::vector<int64_t> counts_, members_;
+  std::vector<double> masses_;
 
   static float at(const T* logits, int64_t i) { return load(logits + i, 1)[0]; }
 
@@ -143,10 +157,47 @@ class RowSampler {
     return add_up();
   }
 
-  double restrict(const bool* allowed) {
-    for (int64_t i = 0; i < vocab_; i++) weights_[i] = allowed[i] ? weights_[i] : 0.0f;
+  double forbid(const bool* forbidden) {
+    for (int64_t i = 0; i < vocab_; i++) weights_[i] = forbidden[i] ? 0.0f : weights_[i];
     return add_up();
   }
+
+  // Bins tokens by the leading bits of their weight, so that only those of one bin have to be sorted.
+  double restrict(const Limits& limits, double total) {
+    counts_.assign(BINS, 0);
+    masses_.assign(BINS, 0.0);
+    for (int64_t i = 0; i < vocab_; i++) {
+      const int bin = bin_of(weights_[i]);
+      counts_[bin]++;
+      masses_[bin] += weights_[i];
+    }
+    const double mass = limits.top_p < 1.0f ? limits.top_p * total : INFINITY;
+    const int64_t most = limits.top_k > 0 ? limits.top_k : vocab_;
+    int64_t taken = 0, bin = BINS - 1;
+    double before = 0;
+    for (; bin > 0 && taken + counts_[bin] < most && before + masses_[bin] < mass; bin--) {
+      taken += counts_[bin];
+      before += masses_[bin];
+    }
+    members_.clear();
+    for (int64_t i = 0; i < vocab_; i++) {
+      const int own = bin_of(weights_[i]);
+      if (own == bin) members_.push_back(i);
+      if (own < bin) weights_[i] = 0;
+    }
+    std::stable_sort(members_.begin(), members_.end(), [&](int64_t a, int64_t b) { return weights_[a] > weights_[b]; });
+    for (const int64_t i : members_) {
+      const bool kept = taken == 0 || (taken < most && before < mass);
+      before += weights_[i];
+      taken++;
+      if (!kept) weights_[i] = 0;
+    }
+    return add_up();
+  }
+
+  // Weights lie in [0, 1]; sign, exponent and three bits of the fraction make their bin.
+  static constexpr int64_t BINS = 1024;
+  static int bin_of(float weight) { return bit_cast<uint32_t>(weight) >> 20; }
 
   double add_up() {
     double total = 0;

@@ -1,11 +1,17 @@
-"""Fixtures that several parts of the tests use."""
+"""Fixtures and settings that several parts of the tests use."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from hypothesis import settings
+
+# CI tries the same examples each time, so that a change is judged by what it changed; elsewhere they vary.
+settings.register_profile("ci", derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 InstallPlugin = Callable[..., Path]
 

@@ -16,11 +16,17 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Whole jobs have the machine to themselves: their processes have deadlines. The rest shares the cores.
+JOBS := tests/integration tests/fault
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
+
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest
+	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%)
+	$(PYTEST) $(JOBS)
 
 test-all: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'not gpu'
+	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%) -m 'not gpu'
+	$(PYTEST) $(JOBS) -m 'not gpu'
 
 quickstart: setup
 	$(BIN)/rlrun launch quickstart --new

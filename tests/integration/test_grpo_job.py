@@ -3,6 +3,7 @@
 import json
 import signal
 
+import psutil
 import pytest
 import zstandard
 
@@ -75,9 +76,11 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(jobs: Jobs) -> None:
     whole = jobs.start("whole", rewards=rewards)
     killed = jobs.start("killed", rewards=rewards)
     killed.until_step(5)  # the reward holds the job in its sixth step; the last checkpoint is of the fourth
+    orphans = [psutil.Process(killed.pid(name)) for name in ("trainer 0", "engine 0")]
     killed.signal(signal.SIGKILL)
     killed.process.wait()
     hold.unlink()
+    assert not psutil.wait_procs(orphans, timeout=30)[1]
     resumed = jobs.run("killed", "--resume", rewards=rewards)
     assert resumed.code == 0, resumed.output
     uninterrupted = whole.wait()

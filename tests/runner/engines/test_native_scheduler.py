@@ -9,7 +9,7 @@ from engine_cases import MakeScheduler, job, random_prompts, run
 from tiny_models import make_tiny_model
 
 from rlrun.runner.engines.native.requests import Job, group_jobs
-from rlrun.runner.engines.native.scheduler import Scheduler, padded_rows
+from rlrun.runner.engines.native.scheduler import Scheduler
 
 PROMPTS = random_prompts(6, shortest=3)
 
@@ -196,7 +196,12 @@ def test_stop_strings_end_a_sample(make_scheduler: MakeScheduler) -> None:
     assert len(jobs[1].tokens) == 60
 
 
-def test_batches_are_padded_to_few_sizes() -> None:
-    sizes = {padded_rows(count) for count in range(1, 257)}
-    assert len(sizes) <= 30
-    assert all(count <= padded_rows(count) <= count * 1.25 for count in range(1, 257))
+def test_batches_of_a_small_model_are_padded_to_few_sizes(
+    make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_scheduler().model
+    sizes = [model.padded(count) for count in range(1, 257)]
+    assert len(set(sizes)) <= 30
+    assert all(count <= size <= count * 1.25 for count, size in enumerate(sizes, 1))
+    monkeypatch.setattr(model, "_num_weights", 600_000_000)
+    assert [model.padded(count) for count in range(1, 257)] == list(range(1, 257))

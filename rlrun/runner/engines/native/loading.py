@@ -10,7 +10,7 @@ from rlrun.runner.engines.native.cache import BLOCK, BlockPool, blocks_for, make
 from rlrun.runner.engines.native.config import ModelConfig, read_config
 from rlrun.runner.engines.native.model import Model
 from rlrun.runner.engines.native.rows import Rows
-from rlrun.runner.engines.native.scheduler import Scheduler, padded_rows
+from rlrun.runner.engines.native.scheduler import Scheduler
 from rlrun.runner.engines.native.stops import StopStrings, StopTokens
 from rlrun.runner.engines.native.weights import allocate, fuse, read_folder
 from rlrun.runner.engines.setup import EngineSetup
@@ -43,7 +43,7 @@ def load(setup: EngineSetup) -> Loaded:
     # One block more than the tokens need: a sample's prompt and its own tokens both begin a block.
     pool = BlockPool(blocks_for(cache_tokens) + 1)
     model = Model(config, fuse(named, config), make_cache(config, pool.total, dtype, device), length)
-    rows = Rows(setup.max_running, padded_rows(setup.max_running), blocks_for(length) + 1)
+    rows = Rows(setup.max_running, model.padded(setup.max_running), blocks_for(length) + 1)
     strings = StopStrings(config.vocab_size, Path(setup.model_folder))
     scheduler = Scheduler(model, pool, rows, StopTokens(config.vocab_size, config.eos_token_ids), strings)
     return Loaded(config, scheduler, strings, dtype, length, cache_tokens)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Protocol
 
 import numpy as np
@@ -10,12 +11,14 @@ from numpy.typing import NDArray
 
 from rlrun.runner.engines.native import native_ops, torch_ops
 from rlrun.runner.engines.native.cache import BLOCK, KVCache, blocks_for
-from rlrun.runner.engines.native.config import ModelConfig
+from rlrun.runner.engines.native.config import ModelConfig, weight_shapes
 from rlrun.runner.engines.native.rope import rope_tables
 from rlrun.runner.engines.native.weights import LayerWeights, ModelWeights, pack
 
 Int64 = NDArray[np.int64]
 DECODE_COLUMNS = 7
+PADDING_WEIGHTS = 100_000_000
+"""Rows of padding times weights that cost about as much as making code for a new size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,20 @@ class Model:
         self._ops: Operations = native_ops if self.native else torch_ops
         tables = rope_tables(config.rope, config.head_dim, length)
         self._cos, self._sin = (table.to(cache.keys.device) for table in tables)
+        self._num_weights = sum(prod(shape) for shape in weight_shapes(config).values())
         self.replace_weights(weights)
+
+    def padded(self, rows: int) -> int:
+        """How many rows a pass with `rows` rows should have; the others are padding, at slot 0.
+
+        On a CPU oneDNN makes code for each size it meets, once, in about 10 ms: a small model does better
+        with few sizes, at most a quarter apart, a large one with no padding.
+        """
+        if rows <= 4 or self.cache.keys.device.type != "cpu":
+            return rows
+        coarse = 1 << ((rows - 1).bit_length() - 3)
+        step = min(coarse, 1 << max(0, PADDING_WEIGHTS // self._num_weights).bit_length())
+        return -(-rows // step) * step
 
     def replace_weights(self, weights: ModelWeights) -> None:
         """Multiply by `weights` from the next pass on, which packs them first."""
@@ -94,7 +110,7 @@ class Model:
     def prefill(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Process prompts of `lengths`, one after the other in `packed`; their last states `[P, H]`.
 
-        `packed` `[3, T]` int64: tokens, positions, and slots of the cache.
+        `packed` `[3, T]` int64: tokens, positions, and slots of the cache; padding at the end.
         """
         self._prepare()
         tokens, positions, slots = packed

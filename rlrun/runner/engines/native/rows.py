@@ -59,8 +59,8 @@ class Rows:
         """`padded`: how many rows a step may be padded to; `table_width`: blocks of a sample at most."""
         self.capacity = capacity
         self.count = 0
-        self.ints = np.zeros((len(Field), max(padded, capacity)), np.int64)
-        self.floats = np.ones((2, max(padded, capacity)), np.float32)
+        self.ints = np.zeros((len(Field), padded), np.int64)
+        self.floats = np.ones((2, padded), np.float32)
         """Temperature, top-p."""
         self.entries: list[Entry] = []
         # One seat more than rows, for padding: its table stays zero.

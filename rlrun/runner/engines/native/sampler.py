@@ -13,8 +13,8 @@ from rlrun.runner.engines.native.rows import Field, Rows
 from rlrun.runner.engines.native.sampling import Limits, sample
 from rlrun.runner.engines.native.stops import StopTokens
 
-LOGITS_BYTES = 8 << 20
-"""Logits held at a time: the allocator recycles pieces of this size and maps larger ones anew each step."""
+LOGITS_BYTES = 24 << 20
+"""Logits held at a time: glibc recycles pieces below 32 MB and maps larger ones anew each time."""
 
 Drawn = tuple[NDArray[np.int64], NDArray[np.float32]]
 

@@ -167,7 +167,8 @@ class Scheduler:
             [np.repeat(group.blocks, BLOCK)[: len(group.prompt)] for group in groups], dtype=np.int64
         )
         tokens = np.concatenate([group.prompt for group in groups])
-        packed = np.stack([tokens, positions, blocks * BLOCK + positions % BLOCK])
+        packed = np.zeros((3, self.model.padded(len(tokens))), np.int64)
+        packed[:, : len(tokens)] = tokens, positions, blocks * BLOCK + positions % BLOCK
         return self.model.prefill(torch.from_numpy(packed).to(self._device), lengths)
 
     # -- decoding
@@ -182,7 +183,7 @@ class Scheduler:
                     assert self._rows.count > 1, "a sample alone fits: checked when it was submitted"
                     self._retract(range(self._rows.count - 1, self._rows.count))
         rows = self._rows
-        columns = rows.ints[:DECODE_COLUMNS, : padded_rows(rows.count)]
+        columns = rows.ints[:DECODE_COLUMNS, : self.model.padded(rows.count)]
         hidden = self.model.decode(DecodeBatch(columns, rows.prefix_tables, rows.suffix_tables))
         self._advance(0, *self._sampler.next_tokens(hidden[: rows.count]))
 
@@ -272,14 +273,6 @@ class Scheduler:
         self._take_out(np.array(chosen, np.int64))
         groups = [Group(np.concatenate([job.prompt, job.tokens]), [job]) for job in jobs]
         self._waiting.extendleft(reversed(groups))
-
-
-def padded_rows(count: int) -> int:
-    """The batch size a step with `count` rows runs at: few sizes, since oneDNN makes code for each."""
-    if count <= 4:
-        return count
-    step = 1 << ((count - 1).bit_length() - 3)
-    return -(-count // step) * step
 
 
 def _end(job: Job, finish: dict[str, Any]) -> None:

@@ -59,8 +59,8 @@ def rope_store(
 
 
 def prefill_attention(qkv: torch.Tensor, heads: int, kv_heads: int, lengths: list[int]) -> torch.Tensor:
-    """Causal attention within each of the packed sequences: `[T, heads · D]`."""
-    out = qkv.new_empty(qkv.shape[0], heads, qkv.shape[2])
+    """Causal attention within each of the packed sequences, zeros beyond them: `[T, heads · D]`."""
+    out = qkv.new_zeros(qkv.shape[0], heads, qkv.shape[2])
     start = 0
     for length in lengths:
         packed = qkv[start : start + length].transpose(0, 1)[None]

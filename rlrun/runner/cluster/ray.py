@@ -33,6 +33,8 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray would let whatever else runs here go before our processes (nice 15).
+    "RAY_worker_niceness": "0",
     # Workers made ahead would lack our environment variables, and be made in vain.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",

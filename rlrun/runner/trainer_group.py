@@ -80,12 +80,13 @@ class TrainerGroup:
         return seconds
 
     def _shares(self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches) -> list[Any]:
-        """Each rank's sequences; ranks of one data rank share a copy."""
-        columns = [
-            self._ranks[0].share(to_columns(sequences, sorted(index for batch in rank for index in batch)))
-            for rank in micro_batches
-        ]
-        return [columns[data_rank] for data_rank in self._data_ranks]
+        """Each rank's sequences; where several ranks see the same, they are sent ahead once."""
+        shares = []
+        for data_rank, batches in enumerate(micro_batches):
+            columns = to_columns(sequences, sorted(index for batch in batches for index in batch))
+            several = self._data_ranks.count(data_rank) > 1
+            shares.append(self._ranks[0].share(columns) if several else columns)
+        return [shares[data_rank] for data_rank in self._data_ranks]
 
     async def _timed(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         answers = await self._all(method, arguments)

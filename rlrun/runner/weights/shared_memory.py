@@ -12,6 +12,7 @@ with weights that are being written, and a writer that would do it gets an error
 """
 
 import fcntl
+import itertools
 import mmap
 import os
 import re
@@ -28,6 +29,9 @@ from rlrun.runner.weights.layout import ITEM_SIZE, end, layout, num_bytes
 FOLDER = Path("/dev/shm")
 _PREFIX = "rlrun-"
 _NAME = re.compile(rf"{_PREFIX}[A-Za-z0-9._-]+")
+_OWNED = re.compile(rf"{_PREFIX}.+-(\d+)\.(\d+)-\d+")
+"""Name of a segment: the writer's space of process ids, and its process."""
+_NUMBERS = itertools.count()
 _HEADER = struct.Struct("<8sqq")
 """Magic, version (-1 while it is being written), size of the segment."""
 _MAGIC = b"RLRUNWTS"
@@ -43,18 +47,17 @@ class SharedWeights:
     """The writer's side: two segments of `job`, made at the first write and removed by `close`.
 
     `shapes` names every tensor (Hugging Face names); `dtype` is what engines compute with, and tensors of
-    another dtype are converted as they are copied. Segments left by a killed writer of the same job are
-    removed first.
+    another dtype are converted as they are copied. Segments left by killed writers are removed first.
     """
 
     def __init__(self, job: str, shapes: Mapping[str, Sequence[int]], dtype: str, wait: float = 60.0) -> None:
-        self._name = _PREFIX + re.sub(r"[^A-Za-z0-9._-]", "_", job)
+        self._name = f"{_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', job)[:100]}-{_namespace()}.{os.getpid()}"
         self._slots = layout(shapes, dtype, start=_HEADER_BYTES)
         self._size = end(self._slots)
         self._wait = wait
         self._turn = 0
         self._segments: list[_Segment] = []
-        remove_stale(job)
+        remove_stale()
 
     def write(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightManifest:
         """Copy a whole set of weights into the segment whose turn it is; the set must be complete.
@@ -63,8 +66,8 @@ class SharedWeights:
         missing or of another shape, and TimeoutError when an engine holds this segment for longer than `wait`
         seconds.
         """
-        if not self._segments:
-            self._segments = [_Segment.create(f"{self._name}-{os.getpid()}-{i}", self._size) for i in (0, 1)]
+        while len(self._segments) < 2:
+            self._segments.append(_Segment.create(f"{self._name}-{next(_NUMBERS)}", self._size))
         segment = self._segments[self._turn]
         with segment.exclusive(self._wait):
             segment.write_header(-1)
@@ -122,16 +125,23 @@ def attach(manifest: WeightManifest) -> AttachedWeights:
     return AttachedWeights(segment, manifest.tensors)
 
 
-def remove_stale(job: str) -> list[str]:
-    """Remove segments of `job` whose writer is dead; returns their names."""
+def remove_stale() -> list[str]:
+    """Remove segments whose writer was killed, of whatever job; returns their names.
+
+    Writers of other containers that share /dev/shm are left alone: their process ids mean nothing here.
+    """
     removed = []
-    pattern = re.compile(re.escape(_PREFIX + re.sub(r"[^A-Za-z0-9._-]", "_", job)) + r"-(\d+)-[01]")
     for path in FOLDER.glob(f"{_PREFIX}*"):
-        match = pattern.fullmatch(path.name)
-        if match and not Path(f"/proc/{match[1]}").exists():
+        match = _OWNED.fullmatch(path.name)
+        if match and match[1] == _namespace() and not Path(f"/proc/{match[2]}").exists():
             path.unlink(missing_ok=True)
             removed.append(path.name)
     return removed
+
+
+def _namespace() -> str:
+    """Identifies the space of process ids this process lives in."""
+    return str(Path("/proc/self/ns/pid").stat().st_ino)
 
 
 class _Segment:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlrun.runner.carriers import WeightManifest
-from rlrun.runner.weights.shared_memory import FOLDER, SegmentError, SharedWeights, attach, remove_stale
+from rlrun.runner.weights.shared_memory import FOLDER, SegmentError, SharedWeights, attach
 
 SHAPES = {
     "a.q_proj.weight": (3, 5),
@@ -91,9 +91,10 @@ def test_a_failed_write_is_never_read(job: str) -> None:
     good = shared.write(weights(1).items(), 1)
     with pytest.raises(SegmentError, match=r"1 of 4 tensors missing, the first: norm.weight"):
         shared.write(list(weights(2).items())[:3], 2)
-    other = dataclasses.replace(good, segment=good.segment[:-1] + "1", version=2)
+    (other,) = (path for path in segments(job) if path.name != good.segment)
+    half = dataclasses.replace(good, segment=other.name, version=2)
     with pytest.raises(SegmentError, match=r"holds weights -1, not 2"):
-        attach(other)
+        attach(half)
     attach(good).close()
     attach(shared.write(weights(3).items(), 3)).close()
     shared.close()
@@ -142,10 +143,21 @@ def test_a_killed_writer_s_segments_are_removed_by_the_next(job: str) -> None:
         f"SharedWeights({job!r}, {{'w': (4,)}}, 'float32').write([('w', torch.ones(4))], 1);"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
-    assert len(segments(job)) == 2
-    living = SharedWeights(job + " longer", SHAPES, "float32")
+    living = SharedWeights(job, SHAPES, "float32")
     living.write(weights(1).items(), 1)
-    assert len(remove_stale(job)) == 2
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
+    assert len(segments(job)) == 4
+    elsewhere = FOLDER / f"{segments(job)[0].name.rpartition('-')[0].rpartition('-')[0]}-1.999999999-0"
+    elsewhere.touch()
+    SharedWeights("another job", SHAPES, "float32")
+    assert elsewhere in segments(job)
+    elsewhere.unlink()
     assert len(segments(job)) == 2
     living.close()
+
+
+def test_no_room_is_an_error_that_leaves_nothing(job: str) -> None:
+    shared = SharedWeights(job, {"w": (1 << 50,)}, "bfloat16")
+    with pytest.raises(SegmentError, match=r"no room for .* MB of shared weights"):
+        shared.write([], 1)
+    shared.close()

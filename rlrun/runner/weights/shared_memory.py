@@ -12,26 +12,17 @@ with weights that are being written, and a writer that would do it gets an error
 """
 
 import fcntl
-import itertools
 import mmap
 import os
-import re
 import struct
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 
 from rlrun.runner.carriers import TensorSlot, WeightManifest
 from rlrun.runner.weights.layout import ITEM_SIZE, end, layout, num_bytes
+from rlrun.runner.weights.segment_files import FOLDER, ExclusiveLock, is_name, new_name, remove_stale
 
-FOLDER = Path("/dev/shm")
-_PREFIX = "rlrun-"
-_NAME = re.compile(rf"{_PREFIX}[A-Za-z0-9._-]+")
-_OWNED = re.compile(rf"{_PREFIX}.+-(\d+)\.(\d+)-\d+")
-"""Name of a segment: the writer's space of process ids, and its process."""
-_NUMBERS = itertools.count()
 _HEADER = struct.Struct("<8sqq")
 """Magic, version (-1 while it is being written), size of the segment."""
 _MAGIC = b"RLRUNWTS"
@@ -51,7 +42,7 @@ class SharedWeights:
     """
 
     def __init__(self, job: str, shapes: Mapping[str, Sequence[int]], dtype: str, wait: float = 60.0) -> None:
-        self._name = f"{_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', job)[:100]}-{_namespace()}.{os.getpid()}"
+        self._job = job
         self._slots = layout(shapes, dtype, start=_HEADER_BYTES)
         self._size = end(self._slots)
         self._wait = wait
@@ -67,7 +58,7 @@ class SharedWeights:
         seconds.
         """
         while len(self._segments) < 2:
-            self._segments.append(_Segment.create(f"{self._name}-{next(_NUMBERS)}", self._size))
+            self._segments.append(_Segment.create(new_name(self._job), self._size))
         segment = self._segments[self._turn]
         with segment.exclusive(self._wait):
             segment.write_header(-1)
@@ -125,25 +116,6 @@ def attach(manifest: WeightManifest) -> AttachedWeights:
     return AttachedWeights(segment, manifest.tensors)
 
 
-def remove_stale() -> list[str]:
-    """Remove segments whose writer was killed, of whatever job; returns their names.
-
-    Writers of other containers that share /dev/shm are left alone: their process ids mean nothing here.
-    """
-    removed = []
-    for path in FOLDER.glob(f"{_PREFIX}*"):
-        match = _OWNED.fullmatch(path.name)
-        if match and match[1] == _namespace() and not Path(f"/proc/{match[2]}").exists():
-            path.unlink(missing_ok=True)
-            removed.append(path.name)
-    return removed
-
-
-def _namespace() -> str:
-    """Identifies the space of process ids this process lives in."""
-    return str(Path("/proc/self/ns/pid").stat().st_ino)
-
-
 class _Segment:
     """A mapped file with a header; its lock lives as long as its descriptor."""
 
@@ -174,7 +146,7 @@ class _Segment:
 
     @classmethod
     def open(cls, name: str, size: int) -> "_Segment":
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             raise SegmentError(f"{name!r} is no name of a segment")
         try:
             descriptor = os.open(FOLDER / name, os.O_RDWR)
@@ -200,8 +172,8 @@ class _Segment:
             for slot in slots
         }
 
-    def exclusive(self, wait: float) -> "_ExclusiveLock":
-        return _ExclusiveLock(self._descriptor, self.name, wait)
+    def exclusive(self, wait: float) -> "ExclusiveLock":
+        return ExclusiveLock(self._descriptor, self.name, wait)
 
     def write_header(self, version: int) -> None:
         assert self._writable
@@ -223,29 +195,6 @@ class _Segment:
     def unlink(self) -> None:
         (FOLDER / self.name).unlink(missing_ok=True)
         self.release()
-
-
-class _ExclusiveLock:
-    """The writer's lock, with a deadline."""
-
-    def __init__(self, descriptor: int, name: str, wait: float) -> None:
-        self._descriptor, self._name, self._wait = descriptor, name, wait
-
-    def __enter__(self) -> None:
-        deadline = time.monotonic() + self._wait
-        while True:
-            try:
-                return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"an engine still computes with segment {self._name} after {self._wait:g} s: "
-                        "it has not taken over the weights pushed last"
-                    ) from None
-                time.sleep(0.002)
-
-    def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
 def _check_slots(manifest: WeightManifest) -> None:

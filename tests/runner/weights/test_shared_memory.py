@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from rlrun.runner.carriers import WeightManifest
-from rlrun.runner.weights.shared_memory import FOLDER, SegmentError, SharedWeights, attach
+from rlrun.runner.weights.segment_files import FOLDER
+from rlrun.runner.weights.shared_memory import SegmentError, SharedWeights, attach
 
 SHAPES = {
     "a.q_proj.weight": (3, 5),

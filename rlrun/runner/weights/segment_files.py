@@ -1,0 +1,68 @@
+"""Segments as files: their names, whose they are, their locks, and what killed writers leave behind."""
+
+import fcntl
+import itertools
+import os
+import re
+import time
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+_PREFIX = "rlrun-"
+_NAME = re.compile(rf"{_PREFIX}[A-Za-z0-9._-]+")
+_OWNED = re.compile(rf"{_PREFIX}.+-(\d+)\.(\d+)-\d+")
+"""The writer's space of process ids, and its process."""
+_NUMBERS = itertools.count()
+
+
+def new_name(job: str) -> str:
+    """A name for a segment that this process writes for `job`."""
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:100]
+    return f"{_PREFIX}{readable}-{_namespace()}.{os.getpid()}-{next(_NUMBERS)}"
+
+
+def is_name(name: str) -> bool:
+    """Whether a segment may be called so: no path, nothing of another program's."""
+    return _NAME.fullmatch(name) is not None
+
+
+def remove_stale() -> list[str]:
+    """Remove segments whose writer was killed, of whatever job; returns their names.
+
+    Writers of other containers that share /dev/shm are left alone: their process ids mean nothing here.
+    """
+    removed = []
+    for path in FOLDER.glob(f"{_PREFIX}*"):
+        match = _OWNED.fullmatch(path.name)
+        if match and match[1] == _namespace() and not Path(f"/proc/{match[2]}").exists():
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return removed
+
+
+class ExclusiveLock:
+    """A writer's lock of an open segment. TimeoutError when readers keep it longer than `wait` seconds."""
+
+    def __init__(self, descriptor: int, name: str, wait: float) -> None:
+        self._descriptor, self._name, self._wait = descriptor, name, wait
+
+    def __enter__(self) -> None:
+        deadline = time.monotonic() + self._wait
+        while True:
+            try:
+                return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"an engine still computes with segment {self._name} after {self._wait:g} s: "
+                        "it has not taken over the weights pushed last"
+                    ) from None
+                time.sleep(0.002)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+def _namespace() -> str:
+    """Identifies the space of process ids this process lives in."""
+    return str(Path("/proc/self/ns/pid").stat().st_ino)

@@ -81,3 +81,16 @@ def peer_logits(peer: torch.nn.Module, finished: Job) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = peer(tokens[None]).logits[0]
     return logits[len(finished.prompt) - 1 : -1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_gives_the_log_probs_of_transformers(name: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, **MODELS[name])
+    scheduler = load(EngineSetup(str(folder), dtype="float32", device="cuda")).scheduler
+    jobs = run(scheduler, [job(prompt, k, top_p=0.9) for prompt in random_prompts(4) for k in range(3)])
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for finished in jobs:
+        expected = peer_logits(peer, finished).log_softmax(-1)
+        chosen = expected.gather(1, torch.from_numpy(finished.tokens).long()[:, None])[:, 0]
+        np.testing.assert_allclose(finished.log_probs, chosen.numpy(), atol=1e-3)

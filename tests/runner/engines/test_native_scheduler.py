@@ -180,7 +180,7 @@ def test_min_new_tokens_holds_stop_tokens_back(make_scheduler: MakeScheduler, op
 def test_stop_strings_end_a_sample(make_scheduler: MakeScheduler) -> None:
     scheduler = make_scheduler()
     free = run(scheduler, [job(PROMPTS[2], 4, max_new_tokens=60, ignore_eos=True)])[0]
-    strings = scheduler._stop_strings
+    strings = scheduler._stops.strings
     strings.index(dataclasses.replace(free.params, stop=("x",)))  # loads the tokenizer
     assert strings._tokenizer is not None
     texts = [strings._tokenizer.decode([token], skip_special_tokens=False) for token in free.tokens.tolist()]

@@ -68,7 +68,7 @@ class Engine:
             raise ValueError(f"{need}; this engine's cache holds {self.loaded.cache_tokens} tokens")
         if job.prompt.min() < 0 or job.prompt.max() >= self.loaded.config.vocab_size:
             raise ValueError(f"input_ids must lie in [0, {self.loaded.config.vocab_size})")
-        self.loaded.stop_strings.check(job.params)
+        self.loaded.stops.strings.check(job.params)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue jobs at once and in order; neighbours with equal prompts share its prefill."""

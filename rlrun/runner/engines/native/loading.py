@@ -1,7 +1,6 @@
 """From a setup to a scheduler: model, weights, and a cache that fits the memory."""
 
 import dataclasses
-from pathlib import Path
 
 import psutil
 import torch
@@ -11,7 +10,7 @@ from rlrun.runner.engines.native.config import ModelConfig, read_config
 from rlrun.runner.engines.native.model import Model
 from rlrun.runner.engines.native.rows import Rows
 from rlrun.runner.engines.native.scheduler import Scheduler
-from rlrun.runner.engines.native.stops import StopStrings, StopTokens
+from rlrun.runner.engines.native.stops import Stops
 from rlrun.runner.engines.native.weights import allocate, fuse, read_folder
 from rlrun.runner.engines.setup import EngineSetup
 
@@ -25,7 +24,7 @@ class Loaded:
 
     config: ModelConfig
     scheduler: Scheduler
-    stop_strings: StopStrings
+    stops: Stops
     dtype: torch.dtype
     max_length: int
     cache_tokens: int
@@ -44,9 +43,8 @@ def load(setup: EngineSetup) -> Loaded:
     pool = BlockPool(blocks_for(cache_tokens) + 1)
     model = Model(config, fuse(named, config), make_cache(config, pool.total, dtype, device), length)
     rows = Rows(setup.max_running, model.padded(setup.max_running), blocks_for(length) + 1)
-    strings = StopStrings(config.vocab_size, Path(setup.model_folder))
-    scheduler = Scheduler(model, pool, rows, StopTokens(config.vocab_size, config.eos_token_ids), strings)
-    return Loaded(config, scheduler, strings, dtype, length, cache_tokens)
+    stops = Stops(config.vocab_size, config.eos_token_ids, setup.model_folder)
+    return Loaded(config, Scheduler(model, pool, rows, stops), stops, dtype, length, cache_tokens)
 
 
 def pick_device(name: str) -> torch.device:

@@ -131,11 +131,15 @@ class Rows:
         rows[Field.TOKEN] = tokens
         rows[_STEPPING] += 1
 
+    def made(self, row: int) -> NDArray[np.int32]:
+        """All tokens of a row's sample, those from before a retraction too."""
+        seat, generated = self.ints[Field.SEAT, row], self.ints[Field.GENERATED, row]
+        return np.concatenate([self.entries[row].job.tokens, self.tokens[seat, :generated]])
+
     def collect(self, row: int) -> None:
         """Hand the row's tokens to its job."""
-        job, column = self.entries[row].job, self.ints[:, row]
-        seat, generated = column[Field.SEAT], column[Field.GENERATED]
-        job.tokens = np.concatenate([job.tokens, self.tokens[seat, :generated]])
+        job, seat, generated = self.entries[row].job, *self.ints[[Field.SEAT, Field.GENERATED], row]
+        job.tokens = self.made(row)
         job.log_probs = np.concatenate([job.log_probs, self.log_probs[seat, :generated]])
 
     def blocks_of(self, row: int) -> NDArray[np.int32]:

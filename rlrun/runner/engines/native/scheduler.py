@@ -20,7 +20,7 @@ from rlrun.runner.engines.native.model import DECODE_COLUMNS, DecodeBatch, Model
 from rlrun.runner.engines.native.requests import Group, Job
 from rlrun.runner.engines.native.rows import Entry, Field, Rows
 from rlrun.runner.engines.native.sampler import Sampler
-from rlrun.runner.engines.native.stops import StopStrings, StopTokens
+from rlrun.runner.engines.native.stops import Stops
 from rlrun.runner.engines.native.weights import ModelWeights
 
 PREFILL_TOKENS = 8192
@@ -32,18 +32,15 @@ PREFILL_PROMPTS = 128
 class Scheduler:
     """Runs groups to their end. `step` does one round; jobs are told through their `on_done`."""
 
-    def __init__(
-        self, model: Model, pool: BlockPool, rows: Rows, stop_tokens: StopTokens, stop_strings: StopStrings
-    ) -> None:
+    def __init__(self, model: Model, pool: BlockPool, rows: Rows, stops: Stops) -> None:
         self.model = model
         self.version = 0
         self._pool = pool
         self._rows = rows
-        self._stop_tokens = stop_tokens
-        self._stop_strings = stop_strings
+        self._stops = stops
         self._waiting: deque[Group] = deque()
         self._device = model.weights.norm.device
-        self._sampler = Sampler(model, rows, stop_tokens)
+        self._sampler = Sampler(model, rows, stops.tokens)
 
     @property
     def busy(self) -> bool:
@@ -143,9 +140,7 @@ class Scheduler:
     def _seat(self, group: Group, count: int) -> None:
         for job in group.waiting[:count]:
             job.starts.append((self.version, len(job.tokens)))
-            self._rows.append(
-                Entry(job, group), self._stop_tokens.index(job.params), self._stop_strings.index(job.params)
-            )
+            self._rows.append(Entry(job, group), *self._stops.sets(job.params))
         group.running += count
         group.waiting = group.waiting[count:]
 
@@ -197,40 +192,10 @@ class Scheduler:
 
     def _advance(self, first: int, tokens: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
         """Append a token to every row from `first` on, and end those that are done."""
-        rows = self._rows
-        rows.record(first, tokens, log_probs)
-        ints = rows.ints[:, first : rows.count]
-        stopped = self._stop_tokens.table[ints[Field.STOP_SET], tokens]
-        done = stopped | (ints[Field.GENERATED] >= ints[Field.MAX_NEW])
-        matches = self._match_strings(first, tokens) if len(self._stop_strings.table) > 1 else {}
-        for row in matches:
-            done[row - first] = True
-        if not done.any():
-            return
-        ended = np.flatnonzero(done) + first
-        self._finish(
-            ended, [self._reason(row, matches, bool(stopped[row - first])) for row in ended.tolist()]
-        )
-
-    def _match_strings(self, first: int, tokens: NDArray[np.int64]) -> dict[int, str]:
-        """Rows whose newest token completes a stop string."""
-        rows = self._rows
-        candidates = self._stop_strings.table[rows.ints[Field.STRING_SET, first : rows.count], tokens]
-        matches = {}
-        for row in (np.flatnonzero(candidates) + first).tolist():
-            job, column = rows.entries[row].job, rows.ints[:, row]
-            made = rows.tokens[column[Field.SEAT], : column[Field.GENERATED]]
-            text = self._stop_strings.match(np.concatenate([job.tokens, made]), job.params.stop)
-            if text is not None and column[Field.GENERATED] >= column[Field.MIN_NEW]:
-                matches[row] = text
-        return matches
-
-    def _reason(self, row: int, matches: dict[int, str], stopped: bool) -> dict[str, Any]:
-        if stopped:
-            return {"type": "stop", "matched": int(self._rows.ints[Field.TOKEN, row])}
-        if row in matches:
-            return {"type": "stop", "matched": matches[row]}
-        return {"type": "length", "length": self._rows.entries[row].job.params.max_new_tokens}
+        self._rows.record(first, tokens, log_probs)
+        ended = self._stops.ended(self._rows, first)
+        if ended:
+            self._finish(np.array(list(ended), np.int64), list(ended.values()))
 
     def _finish(self, ended: NDArray[np.int64], reasons: list[dict[str, Any]]) -> None:
         """Take rows out and hand their jobs back with what they made."""

@@ -1,12 +1,49 @@
 """What ends a sample: tables over the vocabulary, so that a step looks up all its rows at once."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from rlrun.runner.engines.native.requests import SamplingParams
+from rlrun.runner.engines.native.rows import Field, Rows
+
+
+class Stops:
+    """Decides which rows are done."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], folder: str | Path) -> None:
+        """`folder`: of the model, with a tokenizer where stop strings are used."""
+        self.tokens = StopTokens(vocab_size, eos_token_ids)
+        self.strings = StopStrings(vocab_size, folder)
+
+    def sets(self, params: SamplingParams) -> tuple[int, int]:
+        """What a row keeps of its request: rows of the two tables."""
+        return self.tokens.index(params), self.strings.index(params)
+
+    def ended(self, rows: Rows, first: int) -> dict[int, dict[str, Any]]:
+        """Rows from `first` on that their newest token ends, with SGLang's `finish_reason`."""
+        columns = rows.ints[:, first : rows.count]
+        tokens = columns[Field.TOKEN]
+        stopped = self.tokens.table[columns[Field.STOP_SET], tokens]
+        done = stopped | (columns[Field.GENERATED] >= columns[Field.MAX_NEW])
+        matches = self.strings.matches(rows, first) if self.strings.used else {}
+        for row in matches:
+            done[row - first] = True
+        if not done.any():
+            return {}
+        reasons: dict[int, dict[str, Any]] = {}
+        for index in np.flatnonzero(done).tolist():
+            row = first + index
+            if stopped[index]:
+                reasons[row] = {"type": "stop", "matched": int(tokens[index])}
+            elif row in matches:
+                reasons[row] = {"type": "stop", "matched": matches[row]}
+            else:
+                reasons[row] = {"type": "length", "length": rows.entries[row].job.params.max_new_tokens}
+        return reasons
 
 
 class StopTokens:
@@ -54,7 +91,24 @@ class StopStrings:
             self.table = np.concatenate([self.table, row[None]])
         return self._sets[params.stop]
 
-    def match(self, tokens: NDArray[np.int32], stops: tuple[str, ...]) -> str | None:
+    @property
+    def used(self) -> bool:
+        """Some request had stop strings."""
+        return len(self._sets) > 1
+
+    def matches(self, rows: Rows, first: int) -> dict[int, str]:
+        """Rows from `first` on whose newest token completes a stop string, and which."""
+        columns = rows.ints[:, first : rows.count]
+        candidates = self.table[columns[Field.STRING_SET], columns[Field.TOKEN]]
+        long_enough = columns[Field.GENERATED] >= columns[Field.MIN_NEW]
+        found = {}
+        for row in (np.flatnonzero(candidates & long_enough) + first).tolist():
+            text = self._match(rows.made(row), rows.entries[row].job.params.stop)
+            if text is not None:
+                found[row] = text
+        return found
+
+    def _match(self, tokens: NDArray[np.int32], stops: tuple[str, ...]) -> str | None:
         """The stop string that stands at the end of `tokens`, or near it."""
         assert self._tokenizer is not None
         # Every token that decodes to something has at least one byte of it; a few more for those that do not.

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include "attention.h"
+#include "sampling.h"
 
 namespace rlrun {
 namespace {

@@ -1,11 +1,13 @@
-"""Blocking work beside the event loop that must not keep a job from ending."""
+"""Work beside the main line of a job that must not keep it from ending."""
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+
+_ASK_AGAIN_SECONDS = 1.0
 
 
 async def in_background(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
@@ -31,3 +33,11 @@ async def in_background(function: Callable[..., Result], *args: Any, **kwargs: A
 
     threading.Thread(target=work, name=function.__name__, daemon=True).start()
     return await future
+
+
+async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and return when all have ended, however; one that swallows it is asked again."""
+    while waiting := [task for task in tasks if not task.done()]:
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting, timeout=_ASK_AGAIN_SECONDS)

@@ -79,7 +79,8 @@ class Evaluator:
             for prompt in one.prompts
         ]
         try:
-            answers = await asyncio.wait_for(self._generate(requests), self._timeout * max(1, len(requests)))
+            async with asyncio.timeout(self._timeout * max(1, len(requests))):
+                answers = await self._generate(requests)
         except TimeoutError:
             raise JobError(
                 f"evaluation on {one.name!r}: no answer within {self._timeout:g} s a prompt"

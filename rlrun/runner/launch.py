@@ -18,7 +18,7 @@ from typing import Any
 from rlrun.plugins.registry import build
 from rlrun.runner.assembly import make_job, start_parts
 from rlrun.runner.atomic import write_json, write_text
-from rlrun.runner.background import in_background
+from rlrun.runner.background import cancel_all, in_background
 from rlrun.runner.checkpoint import Checkpoints, clear_unfinished, read_driver, trainer_folder
 from rlrun.runner.cluster.failures import first_cause
 from rlrun.runner.cluster.processes import clean_up_after, end_now
@@ -154,9 +154,7 @@ async def _watched(work: Coroutine[Any, Any, None], cluster: Cluster) -> None:
                 failures.append(death)
             raise first_cause(failures)
     finally:
-        for one in (working, watching):
-            one.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        await cancel_all([working, watching])
 
 
 def _write_specs(loaded: LoadedSpec, folder: RunFolder, locked: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlrun.plugins.types import Group, Prompt, Status
 from rlrun.runner.ahead import ReadAhead
+from rlrun.runner.background import cancel_all
 from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
 from rlrun.runner.errors import EngineError, JobError
 from rlrun.runner.grouping import groups_of, mask_truncated, prompt_index, request_for, without
@@ -132,7 +133,8 @@ class RolloutSource:
             requests = [self._request(prompt) for prompt in prompts]
             seconds = self._spec.request_timeout
             try:
-                answers = await asyncio.wait_for(self._policy.engines.generate_batch(requests), seconds)
+                async with asyncio.timeout(seconds):
+                    answers = await self._policy.engines.generate_batch(requests)
             except TimeoutError:
                 raise JobError(
                     f"{len(requests)} prompts were not answered within {seconds:g} s, and in deterministic "
@@ -150,8 +152,8 @@ class RolloutSource:
     async def _run(self, prompt: Prompt, tally: _Tally, enough: asyncio.Event) -> Group | None:
         """One group from prompt to verdict; None when it is dropped."""
         try:
-            request = self._policy.engines.generate(self._request(prompt))
-            generations = await asyncio.wait_for(request, self._spec.request_timeout)
+            async with asyncio.timeout(self._spec.request_timeout):
+                generations = await self._policy.engines.generate(self._request(prompt))
         except TimeoutError:
             tally.dropped["generation", "timeout"] += 1
             return None
@@ -221,12 +223,11 @@ class RolloutSource:
         if not running:
             return
         try:
-            await asyncio.wait_for(self._policy.engines.abort_all(), _ABORT_SECONDS)
+            async with asyncio.timeout(_ABORT_SECONDS):
+                await self._policy.engines.abort_all()
             await asyncio.wait(running, timeout=_ABORT_SECONDS)
         finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await cancel_all(running)
 
     def _request(self, prompt: Prompt) -> GenerateRequest:
         return request_for(

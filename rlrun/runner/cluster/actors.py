@@ -60,11 +60,11 @@ class Process:
         return os.getpid(), peak_memory()
 
     @reports_failure
-    def free_address(self) -> tuple[str, int]:
-        """An address of this host that others reach, and a port that is free."""
+    def free_port(self) -> int:
+        """A port of this host that is free."""
         with socket.socket() as one:
             one.bind(("", 0))
-            return host_address(), int(one.getsockname()[1])
+            return int(one.getsockname()[1])
 
     @reports_failure
     def missing(self, paths: list[str]) -> list[str]:
@@ -171,10 +171,3 @@ def peak_memory() -> float:
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return float(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-
-
-def host_address() -> str:
-    """This host's address as the rest of the cluster sees it."""
-    import ray
-
-    return str(ray.util.get_node_ip_address())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from rlrun.runner.background import cancel_all
 from rlrun.runner.errors import JobError
 from rlrun.specs.paths import shown_path
 
@@ -92,9 +93,7 @@ async def gather_or_first_cause(calls: Sequence[Awaitable[Result]]) -> list[Resu
             raise first_cause(failures)
         return [task.result() for task in tasks]
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
 
 def _os_error(error: BaseException) -> OSError | None:

@@ -48,7 +48,7 @@ import ray  # noqa: E402  reads its environment when it is imported
 from ray._private import ray_constants  # noqa: E402
 from ray._private import worker as ray_worker  # noqa: E402
 from ray.exceptions import RayActorError, RayError  # noqa: E402
-from ray.util.placement_group import placement_group, remove_placement_group  # noqa: E402
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group  # noqa: E402
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
 
 logger = logging.getLogger(__name__)
@@ -76,8 +76,10 @@ class Request:
 class Process:
     """One process of the job, as the driver sees it."""
 
-    def __init__(self, request: Request, actor: Any) -> None:
+    def __init__(self, request: Request, actor: Any, host: str) -> None:
         self.name = request.name
+        self.host = host
+        """Address of its node."""
         self.log = request.log
         self.pid: int | None = None
         self.peak_memory = 0.0
@@ -91,7 +93,8 @@ class Process:
         """
         reference = getattr(self._actor, method).remote(*args)
         try:
-            answer = await asyncio.wait_for(_result(reference), deadline)
+            async with asyncio.timeout(deadline):
+                answer = await reference
         except TimeoutError:
             raise JobError(
                 f"{self.name} did not finish {method!r} within {deadline:g} s; see {self.log}"
@@ -168,7 +171,8 @@ class Cluster:
         ]
         self._group = placement_group(bundles, strategy=self.placement.strategy)
         try:
-            await asyncio.wait_for(_result(self._group.ready()), _RESERVE_SECONDS)
+            async with asyncio.timeout(_RESERVE_SECONDS):
+                await self._group.ready()
         except TimeoutError:
             raise JobError(
                 f"the cluster did not free {self._wanted()} within {_RESERVE_SECONDS:g} s; free are "
@@ -177,7 +181,7 @@ class Cluster:
 
     def launch(self, requests: Sequence[Request]) -> list[Process]:
         """Begin to start processes, all at once; their methods wait until they run."""
-        made = [Process(request, self._actor(request)) for request in requests]
+        made = [Process(request, self._actor(request), self._host(request.seat)) for request in requests]
         self._processes += made
         return made
 
@@ -240,6 +244,10 @@ class Cluster:
     def _wanted(self) -> str:
         return _amounts({"CPU": self.placement.cpus, "GPU": self.placement.gpus})
 
+    def _host(self, seat: Seat) -> str:
+        node = placement_group_table(self._group)["bundles_to_node_id"][seat.bundle]
+        return str(next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node))
+
     def _actor(self, request: Request) -> Any:
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=request.seat.bundle
@@ -297,10 +305,6 @@ def _log_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:
 
 # Ray would print at length on the terminal that a process died; we say so, once and with its log.
 ray_worker.print_to_stdstream = _log_message
-
-
-async def _result(reference: Any) -> Any:
-    return await reference
 
 
 def _why(death: RayActorError) -> str:

@@ -1,0 +1,160 @@
+"""Starts a job's trainer ranks and engines: every process begins before any is waited for.
+
+Ray up ─▶ actors up (all at once) ─┬▶ ranks: import, meet at rank 0's address, load ─┬▶ all known by pid
+                                   └▶ engines: import, load, listen ────────────────┘
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.runner.carriers import TrainerSetup
+from rlrun.runner.cluster.actors import EngineActor, TrainerActor
+from rlrun.runner.cluster.failures import gather_or_first_cause
+from rlrun.runner.cluster.placement import Placement
+from rlrun.runner.cluster.ray import Cluster, Process, Request
+from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.errors import JobError
+from rlrun.runner.model_files import ModelFiles
+from rlrun.runner.plan import Plan, RankPlan
+from rlrun.runner.run_folder import RunFolder
+from rlrun.specs.job import Spec
+
+_START_SECONDS = 1800.0
+"""Deadline for a trainer rank to import, meet the others and load its model."""
+_BOOT_SECONDS = 120.0
+"""Deadline for a process to come up."""
+
+
+async def start_processes(
+    spec: Spec, plan: Plan, model: ModelFiles, folder: RunFolder, cluster: Cluster
+) -> tuple[list[Process], list[str]]:
+    """Start Ray, trainer ranks and engines: the ranks, and URLs of engines. JobError: the first cause."""
+    await cluster.start()
+    trainers = cluster.launch(_trainer_requests(plan, cluster.placement, folder))
+    engines = cluster.launch(_engine_requests(plan, cluster.placement, folder))
+    if not cluster.is_local:
+        await _check_hosts(trainers, engines, [model.folder, folder.path])
+    starting = asyncio.create_task(_start_trainers(spec, plan, model, trainers))
+    serving = asyncio.create_task(_start_engines(spec, plan, model, engines))
+    await gather_or_first_cause([starting, serving])
+    await gather_or_first_cause([process.identify(_BOOT_SECONDS) for process in (*trainers, *engines)])
+    return trainers, serving.result()
+
+
+def _trainer_requests(plan: Plan, placement: Placement, folder: RunFolder) -> list[Request]:
+    size = str(len(plan.ranks))
+    return [
+        Request(
+            f"trainer {rank.rank}",
+            TrainerActor,
+            seat,
+            {"RANK": str(rank.rank), "WORLD_SIZE": size, **_threads(rank.threads)},
+            folder.logs / f"trainer-{rank.rank}.log",
+        )
+        for rank, seat in zip(plan.ranks, placement.ranks, strict=True)
+    ]
+
+
+def _engine_requests(plan: Plan, placement: Placement, folder: RunFolder) -> list[Request]:
+    return [
+        Request(
+            f"engine {engine.index}",
+            EngineActor,
+            seat,
+            _threads(engine.threads),
+            folder.logs / f"engine-{engine.index}.log",
+        )
+        for engine, seat in zip(plan.engines, placement.engines, strict=True)
+    ]
+
+
+async def _start_trainers(spec: Spec, plan: Plan, model: ModelFiles, trainers: Sequence[Process]) -> None:
+    master = (trainers[0].host, await trainers[0].call("free_port", deadline=_BOOT_SECONDS))
+    calls = [
+        process.call("start", _trainer_setup(spec, plan, model, rank, master), deadline=_START_SECONDS)
+        for process, rank in zip(trainers, plan.ranks, strict=True)
+    ]
+    await gather_or_first_cause(calls)
+
+
+def _trainer_setup(
+    spec: Spec, plan: Plan, model: ModelFiles, rank: RankPlan, master: tuple[str, int]
+) -> TrainerSetup:
+    assert plan.optimizer_steps is not None
+    return TrainerSetup(
+        spec_json=spec.model_dump_json(),
+        model_folder=str(model.folder),
+        rank=rank.rank,
+        # a process sees only its own GPU, as device 0
+        local_rank=rank.local_rank if rank.place.gpu is None else 0,
+        world_size=len(plan.ranks),
+        master_addr=master[0],
+        master_port=master[1],
+        threads=rank.threads,
+        optimizer_steps=plan.optimizer_steps,
+    )
+
+
+async def _start_engines(spec: Spec, plan: Plan, model: ModelFiles, engines: Sequence[Process]) -> list[str]:
+    longest = max([plan.max_sample_tokens, *_evaluation_lengths(spec)])
+    setups = [
+        EngineSetup(
+            model_folder=str(model.folder),
+            dtype=spec.engine.dtype,
+            max_running=spec.engine.max_running,
+            max_cache_tokens=spec.engine.max_cache_tokens,
+            max_length=longest,
+            host=process.host,
+            port=engine.port,
+            threads=engine.threads,
+            seed=spec.seed,
+            device="cpu" if engine.place.gpu is None else "cuda",
+        )
+        for process, engine in zip(engines, plan.engines, strict=True)
+    ]
+    calls = [
+        process.call("start", setup, deadline=spec.engine.start_timeout)
+        for process, setup in zip(engines, setups, strict=True)
+    ]
+    return await gather_or_first_cause(calls)
+
+
+def _evaluation_lengths(spec: Spec) -> list[int]:
+    """Prompt and response at their longest in each held-out dataset."""
+    responses = [one.max_response_tokens or spec.eval.max_response_tokens or 0 for one in spec.eval.datasets]
+    return [spec.rollout.max_prompt_tokens + response for response in responses]
+
+
+async def _check_hosts(
+    trainers: Sequence[Process], engines: Sequence[Process], paths: Sequence[Path]
+) -> None:
+    """On a cluster that we joined: every host sees the files, and engines share rank 0's memory."""
+    processes = [*trainers, *engines]
+    names = [str(path) for path in paths]
+    missing = await gather_or_first_cause(
+        [process.call("missing", names, deadline=_BOOT_SECONDS) for process in processes]
+    )
+    for process, unseen in zip(processes, missing, strict=True):
+        if unseen:
+            raise JobError(
+                f"{process.name} on {process.host} does not see {unseen[0]}; model.path and runs_dir must lie "
+                "on a file system that all nodes of the job share"
+            )
+        if process in engines and process.host != trainers[0].host:
+            raise JobError(
+                f"{process.name} was placed on {process.host} and trainer 0 on {trainers[0].host}; "
+                "weights go through shared memory, so they must share a host: use cluster.nodes = 1"
+            )
+
+
+def _threads(count: int) -> dict[str, str]:
+    """What OpenMP reads when it is loaded.
+
+    By default its threads spin for milliseconds while they wait; where anything else wants their cores, a
+    step then takes ten times as long (measured on two busy cores). Unless told otherwise, they spin for
+    microseconds.
+    """
+    spin = {} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys() else {"GOMP_SPINCOUNT": "1000"}
+    return {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count), **spin}

@@ -1,0 +1,77 @@
+import asyncio
+import threading
+
+import pytest
+
+from rlrun.runner.ahead import ReadAhead
+from rlrun.runner.background import cancel_all, in_background
+
+
+async def test_work_in_the_background_answers_or_raises() -> None:
+    assert await in_background(max, 1, 2) == 2
+    with pytest.raises(ValueError, match="invalid literal"):
+        await in_background(int, "x")
+
+
+async def test_work_that_hangs_does_not_keep_the_job() -> None:
+    gate = threading.Event()
+    task = asyncio.create_task(in_background(gate.wait))
+    await asyncio.sleep(0)
+    await cancel_all([task])
+    assert task.cancelled()
+    gate.set()
+
+
+async def test_a_task_that_swallows_its_cancellation_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlrun.runner.background._ASK_AGAIN_SECONDS", 0.01)
+    asked = 0
+
+    async def stubborn() -> None:
+        nonlocal asked
+        while asked < 3:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                asked += 1
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    await cancel_all([task])
+    assert asked == 3
+
+
+def numbers() -> ReadAhead[int]:
+    place = 0
+
+    def fetch() -> list[int]:
+        nonlocal place
+        place += 2
+        return [place - 2, place - 1]
+
+    def seek(state: dict[str, int]) -> None:
+        nonlocal place
+        place = state["place"]
+
+    return ReadAhead(fetch, lambda: {"place": place}, seek)
+
+
+async def test_reading_ahead_does_not_move_the_place() -> None:
+    reader = numbers()
+    assert reader.state() == {"place": 0}
+    assert await reader.next() == [0, 1]
+    await asyncio.sleep(0.01)
+    assert reader.state() == {"place": 2}
+    assert await reader.next() == [2, 3]
+    await reader.restore({"place": 2})
+    assert await reader.next() == [2, 3]
+    await reader.close()
+
+
+async def test_what_cannot_be_read_is_told_when_it_is_needed() -> None:
+    def fetch() -> list[int]:
+        raise ValueError("broken row")
+
+    reader = ReadAhead(fetch, dict, lambda state: None)
+    with pytest.raises(ValueError, match="broken row"):
+        await reader.next()
+    await reader.close()

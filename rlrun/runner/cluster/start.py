@@ -139,8 +139,8 @@ async def _check_hosts(
     for process, unseen in zip(processes, missing, strict=True):
         if unseen:
             raise JobError(
-                f"{process.name} on {process.host} does not see {unseen[0]}; model.path and runs_dir must lie "
-                "on a file system that all nodes of the job share"
+                f"{process.name} on {process.host} does not see {unseen[0]}; model.path and runs_dir must "
+                "lie on a file system that all nodes of the job share"
             )
         if process in engines and process.host != trainers[0].host:
             raise JobError(

@@ -3,14 +3,18 @@
 Entry-point groups: `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`, `rlrun.trackers`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
 from pydantic import BaseModel
 
 from rlrun.plugins.types import Drop, Group, LossInputs, LossOutputs, Needs, Rewarded, Row, Sample
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 API_VERSION = 1
 """Raised when a protocol changes in a way that breaks plugins written for the one before."""

@@ -6,13 +6,17 @@
 Lengths: P tokens of a prompt, R tokens of a response. Until the trainer everything is plain Python and numpy.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 Message = Mapping[str, Any]
 """One chat message: `{"role": "user", "content": "What is 2 + 2?"}`."""

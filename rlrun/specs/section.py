@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 class Section(BaseModel):
     """A frozen table of settings; a key it does not name is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class PluginSection(Section):

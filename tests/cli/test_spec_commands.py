@@ -15,7 +15,7 @@ SPECS = Path(__file__).parents[1] / "specs"
 BASE = SPECS / "base.toml"
 DOCS = Path(__file__).parents[2] / "docs"
 
-HEAVY = ("torch", "ray", "transformers", "torchtitan", "reasoning_gym", "aiohttp", "matplotlib")
+HEAVY = ("torch", "numpy", "mpmath", "ray", "transformers", "torchtitan", "reasoning_gym", "aiohttp", "matplotlib")
 
 
 @pytest.mark.parametrize(

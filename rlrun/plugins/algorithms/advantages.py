@@ -3,15 +3,21 @@
 Everything is numpy on the driver, where all groups of a step are at hand, so no statistic ever crosses ranks.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rlrun.plugins.types import Group, Sample, Status
 
-Array = NDArray[np.float32]
-Scores = NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float32]
+    Scores = NDArray[np.float64]
+else:
+    from rlrun.plugins import lazy_numpy as np
 
 STD_EPSILON = 1e-6
 VARIANCE_EPSILON = 1e-8

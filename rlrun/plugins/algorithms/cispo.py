@@ -1,15 +1,20 @@
 """CISPO: clipped importance weights, so that no token loses its gradient (MiniMax-M1, https://arxiv.org/abs/2506.13585)."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from rlrun.plugins.algorithms.advantages import group_relative
 from rlrun.plugins.algorithms.objective import ObjectiveParams, needs_of, objective
 from rlrun.plugins.algorithms.policy_loss import cispo_loss
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class CISPOParams(ObjectiveParams):

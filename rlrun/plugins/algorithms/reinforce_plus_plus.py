@@ -1,14 +1,21 @@
 """REINFORCE++: discounted returns, whitened over the whole step (https://arxiv.org/abs/2501.03262)."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from rlrun.plugins.algorithms.advantages import discounted_sums, is_compared, reward_at_end, whiten
 from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs, Sample
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from rlrun.plugins import lazy_numpy as np
 
 
 class ReinforcePlusPlusParams(ClipParams):

@@ -1,13 +1,17 @@
 """RLOO: REINFORCE with a leave-one-out baseline (https://arxiv.org/abs/2402.14740)."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rlrun.plugins.algorithms.advantages import compared, leave_one_out, spread
 from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class RLOOParams(ClipParams):

@@ -1,12 +1,18 @@
 """Supervised fine-tuning: the mean negative log-likelihood of the demonstrations' response tokens."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 from rlrun.specs.section import Section
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from rlrun.plugins import lazy_numpy as np
 
 
 class SFTParams(Section):

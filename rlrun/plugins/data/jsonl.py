@@ -1,17 +1,23 @@
 """Prompts from a file of JSON lines, read when they are asked for: a file may be larger than memory."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import field_validator
 
 from rlrun.plugins.types import Row
 from rlrun.specs.paths import SpecPath
 from rlrun.specs.section import Section
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    from rlrun.plugins import lazy_numpy as np
 
 _SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
 

@@ -3,10 +3,17 @@
 Dynamic sampling of DAPO (https://arxiv.org/abs/2503.14476).
 """
 
-import numpy as np
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from rlrun.plugins.types import Drop, Group
 from rlrun.specs.section import Section
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from rlrun.plugins import lazy_numpy as np
 
 SMALLEST_STD = 1e-6
 

@@ -1,12 +1,18 @@
 """Drops groups that are too easy or too hard for the policy: their mean reward lies outside a range."""
 
-from typing import Self
+from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING, Self
+
 from pydantic import model_validator
 
 from rlrun.plugins.types import Drop, Group
 from rlrun.specs.section import Section
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from rlrun.plugins import lazy_numpy as np
 
 
 class RewardRangeParams(Section):

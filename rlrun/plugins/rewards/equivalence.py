@@ -3,7 +3,6 @@
 import re
 from functools import lru_cache
 
-from rlrun.plugins.rewards.expression import equal
 from rlrun.plugins.rewards.latex import elements, normalised
 
 LONGEST_ANSWER = 2000
@@ -36,5 +35,8 @@ def _same_elements(left: str, right: str) -> bool:
 
 def _same_value(left: str, right: str) -> bool:
     """Words are compared as words: `even` is not the product of its letters."""
-    calculable = any(_CALCULABLE.search(side) for side in (left, right))
-    return left == right or (calculable and equal(left, right))
+    if left == right or not any(_CALCULABLE.search(side) for side in (left, right)):
+        return left == right
+    from rlrun.plugins.rewards.expression import equal  # mpmath, which checking a spec does not need
+
+    return equal(left, right)

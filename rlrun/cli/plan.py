@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rlrun.runner.plan import Plan
+    from rlrun.runner.trainer.layout import Coordinates
     from rlrun.specs.job import Spec
 
 
@@ -25,7 +26,7 @@ def command(specs: Specs, overrides: Overrides = None, as_json: AsJson = False) 
     from rich.console import Console
 
     console = Console(highlight=False)
-    for table in (_numbers(spec, plan), _placement(plan)):
+    for table in (_numbers(spec, plan), _placement(spec, plan)):
         console.print(table)
 
 
@@ -56,14 +57,13 @@ def _numbers(spec: "Spec", plan: "Plan") -> "Table":
     return _table(f"{spec.name}: {product}", ("number", "value", "from"), rows)
 
 
-def _placement(plan: "Plan") -> "Table":
+def _placement(spec: "Spec", plan: "Plan") -> "Table":
     rows: list[tuple[object, ...]] = [
         (
             f"rank {rank.rank}",
             _device(rank.place.node, rank.place.gpu),
             rank.threads,
-            f"data {rank.data_rank}: replicate {rank.coordinates.replicate}, fsdp {rank.coordinates.fsdp}, "
-            f"tensor {rank.coordinates.tensor}",
+            f"data {rank.data_rank}: {_place_in_mesh(rank.coordinates, spec)}",
         )
         for rank in plan.ranks
     ]
@@ -91,3 +91,11 @@ def _table(title: str, columns: tuple[str, ...], rows: list[tuple[object, ...]])
     for row in rows:
         table.add_row(*map(str, row))
     return table
+
+
+def _place_in_mesh(coordinates: "Coordinates", spec: "Spec") -> str:
+    """Pipeline and context are named where there are any."""
+    parallel = spec.trainer.parallel
+    hidden = {name for name in ("pipeline", "context") if getattr(parallel, name) == 1}
+    places = asdict(coordinates).items()
+    return ", ".join(f"{name} {place}" for name, place in places if name not in hidden)

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlrun.plugins.validation import needs_of
+from rlrun.runner.trainer.layout import Coordinates, coordinates, data_rank
 from rlrun.specs.batch import BatchNumbers, batch_numbers
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import Layout, layout_of
 from rlrun.specs.lengths import longest_sample
-from rlrun.specs.trainer import ParallelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,15 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Coordinates:
-    """A rank's place in the mesh [replicate, fsdp, tensor], tensor varying fastest."""
-
-    replicate: int
-    fsdp: int
-    tensor: int
-
-
-@dataclass(frozen=True, slots=True)
 class RankPlan:
     """One trainer rank.
 
-    Example: `RankPlan(3, 1, Coordinates(0, 1, 1), Place(0, 3), 3, 4)` of fsdp 2 × tensor 2.
+    Example: `RankPlan(3, 1, Coordinates(0, 0, 1, 0, 1), Place(0, 3), 3, 4)` of fsdp 2 × tensor 2.
     """
 
     rank: int
     data_rank: int
-    """Which part of the samples it sees; ranks that differ in `tensor` alone see the same."""
+    """Which part of the samples it sees: ranks apart in pipeline, context or tensor alone see the same."""
     coordinates: Coordinates
     place: Place
     local_rank: int
@@ -110,8 +101,8 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
         ranks=tuple(
             RankPlan(
                 rank=rank,
-                data_rank=rank // spec.trainer.parallel.tensor,
-                coordinates=_coordinates(rank, spec.trainer.parallel),
+                data_rank=data_rank(rank, spec.trainer.parallel),
+                coordinates=coordinates(rank, spec.trainer.parallel),
                 place=place,
                 local_rank=sum(other.node == place.node for other in ranks[:rank]),
                 threads=threads,
@@ -124,7 +115,7 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
         ),
         colocated=layout.colocated,
         max_sample_tokens=longest,
-        micro_batch_tokens=spec.trainer.max_tokens_per_rank,
+        micro_batch_tokens=spec.trainer.max_tokens_per_rank * spec.trainer.parallel.context,
         cache_tokens=(spec.engine.max_cache_tokens or spec.engine.max_running * longest) if engines else 0,
     )
 
@@ -145,12 +136,6 @@ def _steps(spec: Spec, batch: BatchNumbers, rows: int | None) -> int | None:
             "an epoch would have no step; lower the batch size or add data"
         )
     return spec.trainer.epochs * (rows // batch.prompts)
-
-
-def _coordinates(rank: int, parallel: ParallelSpec) -> Coordinates:
-    data_rank, tensor = divmod(rank, parallel.tensor)
-    replicate, fsdp = divmod(data_rank, parallel.fsdp)
-    return Coordinates(replicate, fsdp, tensor)
 
 
 def _place_ranks(spec: Spec, layout: Layout) -> list[Place]:

@@ -25,6 +25,8 @@ LAYOUT_KEYS: tuple[KeyPath, ...] = (
     ("trainer", "parallel", "fsdp"),
     ("trainer", "parallel", "replicate"),
     ("trainer", "parallel", "tensor"),
+    ("trainer", "parallel", "context"),
+    ("trainer", "parallel", "pipeline"),
 )
 DEMONSTRATION_KEYS = {"max_prompt_tokens", "max_response_tokens"}
 """The keys of `[rollout]` that demonstrations heed too."""

@@ -59,6 +59,6 @@ def _engines_on_gpus(spec: Spec, ranks: int, gpus: int, have: str) -> int:
 def _ranks(spec: Spec) -> str:
     """Trainer ranks and how they come about."""
     parallel = spec.trainer.parallel
-    degrees = [(name, degree) for name, degree in parallel.model_dump().items() if degree > 1]
-    product = " × ".join(f"{name} {degree}" for name, degree in degrees)
+    names = ("replicate", "fsdp", "context", "tensor", "pipeline")
+    product = " × ".join(f"{name} {getattr(parallel, name)}" for name in names if getattr(parallel, name) > 1)
     return f"{parallel.world_size} trainer ranks ({product})" if product else "1 trainer rank"

@@ -16,9 +16,11 @@ LENGTH_KEYS: tuple[KeyPath, ...] = (
     ("eval", "max_response_tokens"),
 )
 
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+
 
 def model_findings(spec: Spec) -> Iterator[Finding]:
-    """Length and tensor-parallel degree against the model; silent for an id on the hub."""
+    """Length and parallel layout against the model; silent for an id on the hub."""
     file = Path(spec.model.path) / "config.json"
     if not file.is_absolute() or not file.is_file():
         return
@@ -32,6 +34,8 @@ def model_findings(spec: Spec) -> Iterator[Finding]:
         return
     yield from _length(spec, config)
     yield from _heads(spec, config)
+    yield from _layers(spec, config)
+    yield from _experts(spec, config)
 
 
 def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
@@ -58,3 +62,28 @@ def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
             path = ("trainer", "parallel", "tensor")
             yield Finding(path, message, f"{fits} would fit", found=degree, others=(("model", "path"),))
             return
+
+
+def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    layers, parallel = config.get("num_hidden_layers"), spec.trainer.parallel
+    if parallel.pipeline > 1 and isinstance(layers, int) and layers < parallel.stages:
+        message = (
+            f"{parallel.pipeline} ranks with {parallel.stages // parallel.pipeline} stages each "
+            f"({parallel.pipeline_schedule}) need {parallel.stages} layers, and the model has {layers}"
+        )
+        cure = f"at most {layers * parallel.pipeline // parallel.stages}"
+        others = (("model", "path"), ("trainer", "parallel", "pipeline_schedule"))
+        path = ("trainer", "parallel", "pipeline")
+        yield Finding(path, message, cure, found=parallel.pipeline, others=others)
+
+
+def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    degree = spec.trainer.parallel.expert
+    found = [config[name] for name in EXPERT_KEYS if isinstance(config.get(name), int)]
+    path, others = ("trainer", "parallel", "expert"), (("model", "path"),)
+    if degree > 1 and not found:
+        yield Finding(path, "the model has no experts", "remove it", found=degree, others=others)
+    elif degree > 1 and found[0] % degree:
+        fits = " or ".join(str(each) for each in range(1, found[0] + 1) if found[0] % each == 0)
+        message = f"the model's {found[0]} experts do not split over {degree} ranks"
+        yield Finding(path, message, f"{fits} would fit", found=degree, others=others)

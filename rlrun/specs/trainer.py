@@ -8,9 +8,14 @@ from rlrun.specs.section import Section
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
+PipelineSchedule = Literal[
+    "1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
+]
+ONE_STAGE_SCHEDULES = ("1F1B", "GPipe")
+
 
 class ParallelSpec(Section):
-    """Degrees of parallelism; their product is the number of trainer ranks."""
+    """Degrees of parallelism; the product of all but `expert` is the number of trainer ranks."""
 
     fsdp: int = Field(default=1, ge=1)
     """Ranks that shard parameters, gradients and optimizer state."""
@@ -18,16 +23,34 @@ class ParallelSpec(Section):
     """Replicas of the sharded group (HSDP)."""
     tensor: int = Field(default=1, ge=1)
     """Ranks that split each layer's matrices; attention heads must divide by it."""
+    sequence_parallel: bool = True
+    """Tensor-parallel ranks also split the tokens between the matrices (norms, residual stream)."""
+    context: int = Field(default=1, ge=1)
+    """Ranks that split the tokens of a micro-batch, attention included; the budget grows with it."""
+    context_balance: Literal["head_tail", "none"] = "head_tail"
+    """`head_tail`: each rank gets an early and a late piece, so that causal attention is the same work for
+    all; `none`: one piece each, in order."""
+    pipeline: int = Field(default=1, ge=1)
+    """Ranks that hold different layers."""
+    pipeline_schedule: PipelineSchedule = "1F1B"
+    """Order of forward and backward passes. `1F1B` and `GPipe` give a rank one stage, the others two."""
+    expert: int = Field(default=1, ge=1)
+    """Ranks that share out a layer's experts; it divides fsdp × context × tensor, whose ranks it uses."""
 
     @property
     def world_size(self) -> int:
         """Number of trainer ranks."""
-        return self.fsdp * self.replicate * self.tensor
+        return self.data_degree * self.context * self.tensor * self.pipeline
 
     @property
     def data_degree(self) -> int:
         """Ranks that see different samples."""
         return self.fsdp * self.replicate
+
+    @property
+    def stages(self) -> int:
+        """Pieces the layers are cut into."""
+        return self.pipeline * (1 if self.pipeline_schedule in ONE_STAGE_SCHEDULES else 2)
 
 
 class TrainerSpec(Section):
@@ -42,7 +65,7 @@ class TrainerSpec(Section):
     optimizer_steps: int | None = Field(default=None, ge=1)
     """S: optimizer steps of one rollout step. None: P·n / G."""
     max_tokens_per_rank: int = Field(default=8192, ge=1)
-    """Token budget of a packed micro-batch; a longer sample is alone in its own."""
+    """Token budget of a packed micro-batch, times `parallel.context`; a longer sample is alone in its own."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision of matrix products and activations; parameters, gradients and optimizer state are float32."""
     optimizer: Literal["adamw"] = "adamw"

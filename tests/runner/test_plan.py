@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.runner.plan import Coordinates, Place, make_plan
+from rlrun.runner.plan import Place, make_plan
+from rlrun.runner.trainer.layout import Coordinates
 from rlrun.specs.job import Spec
 
 
@@ -36,10 +37,19 @@ def test_mesh_has_tensor_fastest() -> None:
     spec = spec_of(trainer={"parallel": {"replicate": 2, "fsdp": 2, "tensor": 2}})
     plan = make_plan(spec, cores=16)
     assert [rank.coordinates for rank in plan.ranks[:4]] == [
-        Coordinates(0, 0, 0), Coordinates(0, 0, 1), Coordinates(0, 1, 0), Coordinates(0, 1, 1),
+        Coordinates(0, 0, 0, 0, 0), Coordinates(0, 0, 0, 0, 1),
+        Coordinates(0, 0, 1, 0, 0), Coordinates(0, 0, 1, 0, 1),
     ]  # fmt: skip
-    assert plan.ranks[4].coordinates == Coordinates(1, 0, 0)
+    assert plan.ranks[4].coordinates == Coordinates(0, 1, 0, 0, 0)
     assert [rank.data_rank for rank in plan.ranks] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_ranks_of_one_pipeline_and_context_group_see_the_same_samples() -> None:
+    parallel = {"fsdp": 2, "context": 2, "pipeline": 2}
+    plan = make_plan(spec_of(trainer={"parallel": parallel, "max_tokens_per_rank": 1000}), cores=16)
+    assert [rank.data_rank for rank in plan.ranks] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert plan.ranks[5].coordinates == Coordinates(1, 0, 0, 1, 0)
+    assert plan.micro_batch_tokens == 2000
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,20 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key, as in trainer.lr=1e-5. May be repeated."),
 ]
+Profiles = Annotated[
+    list[str] | None,
+    typer.Option("--profile", metavar="NAME", help="Lay [profiles.NAME] on top. May be repeated."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts and editors.")]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that holds the run folders.")]
 RunName = Annotated[str | None, typer.Argument(help="Name of the run; the newest one when left out.")]
 
 
-def load(specs: list[str], overrides: list[str] | None) -> "LoadedSpec":
+def load(specs: list[str], overrides: list[str] | None, profiles: list[str] | None = None) -> "LoadedSpec":
     """Load and check what the arguments name; SpecError with every problem."""
     from rlrun.plugins.validation import load_checked_spec
 
-    return load_checked_spec([spec_path(spec) for spec in specs], overrides or ())
+    return load_checked_spec([spec_path(spec) for spec in specs], overrides or (), profiles or ())
 
 
 def spec_path(name: str) -> Path:

@@ -5,13 +5,15 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.arguments import Overrides, Specs, load
+from rlrun.cli.arguments import Overrides, Profiles, Specs, load
 from rlrun.specs.problems import SpecError
 
 
 def command(
     specs: Specs,
+    *,
     overrides: Overrides = None,
+    profiles: Profiles = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
     new: Annotated[
         bool,
@@ -24,7 +26,7 @@ def command(
         raise ValueError("--resume goes on with a run and --new starts another: give one of them")
     if name is not None:
         overrides = [*(overrides or ()), f"name={json.dumps(name)}"]
-    loaded = load(specs, overrides)
+    loaded = load(specs, overrides, profiles)
     if unset := loaded.unset_references():
         raise SpecError(unset)
     from rlrun.runner.launch import launch

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rlrun.cli.arguments import AsJson, Overrides, Specs, load
+from rlrun.cli.arguments import AsJson, Overrides, Profiles, Specs, load
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from rlrun.specs.job import Spec
 
 
-def command(specs: Specs, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def command(
+    specs: Specs, overrides: Overrides = None, profiles: Profiles = None, as_json: AsJson = False
+) -> None:
     """Show the batch equation, the placement of every rank and engine, and all that is derived."""
     from rlrun.runner.plan import make_plan
 
-    spec = load(specs, overrides).spec
+    spec = load(specs, overrides, profiles).spec
     plan = make_plan(spec)
     if as_json:
         print(json.dumps(asdict(plan) | {"optimizer_steps": plan.optimizer_steps}))

@@ -19,8 +19,15 @@ Written by `rlrun schema --markdown` from the models that check a spec; do not e
 A spec is one TOML file (or several, later ones on top), strict: a key that is not listed here is an error.
 `extends = ["base.toml"]` starts from other files: tables merge key by key, anything else is replaced, and a
 table whose `type` changes is replaced as a whole. Paths are relative to the file that sets them; `package:`
-starts a path to a file that rlrun ships. `${env:NAME}` in a string refers to a secret, which is looked up
-when it is used and written nowhere.
+starts a path to a file that rlrun ships.
+
+Later wins: what a file extends, the file, further files, `--profile NAME` (the table `[profiles.NAME]`,
+which holds any keys of a spec), `--set key.path=value`. `rlrun validate SPEC --explain KEY` says which of
+them set a key.
+
+In a string, `${env:NAME}` refers to a secret, which is looked up when it is used and written nowhere, and
+`${var:NAME}` to a value under `[vars]`; `${var:NAME=default}` needs no such value. A string that is nothing
+but one variable takes its type: `batch_size = "${var:size}"`.
 """
 _ARRAYS: dict[str, type[BaseModel]] = {
     "[[rewards]]": RewardSpec,

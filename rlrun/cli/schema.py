@@ -42,6 +42,15 @@ def spec_schema() -> dict[str, Any]:
         "description": "Files to start from; this one is laid on top of them.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
     }
+    schema["properties"]["vars"] = {
+        "description": "Values that strings of the spec refer to as ${var:NAME}.",
+        "type": "object",
+    }
+    schema["properties"]["profiles"] = {
+        "description": "Variants of the job: tables laid on top by --profile NAME.",
+        "type": "object",
+        "additionalProperties": {"type": "object"},
+    }
     for model in all_models(Spec):
         properties = (schema if model is Spec else schema["$defs"][model.__name__])["properties"]
         for key, about in field_docstrings(model).items():

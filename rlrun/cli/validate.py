@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlrun.cli.arguments import AsJson, Overrides, Specs, load
+from rlrun.cli.arguments import AsJson, Overrides, Profiles, Specs, load
 from rlrun.cli.report import print_problems
 from rlrun.specs.problems import SpecError, shown
 from rlrun.specs.spelling import nearest
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def command(
     specs: Specs,
     overrides: Overrides = None,
+    profiles: Profiles = None,
     as_json: AsJson = False,
     explain: Annotated[
         str | None,
@@ -27,7 +28,7 @@ def command(
 ) -> None:
     """Check a spec without starting anything: no GPU, no network, no torch."""
     try:
-        loaded = load(specs, overrides)
+        loaded = load(specs, overrides, profiles)
     except SpecError as error:
         if as_json:
             print(json.dumps({"valid": False, "problems": [problem.as_dict() for problem in error.problems]}))

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlrun.plugins.registry import PluginError, build, load, names
+from rlrun.plugins.registry import METHODS, PluginError, build, load, names
 from rlrun.plugins.types import Needs
 from rlrun.specs.data import DataSpec
 from rlrun.specs.evaluation import EvalDatasetSpec
@@ -33,15 +33,17 @@ _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
     (("eval", "datasets"), "data", EvalDatasetSpec),
     (("trackers",), "trackers", TrackerSpec),
 )
-_NOUNS = {"algorithms": "algorithm", "data": "data source", "rewards": "reward"}
+_NOUNS = {"data": "data source"}
 
 
-def load_checked_spec(paths: Sequence[Path], overrides: Sequence[str] = ()) -> LoadedSpec:
+def load_checked_spec(
+    paths: Sequence[Path], overrides: Sequence[str] = (), profiles: Sequence[str] = ()
+) -> LoadedSpec:
     """Load a spec with everything checked, plugins and their parameters included.
 
     Raises SpecError with every problem found.
     """
-    return load_spec(paths, overrides, check_plugins)
+    return load_spec(paths, overrides, check_plugins, profiles)
 
 
 def needs_of(spec: Spec) -> Needs:
@@ -113,10 +115,17 @@ def _unusable(path: KeyPath, kind: str, name: str, error: PluginError) -> Findin
     if name in known:
         return Finding(path, str(error), found=name)
     suggestion = nearest(name, known)
-    noun = _NOUNS.get(kind, kind.removesuffix("s"))
+    noun = _noun(kind)
     listed = f"installed: {', '.join(known) or 'none'}"
+    if others := [_noun(other) for other in METHODS if other != kind and name in names(other)]:
+        message = f'"{name}" is a {" and a ".join(others)}, not a {noun}'
+        return Finding(path, message, listed, found=name)
     cure = f'did you mean "{suggestion}"? ({listed})' if suggestion else listed
     return Finding(path, f'there is no {noun} "{name}"', cure, suggestion, name)
+
+
+def _noun(kind: str) -> str:
+    return _NOUNS.get(kind, kind.removesuffix("s"))
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Many sources to one document: `extends`, several files, `--set`. Later wins."""
+"""Many sources to one document: `extends`, several files, profiles, `--set`; then variables. Later wins."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from rlrun.specs.overlay import Origin, lay_on
 from rlrun.specs.paths import absolute_path, kind_of, shown_path, similar_path
 from rlrun.specs.positions import KeyPath, Mark, find_positions, line_and_column
 from rlrun.specs.problems import Finding, Problem, Source, problem_at, problem_without_place
+from rlrun.specs.profiles import origins_of, profile_findings, unknown_profile, usable
 from rlrun.specs.syntax import parse
+from rlrun.specs.variables import Substitution, variable_findings, variable_names
 
 
 @dataclass(slots=True)
@@ -25,6 +28,16 @@ class Composition:
     """Every file read, in the order of merging; the last one is what the user named last."""
     complete: bool = True
     """False when a file or statement could not be read: a missing key may only be unreadable."""
+    findings: list[Finding] = field(default_factory=list)
+    """What is wrong with variables and profiles."""
+    variables: dict[str, Any] = field(default_factory=dict)
+    """`[vars]`."""
+    used: dict[KeyPath, str] = field(default_factory=dict)
+    """Where a variable was put in, and which."""
+    referenced: set[str] = field(default_factory=set)
+    """Variables that any source refers to, overridden keys included."""
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """For each profile that nobody asked for, the document with that profile on top."""
 
     def fail(self, problem: Problem) -> None:
         """Note a problem that keeps something from being read."""
@@ -46,19 +59,63 @@ class Composition:
         return problem_at(finding, source, 0, 1)
 
 
-def compose(paths: Sequence[Path], overrides: Sequence[str] = ()) -> Composition:
-    """Read files left to right, each on top of what it extends, then `--set` overrides."""
+def compose(
+    paths: Sequence[Path], overrides: Sequence[str] = (), profiles: Sequence[str] = ()
+) -> Composition:
+    """Read files left to right, each on top of what it extends, then profiles, then `--set` overrides."""
     composition = Composition()
     for path in paths:
         _add_file(composition, path, shown_path(path), ())
-    for number, override in enumerate(overrides):
-        _add_override(composition, number, override)
+    _add_profiles(composition, profiles)
+    for override in overrides:
+        _add_override(composition, override)
+    _put_in_variables(composition)
     return composition
 
 
 def locate(origin: Origin) -> str:
     """`file:line` of an origin."""
     return f"{origin.source.name}:{line_and_column(origin.source.text, origin.mark.key_start)[0]}"
+
+
+def _add_profiles(composition: Composition, chosen: Sequence[str]) -> None:
+    """Lay the chosen profiles on the document, and each of the others on a copy of it."""
+    written = composition.data.pop("profiles", {})
+    composition.findings += profile_findings(written)
+    profiles = usable(written, composition.findings)
+    for name in chosen:
+        if name not in profiles and name not in (written if isinstance(written, dict) else {}):
+            message, cure, meant = unknown_profile(name, profiles)
+            composition.fail(problem_without_place(message, f"--profile {name}", cure, meant))
+    plain = deepcopy(composition.data)
+    for name in dict.fromkeys(chosen):
+        if name in profiles:
+            origins = origins_of(name, composition.origins)
+            lay_on(composition.data, composition.origins, deepcopy(profiles[name]), origins)
+    for name, table in profiles.items():
+        if name not in chosen:
+            variant, origins = deepcopy(plain), dict(composition.origins)
+            lay_on(variant, origins, deepcopy(table), origins_of(name, composition.origins))
+            composition.variants[name] = variant
+
+
+def _put_in_variables(composition: Composition) -> None:
+    variables = composition.data.pop("vars", {})
+    composition.findings += variable_findings(variables, composition.referenced)
+    composition.variables = variables if isinstance(variables, dict) else {}
+    substitution = Substitution(composition.variables)
+    composition.data = substitution.apply(composition.data)
+    composition.findings += substitution.findings
+    composition.used = substitution.used
+    for name, variant in composition.variants.items():
+        own = variant.pop("vars", {})
+        quiet = Substitution(own if isinstance(own, dict) else {})
+        composition.variants[name] = quiet.apply(variant)
+        composition.findings += [
+            replace(finding, path=("profiles", name, *finding.path))
+            for finding in quiet.findings
+            if ("profiles", name, *finding.path) in composition.origins
+        ]
 
 
 def _add_file(composition: Composition, path: Path, name: str, chain: tuple[Path, ...]) -> None:
@@ -119,7 +176,7 @@ def _base_trouble(path: KeyPath, base: str, file: Path, chain: tuple[Path, ...])
     return None
 
 
-def _add_override(composition: Composition, number: int, override: str) -> None:
+def _add_override(composition: Composition, override: str) -> None:
     """`a.b=value` with a TOML value; what is not one is taken as a string."""
     key, equals, value = override.partition("=")
     name = f"--set {key.strip()}" if equals and key.strip() else "--set"
@@ -142,11 +199,13 @@ def _add_override(composition: Composition, number: int, override: str) -> None:
             )
             return
     source = Source(name, text, Path.cwd())
-    if "extends" in data:
-        composition.fail(
-            problem_without_place("`extends` cannot be set here", name, "name the file before this one")
-        )
-        return
+    for key, cure in (
+        ("extends", "name the file before this one"),
+        ("profiles", "choose one: --profile NAME"),
+    ):
+        if key in data:
+            composition.fail(problem_without_place(f"`{key}` cannot be set here", name, cure))
+            return
     _merge(composition, data, source, find_positions(text))
 
 
@@ -159,6 +218,7 @@ def _merge(
     composition: Composition, data: dict[str, Any], source: Source, marks: dict[KeyPath, Mark]
 ) -> None:
     origins = {path: Origin(source, mark) for path, mark in marks.items() if path[:1] != ("extends",)}
+    composition.referenced.update(variable_names(data))
     for problem in lay_on(composition.data, composition.origins, data, origins):
         composition.fail(problem)
 

@@ -1,7 +1,7 @@
 """From TOML files to a `Spec`, or to everything that is wrong with them, in one pass.
 
-    files, --set -> compose -> sections (pydantic) -> plugins, references, paths -> rules across sections ->
-    Spec
+    files, profiles, --set, variables -> compose -> sections (pydantic) -> plugins, references, paths -> rules
+    across sections -> Spec
 
 Every check reports findings by key path; the composition knows where each key was written. A check whose keys
 are broken already stays silent, so that one mistake is one problem.
@@ -9,7 +9,7 @@ are broken already stays silent, so that one mistake is one problem.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, time
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,17 @@ class LoadedSpec:
         return self.composition.place(Finding(_path(key), message, cure))
 
     def origin(self, key: str) -> str:
-        """Which file and line set a key: `job.toml:12`, `--set trainer.lr:1`, or `default`."""
-        found = self._origin(_path(key))
-        return locate(found) if found else "default"
+        """Which file and line set a key: `job.toml:12`, `--set trainer.lr:1`, or `default`.
+
+        With the variable that gave the value, and where that was set: `job.toml:12, size from base.toml:3`.
+        """
+        path = _path(key)
+        found = self._origin(path)
+        if found is None:
+            return "default"
+        name = self.composition.used.get(path)
+        variable = self._origin(("vars", name)) if name else None
+        return f"{locate(found)}, {name} from {locate(variable)}" if variable else locate(found)
 
     def unset_references(self) -> list[Problem]:
         """References to environment variables that are not set here."""
@@ -73,23 +81,22 @@ class LoadedSpec:
 
 
 def load_spec(
-    paths: Sequence[Path], overrides: Sequence[str] = (), plugin_check: PluginCheck | None = None
+    paths: Sequence[Path],
+    overrides: Sequence[str] = (),
+    plugin_check: PluginCheck | None = None,
+    profiles: Sequence[str] = (),
 ) -> LoadedSpec:
     """Load, merge and check a spec; without `plugin_check`, plugins and their parameters are taken on trust.
 
-    Raises SpecError with every problem found.
+    `profiles`: names of those to lay on top. Raises SpecError with every problem found.
     """
-    composition = compose(paths, overrides)
+    composition = compose(paths, overrides, profiles)
     data = deepcopy(composition.data)
-    explainer = Explainer(data, KeyIndex(Spec))
-    report = plugin_check(data, explainer) if plugin_check else PluginReport()
-    findings = [
-        *_section_findings(data, explainer),
-        *report.findings,
-        *_dates(data),
-        *wrong_references(data, OWN_KEYS),
-    ]
+    findings, report = _document_findings(data, plugin_check)
     findings += _resolve_paths(composition, data, [*_own_paths(Spec, data), *report.paths])
+    unread = {finding.path for finding in composition.findings}
+    findings = [finding for finding in findings if finding.path not in unread]
+    findings = [*composition.findings, *findings, *_variant_findings(composition, plugin_check)]
     if not composition.complete:
         findings = [finding for finding in findings if _was_written(finding, composition)]
     else:
@@ -98,6 +105,30 @@ def load_spec(
     if problems:
         raise SpecError(_in_order(problems, composition))
     return LoadedSpec(validated(data), composition)
+
+
+def _document_findings(
+    data: dict[str, Any], plugin_check: PluginCheck | None
+) -> tuple[list[Finding], PluginReport]:
+    """What is wrong with each table of a document by itself, and what its plugins say."""
+    explainer = Explainer(data, KeyIndex(Spec))
+    report = plugin_check(data, explainer) if plugin_check else PluginReport()
+    findings = [
+        *_section_findings(data, explainer),
+        *report.findings,
+        *_dates(data),
+        *wrong_references(data, OWN_KEYS),
+    ]
+    return findings, report
+
+
+def _variant_findings(composition: Composition, plugin_check: PluginCheck | None) -> Iterator[Finding]:
+    """What is wrong with keys of profiles that nobody asked for this time."""
+    for name, data in composition.variants.items():
+        for finding in _document_findings(data, plugin_check)[0]:
+            path = ("profiles", name, *finding.path)
+            if path in composition.origins and not any(path == other.path for other in composition.findings):
+                yield replace(finding, path=path)
 
 
 def _section_findings(data: dict[str, Any], explainer: Explainer) -> list[Finding]:

@@ -10,7 +10,7 @@ from rlrun.specs.docstrings import field_docstrings
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding, shown
 from rlrun.specs.spelling import nearest
-from rlrun.specs.suggestions import KeyIndex, section_models, table_name
+from rlrun.specs.suggestions import COMPOSITION_KEYS, KeyIndex, section_models, table_name
 
 _KINDS = {
     "int_type": "a whole number",
@@ -50,7 +50,12 @@ class Explainer:
             path = (*prefix, *each["loc"])
             table = _model_at(model, each["loc"][:-1])
             valid = [*(table.model_fields if table else ()), *(more if len(each["loc"]) == 1 else ())]
+            valid += COMPOSITION_KEYS if len(path) == 1 else ()
             match each["type"]:
+                case "missing" if isinstance(path[-1], int):
+                    array = path[:-1]
+                    count = len(_at(self.data, array))
+                    found.append(Finding(array, f"must have more than {count} elements", found=count))
                 case "missing":
                     missing.append(self._missing(path, table))
                 case "extra_forbidden":
@@ -145,7 +150,9 @@ def _wrong_value(path: KeyPath, error: Mapping[str, Any]) -> Finding:
 
 def _not_a_choice(path: KeyPath, expected: str, value: object) -> Finding:
     choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
-    suggestion = nearest(value, choices) if isinstance(value, str) else None
+    suggestion = None
+    if isinstance(value, str):
+        suggestion = nearest(value, choices) or next((each for each in choices if each in value), None)
     listed = ", ".join(f'"{choice}"' for choice in choices)
     message = f"must be {'one of ' if len(choices) > 1 else ''}{listed}, found {_described(value)}"
     return Finding(path, message, f'did you mean "{suggestion}"?' if suggestion else None, suggestion, value)

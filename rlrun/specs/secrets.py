@@ -37,12 +37,16 @@ def wrong_references(value: Any, own_keys: Collection[str]) -> Iterator[Finding]
     """
     for path, found in _references(value):
         key = ".".join(part for part in path if isinstance(part, str))
+        if found["kind"] == "var":  # one that leads nowhere is told by rlrun.specs.variables
+            continue
         if found["kind"] != "env" or not _NAME.fullmatch(found["name"]):
             message = f"{found[0]} is not a reference that rlrun knows"
-            yield Finding(path, message, "write `${env:NAME}`", "${env:NAME}", found.string)
+            cure = "write `${env:NAME}` for a secret, `${var:NAME}` for one of [vars]"
+            yield Finding(path, message, cure, "${env:NAME}", found.string)
         elif key in own_keys:
             message = f"{found[0]} is not looked up here: only plugins are given secrets"
-            yield Finding(path, message, "write the value itself", None, found.string)
+            cure = "write the value itself, or a variable: `${var:NAME}`"
+            yield Finding(path, message, cure, None, found.string)
 
 
 def unset_references(value: Any, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:

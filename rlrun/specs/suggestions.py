@@ -91,6 +91,9 @@ OTHER_NAMES = {
 """What other trainers call a setting -> its key here."""
 
 
+COMPOSITION_KEYS = ("extends", "vars", "profiles")
+"""Keys of a file's top level that say how the spec is put together, and are not part of it."""
+
 _ORDINARY_NAMES = {"type", "path", "name", "key"}
 """Names that say nothing about the section a key belongs to."""
 
@@ -99,7 +102,7 @@ class KeyIndex:
     """Every key that a spec takes, by its last name; plugins add theirs when they are known."""
 
     def __init__(self, model: type[BaseModel]) -> None:
-        self._homes: dict[str, list[str]] = {}
+        self._homes: dict[str, list[str]] = {name: [name] for name in COMPOSITION_KEYS}
         self.add(model, "")
 
     def add(self, model: type[BaseModel], prefix: str) -> None:

@@ -25,8 +25,8 @@ def problems(*paths: Path, overrides: tuple[str, ...] = ()) -> list[str]:
     return [f"{Path(each.place).name}: {each.headline}" for each in caught.value.problems]
 
 
-def load(*paths: Path, overrides: tuple[str, ...] = ()) -> LoadedSpec:
-    return load_checked_spec(paths, overrides)
+def load(*paths: Path, overrides: tuple[str, ...] = (), profiles: tuple[str, ...] = ()) -> LoadedSpec:
+    return load_checked_spec(paths, overrides, profiles)
 
 
 def test_a_valid_spec_has_absolute_paths() -> None:
@@ -218,3 +218,71 @@ def test_an_unreadable_file_does_not_make_its_keys_missing(tmp_path: Path) -> No
 def test_plugins_are_taken_on_trust_without_a_check(tmp_path: Path) -> None:
     text = '[model]\npath = "gpt2"\n[data]\ntype = "of-another-package"\nx = 1\n[trainer]\nsteps = 1\n'
     assert load_spec([write(tmp_path, "job.toml", text)]).spec.data.params == {"x": 1}
+
+
+VARIABLES = """[vars]
+size = 16
+folder = "words"
+[rollout]
+batch_size = "${var:size}"
+stop = ["${var:folder}/${var:size}", "${var:end=}"]
+samples_per_prompt = "${var:n=4}"
+"""
+
+
+def test_variables_keep_their_type_and_stand_in_strings(tmp_path: Path) -> None:
+    loaded = load(BASE, write(tmp_path, "job.toml", VARIABLES), overrides=("vars.folder=other",))
+    rollout = loaded.spec.rollout
+    assert (rollout.batch_size, rollout.samples_per_prompt) == (16, 4)
+    assert rollout.stop == ("other/16", "")
+    assert [Path(each).name for each in loaded.origin("rollout.batch_size").split(", size from ")] == [
+        "job.toml:5", "job.toml:2",
+    ]  # fmt: skip
+
+
+def test_a_variable_may_hold_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLRUN_TEST_KEY", raising=False)
+    text = '[vars]\nkey = "${env:RLRUN_TEST_KEY}"\n[data]\nlabel_key = "${var:key}"\n'
+    loaded = load(BASE, write(tmp_path, "job.toml", text))
+    assert loaded.spec.data.params["label_key"] == "${env:RLRUN_TEST_KEY}"
+    assert [each.key for each in loaded.unset_references()] == ["data.label_key"]
+
+
+PROFILES = """[vars]
+size = 16
+[rollout]
+batch_size = "${var:size}"
+[profiles.large.vars]
+size = 64
+[profiles.debug.trainer]
+steps = 1
+[profiles.debug.rewards.0]
+weight = 2.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("profiles", "steps", "size", "weight"),
+    [((), 10, 16, 1.0), (("debug",), 1, 16, 2.0), (("large", "debug"), 1, 64, 2.0)],
+)
+def test_profiles_are_laid_on_top(
+    tmp_path: Path, profiles: tuple[str, ...], steps: int, size: int, weight: float
+) -> None:
+    loaded = load(BASE, write(tmp_path, "job.toml", PROFILES), profiles=profiles)
+    found = loaded.spec
+    assert (found.trainer.steps, found.rollout.batch_size, found.rewards[0].weight) == (steps, size, weight)
+    if "debug" in profiles:
+        assert Path(loaded.origin("trainer.steps")).name == "job.toml:8"
+
+
+def test_an_override_is_on_top_of_profiles(tmp_path: Path) -> None:
+    path = write(tmp_path, "job.toml", PROFILES)
+    spec = load(BASE, path, overrides=("trainer.steps=3",), profiles=("debug",)).spec
+    assert spec.trainer.steps == 3
+
+
+def test_an_unknown_profile(tmp_path: Path) -> None:
+    path = write(tmp_path, "job.toml", PROFILES)
+    with pytest.raises(SpecError, match='there is no profile "lrage"') as caught:
+        load(BASE, path, profiles=("lrage",))
+    assert caught.value.problems[0].suggestion == "large"

@@ -9,15 +9,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlrun.plugins.validation import load_checked_spec
+from rlrun.specs.paths import RECIPES
 from rlrun.specs.problems import SpecError
 
 HERE = Path(__file__).parent
-SEEDS = [path.read_text("utf-8") for path in (HERE / "base.toml", HERE / "full.toml")]
+SEEDS = [
+    path.read_text("utf-8")
+    for path in (HERE / "base.toml", HERE / "full.toml", *sorted(RECIPES.glob("*.toml")))
+]
 PIECES = [
     *"\n\t \"'[]{}=.,#_-\\0aé\U0001f600\x7f", '"""', "'''", "[[", "]]", "[rewards]", "[[data]]",
     "[trainer.parallel.fsdp]", "true", "nan", "1e999", "-1", "0x1F", "1979-05-27", "${env:X}", "${var:}",
     "extends = ", "type = ", "path", "package:..", "= 3\n", "rewards.0.weight", "9" * 400, "x" * 300,
-    "~nobody-here/", "{ a = 1 }", "a.b.c", '"\\u0000"',
+    "~nobody-here/", "{ a = 1 }", "${var:x=[1]}", "[vars]", "[profiles.a]", "[profiles.a.vars]",
+    "a.b.c", '"\\u0000"',
 ]  # fmt: skip
 
 
@@ -78,5 +83,9 @@ def test_mutated_specs(folder: Path, text: str, seed: int, mutations: int) -> No
 @example(f"data.path='{'x' * 5000}'")
 @example("name=1979-05-27")
 @example("a='''\n'''")
+@example("vars=3")
+@example("vars.x=1")
+@example("rollout.stop=['${var:x}', '${var:x=}']")
+@example("profiles.a.seed=1")
 def test_any_override(override: str) -> None:
     load_anyhow(HERE / "base.toml", (override,))

@@ -1,5 +1,6 @@
 """What a section takes, told from its model: for the documentation, `rlrun plugins show` and `rlrun init`."""
 
+import json
 import types
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -50,13 +51,15 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
 
 
 def as_toml(value: Any) -> str:
-    """A default as TOML writes it."""
+    """A value as TOML writes it; None is `unset`."""
     if value is None:
         return "unset"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return f'"{value}"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return repr(value).replace("e-0", "e-")
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(as_toml, value))}]"
     return "{}" if isinstance(value, dict) and not value else str(value)

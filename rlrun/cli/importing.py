@@ -1,0 +1,51 @@
+"""`rlrun import`: specs from what other trainers use."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Write a spec from another trainer's launch script.", no_args_is_help=True)
+
+
+@app.callback()
+def _named_by_trainer() -> None:
+    """Write a spec from another trainer's launch script."""
+
+
+@app.command()
+def slime(
+    script: Annotated[Path | None, typer.Argument(help="The launch script; read, never executed.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The file to write; one that exists is left alone.")
+    ] = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="The page docs/slime.md instead: every flag and its key.")
+    ] = False,
+) -> None:
+    """Turn a slime launch script into a spec; what has no equal is told on standard error."""
+    if table:
+        from rlrun.converters.slime_table import table_markdown
+
+        print(table_markdown(), end="")
+        return
+    if script is None:
+        raise ValueError("name the script: rlrun import slime run.sh")
+    from rlrun.converters.slime import import_script
+
+    draft = import_script(script)
+    _write(draft.toml(), output)
+    print(*draft.messages(), sep="\n", file=sys.stderr)
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        print(text, end="")
+        return
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ValueError(f"{output} is there already; choose another name") from None
+    print(f"wrote {output}; next: rlrun validate {output}")

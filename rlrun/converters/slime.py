@@ -1,0 +1,164 @@
+"""A slime launch script to a spec: `rlrun import slime run.sh`.
+
+    script -> shell.py (words of the training command) -> flags -> slime_flags.toml, slime_rules.py -> Draft
+
+No flag is dropped in silence: it becomes a key, which carries the flag as a comment, or a note.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlrun.converters.shell import Script, Word, read_script
+from rlrun.converters.slime_draft import Draft, Flag
+from rlrun.converters.slime_rules import RULES
+from rlrun.converters.slime_table import FlagRow, flag_table
+from rlrun.specs.problems import shown
+from rlrun.specs.spelling import nearest
+
+_TRAINING = re.compile(r"(?:.*/)?train(?:_async)?\.py")
+_ASYNC = re.compile(r"(?:.*/)?train_async\.py")
+_FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
+_LEFT_OVER = re.compile(r"\$[({]|`")
+
+
+def import_script(path: Path) -> Draft:
+    """The spec that a script's training command describes. ValueError where it has none."""
+    script = read_script(path)
+    command = _training_command(script, path)
+    draft = Draft(path.name, read_flags(command), dict(script.scalars), list(script.notes))
+    draft.set("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "run", ())
+    for name in draft.flags:
+        _take(draft, draft.flags[name])
+    for rule in RULES.values():
+        rule(draft)
+    for row in flag_table().values():
+        missing = (
+            row.default is not None and row.name not in draft.flags and not _no_use(draft.algorithm, row)
+        )
+        if missing and row.key and not draft.has(row.key):
+            draft.set(row.key, row.default, (), f"slime's default without {row.name}")
+    _note_left_overs(draft)
+    if any(_ASYNC.fullmatch(word.text) for word in command):
+        draft.notes.append("train_async.py: not yet: generation and training alternate")
+    return draft
+
+
+def read_flags(words: Sequence[Word]) -> dict[str, Flag]:
+    """Flags with their values, by name; the last one counts, and keeps the places of the others."""
+    flags: dict[str, Flag] = {}
+    current: Flag | None = None
+    for word in words:
+        found = _FLAG.match(word.text)
+        if found and (found.end() == len(word.text) or word.text[found.end()] == "="):
+            name = found[0].replace("_", "-")
+            value = [word.text[found.end() + 1 :]] if found.end() < len(word.text) else []
+            before = flags.pop(name, None)
+            current = flags[name] = Flag(name, value, word.place, before)
+        elif current is not None:
+            current.values.append(word.text)
+    return flags
+
+
+def _training_command(script: Script, path: Path) -> list[Word]:
+    """The words of the command that trains, else those of all arrays of flags."""
+    for words in reversed(script.commands):
+        if any(_TRAINING.fullmatch(word.text) for word in words):
+            start = next(i for i, word in enumerate(words) if _TRAINING.fullmatch(word.text))
+            return words[start:]
+    arrays = {name: words for name, words in script.arrays.items() if name.endswith("_ARGS")}
+    if not arrays:
+        raise ValueError(
+            f"{path} runs no train.py and has no array of arguments: name the script that launches the job"
+        )
+    script.notes.append(f"no command runs train.py; taken from {', '.join(arrays)}")
+    return [word for words in arrays.values() for word in words]
+
+
+def _take(draft: Draft, flag: Flag) -> None:
+    """One flag by itself; those of a rule are left to it."""
+    row = flag_table().get(flag.name)
+    for earlier in flag.before:
+        draft.note(earlier, f"given again in {flag.place}, and the last one counts")
+    if row is None:
+        draft.note(flag, _unknown(flag))
+    elif row.key is None:
+        draft.note(flag, row.without_key)
+    elif row.rule is None:
+        _set(draft, flag, row)
+
+
+def _unknown(flag: Flag) -> str:
+    if flag.name.startswith("--sglang-"):
+        return "not yet: an argument of the SGLang server, which comes with the SGLang engine"
+    meant = nearest(flag.name, flag_table(), 0.8)
+    return "a flag that slime's list does not have" + (f"; did you mean {meant}?" if meant else "")
+
+
+def _set(draft: Draft, flag: Flag, row: FlagRow) -> None:
+    assert row.key is not None
+    if why := _no_use(draft.algorithm, row):
+        draft.note(flag, why)
+        return
+    if row.value is not None:
+        draft.set(row.key, row.value, (flag.name,))
+        return
+    try:
+        value = read_value(row, flag.values)
+    except ValueError as error:
+        draft.note(flag, f"{error}; set {row.key} by hand")
+        return
+    draft.set(row.key, value, (flag.name,))
+
+
+def _no_use(algorithm: str, row: FlagRow) -> str:
+    """Why a key would do nothing under the algorithm; empty where it would."""
+    key = row.key or ""
+    if key.startswith("algorithm.") and (algorithm == "sft" or (row.of and algorithm not in row.of)):
+        return f"{algorithm} has no such parameter"
+    sampling = key.startswith("rollout.") and not key.startswith("rollout.max_")
+    if algorithm == "sft" and (sampling or key in ("trainer.optimizer_steps", "engine.start_timeout")):
+        return "demonstrations are not sampled"
+    return ""
+
+
+def read_value(row: FlagRow, words: Sequence[str]) -> Any:
+    """A flag's value, of the type its row says. ValueError, in words, where it is not of it."""
+    if row.type in ("strs", "ints"):
+        if row.type == "ints":
+            return [_number(word, int) for word in words]
+        return list(words)
+    if len(words) != 1:
+        raise ValueError(f"takes one value, found {len(words)}")
+    if row.values:
+        if words[0] not in row.values:
+            raise ValueError(f"{shown(words[0])} has no equal (there are: {', '.join(row.values)})")
+        return row.values[words[0]]
+    if row.type in ("int", "float"):
+        return _number(words[0], int if row.type == "int" else float)
+    return words[0]
+
+
+def _number(text: str, kind: type[int] | type[float]) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        noun = "whole number" if kind is int else "number"
+        raise ValueError(f"{shown(text)} is no {noun}") from None
+
+
+def _note_left_overs(draft: Draft) -> None:
+    """Values that only running the script would give."""
+    for key, text in _texts(draft.values, ""):
+        if _LEFT_OVER.search(text):
+            draft.notes.append(f"{key}: {text} depends on how the script is run: fill it in")
+
+
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, inner in items:
+            yield from _texts(inner, f"{key}.{name}".lstrip("."))

@@ -1,0 +1,290 @@
+"""Flags of slime that only make sense together."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+
+from rlrun.converters.slime_draft import Draft
+from rlrun.converters.slime_table import flag_table
+
+_NONZERO_STD = "check_reward_nonzero_std"
+_LAYOUT = ("tensor", "pipeline", "context", "expert")
+
+
+def steps(draft: Draft) -> None:
+    """--num-rollout outranks --num-epoch."""
+    rollouts, epochs = (next(iter(draft.given(name)), None) for name in ("--num-rollout", "--num-epoch"))
+    if rollouts:
+        draft.set("trainer.steps", draft.whole("--num-rollout", 1), (rollouts.name,))
+        if epochs:
+            draft.note(epochs, "--num-rollout is given too, and counts")
+    elif epochs:
+        draft.set("trainer.epochs", draft.whole("--num-epoch", 1), (epochs.name,))
+    else:
+        draft.notes.append("neither --num-rollout nor --num-epoch: add trainer.steps or trainer.epochs")
+
+
+def algorithm(draft: Draft) -> None:
+    """The estimator names the algorithm, unless the loss does."""
+    for flag in draft.given("--loss-type", "--advantage-estimator"):
+        row, value = flag_table()[flag.name], draft.text(flag.name) or ""
+        if flag.name == "--loss-type" and value == "policy_loss":
+            continue
+        if value not in row.values:
+            draft.note(flag, f"{value or 'nothing'} has no equal: choose algorithm.type (rlrun plugins list)")
+        elif draft.values.get("algorithm", {}).get("type") == "sft":
+            draft.note(flag, "demonstrations have no advantages")
+        else:
+            draft.set("algorithm.type", row.values[value], (flag.name,))
+    if draft.algorithm == "gspo" and "--eps-clip" not in draft.flags:
+        draft.notes.append(
+            "gspo: slime's --eps-clip is 0.2 unless given; algorithm.clip is 0.0003, as published"
+        )
+
+
+def demonstrations(draft: Draft) -> None:
+    """Without rollouts the batch is slime's rollout batch, one sample a prompt."""
+    if draft.algorithm != "sft":
+        return
+    if "--global-batch-size" not in draft.flags and "--rollout-batch-size" in draft.flags:
+        size = draft.whole("--rollout-batch-size", 1)
+        draft.set("trainer.global_batch_size", size, ("--rollout-batch-size",))
+    draft.notes.append("data.response_key: name the key of the demonstration")
+
+
+def kl_in_loss(draft: Draft) -> None:
+    """The reference's place in the loss, where --use-kl-loss asks for one."""
+    flags = draft.given("--use-kl-loss", "--kl-loss-type", "--kl-loss-coef")
+    if "--use-kl-loss" not in draft.flags or draft.algorithm == "sft":
+        for flag in flags:
+            draft.note(flag, "no effect without --use-kl-loss")
+        return
+    named = draft.text("--kl-loss-type")
+    draft.set("algorithm.kl.in_loss.type", named or "k1", (f"--kl-loss-type{'' if named else ' (default)'}",))
+    draft.set(
+        "algorithm.kl.in_loss.coef", draft.number("--kl-loss-coef", 0.0), ("--use-kl-loss", "--kl-loss-coef")
+    )
+
+
+def correction(draft: Draft) -> None:
+    """Truncated importance sampling, where --use-tis asks for it."""
+    flags = draft.given("--use-tis", "--tis-clip", "--tis-clip-low")
+    if "--use-tis" not in draft.flags or draft.algorithm == "sft":
+        for flag in flags:
+            draft.note(flag, "no effect without --use-tis")
+        return
+    draft.set("algorithm.correction.type", "tis", ("--use-tis",))
+    for name, key in (("--tis-clip", "high"), ("--tis-clip-low", "low")):
+        if name in draft.flags:
+            default = {"high": 2.0, "low": 0.0}[key]
+            draft.set(f"algorithm.correction.{key}", draft.number(name, default), (name,))
+
+
+def rewards(draft: Draft) -> None:
+    """One reward by name; what is a function of the user's becomes a plugin."""
+    flags = draft.given("--rm-type", "--reward-key")
+    if draft.algorithm == "sft":
+        for flag in flags:
+            draft.note(flag, "demonstrations are not scored")
+        return
+    names = flag_table()["--rm-type"].values
+    named = (draft.text("--rm-type") or "").removeprefix("boxed_")
+    if named in names:
+        draft.set("rewards.*.type", names[named], ("--rm-type",))
+    elif named:
+        draft.note(
+            draft.flags["--rm-type"], "no such reward: choose one of `rlrun plugins list`, or write one"
+        )
+    if named not in names and (key := draft.given("--reward-key")):
+        draft.note(key[0], "`key` of the reward that you choose")
+    elif "--reward-key" in draft.flags:
+        draft.set("rewards.*.key", draft.text("--reward-key"), ("--reward-key",))
+    if named not in names:
+        draft.notes.append("no reward: add a table [[rewards]]")
+
+
+def filters(draft: Draft) -> None:
+    """Dynamic sampling by the spread of rewards is built in."""
+    name = "--dynamic-sampling-filter-path"
+    for flag in draft.given(name):
+        if draft.algorithm == "sft":
+            draft.note(flag, "demonstrations are not filtered")
+        elif (draft.text(name) or "").endswith(_NONZERO_STD):
+            draft.set("filters.*.type", "nonzero_std", (name,))
+        else:
+            draft.note(flag, "make it a filter plugin: a class that is called with a group (docs/plugins.md)")
+
+
+def evaluation(draft: Draft) -> None:
+    """Datasets in pairs of name and path, and the settings that they share."""
+    names = [row.name for row in flag_table().values() if row.rule == "evaluation"]
+    words = draft.flags["--eval-prompt-data"].values if "--eval-prompt-data" in draft.flags else []
+    if not words or draft.algorithm == "sft":
+        for flag in draft.given(*names):
+            draft.note(flag, "no effect without --eval-prompt-data, and none on demonstrations")
+        return
+    if len(words) % 2:
+        draft.note(draft.flags["--eval-prompt-data"], "the last word has no partner, and is left out")
+    for number in range(len(words) // 2):
+        _dataset(draft, f"eval.datasets.{number}", *words[2 * number : 2 * number + 2])
+    if "--eval-interval" not in draft.flags:
+        draft.notes.append(
+            "no --eval-interval: slime does not evaluate; rlrun does before training and at its end"
+        )
+    kinds = {"interval": int, "max_response_tokens": int, "temperature": float, "top_p": float}
+    for row in (flag_table()[name] for name in names):
+        key = (row.key or "").removeprefix("eval.")
+        if key in kinds and row.name in draft.flags:
+            draft.set(row.key or "", kinds[key](draft.number(row.name, 1)), (row.name,))
+    samples = draft.whole("--n-samples-per-eval-prompt", 1)
+    draft.set("eval.samples_per_prompt", samples, ("--n-samples-per-eval-prompt",))
+
+
+def _dataset(draft: Draft, table: str, name: str, path: str) -> None:
+    draft.set(
+        f"{table}.name",
+        re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("-._") or "eval",
+        ("--eval-prompt-data",),
+    )
+    draft.set(f"{table}.path", path, ("--eval-prompt-data",))
+    for key, own, shared, default in (
+        ("prompt_key", "--eval-input-key", "--input-key", "input"),
+        ("label_key", "--eval-label-key", "--label-key", None),
+    ):
+        value = draft.text(own) or draft.text(shared) or default
+        if value is not None:
+            draft.set(f"{table}.{key}", value, (own if own in draft.flags else shared,))
+    chat = "--apply-chat-template"
+    draft.set(f"{table}.apply_chat_template", chat in draft.flags, (chat,))
+
+
+def layout(draft: Draft) -> None:
+    """Nodes, GPUs and the degrees of parallelism; what is left over for data is `fsdp`."""
+    nodes, gpus = draft.whole("--actor-num-nodes", 1), draft.whole("--actor-num-gpus-per-node", 8)
+    ranks = nodes * gpus
+    degrees = {}
+    for name, megatron in zip(
+        _LAYOUT, ("tensor-model", "pipeline-model", "context", "expert-model"), strict=True
+    ):
+        degrees[name] = draft.whole(f"--{megatron}-parallel-size", 1)
+        if f"--{megatron}-parallel-size" in draft.flags:
+            draft.set(f"trainer.parallel.{name}", degrees[name], (f"--{megatron}-parallel-size",))
+    model = degrees["tensor"] * degrees["pipeline"] * degrees["context"]
+    draft.set("trainer.parallel.fsdp", max(1, ranks // model), (), f"{ranks} ranks / {model}")
+    if ranks % model:
+        draft.notes.append(
+            f"{ranks} GPUs do not split over {model} model-parallel ranks: change trainer.parallel"
+        )
+    _machines(draft, nodes, gpus)
+
+
+def _machines(draft: Draft, nodes: int, gpus: int) -> None:
+    """Where ranks and engines stand."""
+    colocated, rollout = "--colocate" in draft.flags, draft.whole("--rollout-num-gpus", 0)
+    if not colocated and not rollout and draft.algorithm != "sft":
+        draft.notes.append("neither --colocate nor --rollout-num-gpus: how many GPUs generate?")
+    if colocated and rollout:
+        draft.note(
+            draft.flags["--rollout-num-gpus"], "no effect with --colocate: engines take the trainer's GPUs"
+        )
+    apart = 0 if colocated else rollout
+    per_node = draft.whole("--num-gpus-per-node", 8)
+    if apart and nodes == 1 and gpus + apart <= per_node:
+        gpus += apart
+    elif apart:
+        nodes += math.ceil(apart / gpus)
+    used = draft.whole("--actor-num-nodes", 1) * draft.whole("--actor-num-gpus-per-node", 8) + apart
+    if used != nodes * gpus:
+        draft.notes.append(
+            f"{used} GPUs are asked for and {nodes} nodes of {gpus} have {nodes * gpus}: see [cluster]"
+        )
+    draft.set("cluster.nodes", nodes, ("--actor-num-nodes", *(["--rollout-num-gpus"] if apart else [])))
+    draft.set(
+        "cluster.gpus_per_node",
+        gpus,
+        ("--actor-num-gpus-per-node", *(["--rollout-num-gpus"] if apart else [])),
+    )
+    if draft.algorithm == "sft":
+        for flag in draft.given("--colocate"):
+            draft.note(flag, "no effect: there are no engines")
+    elif apart or colocated:
+        kind = "colocated" if colocated else "disaggregated"
+        draft.set("cluster.placement", kind, ("--colocate" if colocated else "--rollout-num-gpus",))
+    if nodes > 1:
+        head = draft.variables.get("MASTER_ADDR", "HOST")
+        draft.set("cluster.address", f"{head}:6379", (), "the Ray cluster to join")
+        draft.notes.append("cluster.address: name the Ray cluster that the nodes have joined")
+    for flag in draft.given("--num-gpus-per-node"):
+        draft.note(flag, "taken into account in cluster.gpus_per_node")
+
+
+def betas(draft: Draft) -> None:
+    """Adam's two decays are one array."""
+    flags = draft.given("--adam-beta1", "--adam-beta2")
+    if flags:
+        values = [draft.number("--adam-beta1", 0.9), draft.number("--adam-beta2", 0.98)]
+        draft.set("trainer.betas", values, tuple(flag.name for flag in flags))
+
+
+def least_rate(draft: Draft) -> None:
+    """Where the schedule ends, as a share of its peak."""
+    for flag in draft.given("--min-lr"):
+        if draft.text("--lr-decay-style") not in ("linear", "cosine"):
+            draft.note(flag, "no effect: the schedule is constant")
+            continue
+        peak = draft.number("--lr", 1e-6)
+        draft.set("trainer.min_lr_ratio", draft.number("--min-lr", 0) / peak if peak else 0.0, (flag.name,))
+
+
+def warmup_share(draft: Draft) -> None:
+    """A share of the job's optimizer steps, in steps."""
+    for flag in draft.given("--lr-warmup-fraction", "--warmup-ratio"):
+        total = _optimizer_steps(draft)
+        if total is None:
+            draft.note(flag, "the number of optimizer steps is not known here: set trainer.warmup_steps")
+        else:
+            share = draft.number(flag.name, 0.0)
+            draft.set("trainer.warmup_steps", round(share * total), (flag.name,), f"{flag} of {total} steps")
+
+
+def _optimizer_steps(draft: Draft) -> int | None:
+    if "--num-rollout" not in draft.flags:
+        return None
+    samples = draft.whole("--rollout-batch-size", 0) * draft.whole("--n-samples-per-prompt", 1)
+    per_step = draft.whole("--num-steps-per-rollout", 0) or samples // draft.whole(
+        "--global-batch-size", samples or 1
+    )
+    return draft.whole("--num-rollout", 0) * max(per_step, 1)
+
+
+def trackers(draft: Draft) -> None:
+    """TensorBoard."""
+    if "--use-tensorboard" in draft.flags:
+        draft.set("trackers.*.type", "tensorboard", ("--use-tensorboard",))
+
+
+def run_name(draft: Draft) -> None:
+    """A name that can be a folder's."""
+    for flag in draft.given("--tb-experiment-name"):
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", draft.text(flag.name) or "").strip("-._")
+        if name:
+            draft.set("name", name, (flag.name,))
+
+
+RULES: Mapping[str, Callable[[Draft], None]] = {
+    "run_name": run_name,
+    "steps": steps,
+    "algorithm": algorithm,
+    "demonstrations": demonstrations,
+    "kl_in_loss": kl_in_loss,
+    "correction": correction,
+    "rewards": rewards,
+    "filters": filters,
+    "evaluation": evaluation,
+    "layout": layout,
+    "betas": betas,
+    "least_rate": least_rate,
+    "warmup_share": warmup_share,
+    "tensorboard": trackers,
+}
+"""By the name that slime_flags.toml gives them; each looks at the flags it needs, and all are run."""

@@ -1,0 +1,199 @@
+"""The slime importer: every flag becomes a key or a note, and a script becomes a spec that validates."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+
+from rlrun.converters.slime import import_script
+from rlrun.converters.slime_draft import Draft
+from rlrun.converters.slime_rules import RULES
+from rlrun.converters.slime_table import FlagRow, flag_table, table_markdown
+from rlrun.plugins.registry import load, names
+from rlrun.plugins.validation import load_checked_spec
+from rlrun.specs.job import Spec
+from rlrun.specs.suggestions import KeyIndex, section_models
+
+HERE = Path(__file__).parent
+LIST = (HERE.parent / "data" / "slime_flags.txt").read_text().split()
+ROWS = list(flag_table().values())
+SPEC_KEYS = set(KeyIndex(Spec).paths())
+PLUGIN_KINDS = {"algorithm": "algorithms", "data": "data", "rewards": "rewards", "eval.datasets": "data"}
+SAMPLES = {"int": "3", "float": "0.5", "str": "x", "ints": "1 2", "strs": "a b", "flag": ""}
+
+
+def imported(tmp_path: Path, flags: str) -> Draft:
+    script = tmp_path / "run.sh"
+    script.write_text(f"ARGS=(\n{flags}\n)\npython3 train.py ${{ARGS[@]}}\n")
+    return import_script(script)
+
+
+def test_the_table_has_every_flag_of_slimes_list() -> None:
+    assert len(LIST) == 163
+    assert [row.name for row in ROWS if row.origin == "slime"] == LIST
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_flag_has_a_key_or_a_reason(row: FlagRow) -> None:
+    assert bool(row.key) != bool(row.without_key)
+    assert row.type in SAMPLES
+    assert row.rule is None or row.rule in RULES
+    if row.key:
+        assert key_exists(row), f"the spec has no key {row.key}"
+    if (row.key or "").endswith("type") and row.values:
+        kind = PLUGIN_KINDS[(row.key or "").partition(".")[0]]
+        assert set(row.values.values()) <= set(names(kind))
+
+
+def key_exists(row: FlagRow) -> bool:
+    """Whether the key is the spec's own, or a parameter of the plugins it is for."""
+    key = (row.key or "").replace(".*", "")
+    if key in SPEC_KEYS:
+        return True
+    table = next((table for table in PLUGIN_KINDS if key.startswith(f"{table}.")), None)
+    if table is None:
+        return False
+    kind = PLUGIN_KINDS[table]
+    plugins = row.of or ({"algorithms": ("grpo",), "data": ("jsonl",)}[kind])
+    return all(
+        has_field(load(kind, name).Params, key.removeprefix(f"{table}.").split(".")) for name in plugins
+    )
+
+
+def has_field(model: Any, path: list[str]) -> bool:
+    field = model.model_fields.get(path[0])
+    if field is None or len(path) == 1:
+        return field is not None
+    return any(has_field(inner, path[1:]) for inner in section_models(field.annotation))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_no_flag_is_dropped_in_silence(tmp_path: Path, row: FlagRow) -> None:
+    sample = next(iter(row.values), SAMPLES[row.type])
+    draft = imported(tmp_path, f"{row.name} {sample}")
+    noted = any(re.search(rf"{row.name}\b(?!-)", line) for line in draft.messages())
+    commented = any(re.search(rf"{row.name}\b(?!-)", text) for text in draft.comments.values())
+    assert noted or commented
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        ("--lr 3e-5", "trainer.lr", 3e-5),
+        ("--lr=3e-5", "trainer.lr", 3e-5),
+        ("--lr 1 --lr 2", "trainer.lr", 2.0),
+        ("--rollout_top_p 0.9", "rollout.top_p", 0.9),
+        ("--rollout-top-k -1", "rollout.top_k", -1),
+        ("--rollout-stop 'a b' c", "rollout.stop", ["a b", "c"]),
+        ("--rollout-stop-token-ids 1 2", "rollout.stop_token_ids", [1, 2]),
+        ("--num-rollout 7 --num-epoch 2", "trainer.steps", 7),
+        ("--num-epoch 2", "trainer.epochs", 2),
+        ("--loss-type sft_loss", "algorithm.type", "sft"),
+        ("--advantage-estimator gspo", "algorithm.type", "gspo"),
+        ("--use-kl-loss", "algorithm.kl.in_loss", {"type": "k1", "coef": 0.0}),
+        ("--use-tis --tis-clip 3", "algorithm.correction", {"type": "tis", "high": 3.0}),
+        ("--adam-beta2 0.95", "trainer.betas", [0.9, 0.95]),
+        ("--lr 1e-5 --min-lr 1e-6 --lr-decay-style cosine", "trainer.min_lr_ratio", pytest.approx(0.1)),
+        (
+            "--num-rollout 10 --rollout-batch-size 8 --n-samples-per-prompt 4 --global-batch-size 16 "
+            "--lr-warmup-fraction 0.1",
+            "trainer.warmup_steps",
+            2,
+        ),
+        ("--rm-type boxed_math", "rewards", [{"type": "math"}]),
+        ("--calculate-per-token-loss", "trainer.reduction", "per_token"),
+        ("--disable-grpo-std-normalization", "algorithm.normalize_std", False),
+        ("", "data.shuffle", False),
+        ("--rollout-shuffle", "data.shuffle", True),
+        ("--colocate", "cluster", {"nodes": 1, "gpus_per_node": 8, "placement": "colocated"}),
+        (
+            "--actor-num-gpus-per-node 4 --rollout-num-gpus 4",
+            "cluster",
+            {"nodes": 1, "gpus_per_node": 8, "placement": "disaggregated"},
+        ),
+        ("--actor-num-nodes 2 --rollout-num-gpus 16", "cluster.nodes", 4),
+        ("--tensor-model-parallel-size 2 --context-parallel-size 2", "trainer.parallel.fsdp", 2),
+        ("--tb-experiment-name 'my run/1'", "name", "my-run-1"),
+    ],
+)
+def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: Any) -> None:
+    found: Any = tomli.loads(imported(tmp_path, flags).toml())
+    for part in key.split("."):
+        found = found[part]
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ("--lr fast", '--lr fast: "fast" is no number; set trainer.lr by hand'),
+        ("--lr", "--lr: takes one value, found 0"),
+        ("--rolout-top-p 1", "did you mean --rollout-top-p?"),
+        ("--wholly-unknown", "--wholly-unknown: a flag that slime's list does not have"),
+        ("--sglang-mem-fraction-static 0.7", "an argument of the SGLang server"),
+        ("--lr 1 --lr 2", "--lr 1: given again in run.sh:2, and the last one counts"),
+        ("--kl-loss-coef 0.1", "--kl-loss-coef 0.1: no effect without --use-kl-loss"),
+        ("--advantage-estimator ppo2", "ppo2 has no equal: choose algorithm.type"),
+        ("--gamma 0.9", "--gamma 0.9: grpo has no such parameter"),
+        ("--min-lr 1e-7", "--min-lr 1e-7: no effect: the schedule is constant"),
+        ("--rm-type judge", "--rm-type judge: no such reward"),
+        ("--dynamic-sampling-filter-path my.check", "make it a filter plugin"),
+        ("--eval-prompt-data aime", "the last word has no partner"),
+        ("--colocate --rollout-num-gpus 4", "no effect with --colocate"),
+        ("--tensor-model-parallel-size 3", "8 GPUs do not split over 3"),
+        ("--prompt-data ${DATA}/x.jsonl", "data.path: ${DATA}/x.jsonl depends on how the script is run"),
+        ("--optimizer sgd-of-another-kind", "has no equal (there are: adam"),
+    ],
+)
+def test_what_needs_a_decision_is_noted(tmp_path: Path, flags: str, note: str) -> None:
+    assert note in "\n".join(imported(tmp_path, flags).messages())
+
+
+def test_a_script_becomes_a_spec_that_validates(tmp_path: Path) -> None:
+    text = import_script(HERE / "slime" / "run.sh").toml()
+    for name in ("dapo-math-17k", "aime-2024", "math-500"):
+        (tmp_path / f"{name}.jsonl").write_text('{"prompt": "1", "label": "1"}\n')
+    path = tmp_path / "job.toml"
+    path.write_text(text.replace("/data/Qwen3-4B", "Qwen/Qwen3-4B").replace("/data/", ""))
+    spec = load_checked_spec([path]).spec
+    assert (spec.rollout.batch_size, spec.rollout.samples_per_prompt) == (32, 8)
+    assert (spec.trainer.parallel.fsdp, spec.trainer.parallel.tensor) == (4, 2)
+    assert spec.rollout.stop == ("</answer>", 'say "stop"')
+    assert [dataset.name for dataset in spec.eval.datasets] == ["aime", "math"]
+    assert "lr = 1e-6  " in text
+    assert re.search(r"lr = 1e-6 +# --lr$", text, re.MULTILINE)
+
+
+def test_a_script_of_demonstrations_validates(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"input": "1", "output": "1"}\n')
+    flags = (
+        "--hf-checkpoint gpt2 --prompt-data rows.jsonl --loss-type sft_loss --rollout-batch-size 16 "
+        "--num-rollout 5 --rollout-max-response-len 64 --actor-num-gpus-per-node 1 --eps-clip 0.2"
+    )
+    text = imported(tmp_path, flags).toml() + '[vars]\nunused = "${var:x=1}"\n'
+    text = text.split("[vars]")[0].replace(
+        "prompt_key", 'response_key = "output"\nlabel_key = "output"\nprompt_key'
+    )
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    assert load_checked_spec([path]).spec.trainer.global_batch_size == 16
+
+
+def test_a_script_that_trains_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("echo hello\n")
+    with pytest.raises(ValueError, match=r"runs no train\.py"):
+        import_script(tmp_path / "run.sh")
+
+
+def test_without_a_command_the_arrays_count(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("GRPO_ARGS=(--lr 1e-5)\n")
+    draft = import_script(tmp_path / "run.sh")
+    assert draft.values["trainer"]["lr"] == 1e-5
+    assert "no command runs train.py; taken from GRPO_ARGS" in draft.messages()
+
+
+def test_the_page_of_flags_is_current() -> None:
+    page = HERE.parents[1] / "docs" / "slime.md"
+    assert page.read_text("utf-8") == table_markdown(), "run: rlrun import slime --table > docs/slime.md"

@@ -13,12 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.runner.bins import best_fit_decreasing, share_bins, share_items, total_work
+from rlrun.runner.bins import Bin, best_fit_decreasing, loads_of, share_bins, share_items
 from rlrun.runner.carriers import TrainSequence, TrainStep
 from rlrun.runner.reduction import Reduction, token_scales
 
 MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]
 """`[data rank][micro-batch]` -> indices of sequences."""
+
+
+FLAT = 1.001
+"""Ranks whose busiest has at most this much more to do than the mean need no other plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ def plan_steps(
     max_response_tokens: int,
     data_degree: int,
     cost: Cost = Cost(),
+    together: bool = False,
 ) -> list[TrainStep]:
     """Split a rollout step's sequences into optimizer steps, and each into micro-batches for `data_degree`
     ranks.
@@ -68,7 +73,8 @@ def plan_steps(
     Executions keep their order and are split evenly over `optimizer_steps`; the sequences of one execution
     stay in one step. Indices in the result are positions in `sequences`. `max_tokens` is the budget of a
     micro-batch (a longer sequence is alone in its own), `max_length` the model's limit. ValueError for a
-    longer sequence, or for fewer executions than optimizer steps.
+    longer sequence, or for fewer executions than optimizer steps. `together` keeps the sequences of an
+    execution side by side in one micro-batch (pairs of responses whose loss is one number).
     """
     lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
     if len(lengths) and lengths.max() > max_length:
@@ -85,11 +91,15 @@ def plan_steps(
             reduction,
             max_response_tokens,
         )
-        batches = micro_batches(lengths[members], max_tokens, data_degree, cost)
+        units = _units(members, sequences, together)
+        sizes = np.array([lengths[unit].sum() for unit in units], dtype=np.int64)
+        work = np.array([cost(lengths[unit]).sum() for unit in units])
+        batches = _assigned(sizes, work, max_tokens, data_degree)
         steps.append(
             TrainStep(
                 micro_batches=tuple(
-                    tuple(tuple(members[i] for i in batch) for batch in rank) for rank in batches
+                    tuple(tuple(i for unit in batch for i in units[unit]) for batch in rank)
+                    for rank in batches
                 ),
                 scale={member: float(scale) for member, scale in zip(members, scales, strict=True)},
             )
@@ -110,23 +120,41 @@ def micro_batches(
 ) -> MicroBatches:
     """Pack sequences of these lengths under the token budget, for `data_degree` ranks.
 
-    Two ways are tried: pack, then share the bins out; and share the sequences out, then pack. The one with
-    fewer micro-batches wins, then the one whose busiest rank has less to do. A rank's micro-batches come with
-    the most work first, so that ranks that wait for each other run batches of similar size side by side. A
-    micro-batch is empty where there are fewer sequences than ranks.
+    A rank's micro-batches come with the most work first, so that ranks that wait for each other run batches
+    of similar size side by side. A micro-batch is empty where there are fewer sequences than ranks.
     """
-    work = cost(lengths)
-    if data_degree == 1:
-        plans = [[best_fit_decreasing(lengths, max_tokens) or [[]]]]
-    else:
-        plans = [
-            share_bins(best_fit_decreasing(lengths, max_tokens), work, data_degree),
-            share_items(lengths, work, max_tokens, data_degree),
-        ]
-    ranks = min(plans, key=lambda plan: (len(plan[0]), max(total_work(work, rank) for rank in plan)))
+    return _assigned(lengths, cost(lengths), max_tokens, data_degree)
+
+
+def _assigned(
+    lengths: NDArray[np.int64], work: NDArray[np.float64], max_tokens: int, data_degree: int
+) -> MicroBatches:
+    """Pack, and share the bins out. Where that leaves ranks uneven (there are few bins), share the sequences
+    out first and then pack, and keep what makes fewer micro-batches, then what makes the busiest rank less
+    so.
+    """
+    ranks = share_bins(best_fit_decreasing(lengths, max_tokens), work, data_degree)
+    if data_degree > 1 and _busiest(ranks, work) > FLAT * work.sum() / data_degree:
+        other = share_items(lengths, work, max_tokens, data_degree)
+        ranks = min(ranks, other, key=lambda plan: (len(plan[0]), _busiest(plan, work)))
     return tuple(
-        tuple(tuple(batch) for batch in sorted(rank, key=lambda batch: -work[batch].sum())) for rank in ranks
+        tuple(tuple(rank[place]) for place in np.argsort(-loads_of(rank, work), kind="stable").tolist())
+        for rank in ranks
     )
+
+
+def _busiest(ranks: Sequence[Sequence[Bin]], work: NDArray[np.float64]) -> float:
+    return float(max(loads_of(rank, work).sum() for rank in ranks))
+
+
+def _units(members: Sequence[int], sequences: Sequence[TrainSequence], together: bool) -> list[list[int]]:
+    """What is packed as a whole: each sequence, or all of an execution."""
+    if not together:
+        return [[member] for member in members]
+    units: dict[str, list[int]] = {}
+    for member in members:
+        units.setdefault(sequences[member].execution, []).append(member)
+    return list(units.values())
 
 
 def _split_executions(executions: Sequence[str], parts: int) -> list[list[int]]:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
-from rlrun.plugins.types import Drop, Group, LossInputs, LossOutputs, Needs, Rewarded, Row, Sample
+from rlrun.plugins.types import (
+    Drop,
+    Group,
+    LossInputs,
+    LossOutputs,
+    Needs,
+    Rewarded,
+    Row,
+    Sample,
+    ValueInputs,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +43,11 @@ class Plugin(Protocol):
 
 
 class Algorithm(Plugin, Protocol):
-    """Advantages (on the driver, numpy) and the loss of a token (on the trainer, torch tensors)."""
+    """Advantages (on the driver, numpy) and the loss of a token (on the trainer, torch tensors).
+
+    What `needs` names of the policy, the reference, the teacher and the critic is on the samples by the time
+    `advantages` is called.
+    """
 
     @property
     def needs(self) -> Needs:
@@ -48,6 +62,16 @@ class Algorithm(Plugin, Protocol):
 
 class DataSource(Plugin, Protocol):
     """Rows by position; the framework shuffles, tokenises and drops."""
+class ActorCritic(Algorithm, Protocol):
+    """An algorithm with `needs.critic`: samples carry the critic's values when advantages are made."""
+
+    def returns(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
+        """What the critic is fitted to: one `[R]` array for each sample, in the order of `advantages`."""
+
+    def value_loss(self, inputs: ValueInputs) -> LossOutputs:
+        """The critic's token losses of one micro-batch; no reduction, no mask, no collective."""
+
+
 
     def __len__(self) -> int:
         """Number of rows, broken ones included."""

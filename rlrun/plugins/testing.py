@@ -9,16 +9,30 @@ Each check raises AssertionError with what the plugin does wrong. Plugins are ma
 name and parameters, so a check also finds a missing entry point.
 """
 
+import asyncio
 import copy
+import inspect
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
 
 from rlrun.plugins.registry import PluginError, build, load
-from rlrun.plugins.types import Drop, Group, LossInputs, Needs, Prompt, Row, Sample, Status, VersionSpan
+from rlrun.plugins.types import (
+    Drop,
+    Group,
+    LossInputs,
+    LossOutputs,
+    Needs,
+    Prompt,
+    Row,
+    Sample,
+    Status,
+    ValueInputs,
+    VersionSpan,
+)
 from rlrun.specs.docstrings import field_docstrings
 
 Params = Mapping[str, Any]
@@ -35,7 +49,7 @@ def sample(
     status: Status = Status.COMPLETED,
     id: str = "0-0",
 ) -> Sample:
-    """A finished sample as a rollout leaves it: one token a word, or `length` tokens."""
+    """A finished sample as rollout and trainer leave it: one token a word, or `length` tokens."""
     count = len(text.split()) if length is None else length
     row = Row("0", prompt, label, metadata or {})
     return Sample(
@@ -48,6 +62,10 @@ def sample(
         status=status,
         text=text,
         reward=reward,
+        policy_log_probs=np.full(count, -1.0, dtype=np.float32),
+        reference_log_probs=np.full(count, -1.5, dtype=np.float32),
+        teacher_log_probs=np.full(count, -0.5, dtype=np.float32),
+        values=np.linspace(0.0, 1.0, count, dtype=np.float32),
     )
 
 
@@ -85,6 +103,17 @@ def micro_batch(num_tokens: int = 12, num_samples: int = 3, seed: int = 0, **giv
     return LossInputs(**(fields | given))
 
 
+def value_micro_batch(num_tokens: int = 12, seed: int = 0) -> ValueInputs:
+    """Noise for a critic's loss."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    old, away, returns, mask = torch.randn(4, num_tokens, generator=generator).unbind()
+    return ValueInputs(
+        values=(old + away).requires_grad_(), old_values=old, returns=returns, mask=(mask > -1).float()
+    )
+
+
 def check_parameters(kind: str, name: str, params: Params) -> None:
     """The plugin can be made with these parameters, refuses others, and its parameters survive being sent."""
     plugin = load(kind, name)
@@ -107,19 +136,26 @@ def check_reward(name: str, params: Params, samples: Sequence[Sample]) -> list[A
     """Finite numbers (or tables of them), always the same, samples untouched. Returns the scores."""
     check_parameters("rewards", name, params)
     first, second = build("rewards", name, params), build("rewards", name, params)
-    scores = []
-    for one in samples:
-        before = pickle.dumps(one)
-        score = first.score(one)
-        assert pickle.dumps(one) == before, f"{name} changes the sample it scores"
-        assert score == second.score(pickle.loads(before)), (
-            f"{name} scores {one.text!r} differently the second time"
-        )
+    before = pickle.dumps(list(samples))
+    scores = asyncio.run(_scores(first, samples))
+    assert pickle.dumps(list(samples)) == before, f"{name} changes the sample it scores"
+    again = asyncio.run(_scores(second, pickle.loads(before)))
+    assert len(scores) == len(samples), f"{name} gives {len(scores)} scores for {len(samples)} samples"
+    for one, score, other in zip(samples, scores, again, strict=True):
+        assert score == other, f"{name} scores {one.text!r} differently the second time"
         values = list(score.values()) if isinstance(score, Mapping) else [score]
-        finite = all(isinstance(value, int | float) and np.isfinite(value) for value in values)
-        assert finite, f"{name} scores {one.text!r} as {score!r}, not a finite number"
-        scores.append(score)
+        numbers = [value for value in values if not (isinstance(score, Mapping) and isinstance(value, str))]
+        finite = all(isinstance(value, int | float) and np.isfinite(value) for value in numbers)
+        assert numbers and finite, f"{name} scores {one.text!r} as {score!r}, not a finite number"
     return scores
+
+
+async def _scores(reward: Any, samples: Sequence[Sample]) -> list[Any]:
+    """What a reward gives samples, whether it waits or not, one by one or all at once."""
+    grouped = hasattr(reward, "score_group")
+    calls = [reward.score_group(samples)] if grouped else [reward.score(one) for one in samples]
+    results = [await call if inspect.isawaitable(call) else call for call in calls]
+    return list(results[0]) if grouped else results
 
 
 def check_filter(name: str, params: Params, groups: Sequence[Group]) -> list[Drop | None]:
@@ -171,19 +207,27 @@ def check_tracker(name: str, params: Params, run_folder: str) -> None:
 def check_algorithm(name: str, params: Params) -> None:
     """Advantages and losses of the right shapes, finite, the same every time; groups untouched."""
     check_parameters("algorithms", name, params)
-    inputs = micro_batch()
     algorithm = build("algorithms", name, params)
+    inputs = micro_batch(num_samples=4 if algorithm.needs.pairs else 3)
     assert isinstance(algorithm.needs, Needs), f"{name}.needs is {algorithm.needs!r}, not Needs"
     _check_advantages(name, algorithm)
-    outputs, again = algorithm.loss(inputs), algorithm.loss(inputs)
-    length = len(inputs.log_probs)
+    _check_loss(name, algorithm.loss, inputs, inputs.log_probs)
+    if algorithm.needs.critic:
+        critic = value_micro_batch()
+        _check_loss(f"{name}.value", algorithm.value_loss, critic, critic.values)
+
+
+def _check_loss(name: str, loss: Callable[[Any], LossOutputs], inputs: Any, trained: Any) -> None:
+    """One finite number a token, the same every time, with a gradient for what is trained."""
+    outputs, again = loss(inputs), loss(inputs)
+    length = len(trained)
     assert outputs.loss.shape == (length,), f"{name}'s loss is not one number a token"
     assert bool((outputs.loss == again.loss).all()), f"{name}'s loss is different the second time"
     for metric, values in outputs.metrics.items():
         assert values.shape == (length,), f"{name}'s metric {metric!r} is not one number a token"
         assert not values.requires_grad, f"{name}'s metric {metric!r} carries a gradient; detach it"
     outputs.loss.sum().backward()
-    gradient = inputs.log_probs.grad
+    gradient = trained.grad
     assert gradient is not None and bool(gradient.isfinite().all()), f"{name}'s loss has no finite gradient"
 
 
@@ -191,12 +235,18 @@ def _check_advantages(name: str, algorithm: Any) -> None:
     groups = [group([1.0, 0.0, 0.5]), group([1.0, 1.0], lengths=[4, 0]), group([0.0, 2.0])]
     groups[0].samples[1].loss_mask[:] = 0
     groups[2].samples[0].status = Status.FAILED
+    _check_arrays(name, "advantages", algorithm.advantages, groups)
+    if algorithm.needs.critic:
+        _check_arrays(name, "returns", algorithm.returns, groups)
+
+
+def _check_arrays(name: str, what: str, method: Callable[[Any], Any], groups: Sequence[Group]) -> None:
     before = copy.deepcopy(groups)
-    arrays = algorithm.advantages(groups)
+    arrays = method(groups)
     samples = [one for each in groups for one in each.samples]
     assert pickle.dumps(groups) == pickle.dumps(before), f"{name} changes the groups it compares"
-    for one, array, again in zip(samples, arrays, algorithm.advantages(groups), strict=True):
-        assert array.shape == one.tokens.shape, f"{name}'s advantages are not one number a token"
-        assert array.dtype == np.float32, f"{name}'s advantages are {array.dtype}, not float32"
-        assert np.isfinite(array).all(), f"{name}'s advantages are not finite"
-        assert np.array_equal(array, again), f"{name}'s advantages are different the second time"
+    for one, array, again in zip(samples, arrays, method(groups), strict=True):
+        assert array.shape == one.tokens.shape, f"{name}'s {what} are not one number a token"
+        assert array.dtype == np.float32, f"{name}'s {what} are {array.dtype}, not float32"
+        assert np.isfinite(array).all(), f"{name}'s {what} are not finite"
+        assert np.array_equal(array, again), f"{name}'s {what} are different the second time"

@@ -38,7 +38,9 @@ class Row:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Anything else the rewards need; JSON values."""
     response: str | None = None
-    """The demonstration, for SFT; None for prompts that the policy answers."""
+    """The demonstration, for SFT and DPO; None for prompts that the policy answers."""
+    rejected: str | None = None
+    """The answer that `response` was preferred to, for DPO."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,14 @@ class Sample:
     """Each reward by its plugin's name."""
     failure: str | None = None
     """Why the sample failed, or its reward's error."""
+    policy_log_probs: NDArray[np.float32] | None = None
+    """`[R]` of the policy before the update, for advantages; None unless `needs.policy_log_probs`."""
+    reference_log_probs: NDArray[np.float32] | None = None
+    """`[R]` of the reference policy, for advantages; None unless `needs.reference`."""
+    teacher_log_probs: NDArray[np.float32] | None = None
+    """`[R]` of the teacher; None unless `needs.teacher`."""
+    values: NDArray[np.float32] | None = None
+    """`[R]` what the critic expects from before each token on; None unless `needs.critic`."""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -119,8 +129,10 @@ class Group:
     samples: list[Sample]
 
 
-Rewarded = float | Mapping[str, float]
-"""A reward's answer for one sample: a number, or named numbers of which the spec's `key` picks one."""
+Rewarded = float | Mapping[str, float | str]
+"""A reward's answer for one sample: a number, or named values of which the spec's `key` picks one number.
+
+Text in a table is for people: `rlrun score` shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +175,20 @@ class LossInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueInputs:
+    """What a critic's loss sees of one micro-batch; every field is a `[T]` float32 tensor."""
+
+    values: Any
+    """Of the critic, with gradient."""
+    old_values: Any
+    """Before the update, no gradient."""
+    returns: Any
+    """What they are fitted to, no gradient."""
+    mask: Any
+    """1 on trained tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class LossOutputs:
     """What a loss gives back; the framework masks and reduces it, and the metrics by the same reduction."""
 
@@ -178,8 +204,18 @@ class Needs:
 
     rollout: bool = True
     """Prompts are answered by the policy. False: rows carry demonstrations (SFT)."""
+    rewards: bool = True
+    """Rewards take part in the advantages; false where something else tells good tokens from bad ones."""
+    pairs: bool = False
+    """Rows carry a preferred and a rejected response, which stand side by side in one micro-batch (DPO)."""
     reference: bool = False
     """Log-probs of the frozen reference policy."""
+    teacher: bool = False
+    """Log-probs of the model of [teacher], on samples before `advantages` is called."""
+    critic: bool = False
+    """Values of the critic, on samples before `advantages` is called; the algorithm is an `ActorCritic`."""
+    policy_log_probs: bool = False
+    """Log-probs of the policy, on samples before `advantages` is called."""
     entropy_grad: bool = False
     """Entropy takes part in the loss."""
     old_log_probs: bool = True

@@ -76,6 +76,10 @@ class TrainSequence:
     """`[R]`; None: the detached new ones (one optimizer step), or the rollout's, by the spec."""
     reference_log_probs: NDArray[np.float32] | None = None
     """`[R]`; None unless the algorithm needs the reference."""
+    values: NDArray[np.float32] | None = None
+    """`[R]` of the critic before the update; None unless the algorithm needs one."""
+    returns: NDArray[np.float32] | None = None
+    """`[R]` what the critic is fitted to; None unless the algorithm needs one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +135,5 @@ class TrainerSetup:
     optimizer_steps: int
     """Of the whole job; the schedules end there."""
     eos_token_ids: tuple[int, ...] = field(default=())
+    teacher_folder: str | None = None
+    """Local HF folder of the teacher; None unless the algorithm needs one."""

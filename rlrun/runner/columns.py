@@ -32,10 +32,12 @@ class Columns:
     rollout_log_probs: Array
     old_log_probs: Array | None
     reference_log_probs: Array | None
+    values: Array | None
+    returns: Array | None
 
 
 def to_columns(sequences: Sequence[TrainSequence], indices: Sequence[int]) -> Columns:
-    """The sequences at `indices`; old and reference log-probs are there for all of them or for none."""
+    """The sequences at `indices`; what the models said of one it was asked of all."""
     chosen = [sequences[index] for index in indices]
     return Columns(
         indices=np.array(indices, dtype=np.int64),
@@ -48,6 +50,8 @@ def to_columns(sequences: Sequence[TrainSequence], indices: Sequence[int]) -> Co
         rollout_log_probs=_joined([one.rollout_log_probs for one in chosen]),
         old_log_probs=_joined_if_any([one.old_log_probs for one in chosen]),
         reference_log_probs=_joined_if_any([one.reference_log_probs for one in chosen]),
+        values=_joined_if_any([one.values for one in chosen]),
+        returns=_joined_if_any([one.returns for one in chosen]),
     )
 
 
@@ -60,7 +64,6 @@ def from_columns(columns: Columns) -> dict[int, TrainSequence]:
         part = slice(ends[row] - columns.lengths[row], ends[row])
         start = response_ends[row] - columns.lengths[row] + columns.prompt_lengths[row]
         response = slice(start, response_ends[row])
-        old, reference = columns.old_log_probs, columns.reference_log_probs
         sequences[index] = TrainSequence(
             tokens=columns.tokens[part],
             prompt_length=int(columns.prompt_lengths[row]),
@@ -68,8 +71,10 @@ def from_columns(columns: Columns) -> dict[int, TrainSequence]:
             advantages=columns.advantages[response],
             rollout_log_probs=columns.rollout_log_probs[response],
             execution=columns.executions[row],
-            old_log_probs=None if old is None else old[response],
-            reference_log_probs=None if reference is None else reference[response],
+            old_log_probs=_part(columns.old_log_probs, response),
+            reference_log_probs=_part(columns.reference_log_probs, response),
+            values=_part(columns.values, response),
+            returns=_part(columns.returns, response),
         )
     return sequences
 
@@ -93,3 +98,7 @@ def _joined_if_any(arrays: Sequence[Array | None]) -> Array | None:
     present = [array for array in arrays if array is not None]
     assert len(present) in (0, len(arrays)), "log-probs for some sequences and not for others"
     return _joined(present) if present else None
+
+
+def _part(array: Array | None, place: slice) -> Array | None:
+    return None if array is None else array[place]

@@ -69,6 +69,9 @@ class Advantages(Protocol):
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """One `[R]` array for each sample, in the order of `groups` and their samples."""
 
+    def returns(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
+        """What the critic is fitted to, in the same order; called only where `needs.critic` says so."""
+
 
 class Decoder(Protocol):
     """Tokens to text (rlrun.runner.tokenizer.Tokenizer)."""
@@ -102,6 +105,24 @@ class Trainer(Protocol):
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
     ) -> list[dict[str, float]]:
         """Take the optimizer steps; the metrics of each."""
+
+    async def teacher_log_probs(
+        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
+    ) -> list[NDArray[np.float32]]:
+        """`[R]` log-probs of each sequence under the teacher; micro-batches are for its layout."""
+
+    async def values(
+        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
+    ) -> list[NDArray[np.float32]]:
+        """`[R]` values of each sequence by the critic; micro-batches are for its layout."""
+
+    async def train_critic(
+        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
+    ) -> list[dict[str, float]]:
+        """Take the critic's optimizer steps, packed for its layout; the metrics of each."""
+
+    async def update_reference(self) -> None:
+        """From now on the reference is what the policy is now."""
 
     async def write_weights(self, version: int) -> WeightManifest:
         """Put the current weights where the engines can read them."""

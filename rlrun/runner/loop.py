@@ -1,12 +1,12 @@
 """The job, top to bottom.
 
-      source                    algorithm          packer           trainer              engines
-    ┌──────────────────┐ groups ┌──────────┐ seqs ┌───────┐ steps ┌────────────┐ weights ┌─────────┐
-    │1 prompts         │───────▶│5 advan-  │─────▶│6 micro│──────▶│7 log-probs,│────────▶│8 version│
-    │2 samples         │        │  tages   │      │batches│       │  S updates │         │  + 1    │
-    │3 rewards 4 filter│        └──────────┘      └───────┘       └────────────┘         └────┬────┘
-    └──────▲───────────┘                                                                      │
-           └──────────────── 9 metrics, evaluation, checkpoint ◀──────────────────────────────┘
+      source                    packer         trainer, algorithm     trainer              engines
+    ┌──────────────────┐ groups ┌───────┐ steps ┌────────────┐ seqs ┌────────────┐ weights ┌─────────┐
+    │1 prompts         │───────▶│5 micro│──────▶│6 log-probs,│─────▶│7 S updates │────────▶│8 version│
+    │2 samples         │        │batches│       │  advantages│      └────────────┘         │  + 1    │
+    │3 rewards 4 filter│        └───────┘       └────────────┘                             └────┬────┘
+    └──────▲───────────┘                                                                        │
+           └──────────────── 9 metrics, evaluation, checkpoint ◀────────────────────────────────┘
 
 Where there is no rollout (SFT) the source reads demonstrations; nothing else differs.
 """
@@ -22,10 +22,10 @@ from rlrun.runner.carriers import TrainSequence, TrainStep
 from rlrun.runner.clock import StepClock
 from rlrun.runner.interfaces import Advantages, Engines, Trainer
 from rlrun.runner.metrics import is_due
-from rlrun.runner.packing import all_micro_batches
+from rlrun.runner.passes import Pack, Passes
 from rlrun.runner.performance import StepUsage, memory_metrics, train_metrics
 from rlrun.runner.rollout import Batch
-from rlrun.runner.sequences import to_sequences, with_old_log_probs, with_reference
+from rlrun.runner.sequences import to_sequences
 
 
 class BatchSource(Protocol):
@@ -95,7 +95,7 @@ class Job:
     steps: int
     source: BatchSource
     algorithm: Advantages
-    pack: Callable[[Sequence[TrainSequence]], list[TrainStep]]
+    pack: Pack
     trainer: Trainer
     journal: Journal
     checkpoints: Checkpoints
@@ -103,7 +103,15 @@ class Job:
     """None where neither rollout nor evaluation needs any."""
     evaluation: Evaluation | None = None
     recompute_old: bool = True
-    """`old_log_probs = "trainer"`; costs a pass only where a step takes several optimizer steps."""
+    """`old_log_probs = "trainer"`."""
+    pack_teacher: Pack | None = None
+    """Packs for the teacher's layout; None without a teacher."""
+    pack_critic: Pack | None = None
+    """Packs for the critic's layout; None without a critic."""
+    critic_only_steps: int = 0
+    """The policy stays as it is for so many steps, until the critic knows what to expect."""
+    reference_interval: int | None = None
+    """The reference becomes the policy every so many steps; None: never."""
     eval_before_training: bool = True
     eval_interval: int | None = None
     checkpoint_interval: int | None = None
@@ -128,12 +136,13 @@ async def take_step(job: Job, progress: Progress) -> None:
     job.journal.doing("rollout")
     with clock.part("rollout"):
         batch = await job.source.next(progress.version)  # 1-4
-    sequences = to_sequences(batch.groups, job.algorithm.advantages(batch.groups))  # 5
-    steps = job.pack(sequences)  # 6
+    sequences = to_sequences(batch.groups)
+    steps = job.pack(sequences)  # 5
     job.journal.doing("training")
-    sequences = await add_log_probs(job, clock, sequences, steps)  # 7
+    passes = Passes(job.algorithm, job.trainer, job.recompute_old, job.pack_teacher, job.pack_critic)
+    sequences = await passes.run(clock, batch.groups, sequences, steps)  # 6
     with clock.part("train"):
-        training = asyncio.create_task(job.trainer.train(sequences, steps))
+        training = asyncio.create_task(update(job, progress.step, sequences, steps))  # 7
         await asyncio.sleep(0)  # the trainer begins, and has the driver's time meanwhile
         metrics = batch.measure()
         updates = await training
@@ -149,27 +158,22 @@ async def take_step(job: Job, progress: Progress) -> None:
         job,
         progress,
         batch,
-        metrics | train_metrics(updates) | usage.metrics() | memory_metrics(job.peak_memory()),
+        metrics | updates | usage.metrics() | memory_metrics(job.peak_memory()),
     )  # 9
 
 
-async def add_log_probs(
-    job: Job, clock: StepClock, sequences: list[TrainSequence], steps: Sequence[TrainStep]
-) -> list[TrainSequence]:
-    """The passes before the first update, as far as the algorithm needs any.
-
-    With one optimizer step the policy's own log-probs are the old ones, and no pass is spent on them.
-    """
-    needs = job.algorithm.needs
-    if needs.old_log_probs and job.recompute_old and len(steps) > 1:
-        with clock.part("log_prob"):
-            found = await job.trainer.log_probs(sequences, all_micro_batches(steps))
-        sequences = with_old_log_probs(sequences, found)
-    if needs.reference:
-        with clock.part("reference"):
-            found = await job.trainer.log_probs(sequences, all_micro_batches(steps), reference=True)
-        sequences = with_reference(sequences, found)
-    return sequences
+async def update(
+    job: Job, step: int, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
+) -> dict[str, float]:
+    """The optimizer steps of critic and policy; their metrics."""
+    metrics: dict[str, float] = {}
+    if job.pack_critic is not None:
+        metrics = train_metrics(await job.trainer.train_critic(sequences, job.pack_critic(sequences)))
+    if step >= job.critic_only_steps:
+        metrics |= train_metrics(await job.trainer.train(sequences, steps))
+    if is_due(step, job.reference_interval):
+        await job.trainer.update_reference()
+    return metrics
 
 
 async def push_weights(job: Job, version: int) -> int:

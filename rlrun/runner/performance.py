@@ -7,7 +7,7 @@ from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.clock import StepClock
 from rlrun.runner.metrics import prefixed
 
-_TRAINER_PARTS = ("train", "log_prob", "reference")
+_TRAINER_PARTS = ("train", "log_prob", "reference", "teacher", "values")
 _COUNTS = {"train/tokens", "train/response_tokens", "train/skipped_steps"}
 
 
@@ -17,7 +17,7 @@ class StepUsage:
 
     step_seconds: float
     parts: Mapping[str, float]
-    """Seconds the driver waited for rollout, train, log_prob, reference, weight_sync."""
+    """Seconds the driver waited for rollout, train, log_prob, reference, teacher, values, weight_sync."""
     rank_seconds: float
     """Seconds the trainer's calls took inside its ranks."""
     generated_tokens: int
@@ -76,7 +76,7 @@ def train_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     merged = {}
     for name in dict.fromkeys(name for update in updates for name in update):
         values = [update[name] for update in updates if name in update]
-        if name == "train/lr":
+        if name.endswith("/lr"):
             merged[name] = values[-1]
         elif name.startswith("perf/") or name in _COUNTS:
             merged[name] = sum(values)

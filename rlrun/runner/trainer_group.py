@@ -32,29 +32,57 @@ class Rank(Protocol):
 class TrainerGroup:
     """The trainer that the loop sees."""
 
-    def __init__(self, ranks: Sequence[Rank], data_ranks: Sequence[int]) -> None:
-        """`data_ranks` says which part of the data each rank sees."""
+    def __init__(
+        self,
+        ranks: Sequence[Rank],
+        data_ranks: Sequence[int],
+        teacher_data_ranks: Sequence[int] = (),
+        critic_data_ranks: Sequence[int] = (),
+    ) -> None:
+        """`data_ranks` says which part of the data each rank sees; teacher and critic have their own layouts
+        on the same ranks.
+        """
         self._ranks = ranks
         self._data_ranks = data_ranks
+        self._teacher_data_ranks, self._critic_data_ranks = teacher_data_ranks, critic_data_ranks
         self._seconds = 0.0
 
     async def log_probs(
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches, *, reference: bool = False
     ) -> list[NDArray[np.float32]]:
         """`[R]` log-probs of each sequence under the current weights, or the reference's."""
-        shares = self._shares(sequences, micro_batches)
-        answers = await self._timed("log_probs", [(share, micro_batches, reference) for share in shares])
-        found = {index: values for answer in answers for index, values in split_log_probs(*answer).items()}
-        return [found[index] for index in range(len(sequences))]
+        shares = self._shares(sequences, micro_batches, self._data_ranks)
+        return await self._pass("log_probs", [(share, micro_batches, reference) for share in shares])
+
+    async def teacher_log_probs(
+        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
+    ) -> list[NDArray[np.float32]]:
+        """`[R]` log-probs of each sequence under the teacher; micro-batches are for its layout."""
+        shares = self._shares(sequences, micro_batches, self._teacher_data_ranks)
+        return await self._pass("teacher_log_probs", [(share, micro_batches) for share in shares])
+
+    async def values(
+        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
+    ) -> list[NDArray[np.float32]]:
+        """`[R]` values of each sequence by the critic; micro-batches are for its layout."""
+        shares = self._shares(sequences, micro_batches, self._critic_data_ranks)
+        return await self._pass("values", [(share, micro_batches) for share in shares])
 
     async def train(
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
     ) -> list[dict[str, float]]:
         """Take the optimizer steps; the metrics of each, the same on every rank."""
-        shares = self._shares(sequences, all_micro_batches(steps))
-        answers = await self._timed("train", [(share, list(steps)) for share in shares])
-        metrics: list[dict[str, float]] = answers[0]
-        return metrics
+        return await self._updates("train", sequences, steps, self._data_ranks)
+
+    async def train_critic(
+        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
+    ) -> list[dict[str, float]]:
+        """Take the critic's optimizer steps, packed for its layout; the metrics of each."""
+        return await self._updates("train_critic", sequences, steps, self._critic_data_ranks)
+
+    async def update_reference(self) -> None:
+        """From now on the reference is what the policy is now."""
+        await self._all("update_reference", [()] * len(self._ranks))
 
     async def write_weights(self, version: int) -> WeightManifest:
         """Put the current weights where the engines can read them."""
@@ -79,14 +107,34 @@ class TrainerGroup:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def _shares(self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches) -> list[Any]:
+    async def _pass(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[NDArray[np.float32]]:
+        """One array a sequence, in order, from all ranks' answers."""
+        answers = await self._timed(method, arguments)
+        found = {index: values for answer in answers for index, values in split_log_probs(*answer).items()}
+        return [found[index] for index in range(len(found))]
+
+    async def _updates(
+        self,
+        method: str,
+        sequences: Sequence[TrainSequence],
+        steps: Sequence[TrainStep],
+        data_ranks: Sequence[int],
+    ) -> list[dict[str, float]]:
+        shares = self._shares(sequences, all_micro_batches(steps), data_ranks)
+        answers = await self._timed(method, [(share, list(steps)) for share in shares])
+        metrics: list[dict[str, float]] = answers[0]
+        return metrics
+
+    def _shares(
+        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches, data_ranks: Sequence[int]
+    ) -> list[Any]:
         """Each rank's sequences; where several ranks see the same, they are sent ahead once."""
         shares = []
         for data_rank, batches in enumerate(micro_batches):
             columns = to_columns(sequences, sorted(index for batch in batches for index in batch))
-            several = self._data_ranks.count(data_rank) > 1
+            several = data_ranks.count(data_rank) > 1
             shares.append(self._ranks[0].share(columns) if several else columns)
-        return [shares[data_rank] for data_rank in self._data_ranks]
+        return [shares[data_rank] for data_rank in data_ranks]
 
     async def _timed(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         answers = await self._all(method, arguments)

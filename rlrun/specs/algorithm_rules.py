@@ -4,9 +4,17 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from rlrun.specs.batch import batch_numbers, nearest_batches
+from rlrun.specs.companion_rules import (
+    CompanionDemands,
+    critic_alone,
+    idle_companions,
+    layouts,
+    teacher,
+)
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import layout_of
 from rlrun.specs.lengths import longest_sample
+from rlrun.specs.optimizer_rules import optimizer_sections
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding, dotted
 from rlrun.specs.rules import given, no_effect
@@ -32,12 +40,20 @@ DEMONSTRATION_KEYS = {"max_prompt_tokens", "max_response_tokens"}
 """The keys of `[rollout]` that demonstrations heed too."""
 
 
-class Demands(Protocol):
+class Demands(CompanionDemands, Protocol):
     """The part of an algorithm's needs (rlrun.plugins.types.Needs) that rules look at."""
 
     @property
     def rollout(self) -> bool:
         """The policy answers prompts; false for SFT."""
+
+    @property
+    def rewards(self) -> bool:
+        """Rewards take part in the advantages."""
+
+    @property
+    def pairs(self) -> bool:
+        """Rows carry two responses each."""
 
     @property
     def old_log_probs(self) -> bool:
@@ -92,7 +108,7 @@ def groups(spec: Spec, demands: Demands) -> Iterator[Finding]:
 
 def rewards(spec: Spec, demands: Demands) -> Iterator[Finding]:
     """Something tells good samples from bad ones."""
-    if demands.rollout and not spec.rewards:
+    if demands.rollout and demands.rewards and not spec.rewards:
         message = f"{spec.algorithm.type} learns from rewards, and there is none"
         cure = 'add a table [[rewards]] with `type = "…"` (rlrun plugins list)'
         yield Finding(("rewards",), message, cure, at_value=False)
@@ -136,15 +152,32 @@ def cache_size(spec: Spec, demands: Demands) -> Iterator[Finding]:
 
 
 def warm_up(spec: Spec, demands: Demands) -> Iterator[Finding]:
-    """The learning rate reaches its peak."""
+    """The learning rate reaches its peak, and does not fall before."""
     try:
         steps = (spec.trainer.steps or 0) * batch_numbers(spec, demands.rollout).optimizer_steps
     except ValueError:
         return
-    if steps and spec.trainer.warmup_steps >= steps:
-        message = f"the job has {steps} optimizer steps: a warm-up of {spec.trainer.warmup_steps} never ends"
-        path, others = ("trainer", "warmup_steps"), (*BATCH_KEYS, ("trainer", "steps"))
-        yield Finding(path, message, f"fewer than {steps}", None, spec.trainer.warmup_steps, others=others)
+    others = (*BATCH_KEYS, ("trainer", "steps"))
+    for name, section in optimizer_sections(spec):
+        rising, falling = section.warmup_steps, section.decay_steps or 0
+        if steps and rising >= steps:
+            message = f"the job has {steps} optimizer steps: a warm-up of {rising} never ends"
+            path: KeyPath = (name, "warmup_steps")
+            yield Finding(path, message, f"fewer than {steps}", None, rising, others=others)
+        elif steps and section.schedule == "wsd" and rising + falling > steps:
+            message = f"the job has {steps} optimizer steps, fewer than warm-up and decay together"
+            path = (name, "decay_steps")
+            cure, both = f"at most {steps - rising}", (*others, (name, "warmup_steps"))
+            yield Finding(path, message, cure, None, falling, others=both)
+
+
+def pairs(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """A pair's loss is one number, spread over its tokens: only their mean gives it back."""
+    path = ("trainer", "reduction")
+    if demands.pairs and spec.trainer.reduction != "per_sample_mean":
+        message = f"{spec.algorithm.type} counts pairs, not tokens"
+        cure = 'write "per_sample_mean", or leave it out'
+        yield Finding(path, message, cure, "per_sample_mean", spec.trainer.reduction)
 
 
 ALGORITHM_RULES: tuple[Rule, ...] = (
@@ -156,4 +189,9 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     old_log_probs,
     cache_size,
     warm_up,
+    pairs,
+    idle_companions,
+    teacher,
+    layouts,
+    critic_alone,
 )

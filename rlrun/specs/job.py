@@ -4,6 +4,7 @@ from pydantic import Field
 
 from rlrun.specs.checkpoint import CheckpointSpec
 from rlrun.specs.cluster import ClusterSpec
+from rlrun.specs.companions import CriticSpec, ReferenceSpec, TeacherSpec
 from rlrun.specs.data import DataSpec
 from rlrun.specs.engine import EngineSpec
 from rlrun.specs.evaluation import EvalSpec
@@ -52,6 +53,12 @@ class Spec(Section):
     """Advantages and loss."""
     trainer: TrainerSpec = TrainerSpec()
     """Optimisation and the parallel layout."""
+    reference: ReferenceSpec = ReferenceSpec()
+    """Where a KL term measures from."""
+    teacher: TeacherSpec | None = None
+    """What on-policy distillation learns from."""
+    critic: CriticSpec = CriticSpec()
+    """What tells an actor-critic algorithm what to expect."""
     engine: EngineSpec = EngineSpec()
     """What generates."""
     cluster: ClusterSpec = ClusterSpec()

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from rlrun.specs.algorithm_rules import ALGORITHM_RULES, Demands
 from rlrun.specs.job import Spec
 from rlrun.specs.model_folder import model_findings
+from rlrun.specs.optimizer_rules import OPTIMIZER_RULES
 from rlrun.specs.parallel_rules import PARALLEL_RULES
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
@@ -25,7 +26,7 @@ def rule_findings(data: dict[str, Any], findings: list[Finding], demands: Demand
     spec = _repaired(data, broken)
     if spec is None:
         return []
-    found = [each for rule in (*RULES, *PARALLEL_RULES) for each in rule(spec)]
+    found = [each for rule in (*RULES, *OPTIMIZER_RULES, *PARALLEL_RULES) for each in rule(spec)]
     found += [each for rule in ALGORITHM_RULES for each in rule(spec, demands)] if demands else []
     found += model_findings(spec)
     return [finding for finding in found if not _hangs_on(finding, broken)]

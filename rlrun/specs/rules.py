@@ -63,14 +63,6 @@ def address(spec: Spec) -> Iterator[Finding]:
         )
 
 
-def min_learning_rate(spec: Spec) -> Iterator[Finding]:
-    """A constant learning rate ends where it is."""
-    if given(spec.trainer, "min_lr_ratio") and spec.trainer.schedule == "constant":
-        cure = 'remove it, or choose schedule = "cosine" or "linear"'
-        others = (("trainer", "schedule"),)
-        yield no_effect(("trainer", "min_lr_ratio"), "the schedule is constant", cure, others)
-
-
 def evaluation(spec: Spec) -> Iterator[Finding]:
     """Evaluations that evaluate something, under names of their own, and no greedy sample twice."""
     if spec.eval.model_fields_set - {"datasets"} and not spec.eval.datasets:
@@ -134,7 +126,6 @@ RULES: tuple[Rule, ...] = (
     oversampling,
     token_limits,
     address,
-    min_learning_rate,
     evaluation,
     model_revision,
     kept_checkpoints,

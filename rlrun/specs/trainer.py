@@ -1,12 +1,11 @@
 """`[trainer]`: optimisation and the parallel layout."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from rlrun.specs.optimizer import OptimizerSpec
 from rlrun.specs.section import Section
-
-Decay = Annotated[float, Field(ge=0, lt=1)]
 
 PipelineSchedule = Literal[
     "1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
@@ -53,7 +52,7 @@ class ParallelSpec(Section):
         return self.pipeline * (1 if self.pipeline_schedule in ONE_STAGE_SCHEDULES else 2)
 
 
-class TrainerSpec(Section):
+class TrainerSpec(OptimizerSpec):
     """What one optimizer step is, and how many there are."""
 
     steps: int | None = Field(default=None, ge=1)
@@ -68,24 +67,8 @@ class TrainerSpec(Section):
     """Token budget of a packed micro-batch, times `parallel.context`; a longer sample is alone in its own."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision of matrix products and activations; parameters, gradients and optimizer state are float32."""
-    optimizer: Literal["adamw"] = "adamw"
-    """AdamW."""
-    lr: float = Field(default=1e-6, gt=0)
-    """Peak learning rate."""
-    betas: tuple[Decay, Decay] = (0.9, 0.98)
-    """Decay of Adam's first and second moments; each at least 0 and below 1."""
-    eps: float = Field(default=1e-8, gt=0)
-    """Adam's denominator term."""
-    weight_decay: float = Field(default=0.1, ge=0)
-    """Decoupled weight decay of matrices; norms have none."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this global norm."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after warm-up, over all optimizer steps."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps of linear warm-up from 0."""
-    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Where linear and cosine schedules end, as a share of `lr`."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that are not trained, by patterns of their Hugging Face names: `model.embed_tokens.*`."""
     reduction: Literal["per_sample_mean", "per_token", "dr_grpo"] = "per_sample_mean"
     """How token losses become one number (docs/algorithms.md)."""
     old_log_probs: Literal["trainer", "rollout"] = "trainer"

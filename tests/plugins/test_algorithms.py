@@ -7,16 +7,21 @@ import pytest
 import torch
 
 from rlrun.plugins.algorithms.advantages import discounted_sums, leave_one_out, whiten
+from rlrun.plugins.algorithms.correction import Correction, correction_weight
 from rlrun.plugins.registry import PluginError, build, names
 from rlrun.plugins.testing import check_algorithm, group, micro_batch
 from rlrun.plugins.types import Needs, Status
 
+SUPERVISED = {"sft", "dpo"}
+NOT_COMPARED = {"reinforce_plus_plus", "ppo", "on_policy_distillation"}
 EVERYTHING = {
     "clip": 0.2,
     "entropy_coef": 0.01,
     "kl": {"in_loss": {"coef": 0.1}},
     "correction": {"type": "icepop"},
     "opsm": 0.1,
+    "normalize_advantages": True,
+    "distillation": {"coef": 0.5},
 }
 
 
@@ -25,18 +30,22 @@ def test_every_algorithm_keeps_the_contract(name: str) -> None:
     check_algorithm(name, {})
 
 
-@pytest.mark.parametrize("name", [name for name in names("algorithms") if name != "sft"])
+@pytest.mark.parametrize("name", [name for name in names("algorithms") if name not in SUPERVISED])
 def test_with_every_term_on(name: str) -> None:
     check_algorithm(name, EVERYTHING)
     assert build("algorithms", name, EVERYTHING).needs == Needs(
         reference=True,
         entropy_grad=True,
         trainer_log_probs=True,
-        group_relative=name != "reinforce_plus_plus",
+        teacher=True,
+        policy_log_probs=True,
+        critic=name == "ppo",
+        rewards=name != "on_policy_distillation",
+        group_relative=name not in NOT_COMPARED,
     )
 
 
-@pytest.mark.parametrize("name", [name for name in names("algorithms") if name not in {"sft", "cispo"}])
+@pytest.mark.parametrize("name", [name for name in names("algorithms") if name not in {*SUPERVISED, "cispo"}])
 def test_the_first_step_is_plain_policy_gradient(name: str) -> None:
     """At ratio 1 every clipped loss is -A, and its gradient -A (GSPO: its sample's mean) on each token."""
     old = torch.tensor([-1.0, -2.0, -3.0])
@@ -130,7 +139,10 @@ def test_off_policy_masking_takes_whole_samples() -> None:
     assert left_out.tolist() == [1, 1, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("name", [name for name in names("algorithms") if "reinforce" not in name])
+COMPARED = [name for name in names("algorithms") if name not in {*NOT_COMPARED, *SUPERVISED}]
+
+
+@pytest.mark.parametrize("name", [name for name in COMPARED if "reinforce" not in name])
 def test_a_group_of_one_has_advantage_0(name: str) -> None:
     (array,) = build("algorithms", name, {}).advantages([group([5.0], lengths=[3])])
     assert array.tolist() == [0, 0, 0]
@@ -188,6 +200,8 @@ def test_a_step_without_a_trained_token_is_an_error(name: str) -> None:
         ({"clip": 0}, "clip: .*greater than 0"),
         ({"dual_clip": 1.0}, "dual_clip: .*greater than 1"),
         ({"kl": {"in_reward": {"coef": 0.1}}}, r"kl\.in_reward"),
+        ({"correction": {"veto": 0.1}}, r"veto would do nothing: only type = .mis. heeds it"),
+        ({"correction": {"type": "mis", "low": 0.1}}, "low would do nothing"),
         ({"kl": {"in_loss": {"type": "k4"}}}, r"kl\.in_loss\.type"),
         ({"correction": {"low": 3}}, r"low \(3\) must be below high \(2\)"),
     ],
@@ -195,3 +209,79 @@ def test_a_step_without_a_trained_token_is_an_error(name: str) -> None:
 def test_wrong_parameters_are_named(params: dict[str, Any], message: str) -> None:
     with pytest.raises(PluginError, match=message):
         build("algorithms", "grpo", params)
+
+
+def test_a_kl_term_stands_in_one_place() -> None:
+    twice = {"in_loss": {"coef": 0.1}, "in_reward": {"coef": 0.1}}
+    with pytest.raises(PluginError, match="would penalise the same distance twice"):
+        build("algorithms", "ppo", {"kl": twice})
+
+
+@pytest.mark.parametrize("name", ["ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_a_kl_in_the_reward_needs_both_policies_before_the_advantages(name: str) -> None:
+    needs = build("algorithms", name, {"kl": {"in_reward": {"coef": 0.1}}}).needs
+    assert needs.reference and needs.policy_log_probs
+    assert not build("algorithms", name, {}).needs.policy_log_probs
+
+
+def spread_out(**correction: Any) -> Any:
+    """Weights of two samples of ratios 1/2, 4 and 1, 1 (the third token is masked) under `mis`."""
+    ratios = torch.tensor([0.5, 4.0, 100.0, 1.0, 1.0])
+    inputs = micro_batch(
+        num_tokens=5,
+        num_samples=2,
+        old_log_probs=ratios.log(),
+        rollout_log_probs=torch.zeros(5),
+        mask=torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0]),
+        sample=torch.tensor([0, 0, 0, 1, 1]),
+    )
+    section = Correction.model_validate({"type": "mis", "high": 2.0} | correction)
+    return correction_weight(section, inputs).weight.tolist()
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [
+        ({}, [0.5, 2, 2, 1, 1]),
+        ({"mode": "clip", "low": 0.8}, [0.8, 2, 2, 1, 1]),
+        ({"mode": "mask", "low": 0.6}, [0, 0, 0, 1, 1]),
+        ({"level": "sequence", "high": 3}, [2, 2, 2, 1, 1]),
+        ({"level": "sequence", "mode": "mask", "high": 1.5}, [0, 0, 0, 1, 1]),
+        ({"level": "geometric"}, [2**0.5] * 3 + [1, 1]),
+        ({"veto": 0.6}, [0, 0, 0, 1, 1]),
+        ({"veto": 0.4}, [0.5, 2, 2, 1, 1]),
+    ],
+    ids=str,
+)
+def test_mis_weights_tokens_or_samples(correction: dict[str, Any], weights: list[float]) -> None:
+    assert spread_out(**correction) == pytest.approx(weights)
+
+
+def test_distillation_pulls_towards_the_teacher() -> None:
+    """policy -1, teacher -0.5 on every token: +0.5 · coef, whatever the reward."""
+    arrays = build("algorithms", "on_policy_distillation", {"distillation": {"coef": 2}}).advantages(
+        [group([1, 0])]
+    )
+    assert all((array == 1.0).all() for array in arrays)
+    plain = build("algorithms", "grpo", {}).advantages([group([1, 0])])
+    both = build("algorithms", "grpo", {"distillation": {}}).advantages([group([1, 0])])
+    for before, after in zip(plain, both, strict=True):
+        np.testing.assert_allclose(after, before + 0.5)
+
+
+def test_advantages_are_whitened_where_asked() -> None:
+    groups = [group([1, 0, 0], lengths=[2, 3, 4]), group([5, 1], lengths=[1, 6])]
+    whitened = np.concatenate(build("algorithms", "rloo", {"normalize_advantages": True}).advantages(groups))
+    assert whitened.mean() == pytest.approx(0, abs=1e-6)
+    assert whitened.std(ddof=1) == pytest.approx(1, abs=1e-6)
+
+
+def test_truncation_can_bootstrap_the_value_of_the_last_token() -> None:
+    one = group([0.0], lengths=[3])
+    one.samples[0].status = Status.TRUNCATED
+    one.samples[0].values = np.array([0.0, 0.0, 0.5], np.float32)
+    returns = {
+        bootstrap: build("algorithms", "ppo", {"bootstrap_truncated": bootstrap}).returns([one])[0].tolist()
+        for bootstrap in (False, True)
+    }
+    assert returns == {False: [0, 0, 0], True: [0.5, 0.5, 0.5]}

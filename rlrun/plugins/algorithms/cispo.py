@@ -10,6 +10,7 @@ from pydantic import Field
 from rlrun.plugins.algorithms.advantages import group_relative
 from rlrun.plugins.algorithms.objective import ObjectiveParams, needs_of, objective
 from rlrun.plugins.algorithms.policy_loss import cispo_loss
+from rlrun.plugins.algorithms.shaping import shaped
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class CISPO:
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """(reward - group mean) / group std, the same on every token of a sample."""
-        return group_relative(groups, self.params.normalize_std)
+        return shaped(self.params, groups, group_relative(groups, self.params.normalize_std))
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """-weight · advantage · log-prob."""

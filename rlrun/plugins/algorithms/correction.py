@@ -1,6 +1,6 @@
 """Samples that a slightly different policy drew: other numerics in the engine, or weights that moved on."""
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -14,31 +14,76 @@ LARGEST_LOG_RATIO = 20.0
 class Correction(Section):
     """Weights each token's policy loss by trainer/engine probability of the policy that generated it."""
 
-    type: Literal["tis", "icepop"] = "tis"
-    """`tis` keeps the weight within the bounds (https://fengyao.notion.site/off-policy-rl); `icepop` zeroes
-    it outside of them (https://arxiv.org/abs/2510.18855)."""
+    type: Literal["tis", "icepop", "mis"] = "tis"
+    """`tis` keeps a token's weight within the bounds (https://fengyao.notion.site/off-policy-rl); `icepop`
+    zeroes it outside of them (https://arxiv.org/abs/2510.18855); `mis` takes weights of tokens or of whole
+    samples, bounds them by `mode`, and can veto samples (https://richardli.xyz/rl-collapse)."""
     low: float = Field(default=0.0, ge=0)
     """Lower bound of the weight."""
     high: float = Field(default=2.0, gt=0)
     """Upper bound of the weight."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """`mis`: each token's own ratio, the product over its sample's tokens, or their geometric mean."""
+    mode: Literal["truncate", "clip", "mask"] = "truncate"
+    """`mis`: lower a weight to `high`, keep it between `low` and `high`, or zero it outside of them."""
+    veto: float | None = Field(default=None, gt=0, lt=1)
+    """`mis`: leaves out a whole sample when the ratio of any of its tokens is below this. None: none."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _consistent(self) -> Self:
         if self.low >= self.high:
             raise ValueError(f"low ({self.low:g}) must be below high ({self.high:g})")
+        unused = sorted(self.model_fields_set & {"level", "mode", "veto"})
+        if self.type != "mis" and unused:
+            raise ValueError(f'{" and ".join(unused)} would do nothing: only type = "mis" heeds it')
+        if self.type == "mis" and self.mode == "truncate" and "low" in self.model_fields_set:
+            raise ValueError('low would do nothing: mode = "truncate" has no lower bound')
         return self
 
 
-def correction_weight(
-    correction: Correction, old_log_probs: Any, rollout_log_probs: Any
-) -> tuple[Any, Any, Any]:
-    """`[T]` weight, the ratio before the bounds, and 1 where they changed it; without gradient."""
-    difference = (old_log_probs - rollout_log_probs).detach()
-    ratio = difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
-    bounded = ratio.clamp(correction.low, correction.high)
+class CorrectionWeight(NamedTuple):
+    """All `[T]`, without gradient."""
+
+    weight: Any
+    """What the policy loss is multiplied by."""
+    ratio: Any
+    """Trainer/engine before the bounds."""
+    outside: Any
+    """1 where the bounds changed it."""
+    vetoed: Any
+    """1 on samples that the veto leaves out."""
+
+
+def correction_weight(correction: Correction, inputs: LossInputs) -> CorrectionWeight:
+    """The weight of each token; what is masked still counts in the loss's denominators."""
+    difference = (inputs.old_log_probs - inputs.rollout_log_probs).detach()
+    ratio = _level(correction, difference, inputs).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+    low = 0.0 if correction.type == "mis" and correction.mode == "truncate" else correction.low
+    bounded = ratio.clamp(low, correction.high)
     outside = (bounded != ratio).to(ratio.dtype)
-    weight = bounded if correction.type == "tis" else ratio * (1 - outside)
-    return weight, ratio, outside
+    zeroes = correction.type == "icepop" or (correction.type == "mis" and correction.mode == "mask")
+    weight = ratio * (1 - outside) if zeroes else bounded
+    vetoed = _vetoed(correction, difference, inputs)
+    return CorrectionWeight(weight * (1 - vetoed), ratio, outside, vetoed)
+
+
+def _level(correction: Correction, difference: Any, inputs: LossInputs) -> Any:
+    """Log-ratios `[T]`: a token's own, or its sample's sum or mean over trained tokens."""
+    if correction.level == "token":
+        return difference
+    totals = inputs.sample_sum(difference * inputs.mask)
+    if correction.level == "geometric":
+        totals = totals / inputs.sample_sum(inputs.mask).clamp(min=1)
+    return totals[inputs.sample]
+
+
+def _vetoed(correction: Correction, difference: Any, inputs: LossInputs) -> Any:
+    """1 on every token of a sample that has a trained token with a ratio below the veto."""
+    if correction.veto is None:
+        return difference.new_zeros(difference.shape)
+    ratio = difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+    catastrophic = (ratio < correction.veto).to(difference.dtype) * inputs.mask
+    return (inputs.sample_sum(catastrophic) > 0).to(difference.dtype)[inputs.sample]
 
 
 def off_policy_mask(inputs: LossInputs, largest_divergence: float) -> Any:

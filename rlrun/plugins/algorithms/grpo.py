@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlrun.plugins.algorithms.advantages import group_relative
 from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
+from rlrun.plugins.algorithms.shaping import shaped
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class GRPO:
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """(reward - group mean) / group std, the same on every token of a sample."""
-        return group_relative(groups, self.params.normalize_std)
+        return shaped(self.params, groups, group_relative(groups, self.params.normalize_std))
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Clipped loss of each token's ratio."""

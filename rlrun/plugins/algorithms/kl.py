@@ -1,8 +1,10 @@
 """Estimates of the KL divergence from the policy to the reference, token by token (http://joschu.net/blog/kl-approx.html)."""
 
-from typing import Any, Literal
+from collections.abc import Callable
+from operator import methodcaller
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlrun.specs.section import Section
 
@@ -23,6 +25,15 @@ class KLTerm(Section):
     """Multiply by policy/old probabilities, which makes the gradient unbiased off-policy."""
 
 
+class KLPenalty(Section):
+    """A penalty on the distance to the reference policy, taken off each token's reward."""
+
+    type: Estimator = "k1"
+    """With d = policy - reference log-prob: d, d²/2, exp(-d) - 1 + d, and the latter within ±10."""
+    coef: float = Field(default=0.01, gt=0)
+    """Weight in the reward."""
+
+
 class KLSection(Section):
     """Where the distance to the reference enters; nowhere: no reference model is loaded."""
 
@@ -30,26 +41,54 @@ class KLSection(Section):
     """`{ type = "low_var_kl", coef = 0.001 }`"""
 
 
+class RewardKLSection(KLSection):
+    """Where the distance to the reference enters: the loss or the rewards, not both."""
+
+    in_reward: KLPenalty | None = None
+    """`{ type = "k1", coef = 0.01 }`"""
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        if self.in_loss and self.in_reward:
+            raise ValueError("in_loss and in_reward would penalise the same distance twice; keep one")
+        return self
+
+
 def token_kl(term: KLTerm, log_probs: Any, reference_log_probs: Any, old_log_probs: Any) -> Any:
     """`[T]` divergence by the term's estimator, with gradient."""
     divergence = estimate(term.type, log_probs - reference_log_probs)
     if term.unbiased:
         divergence = divergence * (log_probs - old_log_probs).exp()
-    if term.type == "low_var_kl":
-        divergence = divergence.clamp(-LARGEST_LOW_VAR_KL, LARGEST_LOW_VAR_KL)
-    return divergence
+    return _bounded(term.type, divergence)
 
 
-def estimate(estimator: Estimator, difference: Any) -> Any:
-    """The estimator of `difference` = policy - reference log-prob `[T]`, before low_var_kl's clamp."""
+def reward_penalty(term: KLPenalty, log_probs: Any, reference_log_probs: Any) -> Any:
+    """`[R]` float64 to take off the rewards of one response's tokens, from numpy log-probs."""
+    import numpy as np
+
+    difference = np.asarray(log_probs, np.float64) - reference_log_probs
+    return term.coef * _bounded(term.type, estimate(term.type, difference, np.exp))
+
+
+def estimate(estimator: Estimator, difference: Any, exp: Callable[[Any], Any] = methodcaller("exp")) -> Any:
+    """The estimator of `difference` = policy - reference log-prob, before low_var_kl's bounds.
+
+    `difference` is a tensor, or a numpy array with `exp` numpy's.
+    """
     match estimator:
         case "k1":
             return difference
         case "k2":
-            return difference.square() / 2
+            return difference * difference / 2
         case "k3":
-            return (-difference).exp() - 1 + difference
+            return exp(-difference) - 1 + difference
         case "low_var_kl":
-            # Beyond ±20 the clamped result is the same, and exp cannot overflow into a gradient of 0 * inf.
-            bounded = difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
-            return (-bounded).exp() - 1 + bounded
+            # Beyond ±20 the bounded result is the same, and exp cannot overflow into a gradient of 0 * inf.
+            near = difference.clip(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+            return exp(-near) - 1 + near
+
+
+def _bounded(estimator: Estimator, divergence: Any) -> Any:
+    if estimator == "low_var_kl":
+        return divergence.clip(-LARGEST_LOW_VAR_KL, LARGEST_LOW_VAR_KL)
+    return divergence

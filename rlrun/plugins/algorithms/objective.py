@@ -5,8 +5,9 @@ from typing import Any
 from pydantic import Field
 
 from rlrun.plugins.algorithms.correction import Correction, correction_weight, off_policy_mask
-from rlrun.plugins.algorithms.kl import KLSection, token_kl
+from rlrun.plugins.algorithms.kl import KLSection, RewardKLSection, token_kl
 from rlrun.plugins.algorithms.policy_loss import clip_loss
+from rlrun.plugins.algorithms.shaping import Distillation
 from rlrun.plugins.types import LossInputs, LossOutputs, Needs
 from rlrun.specs.section import Section
 
@@ -20,6 +21,10 @@ class ObjectiveParams(Section):
     """Weight of the entropy bonus; 0 measures the entropy and trains nothing with it."""
     correction: Correction | None = None
     """Importance correction between trainer and engine, `{ type = "tis", high = 2.0 }`. None: none."""
+    normalize_advantages: bool = False
+    """Zero mean and unit variance over all trained tokens of the step."""
+    distillation: Distillation | None = None
+    """Distance to the model of [teacher], `{ coef = 1.0 }`, taken off the advantages. None: none."""
     opsm: float | None = Field(default=None, gt=0)
     """Whole samples with A < 0 and a mean old - new log-prob above this are left out. None: none."""
 
@@ -35,13 +40,24 @@ class ClipParams(ObjectiveParams):
     """Largest ratio that counts for a negative advantage. None: unbounded."""
 
 
-def needs_of(params: ObjectiveParams, group_relative: bool) -> Needs:
-    """What the framework must provide for these terms."""
+class PenalisedParams(ClipParams):
+    """For algorithms whose tokens have rewards of their own, which a KL penalty can lower."""
+
+    kl: RewardKLSection = RewardKLSection()
+    """Distance to the reference policy."""
+
+
+def needs_of(params: ObjectiveParams, group_relative: bool, **others: bool) -> Needs:
+    """What the framework must provide for these terms; `others` are further needs by name."""
+    in_reward = params.kl.in_reward if isinstance(params.kl, RewardKLSection) else None
     return Needs(
-        reference=params.kl.in_loss is not None,
+        reference=bool(params.kl.in_loss or in_reward),
+        teacher=params.distillation is not None,
+        policy_log_probs=bool(params.distillation or in_reward),
         entropy_grad=params.entropy_coef > 0,
         trainer_log_probs=params.correction is not None,
         group_relative=group_relative,
+        **others,
     )
 
 
@@ -60,11 +76,11 @@ def objective(params: ObjectiveParams, inputs: LossInputs, pg_loss: Any, clipped
     metrics: dict[str, Any] = {"clip_frac": clipped, "entropy": inputs.entropy.detach()}
     metrics["approx_kl"] = (inputs.old_log_probs - inputs.log_probs).detach()
     if params.correction is not None:
-        weight, ratio, outside = correction_weight(
-            params.correction, inputs.old_log_probs, inputs.rollout_log_probs
-        )
-        pg_loss = pg_loss * weight
-        metrics |= {"tis/mean": ratio, "tis/clip_frac": outside}
+        found = correction_weight(params.correction, inputs)
+        pg_loss = pg_loss * found.weight
+        metrics |= {"tis/mean": found.ratio, "tis/clip_frac": found.outside}
+        if params.correction.veto is not None:
+            metrics["tis/veto_frac"] = found.vetoed
     if params.opsm is not None:
         keep = off_policy_mask(inputs, params.opsm)
         pg_loss = pg_loss * keep

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from rlrun.plugins.algorithms.advantages import discounted_sums, is_compared, reward_at_end, whiten
-from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
+from rlrun.plugins.algorithms.advantages import discounted_sums, reward_at_end
+from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
+from rlrun.plugins.algorithms.shaping import penalty, shaped, trained
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs, Sample
 
 if TYPE_CHECKING:
@@ -18,9 +19,11 @@ else:
     from rlrun.plugins import lazy_numpy as np
 
 
-class ReinforcePlusPlusParams(ClipParams):
+class ReinforcePlusPlusParams(PenalisedParams):
     """The clipped loss's parameters, and how far a reward reaches back."""
 
+    normalize_advantages: Literal[True] = True
+    """Zero mean and unit variance over all trained tokens of the step: part of the algorithm."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount for each token between a token and the end of the response."""
 
@@ -37,13 +40,13 @@ class ReinforcePlusPlus:
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Whitened returns; ValueError when no token of the step is trained."""
-        samples = [sample for group in groups for sample in group.samples]
-        masks = [sample.loss_mask * is_compared(sample) for sample in samples]
-        returns = [self._returns(sample, mask) for sample, mask in zip(samples, masks, strict=True)]
-        return whiten(returns, masks)
+        returns = [self._returns(sample) for group in groups for sample in group.samples]
+        return shaped(self.params, groups, returns)
 
-    def _returns(self, sample: Sample, mask: NDArray[np.float32]) -> NDArray[np.float32]:
-        rewards = reward_at_end(sample.reward, mask)
+    def _returns(self, sample: Sample) -> NDArray[np.float32]:
+        """Discounted sums of the reward, on the last trained token, and of the penalties of trained ones."""
+        mask = trained(sample)
+        rewards = reward_at_end(sample.reward, mask) - penalty(self.params.kl, sample) * mask
         return discounted_sums(rewards, self.params.gamma).astype(np.float32)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:

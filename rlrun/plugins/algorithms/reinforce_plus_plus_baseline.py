@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from rlrun.plugins.algorithms.advantages import group_relative, is_compared, whiten
-from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
+from rlrun.plugins.algorithms.advantages import group_relative
+from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
+from rlrun.plugins.algorithms.shaping import penalty, shaped
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+else:
+    from rlrun.plugins import lazy_numpy as np
 
 
-class BaselineParams(ClipParams):
+class BaselineParams(PenalisedParams):
     """REINFORCE++-baseline has no parameters beside those of the clipped loss."""
+
+    normalize_advantages: Literal[True] = True
+    """Zero mean and unit variance over all trained tokens of the step: part of the algorithm."""
 
 
 class ReinforcePlusPlusBaseline:
@@ -30,8 +36,13 @@ class ReinforcePlusPlusBaseline:
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Whitened differences; ValueError when no token of the step is trained."""
-        masks = [sample.loss_mask * is_compared(sample) for group in groups for sample in group.samples]
-        return whiten(group_relative(groups, normalize_std=False), masks)
+        samples = [sample for group in groups for sample in group.samples]
+        apart = group_relative(groups, normalize_std=False)
+        penalised = [
+            (values - penalty(self.params.kl, sample)).astype(np.float32)
+            for sample, values in zip(samples, apart, strict=True)
+        ]
+        return shaped(self.params, groups, penalised)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Clipped loss of each token's ratio."""

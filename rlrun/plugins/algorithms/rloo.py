@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlrun.plugins.algorithms.advantages import compared, leave_one_out, spread
 from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
+from rlrun.plugins.algorithms.shaping import shaped
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class RLOO:
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """reward - mean of the others, the same on every token of a sample."""
-        return [array for group in groups for array in spread(group, leave_one_out(compared(group)))]
+        apart = [array for group in groups for array in spread(group, leave_one_out(compared(group)))]
+        return shaped(self.params, groups, apart)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Clipped loss of each token's ratio."""

@@ -16,20 +16,20 @@ from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from rlrun.runner.trainer.optimizers import Optimizer
 
 
 def save_checkpoint(
     folder: Path,
     parameters: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     step: int,
     rank: int,
 ) -> None:
     """Write into `folder`; all ranks together. An OSError of any rank (a full disk) is raised as such."""
     state = _tensors(parameters, optimizer) | {
         "step": torch.tensor(step),
-        "updates": next(iter(optimizer.state.values()))["step"].cpu(),
+        "updates": optimizer.updates,
         f"random.{rank}": torch.get_rng_state(),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, rank: int
+    folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, rank: int
 ) -> int:
     """Fill parameters and optimizer, set the random state, and return the number of optimizer steps taken."""
     reader = FileSystemReader(folder)
@@ -61,24 +61,14 @@ def load_checkpoint(
     except CheckpointException as failure:
         raise _cause(failure, folder, "read") from failure
     torch.set_rng_state(random)
-    for parameter in parameters.values():
-        optimizer.state[parameter]["step"].copy_(updates)
+    optimizer.updates = updates
     return int(step)
 
 
-def _tensors(
-    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    """Parameters and moments by name; moments that don't exist yet are made."""
-    state: dict[str, torch.Tensor] = {}
-    for name, parameter in parameters.items():
-        moments = optimizer.state[parameter]
-        if not moments:
-            moments["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            moments |= {key: torch.zeros_like(parameter, requires_grad=False) for key in MOMENTS}
-        state[f"parameters.{name}"] = parameter.detach()
-        state |= {f"{key}.{name}": moments[key] for key in MOMENTS}
-    return state
+def _tensors(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """Parameters and optimizer state by name."""
+    held = {f"parameters.{name}": parameter.detach() for name, parameter in parameters.items()}
+    return held | optimizer.tensors()
 
 
 def _check(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""AdamW, learning-rate schedules, and the gradient norm over the mesh."""
+"""Learning-rate schedules, the gradient norm over the mesh, and what is not finite."""
 
 import math
 from collections.abc import Mapping
@@ -8,36 +8,29 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rlrun.runner.trainer.compat import clip_grad_norm_
-from rlrun.specs.trainer import TrainerSpec
+from rlrun.specs.optimizer import OptimizerSpec
 
 
-def learning_rate(spec: TrainerSpec, step: int, total: int) -> float:
+def learning_rate(spec: OptimizerSpec, step: int, total: int) -> float:
     """Learning rate of optimizer step `step` (from 0) of `total`.
 
-    Warm-up rises linearly from 0, reaching the peak after `warmup_steps`; then constant, linear or cosine
-    until `total`, where linear and cosine would arrive at `min_lr_ratio`.
+    Warm-up rises linearly from 0, reaching the peak after `warmup_steps`; then the schedule runs until
+    `total`, where all but the constant one would arrive at `min_lr_ratio`.
     """
     if step < spec.warmup_steps:
         return spec.lr * (step + 1) / (spec.warmup_steps + 1)
-    if spec.schedule == "constant":
-        return spec.lr
-    progress = min((step - spec.warmup_steps) / max(total - spec.warmup_steps, 1), 1.0)
-    share = 1.0 - progress if spec.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    begin = spec.warmup_steps
+    if spec.schedule == "wsd":
+        begin = max(begin, total - (spec.decay_steps or -(-total // 10)))
+    progress = min(max(step - begin, 0) / max(total - begin, 1), 1.0)
+    match spec.schedule:
+        case "constant":
+            share = 1.0
+        case "linear" | "wsd":
+            share = 1.0 - progress
+        case "cosine":
+            share = 0.5 * (1.0 + math.cos(math.pi * progress))
     return spec.lr * (spec.min_lr_ratio + (1.0 - spec.min_lr_ratio) * share)
-
-
-def make_optimizer(spec: TrainerSpec, parameters: Mapping[str, nn.Parameter]) -> torch.optim.AdamW:
-    """AdamW over the masters; weight decay on matrices alone, as norms have nothing to decay to."""
-    matrices = [parameter for parameter in parameters.values() if parameter.ndim > 1]
-    vectors = [parameter for parameter in parameters.values() if parameter.ndim == 1]
-    return torch.optim.AdamW(
-        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
-        lr=spec.lr,
-        betas=spec.betas,
-        eps=spec.eps,
-        weight_decay=spec.weight_decay,
-        fused=True,
-    )
 
 
 def clip_gradients(parameters: Mapping[str, nn.Parameter], max_norm: float) -> float:

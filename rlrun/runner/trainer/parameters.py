@@ -35,6 +35,11 @@ class Parameters:
                 parameter.register_post_accumulate_grad_hook(_adder(self.masters[name]))
 
     @property
+    def holders(self) -> tuple[dict[str, nn.Parameter], ...]:
+        """What the model computes with and, where they differ, the masters."""
+        return self._compute, self.masters
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every HF tensor, in order."""
         return {tensor.name: tensor.shape for tensor in self._tensors}

@@ -1,7 +1,7 @@
 """One rank of the trainer: what the driver calls, as plain blocking methods.
 
-    sequences, steps -> packs -> log-probs -> the algorithm's loss -> gradients -> AdamW -> weights for the
-    engines
+    sequences, steps -> packs -> log-probs -> the algorithm's loss -> gradients -> optimizer -> weights for
+    the engines
 
 Calls are collective: every rank gets each call, in the same order, with its own data rank's sequences.
 """
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlrun.converters.architecture import read_architecture
-from rlrun.converters.hf_names import HfTensor
+from rlrun.converters.hf_names import HfTensor, hf_tensors
 from rlrun.converters.safetensors_folder import WeightFolder, random_tensor, write_folder
 from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.registry import build
@@ -25,6 +25,7 @@ from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep, Weight
 from rlrun.runner.packing import MicroBatches
 from rlrun.runner.trainer.batch import make_pack
 from rlrun.runner.trainer.checkpoint import load_checkpoint, save_checkpoint
+from rlrun.runner.trainer.freezing import freeze
 from rlrun.runner.trainer.layout import data_rank, speaks
 from rlrun.runner.trainer.loss_pass import LossPass
 from rlrun.runner.trainer.meter import Meter
@@ -32,9 +33,9 @@ from rlrun.runner.trainer.model import build_model
 from rlrun.runner.trainer.optimizer import (
     clip_gradients,
     learning_rate,
-    make_optimizer,
     non_finite_error,
 )
+from rlrun.runner.trainer.optimizers import Optimizer
 from rlrun.runner.trainer.parameters import Parameters
 from rlrun.runner.trainer.policy import Policy
 from rlrun.runner.trainer.process import build_mesh, peak_memory, start_process, stop_process
@@ -72,7 +73,7 @@ class TrainerRank:
         self._load_weights()
         self._reference = self._parameters.host_copy() if self._needs.reference else None
         self._loss = LossPass(self._policy, self._algorithm, spec.trainer, self._device)
-        self._optimizer = make_optimizer(spec.trainer, self._parameters.masters)
+        self._optimizer = Optimizer(spec.trainer, self._trainable())
         self._step = 0
         self._shared: SharedWeights | None = None
 
@@ -136,9 +137,7 @@ class TrainerRank:
         if skipped:
             self._refuse(metrics)
         if not skipped:
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
+            self._optimizer.step(rate)
             self._parameters.refresh()
         self._step += 1
         metrics["perf/optimizer_time"] = time.perf_counter() - start
@@ -196,6 +195,11 @@ class TrainerRank:
             self._shared.close()
             self._shared = None
         stop_process()
+
+    def _trainable(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that are not frozen, by name."""
+        frozen = freeze(hf_tensors(self._model), self._spec.trainer.freeze, *self._parameters.holders)
+        return {name: one for name, one in self._parameters.masters.items() if name not in frozen}
 
     def _load_weights(self) -> None:
         if self._spec.model.random_init:

@@ -24,6 +24,23 @@ Profiles = Annotated[
     typer.Option("--profile", metavar="NAME", help="Lay [profiles.NAME] on top. May be repeated."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts and editors.")]
+
+
+def _allow_local_plugins(allowed: bool) -> bool:
+    """Also for the processes of the job, which inherit the environment."""
+    if allowed:
+        os.environ["RLRUN_ALLOW_LOCAL_PLUGINS"] = "1"
+    return allowed
+
+
+AllowLocalPlugins = Annotated[
+    bool,
+    typer.Option(
+        "--allow-local-plugins",
+        callback=_allow_local_plugins,
+        help="Let `type` name a class in a file: path/to/file.py:Class.",
+    ),
+]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that holds the run folders.")]
 RunName = Annotated[str | None, typer.Argument(help="Name of the run; the newest one when left out.")]
 

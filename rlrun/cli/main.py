@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from rlrun.cli import importing, init, launch, logs, plan, plugins, runs, schema, status, stop, validate
+from rlrun.cli import importing, init, launch, logs, plan, plugins, runs, schema, score, status, stop, validate
 from rlrun.cli.report import print_error, print_problems
 from rlrun.specs.problems import SpecError
 
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (launch, validate, plan, init, runs, status, stop, logs, schema):
+for command in (launch, validate, plan, init, score, runs, status, stop, logs, schema):
     app.command(command.__name__.rpartition(".")[2])(command.command)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(importing.app, name="import")

@@ -5,7 +5,7 @@ Entry-point groups: `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pydantic import BaseModel
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 API_VERSION = 1
-"""Raised when a protocol changes in a way that breaks plugins written for the one before."""
+"""Raised when a protocol grows or changes; a plugin says which one it was written for."""
+OLDEST_API_VERSION = 1
+"""Plugins written for this version and all up to `API_VERSION` work; raised when a change breaks older ones."""
 
 
 class Plugin(Protocol):
@@ -81,10 +83,20 @@ class ActorCritic(Algorithm, Protocol):
 
 
 class Reward(Plugin, Protocol):
-    """Scores samples, in a process of its own."""
+    """Scores samples, in a process of its own.
 
-    def score(self, sample: Sample) -> Rewarded:
+    `score` may be async: then many samples are in flight at a time (`scoring.concurrency`).
+    """
+
+    def score(self, sample: Sample) -> Rewarded | Awaitable[Rewarded]:
         """The sample's reward; an exception is that sample's error."""
+
+
+class GroupReward(Plugin, Protocol):
+    """A reward that sees all samples of a prompt together, to compare them or to ask for all at once."""
+
+    def score_group(self, samples: Sequence[Sample]) -> Sequence[Rewarded] | Awaitable[Sequence[Rewarded]]:
+        """A reward for each sample, in order; an exception is the error of all. May be async."""
 
 
 class Filter(Plugin, Protocol):

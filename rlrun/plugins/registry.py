@@ -6,27 +6,34 @@ Names are known before anything is imported: listing is cheap, and a broken plug
 """
 
 import difflib
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
+from importlib import metadata, util
 from inspect import isclass, signature
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rlrun.plugins.protocols import API_VERSION
+from rlrun.plugins.protocols import API_VERSION, OLDEST_API_VERSION
 from rlrun.specs.secrets import reveal
 
 METHODS: Mapping[str, Mapping[str, int]] = {
     "algorithms": {"advantages": 1, "loss": 1},
     "data": {"__len__": 0, "__getitem__": 1},
-    "rewards": {"score": 1},
+    "rewards": {"score|score_group": 1},
     "filters": {"__call__": 1},
     "trackers": {"start": 3, "log": 2, "close": 0},
 }
-"""Methods of each kind with their number of arguments (rlrun.plugins.protocols); the keys are the kinds."""
+"""Methods of each kind with their number of arguments (rlrun.plugins.protocols); the keys are the kinds.
+
+`a|b` wants one of the two."""
+
+ALLOW_LOCAL = "RLRUN_ALLOW_LOCAL_PLUGINS"
+"""Environment variable that `--allow-local-plugins` sets to 1, for the processes of the job too."""
 
 
 class PluginError(ValueError):
@@ -63,7 +70,12 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> PluginEntry:
-    """The one entry of that name. PluginError when there is none, or when two distributions announce it."""
+    """The one entry of that name. PluginError when there is none, or when two distributions announce it.
+
+    `path/to/file.py:Class` is a class in a file, where local plugins are allowed.
+    """
+    if ".py:" in name:
+        return _local(kind, name)
     found = [entry for entry in entries(kind) if entry.name == name]
     if not found:
         raise PluginError(_unknown(kind, name))
@@ -76,9 +88,8 @@ def find(kind: str, name: str) -> PluginEntry:
 def load(kind: str, name: str) -> type[Any]:
     """Imports one plugin's class and checks it against its protocol. PluginError says what is wrong."""
     entry = find(kind, name)
-    point = metadata.EntryPoint(name=name, value=entry.target, group=f"rlrun.{kind}")
     try:
-        plugin = point.load()
+        plugin = _import(entry)
     except Exception as error:  # the boundary to other people's modules: an import may raise anything
         raise PluginError(f"{entry} ({entry.target}) fails to import: {_describe(error)}") from error
     _check_class(entry, plugin)
@@ -101,6 +112,34 @@ def build(kind: str, name: str, params: Mapping[str, Any]) -> Any:
         return plugin(checked)
     except Exception as error:  # the boundary to other people's constructors
         raise PluginError(f"{find(kind, name)} cannot start: {_describe(error)}") from error
+
+
+def _local(kind: str, name: str) -> PluginEntry:
+    """A class in a file, as if a distribution of the file's name announced it."""
+    path = Path(name.rpartition(":")[0])
+    if os.environ.get(ALLOW_LOCAL) != "1":
+        raise PluginError(
+            f"{kind} plugin {name!r} is code outside any installed package; if you trust it, say "
+            "--allow-local-plugins, or install it as a package (rlrun plugins new)"
+        )
+    if not path.is_file():
+        raise PluginError(f"{kind} plugin {name!r}: there is no file {path}")
+    return PluginEntry(kind, name, name, str(path), "(local)")
+
+
+def _import(entry: PluginEntry) -> Any:
+    """The class; whatever importing its module raises."""
+    if ".py:" not in entry.name:
+        return metadata.EntryPoint(name=entry.name, value=entry.target, group=f"rlrun.{entry.kind}").load()
+    path, _, class_name = entry.name.rpartition(":")
+    module_name = f"rlrun_local_{Path(path).stem}"
+    if module_name not in sys.modules or sys.modules[module_name].__file__ != str(Path(path).resolve()):
+        spec = util.spec_from_file_location(module_name, Path(path).resolve())
+        assert spec is not None and spec.loader is not None, "the name ends in .py"
+        module = util.module_from_spec(spec)
+        sys.modules[module_name] = module  # pickling the class's parameters looks it up here
+        spec.loader.exec_module(module)
+    return getattr(sys.modules[module_name], class_name)
 
 
 @cache
@@ -140,7 +179,7 @@ def _check_class(entry: PluginEntry, plugin: object) -> None:
     if not isclass(plugin):
         raise PluginError(f"{where} is not a class")
     version = getattr(plugin, "api_version", None)
-    if version != API_VERSION:
+    if not (isinstance(version, int) and OLDEST_API_VERSION <= version <= API_VERSION):
         raise PluginError(
             f"{where} has api_version {version}, this rlrun has {API_VERSION}; "
             + (
@@ -154,8 +193,9 @@ def _check_class(entry: PluginEntry, plugin: object) -> None:
         raise PluginError(f"{where} has no pydantic model named Params")
     if params.model_config.get("extra") != "forbid":
         raise PluginError(f"{where} would ignore misspelt parameters; give its Params extra='forbid'")
-    for name, arguments in {"__init__": 1, **METHODS[entry.kind]}.items():
-        if not _takes(getattr(plugin, name, None), arguments):
+    for wanted, arguments in {"__init__": 1, **METHODS[entry.kind]}.items():
+        if not any(_takes(getattr(plugin, name, None), arguments) for name in wanted.split("|")):
+            name = " or ".join(wanted.split("|"))
             raise PluginError(f"{where} needs a method {name} that takes {arguments} arguments beside self")
 
 

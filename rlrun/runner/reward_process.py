@@ -6,33 +6,40 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from rlrun.runner.errors import JobError
-from rlrun.runner.scoring_worker import RewardSetup, Setup, Task
+from rlrun.runner.scoring_protocol import Call, RewardSetup, Setup, Shape, Task, schedule
 from rlrun.specs.scoring import ScoringSpec
 
 START_TIMEOUT = 60.0
 """Seconds in which a process must have imported and built its rewards."""
 GRACE = 0.05
 """Seconds for an answer that has arrived but waits unread because the event loop was busy."""
+SLACK = 1.0
+"""Seconds beyond its own deadline that a reward which waits has to say so."""
 LOG_LINES = 20
 LOG_BYTES = 10_000
 
 
 class ProcessDied(Exception):
-    """The process ended in the middle of a sample; the message says how."""
+    """The process ended in the middle of a call; the message says how."""
+
+    def __init__(self, how: str, call: Call | None = None) -> None:
+        super().__init__(how)
+        self.call = call
+        """The call it was in; None where several were in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What one reward made of one sample of a batch."""
 
-    sample: int
+    task: int
     """Index in the batch."""
     reward: int
     """Index in the spec's rewards."""
@@ -41,6 +48,8 @@ class Outcome:
     problem: str = ""
     fatal: bool = False
     """The spec is wrong: every sample would fail in the same way."""
+    detail: Mapping[str, Any] | None = None
+    """The whole table, where the reward returned one."""
 
 
 class RewardProcess:
@@ -48,10 +57,20 @@ class RewardProcess:
 
     def __init__(self, rewards: Sequence[RewardSetup], scoring: ScoringSpec, log: Path | None = None) -> None:
         """`log`: file that what the rewards print is appended to; None: it is thrown away."""
-        self._setup = Setup(tuple(rewards), os.getpid(), scoring.memory)
+        self._setup = Setup(
+            tuple(rewards),
+            os.getpid(),
+            scoring.memory,
+            scoring.timeout,
+            scoring.concurrency,
+        )
         self._timeout = scoring.timeout
+        self.shapes: list[Shape] = []
+        """How each reward is called; known once the process has started."""
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
+        self._unread: list[bytes] = []
+        self._rest = b""
         self._is_ready = False
 
     async def start(self) -> None:
@@ -74,23 +93,23 @@ class RewardProcess:
         self._send(self._setup)
 
     async def outcomes(self, batch: Sequence[Task]) -> AsyncGenerator[Outcome]:
-        """Each outcome as it arrives; ProcessDied when a sample crashed the process or took too long."""
+        """Each outcome as it arrives; ProcessDied when a call crashed the process or took too long."""
         if self._process is None:
             await self.spawn()
         await self._wait_ready()
-        loop = asyncio.get_running_loop()
-        expected = sum(len(self._setup.rewards) - task.first for task in batch)
-        current, started, rest = 0, loop.time(), b""
+        calls = schedule(batch, self.shapes)
         self._send(batch)
-        while expected:
-            data = await self._read(deadline=started + self._timeout)
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                outcome = _parse(line)
-                expected -= 1
-                if outcome.sample != current or outcome.reward == len(self._setup.rewards) - 1:
-                    current, started = outcome.sample, loop.time()
-                yield outcome
+        self._unread, self._rest = [], b""
+        for call in calls.in_turn:
+            seconds = self._timeout * len(call.tasks)
+            deadline = asyncio.get_running_loop().time() + seconds
+            for _ in call.tasks:
+                yield await self._next(deadline, f"took longer than {seconds:g} s (scoring.timeout)", call)
+        longest = max((self._timeout * len(call.tasks) for call in calls.together), default=0.0) + SLACK
+        for _ in range(sum(len(call.tasks) for call in calls.together)):
+            deadline = asyncio.get_running_loop().time() + longest
+            only = calls.together[0] if len(calls.together) == 1 else None
+            yield await self._next(deadline, f"did not let go for {longest:g} s (scoring.timeout)", only)
 
     async def stop(self) -> None:
         """Kill the process and all that it started."""
@@ -128,9 +147,11 @@ class RewardProcess:
             ) from None
         if not line:
             raise JobError(f"the reward process {await self._ending()} while it started", self.log_end())
-        if problem := json.loads(line).get("problem"):
+        answer = json.loads(line)
+        if problem := answer.get("problem"):
             await self.stop()
             raise JobError(problem)
+        self.shapes = [Shape(*shape) for shape in answer["shapes"]]
         self._is_ready = True
 
     def _send(self, message: Any) -> None:
@@ -138,17 +159,24 @@ class RewardProcess:
         assert self._process is not None and self._process.stdin is not None, "start() comes first"
         self._process.stdin.write(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
-    async def _read(self, deadline: float) -> bytes:
-        """What has arrived by `deadline`, on the event loop's clock, with a moment's grace."""
+    async def _next(self, deadline: float, late: str, call: Call | None) -> Outcome:
+        """The next answer, by `deadline` on the event loop's clock; ProcessDied says how it failed."""
+        while not self._unread:
+            data = await self._read(deadline)
+            if not data:
+                how = late if data is None else await self._ending()
+                await self.stop()
+                raise ProcessDied(how, call)
+            *self._unread, self._rest = (self._rest + data).split(b"\n")
+        return _parse(self._unread.pop(0))
+
+    async def _read(self, deadline: float) -> bytes | None:
+        """What has arrived by then, with a moment's grace; empty at the end, None for nothing."""
         for limit in (deadline, asyncio.get_running_loop().time() + GRACE):
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(limit):
-                    data = await self._stdout.read(1 << 16)
-                if not data:
-                    raise ProcessDied(await self._ending())
-                return data
-        await self.stop()
-        raise ProcessDied(f"took longer than {self._timeout:g} s (scoring.timeout)")
+                    return await self._stdout.read(1 << 16)
+        return None
 
     async def _ending(self) -> str:
         """Reap the process that closed its end of the pipe, and say how it ended."""
@@ -175,9 +203,10 @@ def _environment() -> dict[str, str]:
 def _parse(line: bytes) -> Outcome:
     answer = json.loads(line)
     return Outcome(
-        answer["sample"],
+        answer["task"],
         answer["reward"],
         answer.get("value"),
         answer.get("problem", ""),
         answer.get("fatal", False),
+        answer.get("detail"),
     )

@@ -8,17 +8,18 @@ the other samples keep their scores.
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from rlrun.plugins.types import Sample, Status
 from rlrun.runner.errors import JobError
 from rlrun.runner.reward_process import Outcome, ProcessDied, RewardProcess
-from rlrun.runner.scoring_worker import RewardSetup, Task
+from rlrun.runner.scoring_protocol import RewardSetup, Task, group_key
 from rlrun.specs.scoring import RewardSpec, ScoringSpec
 from rlrun.specs.section import PluginSection
 
@@ -44,16 +45,25 @@ class Scorer:
     """All rewards of a job, in `scoring.workers` processes."""
 
     def __init__(
-        self, rewards: Sequence[RewardSpec], scoring: ScoringSpec, log_folder: Path | None = None
+        self,
+        rewards: Sequence[RewardSpec],
+        scoring: ScoringSpec,
+        log_folder: Path | None = None,
+        usual_key: str | None = None,
     ) -> None:
-        """`log_folder` gets `reward-<i>.log`: what rewards print. None: it is thrown away."""
+        """`log_folder` gets `reward-<i>.log`: what rewards print. None: it is thrown away.
+
+        `usual_key` is the entry that counts of a table for which the spec gives no `key`; None: an error.
+        """
         self.errors: Counter[str] = Counter()
         """Failures so far by reward."""
+        self.details: dict[tuple[str, str], Mapping[str, Any]] | None = None
+        """Whole tables by sample id and reward, where somebody set it to collect them."""
         self.names = unique_names(rewards)
         self._specs = tuple(rewards)
         self._scoring = scoring
         setups = [
-            RewardSetup(name, spec.type, spec.params, spec.key)
+            RewardSetup(name, spec.type, spec.params, spec.key, spec.type_key, usual_key)
             for name, spec in zip(self.names, rewards, strict=True)
         ]
         logs = [log_folder and log_folder / f"reward-{number}.log" for number in range(scoring.workers)]
@@ -85,12 +95,8 @@ class Scorer:
         if not self._specs or not samples:
             return
         assert self._tasks, "start() comes first"
-        size = min(LARGEST_CHUNK, ceil(len(samples) / len(self._processes)))
         loop = asyncio.get_running_loop()
-        chunks = [
-            _Chunk(samples[begin : begin + size], loop.create_future())
-            for begin in range(0, len(samples), size)
-        ]
+        chunks = [_Chunk(part, loop.create_future()) for part in self._parts(samples)]
         for chunk in chunks:
             self._chunks.put_nowait(chunk)
         await asyncio.gather(*(chunk.done for chunk in chunks))
@@ -116,24 +122,36 @@ class Scorer:
                 if not chunk.done.done():
                     chunk.done.set_result(None)
 
+    def _parts(self, samples: Sequence[Sample]) -> list[Sequence[Sample]]:
+        """What the processes take at a time: groups stay whole where a reward wants them so."""
+        shapes = self._processes[0].shapes
+        largest = LARGEST_CHUNK
+        if any(shape.waits for shape in shapes):
+            largest = max(largest, self._scoring.concurrency)
+        size = min(largest, ceil(len(samples) / len(self._processes)))
+        if any(shape.grouped for shape in shapes):
+            return _whole_groups(samples, size)
+        return [samples[begin : begin + size] for begin in range(0, len(samples), size)]
+
     async def _score_chunk(self, process: RewardProcess, samples: Sequence[Sample]) -> None:
-        tasks = [Task(sample) for sample in samples]
-        while tasks:
-            pairs = [
-                (at, reward) for at, task in enumerate(tasks) for reward in range(task.first, len(self.names))
-            ]
-            done = 0
+        batches = deque([[Task(sample, tuple(range(len(self.names)))) for sample in samples]])
+        while batches:
+            tasks = batches.popleft()
+            open_pairs = {(at, reward) for at, task in enumerate(tasks) for reward in task.rewards}
             try:
                 async with aclosing(process.outcomes(tasks)) as outcomes:
                     async for outcome in outcomes:
-                        self._record(tasks[outcome.sample].sample, outcome, process)
-                        done += 1
-                break
+                        open_pairs.discard((outcome.task, outcome.reward))
+                        self._record(tasks[outcome.task].sample, outcome, process)
             except ProcessDied as death:
-                at, reward = pairs[done]
-                self._record(tasks[at].sample, Outcome(at, reward, None, str(death)), process)
+                if death.call is not None:
+                    for at in death.call.tasks:
+                        open_pairs.discard((at, death.call.reward))
+                        outcome = Outcome(at, death.call.reward, None, str(death))
+                        self._record(tasks[at].sample, outcome, process)
                 await process.spawn()
-                tasks = _after(tasks, pairs[done + 1 :])
+                grouped = [] if death.call is not None else [shape.grouped for shape in process.shapes]
+                batches.extendleft(reversed(_left_over(tasks, open_pairs, grouped)))
         for sample in samples:
             sample.reward = self._total(sample)
 
@@ -141,6 +159,8 @@ class Scorer:
         name = self.names[outcome.reward]
         if outcome.value is not None:
             sample.rewards[name] = outcome.value
+            if self.details is not None and outcome.detail is not None:
+                self.details[sample.id, name] = outcome.detail
             return
         self.errors[name] += 1
         if outcome.fatal:
@@ -173,9 +193,34 @@ def unique_names(plugins: Sequence[PluginSection]) -> list[str]:
     return names
 
 
-def _after(tasks: Sequence[Task], remaining: Sequence[tuple[int, int]]) -> list[Task]:
-    """The tasks that `remaining` (task, reward) pairs leave to do."""
-    if not remaining:
-        return []
-    at, reward = remaining[0]
-    return [Task(tasks[at].sample, reward), *tasks[at + 1 :]]
+def _whole_groups(samples: Sequence[Sample], size: int) -> list[Sequence[Sample]]:
+    """Parts of at least `size` samples (the last may have fewer), none of which divides a group."""
+    groups: dict[tuple[int, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(group_key(sample), []).append(sample)
+    parts: list[list[Sample]] = []
+    for members in groups.values():
+        if parts and len(parts[-1]) < size:
+            parts[-1] += members
+        else:
+            parts.append(list(members))
+    return list(parts)
+
+
+def _left_over(
+    tasks: Sequence[Task], pairs: set[tuple[int, int]], grouped: Sequence[bool]
+) -> list[list[Task]]:
+    """Batches of what a process that died left undone.
+
+    `grouped` says of each reward whether its calls take whole groups, where nobody knows which call the
+    process died of: then every call gets a batch of its own. Empty: one batch.
+    """
+    left: dict[object, list[Task]] = {}
+    for at, task in enumerate(tasks):
+        rewards = tuple(reward for reward in task.rewards if (at, reward) in pairs)
+        if not grouped and rewards:
+            left.setdefault(None, []).append(Task(task.sample, rewards))
+        for reward in rewards if grouped else ():
+            call = (reward, *group_key(task.sample)) if grouped[reward] else (reward, at)
+            left.setdefault(call, []).append(Task(task.sample, (reward,)))
+    return list(left.values())

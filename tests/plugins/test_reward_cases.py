@@ -15,6 +15,7 @@ ROWS = [
     for line in (Path(__file__).parents[1] / "data" / "reward_cases.jsonl").read_text().splitlines()
 ]
 SHIPPED: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "ifbench": ("ifbench", {}),
     "math": ("math", {}),
     "deepscaler": ("deepscaler", {}),
     "dapo": ("dapo", {}),
@@ -41,6 +42,9 @@ OURS_INSTEAD: Mapping[str, float] = {
     "gpqa-190": 1,
 }
 ANOTHER_REWARD_BY_METADATA = {"f1-204"}
+"""Scored through `rlrun score` in tests/cli/test_score.py."""
+SERVED = {"remote_rm"}
+"""Scored against a server in test_remote_rewards.py."""
 
 
 def plugin_of(row: Mapping[str, Any]) -> str:
@@ -70,12 +74,15 @@ def test_quirk_rows_give_the_sensible_score(row: Mapping[str, Any]) -> None:
     assert score(row) == OURS_INSTEAD[row["id"]]
 
 
-def test_only_rewards_of_other_versions_are_left_out() -> None:
-    assert {plugin_of(row) for row in ROWS} - SHIPPED.keys() == {"ifbench", "remote_rm"}
+def test_no_reward_is_left_out() -> None:
+    assert {plugin_of(row) for row in ROWS} - SHIPPED.keys() == SERVED
 
 
 @pytest.mark.parametrize("name", sorted(set(SHIPPED)))
 def test_rewards_keep_the_contract_on_all_rows(name: str) -> None:
     plugin, params = SHIPPED[name]
     rows = [row for row in ROWS if plugin_of(row) == name]
-    check_reward(plugin, params, [sample(row["response"] or "", label=row["label"]) for row in rows])
+    samples = [
+        sample(row["response"] or "", label=row["label"], metadata=row.get("metadata")) for row in rows
+    ]
+    check_reward(plugin, params, samples)

@@ -7,8 +7,9 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,62 @@ MOODY = """
 """
 
 
+WAITING = """
+    import asyncio, os, time
+    from pydantic import BaseModel, ConfigDict
+
+    class Params(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+    class Waiting:
+        Params = Params
+        api_version = 1
+
+        def __init__(self, params):
+            self.running = 0
+
+        async def score(self, sample):
+            self.running += 1
+            try:
+                match sample.text:
+                    case "forever": await asyncio.sleep(1000)
+                    case "block": time.sleep(1000)
+                    case "crash": os._exit(7)
+                    case "raise": raise KeyError("no such thing")
+                await asyncio.sleep(0.01)
+                return float(self.running)
+            finally:
+                self.running -= 1
+
+    class Ranking:
+        Params = Params
+        api_version = 1
+
+        def __init__(self, params):
+            pass
+
+        def score_group(self, samples):
+            texts = [sample.text for sample in samples]
+            if "crash" in texts:
+                os._exit(7)
+            if "few" in texts:
+                return [1.0]
+            return [float(sorted(texts).index(text)) for text in texts]
+"""
+
+
+@pytest.fixture
+def waiting(install_plugin: InstallPlugin) -> RewardSpec:
+    install_plugin("rewards", "waiting", "waiting_reward:Waiting", WAITING)
+    return RewardSpec(type="waiting")
+
+
+@pytest.fixture
+def ranking(install_plugin: InstallPlugin) -> RewardSpec:
+    install_plugin("rewards", "ranking", "waiting_reward:Ranking", WAITING)
+    return RewardSpec(type="ranking")
+
+
 @pytest.fixture
 def moody(install_plugin: InstallPlugin) -> RewardSpec:
     install_plugin("rewards", "moody", "moody_reward:Moody", MOODY)
@@ -80,6 +137,69 @@ async def scoring(
         yield scorer
     finally:
         await scorer.close()
+
+
+async def test_rewards_that_wait_run_side_by_side_within_a_limit(waiting: RewardSpec) -> None:
+    samples = samples_of(*["x"] * 24)
+    async with scoring(waiting, concurrency=8) as scorer:
+        await scorer.score(samples)
+    assert max(sample.reward for sample in samples) == 8
+
+
+@pytest.mark.parametrize(
+    ("bad", "cause"),
+    [
+        ("forever", "took longer than 0.5 s"),
+        ("block", "did not let go"),
+        ("crash", "exited with status 7"),
+        ("raise", "KeyError"),
+    ],
+)
+async def test_a_bad_wait_costs_its_own_sample(waiting: RewardSpec, bad: str, cause: str) -> None:
+    samples = samples_of("a", bad, "ccc", "dddd")
+    async with scoring(waiting, timeout=0.5, on_error="drop") as scorer:
+        await scorer.score(samples)
+    assert scorer.errors == {"waiting": 1}
+    assert samples[1].failure is not None and cause in samples[1].failure
+    assert all(samples[at].reward >= 1 for at in (0, 2, 3))
+
+
+def groups_of(*groups: Sequence[str]) -> list[Sample]:
+    found = []
+    for number, texts in enumerate(groups):
+        prompt = Prompt(Row(str(number), "question"), index=number, tokens=np.zeros(3, np.int32))
+        found += [replace(one, prompt=prompt) for one in samples_of(*texts)]
+    return found
+
+
+async def test_a_reward_for_groups_sees_them_whole(ranking: RewardSpec, moody: RewardSpec) -> None:
+    samples = groups_of(["c", "a", "b"], ["z"], *[["b", "a"]] * 20)
+    async with scoring(ranking, moody, workers=2) as scorer:
+        await scorer.score(samples)
+    assert [sample.rewards["ranking"] for sample in samples[:6]] == [2, 0, 1, 0, 1, 0]
+    assert {sample.rewards["moody"] for sample in samples} == {1}
+
+
+@pytest.mark.parametrize(
+    ("bad", "cause"), [("crash", "exited with status 7"), ("few", "1 scores for 2 samples")]
+)
+async def test_a_bad_group_costs_its_own_samples(ranking: RewardSpec, bad: str, cause: str) -> None:
+    samples = groups_of(["b", "a"], ["x", bad], ["a", "b"])
+    async with scoring(ranking, on_error="drop") as scorer:
+        await scorer.score(samples)
+    assert scorer.errors == {"ranking": 2}
+    assert [sample.reward for sample in samples[:2] + samples[4:]] == [1, 0, 0, 1]
+    assert all(cause in str(sample.failure) for sample in samples[2:4])
+
+
+async def test_a_row_may_name_another_reward(moody: RewardSpec) -> None:
+    samples = samples_of(*["42"] * 4)
+    for sample, name in zip(samples, ["exact_match", " boxed_f1 ", "moody", "waiting"], strict=True):
+        sample.prompt = replace(sample.prompt, row=Row("0", "q", label="42", metadata={"rm_type": name}))
+    async with scoring(moody.model_copy(update={"type_key": "rm_type"}), on_error="drop") as scorer:
+        await scorer.score(samples)
+    assert [sample.reward for sample in samples[:3]] == [1, 0, 2]
+    assert "no rewards plugin is named 'waiting'" in str(samples[3].failure)
 
 
 async def test_rewards_are_summed_by_weight(moody: RewardSpec) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from rlrun.plugins.rewards.equivalence import same_answer
 from rlrun.plugins.rewards.extraction import last_boxed
+from rlrun.plugins.rewards.latex import normalised
 from rlrun.plugins.types import Sample
 from rlrun.specs.section import Section
 
@@ -12,6 +13,9 @@ TAIL = 300
 """Characters at the end of a response in which the answer must stand."""
 
 _ANSWER = re.compile(r"answer\**\s*:\s*([^\n]+)", re.IGNORECASE)
+_DECORATION = re.compile(r"\*\*|\"|\\l?dots")
+_ARTICLE = re.compile(r"^an?\s+(?=\S)", re.IGNORECASE)
+_DEGREES = re.compile(r"\^\{?\\circ\}?$")
 _END_TOKEN = re.compile(r"<\|[a-z_]+\|>|</s>")
 
 
@@ -20,10 +24,10 @@ class DapoParams(Section):
 
 
 class Dapo:
-    """`score`: 1 for the right answer, -1 for a wrong or missing one; `acc`: 1 or 0. Choose with `key`.
+    """`score`: 1 for the right answer, -1 for a wrong or missing one; `acc`: 1 or 0; `pred`: what was graded.
 
-    Answers are compared by value: unlike DAPO's grader, a full stop, a leading zero or bold type do not
-    make a right one wrong.
+    Choose one with `key`. Answers are compared as `math` compares them: unlike DAPO's grader, a full stop, a
+    leading zero or bold type do not make a right one wrong.
     """
 
     Params = DapoParams
@@ -32,11 +36,11 @@ class Dapo:
     def __init__(self, params: DapoParams) -> None:
         self.params = params
 
-    def score(self, sample: Sample) -> dict[str, float]:
-        """`{"score": 1 or -1, "acc": 1 or 0}`"""
+    def score(self, sample: Sample) -> dict[str, float | str]:
+        """`{"score": 1 or -1, "acc": 1 or 0, "pred": "42"}`; `[INVALID]` where nothing is stated."""
         answer = final_answer(sample.text)
         right = answer is not None and same_answer(answer, _whole(sample.prompt.row.label))
-        return {"score": 1.0 if right else -1.0, "acc": float(right)}
+        return {"score": 1.0 if right else -1.0, "acc": float(right), "pred": answer or "[INVALID]"}
 
 
 def final_answer(text: str) -> str | None:
@@ -44,14 +48,18 @@ def final_answer(text: str) -> str | None:
     found = _ANSWER.findall(text[-TAIL:])
     if not found:
         return None
-    answer = _END_TOKEN.sub("", found[-1]).replace("**", "").strip()
+    answer = _DECORATION.sub("", _END_TOKEN.sub("", found[-1])).strip()
     boxed = last_boxed(answer)
-    return answer if boxed is None else boxed
+    answer = answer if boxed is None else boxed
+    return _DEGREES.sub("", _ARTICLE.sub("", answer)).strip()
 
 
 def _whole(label: Any) -> str:
     """DAPO's labels are whole numbers, whatever type they come as."""
+    text = str(label)
+    boxed = last_boxed(text)
+    text = normalised(text if boxed is None else boxed)
     try:
-        return str(int(float(label)))
-    except (TypeError, ValueError, OverflowError):
-        return str(label)
+        return str(int(float(text)))
+    except (ValueError, OverflowError):
+        return text

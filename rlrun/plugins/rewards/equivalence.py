@@ -2,21 +2,34 @@
 
 import re
 from functools import lru_cache
+from math import gcd
 
 from rlrun.plugins.rewards.latex import elements, normalised
 
 LONGEST_ANSWER = 2000
-_CALCULABLE = re.compile(r"\d|[-+*/^()\\]|^[a-zA-Z]$")
+
+_CALCULABLE = re.compile(r"\d|[-+*/^()\\]|^[a-zA-Z]{1,2}$")
+_WHOLE = re.compile(r"[-+]?\d+")
+_NUMBER = re.compile(
+    r"[({]*[-+]*(?:\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\^(?:\{[-+]?\d+\}|\d+))?|\*10\^\{\d+\}|\(\d+\+\d+/\d+\))+[)}]*"
+)
+_FRACTION = re.compile(
+    r"[-+]?(?:(?P<over>\d+)/(?P<under>\d+)|\\frac\{[-+]?(?P<top>\d+)\}\{[-+]?(?P<bottom>\d+)\})"
+)
 
 
 def same_answer(answer: str, label: str) -> bool:
-    """Whether the answer is the label; an empty one never is, a long one only word for word."""
+    """Whether the answer is the label; an empty one never is, a long one only word for word.
+
+    An answer has to be worked out: where the label is a whole number, `40+2` is not 42 (a power such as
+    `2^{10}` may stand), and where it is a fraction, one of whole numbers has to be in lowest terms.
+    """
     if len(answer) > LONGEST_ANSWER:
         return answer.strip() == label.strip() != ""
     left, right = normalised(answer), _normalised_label(label)
     if not left or not right:
         return False
-    return left == right or _same_elements(left, right)
+    return left.casefold() == right.casefold() or _same_elements(left, right)
 
 
 @lru_cache(maxsize=4096)
@@ -33,10 +46,22 @@ def _same_elements(left: str, right: str) -> bool:
     return all(map(_same_value, left_parts, right_parts))
 
 
-def _same_value(left: str, right: str) -> bool:
+def _same_value(answer: str, label: str) -> bool:
     """Words are compared as words: `even` is not the product of its letters."""
-    if left == right or not any(_CALCULABLE.search(side) for side in (left, right)):
-        return left == right
+    if answer.casefold() == label.casefold():
+        return True
+    if not any(_CALCULABLE.search(side) for side in (answer, label)) or not _is_worked_out(answer, label):
+        return False
     from rlrun.plugins.rewards.expression import equal  # mpmath, which checking a spec does not need
 
-    return equal(left, right)
+    return equal(answer, label)
+
+
+def _is_worked_out(answer: str, label: str) -> bool:
+    if _WHOLE.fullmatch(label):
+        return _NUMBER.fullmatch(answer) is not None
+    fraction = _FRACTION.fullmatch(answer)
+    if fraction is None or not _FRACTION.fullmatch(label):
+        return True
+    over, under = (int(part) for part in fraction.groups() if part is not None)
+    return gcd(over, under) == 1

@@ -15,6 +15,7 @@ _STATED = re.compile(
     r"(?i:answer|option|choice)\s*(?i:is\b|:|=)?\s*(?i:option|choice)?\s*[:=]?[\s(\[*\"']*"
     r"\b([A-Z]|[a-z](?!\s+\w))\b"
 )
+_LOWER_OPTION = re.compile(r"(?i:option|choice)\s+([a-z])\b")
 _ALONE = re.compile(r"(?<![\w'])([B-HJ-Z]|[AI](?!\s+[a-z]))(?![\w'])")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -30,8 +31,9 @@ class Gpqa:
     """1 for the right letter, or for the right choice's text where the response settles on no letter.
 
     The label is a letter, a choice's number from 0, or its text. The row's metadata may hold `choices` (a
-    list, or a table by letter), `correct_letter`, which outranks the label, and `valid_letters`. What follows
-    `</think>` settles on the last letter that it names as the answer, else on the last that stands alone.
+    list, or a table by letter), `correct_letter`, which outranks the label, `valid_letters`, and the right
+    text as `correct_answer` or `answer_text`. What follows `</think>` settles on the last letter that it
+    names as the answer, else on the last that stands alone.
     """
 
     Params = GpqaParams
@@ -46,11 +48,16 @@ class Gpqa:
         row = sample.prompt.row
         choices = _choices(row.metadata.get("choices"))
         letter, words = _expected(row.label, row.metadata, choices)
+        named = [
+            words,
+            *(_plain(str(row.metadata.get(key) or "")) for key in ("correct_answer", "answer_text")),
+        ]
         valid = row.metadata.get("valid_letters") or choices or [*LETTERS, *filter(None, [letter])]
         stated = _settled_on(text or "", {str(one).upper() for one in valid})
         if stated is not None and letter is not None:
             return float(stated == letter)
-        return float(bool(words) and f" {words} " in f" {_plain(text or '')} ")
+        said = f" {_plain(text or '')} "
+        return float(any(one and f" {one} " in said for one in named))
 
 
 def _choices(given: Any) -> dict[str, str]:
@@ -65,8 +72,8 @@ def _choices(given: Any) -> dict[str, str]:
 def _expected(label: Any, metadata: Mapping[str, Any], choices: Mapping[str, str]) -> tuple[str | None, str]:
     """The right letter, where one can be told, and the right choice's words."""
     letter = metadata.get("correct_letter")
-    if letter is None and isinstance(label, int):
-        letter = string.ascii_uppercase[label]
+    if letter is None and isinstance(label, int | float) and 0 <= label < len(string.ascii_uppercase):
+        letter = string.ascii_uppercase[int(label)]
     if letter is None and isinstance(label, str) and len(label.strip()) == 1:
         letter = label.strip()
     if letter is None:
@@ -77,7 +84,10 @@ def _expected(label: Any, metadata: Mapping[str, Any], choices: Mapping[str, str
 
 
 def _settled_on(text: str, valid: set[str]) -> str | None:
-    for pattern in (_STATED, _ALONE):
+    alone = text.strip(string.punctuation + string.whitespace)
+    if len(alone) == 1 and alone.upper() in valid:
+        return alone.upper()
+    for pattern in (_STATED, _LOWER_OPTION, _ALONE):
         named = [letter.upper() for letter in pattern.findall(text) if letter.upper() in valid]
         if named:
             return str(named[-1])

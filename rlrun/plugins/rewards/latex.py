@@ -13,6 +13,7 @@ _UNIT = (
     r"(?:second|minute|hour|day|week|month|year)s?|(?:liter|litre|gallon)s?|(?:degree|dollar|cent|unit|point)s?|percent"
 )
 _POWERS_OF_TEN = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_PLAIN_ARGUMENT = r"(?:\{([^{}\\]*)\}|(\\pi|\w))"
 _ARGUMENT = r"(?:\{([^{}]*)\}|(\\pi|\w))"
 
 
@@ -29,26 +30,35 @@ def _rules(*rules: tuple[str, Replacement]) -> list[tuple[re.Pattern[str], Repla
 
 
 _RULES = _rules(
+    (r"^\\(?:text|mbox)\s*\{([^{}]*)\}$", r"\1"),
+    (r"(?:\\\\)+$", ""),
+    (r"\s*\\\\\s*(?!\[)", lambda _: r"\\"),
+    (r"\\(begin|end)\s*\{bmatrix\}", r"\\\1{pmatrix}"),
     (r"\\?\$|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])|\\[!]", ""),
     (r"(?<=\d)(?:\\,|\{,\})(?=\d{3})", ""),
-    (r"\\[,;: ]|\\q?quad\b|~", " "),
+    (r"(?<!\\)\\[,;: ]|\\q?quad\b|~", " "),
     (r"\\[dtc]frac", r"\\frac"),
     (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ|\\degree\b|°|\\?%", ""),
     # What stands after a number is its unit: any words in \text, known units in plain text.
     (r"(?<=[\d})])\s*\\(?:text|mathrm|mbox)\s*\{\s*(?!and\b|or\b)[^{}\d]*\}(?:\^\{?\d\}?)?\s*$", ""),
     (rf"(?<=[\d}})])\s*(?:(?:square|cubic|sq)\s+)?(?:(?:{_UNIT})|(?<=\s)m)(?:\s*\^\s*\{{?\d\}}?)?\s*$", ""),
-    (r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", lambda found: found[1].strip()),
+    (r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf)|[mh]box)\s*\{([^{}]*)\}", r" \1 "),
+    (r"\\overline\s*\{([A-Za-z]+)\}", r"\1"),
+    (r"\\(le|ge|ne)q(?![a-zA-Z])", r"\\\1"),
+    (r"\\([{}])\s*", r"\\\1"),
     (rf"(?<=\d)\s*({'|'.join(_POWERS_OF_TEN)})s?\b", _scale),
     (r"\s+(?:or|and)\s+", ","),
-    (r"^([+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?)$", lambda found: found[1].replace(",", "")),
+    (r"^([+-]?\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?)$", lambda found: re.sub("[, ]", "", found[1])),
     (r"\\infty(?![a-zA-Z])|\binfinity\b", "inf"),
     (r"^\s*[a-zA-Z]{1,2}\s*=(?!=)", ""),
     (r"(?<!\d)\.(?=\d)", "0."),
     (r"(?<=\d)\.(?!\d)", ""),
+    (rf"\\frac\s*{_PLAIN_ARGUMENT}\s*{_PLAIN_ARGUMENT}", _fraction),
     (rf"\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}", _fraction),
     (r"\\sqrt\s*(\w)", r"\\sqrt{\1}"),
     (r"(?<![\d.])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\2/\3)"),
     (r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"(\1+\2/\3)"),
+    (r"(\\[a-zA-Z]+)\s+(?![a-zA-Z])", r"\1"),
     (r"(?<![\da-zA-Z])\s+|\s+(?![\da-zA-Z])", ""),
     (r"\s+", " "),
 )
@@ -65,13 +75,13 @@ def normalised(answer: str) -> str:
 def elements(text: str) -> tuple[str, list[str]]:
     """The brackets around a list, pair or interval, and what its commas separate; ("", [text]) for one thing.
 
-    `"(1,2]"` -> `("(]", ["1", "2"])`, `"1,2"` -> `("", ["1", "2"])`
+    `"(1,2]"` -> `("(]", ["1", "2"])`, `"1,2"` and `"\\{1,2\\}"` -> `("", ["1", "2"])`
     """
     for opening, closing in (("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"), (r"\{", r"\}")):
         if text.startswith(opening) and text.endswith(closing):
             inner = _split(text[len(opening) : -len(closing)])
             if len(inner) > 1:
-                return opening + closing, inner
+                return ("" if opening == r"\{" else opening + closing), inner
     return "", _split(text)
 
 

@@ -1,0 +1,168 @@
+"""`rlrun score`: a reward on samples from a file, without a job."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from itertools import islice
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlrun.cli.arguments import AllowLocalPlugins
+from rlrun.cli.report import print_error
+
+if TYPE_CHECKING:
+    from rlrun.plugins.types import Sample
+    from rlrun.specs.scoring import RewardSpec, ScoringSpec
+
+BLOCK = 2048
+"""Lines that are read, scored and printed at a time."""
+USUAL_KEY = "score"
+"""The entry that counts of a reward's table when `--set key=…` names none."""
+
+FAILED = 3
+"""Exit code where the policy `stop` ended it."""
+
+Line = tuple[Any, "Sample | str"]
+"""An input line's id, and its sample or what is wrong with it."""
+
+
+class OnError(StrEnum):
+    """What a failed sample gives; as `scoring.on_error`."""
+
+    DROP = "drop"
+    ZERO = "zero"
+    STOP = "stop"
+
+
+def command(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.jsonl", help="Lines with response, label, prompt, metadata, id.")
+    ],
+    reward: Annotated[str, typer.Option(help="Name of the reward; a line's metadata.rm_type outranks it.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of [[rewards]]. May be repeated."),
+    ] = None,
+    *,
+    workers: Annotated[int, typer.Option(help="Reward processes.")] = 1,
+    timeout: Annotated[float, typer.Option(help="Seconds for a sample.")] = 10.0,
+    memory: Annotated[float | None, typer.Option(help="GiB of address space for a process.")] = None,
+    on_error: Annotated[
+        OnError, typer.Option(help="What a failure gives: no reward (drop), 0 (zero) or the end (stop).")
+    ] = OnError.DROP,
+    allow_local_plugins: AllowLocalPlugins = False,
+) -> None:
+    """Score samples from a file: one JSON line {"id", "reward", "detail"} for each line of it."""
+    from rlrun.specs.scoring import ScoringSpec
+
+    if not file.is_file():
+        raise ValueError(f"there is no file {file}")
+    scoring = ScoringSpec.model_validate(
+        {"workers": workers, "timeout": timeout, "memory": memory, "on_error": on_error.value}
+    )
+    sys.exit(asyncio.run(_score(file, _reward_spec(reward, settings or []), scoring)))
+
+
+def _reward_spec(name: str, settings: list[str]) -> "RewardSpec":
+    """The [[rewards]] table that the options describe. PluginError for a wrong name or parameter."""
+    from rlrun.plugins.registry import build
+    from rlrun.runner.slime_names import reward_of_slime
+    from rlrun.specs.scoring import RewardSpec
+
+    known, params = reward_of_slime(name)
+    table: dict[str, Any] = {"type_key": "rm_type", **params, "type": known}
+    for setting in settings:
+        table |= _setting(setting)
+    spec = RewardSpec.model_validate(table)
+    build("rewards", spec.type, spec.params)
+    return spec
+
+
+def _setting(text: str) -> dict[str, Any]:
+    """`key=value` as TOML; a value that is none is text, so that quotes may be left out."""
+    import tomli
+
+    key, found, value = text.partition("=")
+    if not found or not key.strip():
+        raise ValueError(f"--set {text}: write KEY=VALUE")
+    try:
+        return tomli.loads(f"{key} = {value}")
+    except tomli.TOMLDecodeError:
+        return {key.strip(): value}
+
+
+async def _score(file: Path, spec: "RewardSpec", scoring: "ScoringSpec") -> int:
+    """Print a line for each line; the exit code."""
+    from rlrun.runner.errors import JobError
+    from rlrun.runner.scoring import Scorer
+
+    scorer = Scorer([spec], scoring, usual_key=USUAL_KEY)
+    scorer.details = {}
+    try:
+        await scorer.start()
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            numbered = _lines(lines)
+            while block := list(islice(numbered, BLOCK)):
+                await scorer.score([sample for _, sample in block if not isinstance(sample, str)])
+                for line_id, sample in block:
+                    print(
+                        json.dumps(_result(line_id, sample, scorer.details), ensure_ascii=False, default=str)
+                    )
+                scorer.details.clear()
+    except JobError as error:
+        print_error(str(error))
+        return FAILED
+    finally:
+        await scorer.close()
+    return 0
+
+
+def _lines(lines: Iterable[str]) -> Iterator[Line]:
+    """Samples of a file; neighbouring lines with the same prompt are a group."""
+    index, prompt = -1, None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+            if not isinstance(values, dict):
+                raise ValueError(f"expected a JSON object, found {type(values).__name__}")
+        except (ValueError, RecursionError) as error:
+            yield str(number), f"line {number}: {error}"
+            continue
+        if values.get("prompt") is None or values["prompt"] != prompt:
+            index += 1
+        prompt = values.get("prompt")
+        yield values.get("id", str(number)), _sample(values, number, index)
+
+
+def _sample(values: Mapping[str, Any], number: int, index: int) -> "Sample":
+    from rlrun.plugins.testing import sample
+
+    response = values.get("response")
+    text = "" if response is None else response if isinstance(response, str) else json.dumps(response)
+    metadata = values.get("metadata")
+    one = sample(
+        text,
+        label=values.get("label"),
+        metadata=metadata if isinstance(metadata, Mapping) else {},
+        prompt=values.get("prompt") or "",
+        length=values.get("tokens"),
+        id=str(number),
+    )
+    return replace(one, prompt=replace(one.prompt, index=index))
+
+
+def _result(line_id: Any, sample: "Sample | str", details: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+    if isinstance(sample, str):
+        return {"id": line_id, "reward": None, "detail": {"error": sample}}
+    detail = dict(details.get((sample.id, next(iter(sample.rewards), "")), {}))
+    if sample.failure is not None:
+        detail["error"] = sample.failure
+    return {"id": line_id, "reward": sample.reward if isfinite(sample.reward) else None, "detail": detail}

@@ -1,0 +1,1 @@
+"""Checkable instructions of IFBench (arXiv 2507.02833) and IFEval (arXiv 2311.07911), one function each."""

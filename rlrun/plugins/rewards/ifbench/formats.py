@@ -1,0 +1,162 @@
+"""Instructions about the form of a response: `format:…`."""
+
+import re
+import string
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+from rlrun.plugins.rewards.ifbench import language
+
+DEEPEST_PARENTHESES = 5
+DEEPEST_QUOTES = 3
+TEMPLATE = ("My Answer:", "My Conclusion:", "Future Outlook:")
+
+_CLOSING = {")": "(", "]": "[", "}": "{"}
+_LETTERED = re.compile(r"\W*[aA]\W*[bB]\W*[cC]\W*")
+_ITALICS = re.compile(r"<(?:i|em)>(?P<thesis>.*?)</(?:i|em)>(?P<rest>.*)", re.DOTALL)
+
+
+def parentheses(text: str) -> bool:
+    """Brackets of any kind, five deep, of which the innermost is closed."""
+    open_brackets: list[str] = []
+    deepest = 0
+    for character in text:
+        if character in "([{":
+            open_brackets.append(character)
+            deepest = max(deepest, len(open_brackets))
+        elif character in _CLOSING:
+            if not open_brackets or open_brackets.pop() != _CLOSING[character]:
+                open_brackets, deepest = [], 0
+            elif deepest >= DEEPEST_PARENTHESES:
+                return True
+    return False
+
+
+def quotes(text: str) -> bool:
+    """Double and single quotation marks inside each other, three deep, and closed again."""
+    open_quotes: list[str] = []
+    deepest = 0
+    for character in text:
+        if open_quotes and character == open_quotes[-1]:
+            open_quotes.pop()
+            if deepest - len(open_quotes) >= DEEPEST_QUOTES:
+                return True
+        elif character in "\"'":
+            open_quotes.append(character)
+            deepest = max(deepest, len(open_quotes))
+    return False
+
+
+def options(text: str, options: str) -> bool:
+    """One of the options and nothing else; lettered ones (`a), b), c)`) to the character."""
+    separator = "/" if "/" in options else "or" if "or" in options else ","
+    choices = [option.strip() for option in options.split(separator)]
+    if _LETTERED.match(options):
+        return text in choices
+    return language.trimmed(text).lower() in {language.trimmed(choice).lower() for choice in choices}
+
+
+def one_word_a_line(text: str) -> bool:
+    """As many lines as words."""
+    plain = language.bare(text).strip()
+    return sum(line != "" for line in plain.split("\n")) == len(plain.split())
+
+
+def emoji_after_sentences(text: str) -> bool:
+    """An emoji ends each sentence, or stands right behind its full stop."""
+    found = [language.bare(sentence).strip() for sentence in language.sentences(text)]
+    for sentence, following in zip(found, [*found[1:], ""], strict=True):
+        if not sentence:
+            return False
+        if not any(map(_is_emoji, sentence[-2:])) and not _is_emoji(following[:1]):
+            return False
+    return True
+
+
+def _is_emoji(character: str) -> bool:
+    import emoji  # a table of every emoji
+
+    return bool(emoji.is_emoji(character))
+
+
+def stairs(text: str) -> bool:
+    """Each line is indented more than the one before."""
+    indents = [len(line) - len(line.lstrip(" ")) for line in text.split("\n") if line.strip()]
+    return all(one < other for one, other in pairwise(indents))
+
+
+def explained_quotes(text: str) -> bool:
+    """No quotation follows another at once, and none ends the text."""
+    squeezed = "".join(text.replace("“", '"').replace("”", '"').replace("'\"'", "").split())
+    ending = squeezed.strip(string.digits + string.punctuation.replace('"', ""))
+    return '""' not in squeezed and not ending.endswith('"')
+
+
+def listed(text: str, sep: str) -> bool:
+    """The separator stands there at least twice."""
+    return text.count(sep) >= 2
+
+
+def italic_thesis(text: str) -> bool:
+    """Something in `<i>` or `<em>`, and something after it."""
+    found = _ITALICS.search(text)
+    return found is not None and bool(found["thesis"].strip() and found["rest"].strip())
+
+
+def sub_bullets(text: str) -> bool:
+    """A `-` before the next `*`, for each `*`."""
+    return all("-" in bullet for bullet in text.split("*")[1:])
+
+
+def sentences_then_bullets(text: str) -> bool:
+    """At least two sentences, then at least two bullet points, each a line that begins with `*`.
+
+    The only blank line there may be is one before the bullet points.
+    """
+    lines = [line.strip() for line in text.split("\n")]
+    first = next((at for at, line in enumerate(lines) if line.startswith("*")), len(lines))
+    prose, bullets = lines[:first], lines[first:]
+    if prose and not prose[-1]:
+        prose.pop()
+    sentences = sum(len(language.sentences(line)) for line in prose)
+    return (
+        all(prose) and sentences >= 2 and len(bullets) >= 2 and all(line.startswith("*") for line in bullets)
+    )
+
+
+def title_case(text: str) -> bool:
+    """No word in small letters, and none with all but its first letter in capitals."""
+    return not any(
+        token[0].isalpha()
+        and token[0].islower()
+        and (not token[1:] or token[1:].islower() or token[1:].isupper())
+        for token in language.tokens(text)
+    )
+
+
+def template(text: str) -> bool:
+    """The template's three labels stand there."""
+    return all(label in text for label in TEMPLATE)
+
+
+def no_whitespace(text: str) -> bool:
+    """No white space at all."""
+    return not any(character.isspace() for character in text)
+
+
+CHECKS: Mapping[str, Callable[..., bool]] = {
+    "format:parentheses": parentheses,
+    "format:quotes": quotes,
+    "format:options": options,
+    "format:newline": one_word_a_line,
+    "format:emoji": emoji_after_sentences,
+    "format:line_indent": stairs,
+    "format:quote_unquote": explained_quotes,
+    "format:list": listed,
+    "format:thesis": italic_thesis,
+    "format:sub-bullets": sub_bullets,
+    "format:no_bullets_bullets": sentences_then_bullets,
+    "format:title_case": title_case,
+    "format:output_template": template,
+    "format:no_whitespace": no_whitespace,
+}

@@ -1,0 +1,122 @@
+"""`rlrun score`: one JSON line for each line of a file, whatever is in it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_outcome import Command
+
+CASES = Path(__file__).parents[1] / "data" / "reward_cases.jsonl"
+
+
+def write(file: Path, *lines: Any) -> Path:
+    file.write_text("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines))
+    return file
+
+
+def results(out: str) -> list[Any]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_contract_rows_of_every_kind_by_the_name_in_their_metadata(rlrun: Command, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in CASES.read_text().splitlines()]
+    rows = [row for row in rows if row["class"] == "contract" and row["rm_type"] != "remote_rm"]
+    lines = [{**row, "metadata": {"rm_type": row["rm_type"], **(row.get("metadata") or {})}} for row in rows]
+    done = rlrun("score", write(tmp_path / "rows.jsonl", *lines), "--reward", "exact_match")
+    assert done.code == 0
+    for row, result in zip(rows, results(done.out), strict=True):
+        expected = row["expected"]["reward"]
+        number = expected["score"] if isinstance(expected, dict) else expected
+        assert result["reward"] == pytest.approx(number), row["id"]
+        assert result["id"] == row["id"]
+
+
+def test_parameters_are_set_and_tables_shown(rlrun: Command, tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "rows.jsonl",
+        {"id": "a", "response": "Answer: 42", "label": 42},
+        {"response": None, "label": 42},
+    )
+    [right, wrong] = results(rlrun("score", file, "--reward", "dapo", "--set", "key=acc").out)
+    assert right == {"id": "a", "reward": 1.0, "detail": {"score": 1.0, "acc": 1.0, "pred": "42"}}
+    assert (wrong["id"], wrong["reward"]) == ("2", 0.0)
+    assert results(rlrun("score", file, "--reward", "dapo").out)[1]["reward"] == -1
+    [matched, _] = results(rlrun("score", file, "--reward", "format", "--set", "pattern=Answer: .*").out)
+    assert matched["reward"] == 1
+
+
+def test_what_cannot_be_scored_is_said_on_its_own_line(rlrun: Command, tmp_path: Path) -> None:
+    instruction = {"instruction_id_list": ["format:no_whitespce"], "kwargs": [{}]}
+    file = write(
+        tmp_path / "rows.jsonl",
+        "{broken",
+        "[1]",
+        {"response": "x", "metadata": instruction},
+        {"response": "x", "metadata": {"rm_type": "no_such_reward"}},
+        {"response": "x", "metadata": "text"},
+    )
+    done = rlrun("score", file, "--reward", "ifbench")
+    assert done.code == 0
+    errors = [result["detail"].get("error", "") for result in results(done.out)]
+    assert [result["reward"] for result in results(done.out)] == [None, None, None, None, 0.0]
+    assert "line 1: Expecting property name" in errors[0]
+    assert "expected a JSON object, found list" in errors[1]
+    assert "did you mean 'format:no_whitespace'" in errors[2]
+    assert "no rewards plugin is named 'no_such_reward'" in errors[3]
+    assert results(rlrun("score", file, "--reward", "ifbench", "--on-error", "zero").out)[2]["reward"] == 0
+    stopped = rlrun("score", file, "--reward", "ifbench", "--on-error", "stop")
+    assert stopped.code == 3
+    assert "reward 'ifbench' on sample 3" in stopped.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--reward", "maht"], "did you mean 'math'"),
+        (["--reward", "math", "--set", "cut=1"], "cut: Extra inputs are not permitted (known: cut_thinking)"),
+        (["--reward", "math", "--set", "cut"], "write KEY=VALUE"),
+        (["--reward", "rewards.py:Mine"], "--allow-local-plugins"),
+    ],
+)
+def test_wrong_options_are_told_in_words(
+    rlrun: Command, tmp_path: Path, options: list[str], message: str
+) -> None:
+    done = rlrun("score", write(tmp_path / "rows.jsonl", {}), *options)
+    assert done.code == 2
+    assert message in " ".join(done.err.split())
+
+
+def test_a_missing_file_is_named(rlrun: Command) -> None:
+    done = rlrun("score", "no-such.jsonl", "--reward", "math")
+    assert done.code == 2
+    assert "there is no file no-such.jsonl" in done.err
+
+
+def test_a_class_in_a_file_where_it_is_allowed(
+    rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLRUN_ALLOW_LOCAL_PLUGINS", "0")  # put back after the test, whatever the command sets
+    (tmp_path / "mine.py").write_text(LOCAL)
+    file = write(tmp_path / "rows.jsonl", {"response": "abc"})
+    name = f"{tmp_path}/mine.py:Mine"
+    done = rlrun("score", file, "--reward", name, "--set", "factor=2", "--allow-local-plugins")
+    assert results(done.out) == [{"id": "1", "reward": 6.0, "detail": {}}]
+
+
+LOCAL = """
+from rlrun.specs.section import Section
+
+class MineParams(Section):
+    factor: int = 1
+
+class Mine:
+    Params = MineParams
+    api_version = 1
+
+    def __init__(self, params):
+        self.factor = params.factor
+
+    def score(self, sample):
+        return self.factor * len(sample.text)
+"""

@@ -1,7 +1,6 @@
 """From a spec to running parts: inputs, rewards, trainer ranks and engines, all started side by side."""
 
 import asyncio
-from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +8,6 @@ from functools import partial
 from rlrun.plugins.registry import build
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.background import in_background
-from rlrun.runner.carriers import TrainSequence, TrainStep
 from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.cluster.placement import place
@@ -23,8 +21,9 @@ from rlrun.runner.inputs import Inputs, read_inputs
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.journal import Journal
 from rlrun.runner.loop import BatchSource, Job
-from rlrun.runner.model_files import ModelFiles
+from rlrun.runner.model_files import ModelFiles, fetch_model
 from rlrun.runner.packing import Cost, plan_steps
+from rlrun.runner.passes import Pack
 from rlrun.runner.plan import Plan, make_plan
 from rlrun.runner.rollout import RolloutSource
 from rlrun.runner.run_folder import RunFolder
@@ -57,7 +56,10 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     stack.push_async_callback(scorer.close)
     cluster = Cluster(spec.cluster, place(plan))
     stack.push_async_callback(cluster.close)
-    starting = asyncio.create_task(start_processes(spec, plan, model, folder, cluster))
+    teacher = None
+    if spec.teacher is not None:
+        teacher = await in_background(fetch_model, spec.teacher)
+    starting = asyncio.create_task(start_processes(spec, plan, model, folder, cluster, teacher))
     await gather_or_first_cause([starting, reading, asyncio.create_task(scorer.start())])
     trainers, urls = starting.result()
     pool = EnginePool([EngineClient(url, spec.rollout.request_timeout) for url in urls]) if urls else None
@@ -74,16 +76,25 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
         policy = Policy(parts.pool, parts.inputs.tokenizer, parts.scorer, spec.seed, spec.deterministic)
         if parts.inputs.eval_sets:
             evaluation = Evaluator(parts.inputs.eval_sets, policy, spec.rollout.request_timeout)
+    needs = needs_of(spec)
+    budget = spec.trainer.max_tokens_per_rank
+    aside = _packer(spec, parts.plan, model, len(parts.plan.ranks), budget)
     return Job(
         steps=parts.steps,
         source=_source(spec, parts, policy),
         algorithm=build("algorithms", spec.algorithm.type, spec.algorithm.params),
-        pack=_packer(spec, parts.plan, model),
+        pack=_packer(
+            spec, parts.plan, model, spec.trainer.parallel.data_degree, parts.plan.micro_batch_tokens
+        ),
         trainer=parts.trainer,
         journal=journal,
         checkpoints=checkpoints,
         engines=parts.pool,
         evaluation=evaluation,
+        pack_teacher=aside if needs.teacher else None,
+        pack_critic=aside if needs.critic else None,
+        critic_only_steps=spec.critic.only_steps,
+        reference_interval=spec.reference.update_interval,
         recompute_old=spec.trainer.old_log_probs == "trainer",
         eval_before_training=spec.eval.before_training,
         eval_interval=spec.eval.interval,
@@ -101,22 +112,22 @@ def _source(spec: Spec, parts: Parts, policy: Policy | None) -> BatchSource:
     return RolloutSource(spec.rollout, policy, prompts, list(zip(names, filters, strict=True)))
 
 
-def _packer(
-    spec: Spec, plan: Plan, model: ModelFiles
-) -> Callable[[Sequence[TrainSequence]], list[TrainStep]]:
+def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget: int) -> Pack:
+    """For a layout of so many data ranks: the policy's, or that of a companion, which has all."""
     config = model.config()
     return partial(
         plan_steps,
         optimizer_steps=plan.batch.optimizer_steps,
         reduction=spec.trainer.reduction,
-        max_tokens=plan.micro_batch_tokens,
+        max_tokens=budget,
         max_length=config["max_position_embeddings"],
         max_response_tokens=spec.rollout.max_response_tokens,
-        data_degree=spec.trainer.parallel.data_degree,
+        data_degree=data_degree,
         cost=Cost.of_model(config),
+        together=needs_of(spec).pairs,
     )
 
 
 async def _read(spec: Spec, model: ModelFiles) -> Inputs:
-    rollout = needs_of(spec).rollout
-    return await in_background(read_inputs, spec, model.folder, rollout=rollout)
+    needs = needs_of(spec)
+    return await in_background(read_inputs, spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)

@@ -1,5 +1,9 @@
-"""Batches for algorithms that need no rollout: a row's demonstration is a group of one finished sample."""
+"""Batches for algorithms that need no rollout: a row's demonstration is a group of one finished sample, a pair of
+responses a group of two.
+"""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,10 +38,22 @@ class DemonstrationSource:
 
 
 def demonstration(prompt: Prompt, response: NDArray[np.int32], text: str) -> Group:
-    """A row's demonstration as the loop takes it; no engine made it: no log-probs, no version."""
+    """A row's demonstration as the loop takes it."""
+    return Group(prompt, [_sample(prompt, 0, response, text)])
+
+
+def preference(prompt: Prompt, responses: Sequence[NDArray[np.int32]], texts: Sequence[str]) -> Group:
+    """A row's preferred and rejected response, as one execution: together they count once."""
+    pair = zip(responses, texts, strict=True)
+    samples = [_sample(prompt, number, *one) for number, one in enumerate(pair)]
+    return Group(prompt, [replace(sample, execution_id=str(prompt.index)) for sample in samples])
+
+
+def _sample(prompt: Prompt, number: int, response: NDArray[np.int32], text: str) -> Sample:
+    """No engine made it: no log-probs, no version."""
     length = len(response)
-    sample = Sample(
-        id=f"{prompt.index}-0",
+    return Sample(
+        id=f"{prompt.index}-{number}",
         prompt=prompt,
         tokens=response,
         log_probs=np.zeros(length, dtype=np.float32),
@@ -46,4 +62,3 @@ def demonstration(prompt: Prompt, response: NDArray[np.int32], text: str) -> Gro
         status=Status.COMPLETED,
         text=text,
     )
-    return Group(prompt, [sample])

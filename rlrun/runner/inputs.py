@@ -1,7 +1,7 @@
 """What a job reads before it starts: tokenizer, training rows, held-out rows. Takes seconds."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from rlrun.plugins.registry import build
 from rlrun.plugins.types import Group, Prompt, Row
 from rlrun.runner.ahead import ReadAhead
 from rlrun.runner.dataset import EAGER_ROWS, PromptStream
-from rlrun.runner.demonstrations import demonstration
+from rlrun.runner.demonstrations import demonstration, preference
 from rlrun.runner.evaluate import EvalSet, eval_set
 from rlrun.runner.tokenizer import Tokenizer
 from rlrun.specs.data import DataSpec
@@ -43,45 +43,68 @@ class Inputs:
         )
 
 
-def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool) -> Inputs:
-    """Read everything. ValueError, with what is wrong, for data that cannot be used."""
+def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool, pairs: bool = False) -> Inputs:
+    """Read everything. `pairs`: demonstrations are pairs of responses. ValueError, with what is wrong, for
+    data that cannot be used.
+    """
     tokenizer = Tokenizer(model_folder)
     source = build("data", spec.data.type, spec.data.params)
     limit = spec.rollout.max_prompt_tokens
-    demonstrations = None if rollout else Demonstrations(spec, tokenizer, keep=len(source) <= EAGER_ROWS)
+    demonstrations = None
+    if not rollout:
+        demonstrations = Demonstrations(spec, tokenizer, keep=len(source) <= EAGER_ROWS, pairs=pairs)
     encode = demonstrations.encode if demonstrations else _prompt_encoder(tokenizer, spec.data)
     stream = PromptStream(source, encode, spec.data, limit, spec.seed)
     return Inputs(tokenizer, stream, demonstrations, _eval_sets(spec, tokenizer) if rollout else ())
 
 
 class Demonstrations:
-    """Tokenises rows for SFT; a row's response is made with its prompt, and fetched when that is taken."""
+    """Tokenises rows for SFT and DPO; responses are made with their prompt, and fetched when it is taken."""
 
-    def __init__(self, spec: Spec, tokenizer: Tokenizer, *, keep: bool) -> None:
-        """`keep` responses once made: for datasets that are tokenised as a whole."""
+    def __init__(self, spec: Spec, tokenizer: Tokenizer, *, keep: bool, pairs: bool = False) -> None:
+        """`keep` responses once made: for datasets that are tokenised as a whole. `pairs`: each row has a
+        response that another was preferred to.
+        """
+        self._pairs = pairs
         self._spec = spec
         self._tokenizer = tokenizer
         self._keep = keep
-        self._responses: dict[str, Tokens] = {}
+        self._responses: dict[str, tuple[Tokens, ...]] = {}
 
     def encode(self, row: Row) -> Tokens:
-        """The prompt's tokens. ValueError where the row has no demonstration, or one that is too long."""
-        prompt, response = self._tokenizer.encode_demonstration(row, self._spec.data.apply_chat_template)
+        """The prompt's tokens. ValueError where a response is missing or too long."""
+        prompt, preferred = self._tokenizer.encode_demonstration(row, self._spec.data.apply_chat_template)
+        self._check(row, preferred)
+        self._responses[row.id] = (preferred,)
+        if self._pairs:
+            if row.rejected is None:
+                raise ValueError(f"row {row.id}: DPO needs a pair; set the data source's rejected_key")
+            other = replace(row, response=row.rejected)
+            _, rejected = self._tokenizer.encode_demonstration(other, self._spec.data.apply_chat_template)
+            self._check(row, rejected)
+            self._responses[row.id] = (preferred, rejected)
+        return prompt
+
+    def _check(self, row: Row, response: Tokens) -> None:
         longest = self._spec.rollout.max_response_tokens
         if len(response) > longest:
             raise ValueError(
-                f"row {row.id}: the demonstration has {len(response)} tokens, rollout.max_response_tokens "
+                f"row {row.id}: the response has {len(response)} tokens, rollout.max_response_tokens "
                 f"is {longest}"
             )
-        self._responses[row.id] = response
-        return prompt
 
     def groups(self, prompts: Sequence[Prompt]) -> list[Group]:
         """The demonstrations of prompts that have been encoded just before."""
-        groups = [demonstration(one, self._responses[one.row.id], one.row.response or "") for one in prompts]
+        groups = [self._group(one) for one in prompts]
         if not self._keep:
             self._responses.clear()
         return groups
+
+    def _group(self, prompt: Prompt) -> Group:
+        responses, row = self._responses[prompt.row.id], prompt.row
+        if self._pairs:
+            return preference(prompt, responses, [row.response or "", row.rejected or ""])
+        return demonstration(prompt, responses[0], row.response or "")
 
 
 def _prompt_encoder(tokenizer: Tokenizer, data: DataSpec) -> Callable[[Row], Tokens]:

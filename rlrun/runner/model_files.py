@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.runner.errors import JobError
+from rlrun.specs.companions import TeacherSpec
 from rlrun.specs.model import ModelSpec
 
 _READ_BYTES = 1 << 22
@@ -26,26 +27,30 @@ class ModelFiles:
         return config
 
 
-def fetch_model(spec: ModelSpec) -> ModelFiles:
+def fetch_model(spec: ModelSpec | TeacherSpec) -> ModelFiles:
     """The folder a spec names, or the hub's files, downloaded where they are not yet here.
 
     JobError where there is neither.
     """
+    section = "teacher" if isinstance(spec, TeacherSpec) else "model"
     folder = Path(spec.path).expanduser()
     if (folder / "config.json").is_file():
         return ModelFiles(folder.absolute(), None)
     if folder.is_absolute() or folder.exists():
-        raise JobError(f"model.path = {spec.path!r} holds no config.json; name a Hugging Face folder or id")
+        raise JobError(
+            f"{section}.path = {spec.path!r} holds no config.json; name a Hugging Face folder or id"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.jinja", "*.model", "*.txt", *([] if spec.random_init else ["*.safetensors"])]
+    drawn = isinstance(spec, ModelSpec) and spec.random_init
+    patterns = ["*.json", "*.jinja", "*.model", "*.txt", *([] if drawn else ["*.safetensors"])]
     try:
         path = snapshot_download(spec.path, revision=spec.revision, allow_patterns=patterns)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise JobError(
-            f"model.path = {spec.path!r} is no folder, and the hub does not give it: {reason}"
+            f"{section}.path = {spec.path!r} is no folder, and the hub does not give it: {reason}"
         ) from error
     return ModelFiles(Path(path), Path(path).name)
 

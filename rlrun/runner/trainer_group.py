@@ -32,19 +32,11 @@ class Rank(Protocol):
 class TrainerGroup:
     """The trainer that the loop sees."""
 
-    def __init__(
-        self,
-        ranks: Sequence[Rank],
-        data_ranks: Sequence[int],
-        teacher_data_ranks: Sequence[int] = (),
-        critic_data_ranks: Sequence[int] = (),
-    ) -> None:
-        """`data_ranks` says which part of the data each rank sees; teacher and critic have their own layouts
-        on the same ranks.
-        """
+    def __init__(self, ranks: Sequence[Rank], data_ranks: Sequence[int]) -> None:
+        """`data_ranks` says which part of the data each rank sees; to teacher and critic each has its own."""
         self._ranks = ranks
         self._data_ranks = data_ranks
-        self._teacher_data_ranks, self._critic_data_ranks = teacher_data_ranks, critic_data_ranks
+        self._companions = range(len(ranks))
         self._seconds = 0.0
 
     async def log_probs(
@@ -58,14 +50,14 @@ class TrainerGroup:
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
     ) -> list[NDArray[np.float32]]:
         """`[R]` log-probs of each sequence under the teacher; micro-batches are for its layout."""
-        shares = self._shares(sequences, micro_batches, self._teacher_data_ranks)
+        shares = self._shares(sequences, micro_batches, self._companions)
         return await self._pass("teacher_log_probs", [(share, micro_batches) for share in shares])
 
     async def values(
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
     ) -> list[NDArray[np.float32]]:
         """`[R]` values of each sequence by the critic; micro-batches are for its layout."""
-        shares = self._shares(sequences, micro_batches, self._critic_data_ranks)
+        shares = self._shares(sequences, micro_batches, self._companions)
         return await self._pass("values", [(share, micro_batches) for share in shares])
 
     async def train(
@@ -78,7 +70,7 @@ class TrainerGroup:
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
     ) -> list[dict[str, float]]:
         """Take the critic's optimizer steps, packed for its layout; the metrics of each."""
-        return await self._updates("train_critic", sequences, steps, self._critic_data_ranks)
+        return await self._updates("train_critic", sequences, steps, self._companions)
 
     async def update_reference(self) -> None:
         """From now on the reference is what the policy is now."""

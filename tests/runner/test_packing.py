@@ -188,6 +188,24 @@ def test_one_pass_over_all_steps():
     check(all_micro_batches(steps), [10] * 8, 20, 2)
 
 
+def test_pairs_stay_side_by_side():
+    sequences = [sequence(length, str(i // 2)) for i, length in enumerate([9, 3, 8, 2, 7, 7, 1, 1])]
+    (step,) = plan_steps(
+        sequences,
+        optimizer_steps=1,
+        reduction="per_sample_mean",
+        max_tokens=12,
+        max_length=16,
+        max_response_tokens=4,
+        data_degree=2,
+        together=True,
+    )
+    batches = [batch for rank in step.micro_batches for batch in rank]
+    assert sorted(i for batch in batches for i in batch) == list(range(8))
+    for batch in batches:
+        assert [first + 1 for first in batch[::2]] == list(batch[1::2])
+
+
 def test_cost_counts_active_parameters():
     dense = {
         "hidden_size": 8,

@@ -34,7 +34,9 @@ class JsonlParams(Section):
     metadata_key: str = "metadata"
     """A table of anything else the rewards need; may be missing."""
     response_key: str | None = None
-    """The demonstration for SFT. None: rows are prompts only."""
+    """The demonstration for SFT, the preferred answer for DPO. None: rows are prompts only."""
+    rejected_key: str | None = None
+    """The answer that the other was preferred to, for DPO. None: there is none."""
 
     @field_validator("path")
     @classmethod
@@ -105,6 +107,7 @@ class Jsonl:
             label=_required(values, params.label_key) if params.label_key is not None else None,
             metadata=metadata,
             response=_response(values, params.response_key),
+            rejected=_response(values, params.rejected_key),
         )
 
 

@@ -90,6 +90,32 @@ class TrainerActor(Process):
         return joined_log_probs(found), time.perf_counter() - started
 
     @reports_failure
+    def teacher_log_probs(self, columns: Columns, micro_batches: MicroBatches) -> tuple[Any, float]:
+        """The teacher's log-probs as places, lengths and one array; seconds."""
+        started = time.perf_counter()
+        found = self._rank.teacher_log_probs(from_columns(columns), micro_batches)
+        return joined_log_probs(found), time.perf_counter() - started
+
+    @reports_failure
+    def values(self, columns: Columns, micro_batches: MicroBatches) -> tuple[Any, float]:
+        """The critic's values as places, lengths and one array; seconds."""
+        started = time.perf_counter()
+        found = self._rank.values(from_columns(columns), micro_batches)
+        return joined_log_probs(found), time.perf_counter() - started
+
+    @reports_failure
+    def train_critic(self, columns: Columns, steps: list[TrainStep]) -> tuple[list[dict[str, float]], float]:
+        """Metrics of each of the critic's optimizer steps; seconds."""
+        started = time.perf_counter()
+        metrics = self._rank.train_critic(from_columns(columns), steps)
+        return metrics, time.perf_counter() - started
+
+    @reports_failure
+    def update_reference(self) -> None:
+        """The reference becomes the current policy."""
+        self._rank.update_reference()
+
+    @reports_failure
     def train(self, columns: Columns, steps: list[TrainStep]) -> tuple[list[dict[str, float]], float]:
         """Metrics of each optimizer step; seconds."""
         started = time.perf_counter()

@@ -28,15 +28,21 @@ _BOOT_SECONDS = 120.0
 
 
 async def start_processes(
-    spec: Spec, plan: Plan, model: ModelFiles, folder: RunFolder, cluster: Cluster
+    spec: Spec,
+    plan: Plan,
+    model: ModelFiles,
+    folder: RunFolder,
+    cluster: Cluster,
+    teacher: ModelFiles | None = None,
 ) -> tuple[list[Process], list[str]]:
     """Start Ray, trainer ranks and engines: the ranks, and URLs of engines. JobError: the first cause."""
     await cluster.start()
     trainers = cluster.launch(_trainer_requests(plan, cluster.placement, folder))
     engines = cluster.launch(_engine_requests(plan, cluster.placement, folder))
+    folders = [one.folder for one in (model, teacher) if one is not None]
     if not cluster.is_local:
-        await _check_hosts(trainers, engines, [model.folder, folder.path])
-    starting = asyncio.create_task(_start_trainers(spec, plan, model, trainers))
+        await _check_hosts(trainers, engines, [*folders, folder.path])
+    starting = asyncio.create_task(_start_trainers(spec, plan, folders, trainers))
     serving = asyncio.create_task(_start_engines(spec, plan, model, engines))
     await gather_or_first_cause([starting, serving])
     await gather_or_first_cause([process.identify(_BOOT_SECONDS) for process in (*trainers, *engines)])
@@ -70,22 +76,26 @@ def _engine_requests(plan: Plan, placement: Placement, folder: RunFolder) -> lis
     ]
 
 
-async def _start_trainers(spec: Spec, plan: Plan, model: ModelFiles, trainers: Sequence[Process]) -> None:
+async def _start_trainers(
+    spec: Spec, plan: Plan, folders: Sequence[Path], trainers: Sequence[Process]
+) -> None:
     master = (trainers[0].host, await trainers[0].call("free_port", deadline=_BOOT_SECONDS))
     calls = [
-        process.call("start", _trainer_setup(spec, plan, model, rank, master), deadline=_START_SECONDS)
+        process.call("start", _trainer_setup(spec, plan, folders, rank, master), deadline=_START_SECONDS)
         for process, rank in zip(trainers, plan.ranks, strict=True)
     ]
     await gather_or_first_cause(calls)
 
 
 def _trainer_setup(
-    spec: Spec, plan: Plan, model: ModelFiles, rank: RankPlan, master: tuple[str, int]
+    spec: Spec, plan: Plan, folders: Sequence[Path], rank: RankPlan, master: tuple[str, int]
 ) -> TrainerSetup:
+    """`folders` are those of the policy and, where there is one, the teacher."""
     assert plan.optimizer_steps is not None
     return TrainerSetup(
         spec_json=spec.model_dump_json(),
-        model_folder=str(model.folder),
+        model_folder=str(folders[0]),
+        teacher_folder=str(folders[1]) if len(folders) > 1 else None,
         rank=rank.rank,
         # a process sees only its own GPU, as device 0
         local_rank=rank.local_rank if rank.place.gpu is None else 0,

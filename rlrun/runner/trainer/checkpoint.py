@@ -32,6 +32,25 @@ def save_checkpoint(
         "updates": optimizer.updates,
         f"random.{rank}": torch.get_rng_state(),
     }
+    _write(folder, state)
+
+
+def save_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Write parameters alone; all ranks together."""
+    _write(folder, {f"parameters.{name}": parameter.detach() for name, parameter in parameters.items()})
+
+
+def load_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Fill parameters from what `save_weights` wrote, also on another layout. ValueError as for a whole
+    checkpoint.
+    """
+    state = {f"parameters.{name}": parameter.detach() for name, parameter in parameters.items()}
+    reader, stored = _open(folder)
+    _check(folder, state, stored)
+    _read(reader, folder, state)
+
+
+def _write(folder: Path, state: dict[str, torch.Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         dcp.save(
@@ -45,24 +64,32 @@ def load_checkpoint(
     folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, rank: int
 ) -> int:
     """Fill parameters and optimizer, set the random state, and return the number of optimizer steps taken."""
-    reader = FileSystemReader(folder)
-    try:
-        stored = reader.read_metadata().state_dict_metadata
-    except (OSError, EOFError) as error:
-        raise ValueError(f"{folder} is no complete checkpoint: {error}") from None
+    reader, stored = _open(folder)
     state = _tensors(parameters, optimizer)
     _check(folder, state, stored)
     step, updates, random = torch.tensor(0), torch.tensor(0.0), torch.get_rng_state()
     state |= {"step": step, "updates": updates}
     if f"random.{rank}" in stored:
         state[f"random.{rank}"] = random
+    _read(reader, folder, state)
+    torch.set_rng_state(random)
+    optimizer.updates = updates
+    return int(step)
+
+
+def _open(folder: Path) -> tuple[FileSystemReader, Mapping[str, Any]]:
+    reader = FileSystemReader(folder)
+    try:
+        return reader, reader.read_metadata().state_dict_metadata
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{folder} is no complete checkpoint: {error}") from None
+
+
+def _read(reader: FileSystemReader, folder: Path, state: dict[str, torch.Tensor]) -> None:
     try:
         dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     except CheckpointException as failure:
         raise _cause(failure, folder, "read") from failure
-    torch.set_rng_state(random)
-    optimizer.updates = updates
-    return int(step)
 
 
 def _tensors(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> dict[str, torch.Tensor]:

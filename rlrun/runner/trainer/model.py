@@ -34,13 +34,19 @@ _FROM_CHECKPOINT: dict[str, Any] = {}
 
 
 def build_model(
-    model: Architecture, dims: ParallelDims | None, dtype: torch.dtype, device: torch.device
+    model: Architecture,
+    dims: ParallelDims | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    head: Any = None,
 ) -> nn.Module:
     """The decoder in memory with undefined parameters, sharded over `dims` (None: one rank, nothing sharded).
 
     One rank holds its parameters in `dtype`. Several hold float32 shards, and FSDP computes in `dtype`.
+    `head`: the config of another head than the policy's.
     """
     config = model_config(model)
+    config.lm_head = head or config.lm_head
     if dims is not None:
         check_layout(model, dims.tp)
         set_sharding(config, sequence_parallel=dims.tp > 1)

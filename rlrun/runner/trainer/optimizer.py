@@ -42,8 +42,12 @@ class NonFiniteError(ArithmeticError):
     """A loss or gradient with a NaN or infinity, found before it reached the weights."""
 
 
-def non_finite_error(step: int, loss: float, parameters: Mapping[str, nn.Parameter]) -> NonFiniteError:
-    """What was not finite in optimizer step `step` (from 1), as far as this rank can tell, and what to do."""
+def non_finite_error(
+    step: int, loss: float, parameters: Mapping[str, nn.Parameter], section: str = "trainer"
+) -> NonFiniteError:
+    """What was not finite in optimizer step `step` (from 1), as far as this rank can tell, and what to do;
+    `section` of the spec is the model's.
+    """
     if not math.isfinite(loss):
         what = f"the loss is {loss}"
     else:
@@ -51,7 +55,7 @@ def non_finite_error(step: int, loss: float, parameters: Mapping[str, nn.Paramet
         what = f"the gradient of {', '.join(names[:3]) or 'a parameter on another rank'} is not finite"
         what += f" ({len(names)} parameters)" if len(names) > 3 else ""
     return NonFiniteError(
-        f"optimizer step {step}: {what}; the weights are as before. Lower trainer.lr, or set "
+        f"optimizer step {step}: {what}; the weights are as before. Lower {section}.lr, or set "
         'trainer.non_finite = "skip" to leave such steps out'
     )
 

@@ -21,12 +21,21 @@ from rlrun.converters.hf_names import HfTensor, hf_tensors
 class Parameters:
     """The parameters of a model built by `build_model`, by torchtitan's names."""
 
-    def __init__(self, decoder: nn.Module, model: Architecture) -> None:
-        self._tensors = hf_tensors(model)
+    def __init__(
+        self,
+        decoder: nn.Module,
+        model: Architecture,
+        tensors: list[HfTensor] | None = None,
+        trained: bool = True,
+    ) -> None:
+        """`tensors` are the model's own unless it has another head than a policy's; without training there
+        are no masters.
+        """
+        self._tensors = tensors or hf_tensors(model)
         self._compute = dict(decoder.named_parameters())
         assert self._compute.keys() == {tensor.parameter for tensor in self._tensors}
         self.masters: dict[str, nn.Parameter] = dict(self._compute)
-        if any(parameter.dtype != torch.float32 for parameter in self._compute.values()):
+        if trained and any(parameter.dtype != torch.float32 for parameter in self._compute.values()):
             self.masters = {
                 name: nn.Parameter(torch.empty_like(parameter, dtype=torch.float32))
                 for name, parameter in self._compute.items()

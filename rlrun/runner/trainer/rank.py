@@ -8,8 +8,10 @@ Calls are collective: every rank gets each call, in the same order, with its own
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,13 +20,15 @@ from numpy.typing import NDArray
 from rlrun.converters.architecture import read_architecture
 from rlrun.converters.hf_names import HfTensor, hf_tensors
 from rlrun.converters.safetensors_folder import WeightFolder, random_tensor, write_folder
-from rlrun.plugins.protocols import Algorithm
+from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Needs
 from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep, WeightManifest
 from rlrun.runner.packing import MicroBatches
 from rlrun.runner.trainer.batch import make_pack
-from rlrun.runner.trainer.checkpoint import load_checkpoint, save_checkpoint
+from rlrun.runner.trainer.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
+from rlrun.runner.trainer.critic import Critic
+from rlrun.runner.trainer.forward import Sequences
 from rlrun.runner.trainer.freezing import freeze
 from rlrun.runner.trainer.layout import data_rank, speaks
 from rlrun.runner.trainer.loss_pass import LossPass
@@ -39,6 +43,7 @@ from rlrun.runner.trainer.optimizers import Optimizer
 from rlrun.runner.trainer.parameters import Parameters
 from rlrun.runner.trainer.policy import Policy
 from rlrun.runner.trainer.process import build_mesh, peak_memory, start_process, stop_process
+from rlrun.runner.trainer.teacher import Teacher
 from rlrun.runner.weights.shared_memory import SharedWeights
 from rlrun.specs.job import Spec
 
@@ -74,6 +79,8 @@ class TrainerRank:
         self._reference = self._parameters.host_copy() if self._needs.reference else None
         self._loss = LossPass(self._policy, self._algorithm, spec.trainer, self._device)
         self._optimizer = Optimizer(spec.trainer, self._trainable())
+        self._teacher = Teacher(setup, spec, self._model, self._device) if self._needs.teacher else None
+        self._critic = self._make_critic() if self._needs.critic else None
         self._step = 0
         self._shared: SharedWeights | None = None
 
@@ -109,6 +116,28 @@ class TrainerRank:
             parts = values.cpu().split(pack.response_lengths)
             results |= {i: part.numpy() for i, part in zip(members, parts, strict=True)}
         return results
+
+    def teacher_log_probs(
+        self, sequences: Sequences, micro_batches: MicroBatches
+    ) -> dict[int, NDArray[np.float32]]:
+        """`[R]` log-probs under the teacher; micro-batches are for its layout."""
+        assert self._teacher is not None, "the algorithm's needs do not name a teacher"
+        return self._teacher.log_probs(sequences, micro_batches)
+
+    def values(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
+        """`[R]` values by the critic; micro-batches are for its layout."""
+        assert self._critic is not None, "the algorithm's needs do not name a critic"
+        return self._critic.values(sequences, micro_batches)
+
+    def train_critic(self, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
+        """Take the critic's optimizer steps; metrics of each, the same on every rank."""
+        assert self._critic is not None, "the algorithm's needs do not name a critic"
+        return self._critic.train(sequences, steps)
+
+    def update_reference(self) -> None:
+        """From now on the reference is what the policy is now."""
+        assert self._reference is not None, "the algorithm's needs do not name the reference"
+        self._reference = self._parameters.host_copy()
 
     def train(
         self, sequences: Mapping[int, TrainSequence] | Sequence[TrainSequence], steps: Sequence[TrainStep]
@@ -168,6 +197,11 @@ class TrainerRank:
     def save(self, folder: str | Path) -> None:
         """Write parameters, optimizer, step and RNG into `folder`; OSError where the disk is full."""
         save_checkpoint(Path(folder), self._parameters.masters, self._optimizer, self._step, self._setup.rank)
+        if self._critic is not None:
+            self._critic.save(Path(folder) / "critic")
+        if self._reference is not None and self._spec.reference.update_interval:
+            with self._parameters.swapped(self._reference):
+                save_weights(Path(folder) / "reference", self._parameters.holders[0])
 
     def load(self, folder: str | Path) -> None:
         """Go on from `save`, also on another layout. ValueError where the checkpoint is another model's."""
@@ -175,6 +209,12 @@ class TrainerRank:
             Path(folder), self._parameters.masters, self._optimizer, self._setup.rank
         )
         self._parameters.refresh()
+        if self._critic is not None:
+            self._critic.load(Path(folder) / "critic")
+        if self._reference is not None and self._spec.reference.update_interval:
+            with self._parameters.swapped(self._reference):
+                load_weights(Path(folder) / "reference", self._parameters.holders[0])
+                self._reference = self._parameters.host_copy()
 
     def export_hf(self, folder: str | Path) -> None:
         """Write an HF folder with the current weights in the source's precision, its config and tokenizer."""
@@ -196,18 +236,28 @@ class TrainerRank:
             self._shared = None
         stop_process()
 
+    def _make_critic(self) -> Critic:
+        """It starts from the weights that the policy starts from."""
+        with self._weights() as read:
+            algorithm = cast("ActorCritic", self._algorithm)
+            return Critic(
+                self._setup, self._spec, algorithm, model=self._model, device=self._device, read=read
+            )
+
     def _trainable(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that are not frozen, by name."""
         frozen = freeze(hf_tensors(self._model), self._spec.trainer.freeze, *self._parameters.holders)
         return {name: one for name, one in self._parameters.masters.items() if name not in frozen}
 
     def _load_weights(self) -> None:
+        with self._weights() as read:
+            self._parameters.load(read)
+
+    @contextmanager
+    def _weights(self) -> Iterator[Callable[[HfTensor], torch.Tensor]]:
+        """Reads a tensor to begin with: from the model's folder, or drawn at random."""
         if self._spec.model.random_init:
-            self._parameters.load(lambda tensor: random_tensor(tensor, self._model, self._spec.seed))
+            yield lambda tensor: random_tensor(tensor, self._model, self._spec.seed)
             return
         with WeightFolder(self._folder, self._model) as weights:
-
-            def read(tensor: HfTensor) -> torch.Tensor:
-                return weights.read(tensor.name)
-
-            self._parameters.load(read)
+            yield lambda tensor: weights.read(tensor.name)

@@ -1,0 +1,123 @@
+"""The critic on one rank: the policy's architecture with a value head, in a layout of its own on all ranks.
+
+sequences -> packs -> values;  steps -> the algorithm's value loss -> gradients -> its own optimizer
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlrun.converters.architecture import Architecture
+from rlrun.converters.hf_names import HfTensor
+from rlrun.plugins.protocols import ActorCritic
+from rlrun.plugins.types import ValueInputs
+from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep
+from rlrun.runner.packing import MicroBatches
+from rlrun.runner.trainer.batch import make_loss_batch, make_pack
+from rlrun.runner.trainer.checkpoint import load_checkpoint, save_checkpoint
+from rlrun.runner.trainer.forward import Sequences, response_values
+from rlrun.runner.trainer.layout import data_rank
+from rlrun.runner.trainer.meter import Meter
+from rlrun.runner.trainer.model import build_model
+from rlrun.runner.trainer.optimizer import clip_gradients, learning_rate, non_finite_error
+from rlrun.runner.trainer.optimizers import Optimizer
+from rlrun.runner.trainer.parameters import Parameters
+from rlrun.runner.trainer.policy import Policy
+from rlrun.runner.trainer.process import build_mesh
+from rlrun.runner.trainer.value_head import HEAD, critic_tensors, value_head_config
+from rlrun.specs.companions import side_layout
+from rlrun.specs.job import Spec
+
+
+class Critic:
+    """Holds one rank's share of the critic and its optimizer."""
+
+    def __init__(
+        self,
+        setup: TrainerSetup,
+        spec: Spec,
+        algorithm: ActorCritic,
+        *,
+        model: Architecture,
+        device: torch.device,
+        read: Callable[[HfTensor], torch.Tensor],
+    ) -> None:
+        """`read` gives the policy's tensors to begin with; the value head begins at 0."""
+        model = replace(model, tied=False)
+        layout = side_layout(spec.critic.parallel, setup.world_size)
+        dims = build_mesh(layout, setup.world_size)
+        dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
+        decoder = build_model(model, dims, dtype, device, head=value_head_config(model))
+        self._model = Policy(decoder, model, dims, device=device, temperature=1.0, chunk=1)
+        self._parameters = Parameters(decoder, model, critic_tensors(model))
+        self._parameters.load(lambda tensor: _start(tensor, model, read))
+        self._optimizer = Optimizer(spec.critic, self._parameters.masters)
+        self._spec, self._stops = spec.critic, spec.trainer.non_finite == "stop"
+        self._algorithm, self._device = algorithm, device
+        self._rank, self._data_rank = setup.rank, data_rank(setup.rank, layout)
+        self._total, self._step = setup.optimizer_steps, 0
+
+    def values(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
+        """`[R]` values of this data rank's sequences by index: what is expected from before each token on."""
+        return response_values(self._model, sequences, micro_batches[self._data_rank], self._device)
+
+    def train(self, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
+        """Take one optimizer step for each of `steps`; metrics of each, the same on every rank.
+
+        NonFiniteError, the weights untouched, as for the policy.
+        """
+        return [self._train_step(sequences, step) for step in steps]
+
+    def save(self, folder: Path) -> None:
+        """Write parameters, optimizer and step; OSError where the disk is full."""
+        save_checkpoint(folder, self._parameters.masters, self._optimizer, self._step, self._rank)
+
+    def load(self, folder: Path) -> None:
+        """Go on from `save`, also on another layout."""
+        self._step = load_checkpoint(folder, self._parameters.masters, self._optimizer, self._rank)
+        self._parameters.refresh()
+
+    def _train_step(self, sequences: Sequences, step: TrainStep) -> dict[str, float]:
+        meter = Meter()
+        self._optimizer.zero_grad()
+        for members in step.micro_batches[self._data_rank]:
+            self._accumulate([sequences[i] for i in members], [step.scale[i] for i in members], meter)
+        rate = learning_rate(self._spec, self._step, self._total)
+        norm = clip_gradients(self._parameters.masters, self._spec.max_grad_norm)
+        metrics = meter.reduced(True, self._device)
+        loss = metrics.pop("train/critic/loss")
+        metrics |= {"train/critic/grad_norm": norm, "train/critic/lr": rate}
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        if finite:
+            self._optimizer.step(rate)
+            self._parameters.refresh()
+        elif self._stops:
+            raise non_finite_error(self._step + 1, loss, self._parameters.masters, "critic")
+        self._step += 1
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        return metrics | {"train/critic/skipped_steps": float(not finite)}
+
+    def _accumulate(self, sequences: Sequence[TrainSequence], scales: Sequence[float], meter: Meter) -> None:
+        """Forward and backward of one micro-batch."""
+        pack = make_pack(sequences, self._model.multiple, self._device)
+        batch = make_loss_batch(sequences, scales, False, self._device)
+        values, _ = self._model(pack)
+        old, returns = (self._joined(sequences, name) for name in ("values", "returns"))
+        outputs = self._algorithm.value_loss(ValueInputs(values, old, returns, batch.mask))
+        loss = (outputs.loss * batch.weights).sum()
+        self._model.backward(loss)
+        found = {**outputs.metrics, "values": old, "returns": returns, "critic/loss": outputs.loss.detach()}
+        meter.add({f"train/{name}": (value * batch.weights).sum() for name, value in found.items()})
+
+    def _joined(self, sequences: Sequence[TrainSequence], name: str) -> torch.Tensor:
+        arrays = [np.zeros(0, np.float32), *(getattr(sequence, name) for sequence in sequences)]
+        return torch.from_numpy(np.concatenate(arrays, dtype=np.float32)).to(self._device)
+
+
+def _start(tensor: HfTensor, model: Architecture, read: Callable[[HfTensor], torch.Tensor]) -> torch.Tensor:
+    return torch.zeros(1, model.hidden) if tensor.name == HEAD.name else read(tensor)

@@ -1,0 +1,54 @@
+"""The teacher on one rank: another model that is only asked, in a layout of its own on all ranks."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlrun.converters.architecture import Architecture, read_architecture
+from rlrun.converters.safetensors_folder import WeightFolder
+from rlrun.runner.carriers import TrainerSetup
+from rlrun.runner.packing import MicroBatches
+from rlrun.runner.trainer.forward import Sequences, response_values
+from rlrun.runner.trainer.layout import data_rank
+from rlrun.runner.trainer.model import build_model
+from rlrun.runner.trainer.parameters import Parameters
+from rlrun.runner.trainer.policy import Policy
+from rlrun.runner.trainer.process import build_mesh
+from rlrun.specs.companions import side_layout
+from rlrun.specs.job import Spec
+
+
+class Teacher:
+    """Holds one rank's share of the teacher."""
+
+    def __init__(self, setup: TrainerSetup, spec: Spec, student: Architecture, device: torch.device) -> None:
+        """ValueError where the teacher cannot be used, or has other tokens than the student."""
+        assert setup.teacher_folder is not None and spec.teacher is not None
+        folder = Path(setup.teacher_folder)
+        model = read_architecture(folder)
+        if model.vocab != student.vocab:
+            raise ValueError(
+                f"the teacher {folder} has {model.vocab} tokens and the policy {student.vocab}; "
+                "distillation compares them token by token, so both must have the same tokenizer"
+            )
+        layout = side_layout(spec.teacher.parallel, setup.world_size)
+        dims = build_mesh(layout, setup.world_size)
+        dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
+        decoder = build_model(model, dims, dtype, device).requires_grad_(False)
+        with WeightFolder(folder, model) as weights:
+            Parameters(decoder, model, trained=False).load(lambda tensor: weights.read(tensor.name))
+        self._policy = Policy(
+            decoder,
+            model,
+            dims,
+            device=device,
+            temperature=spec.rollout.temperature,
+            chunk=spec.trainer.logits_chunk,
+        )
+        self._device, self._data_rank = device, data_rank(setup.rank, layout)
+
+    def log_probs(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
+        """`[R]` log-probs of this data rank's sequences by index, at the policy's sampling temperature."""
+        return response_values(self._policy, sequences, micro_batches[self._data_rank], self._device)

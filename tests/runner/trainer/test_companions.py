@@ -1,0 +1,206 @@
+"""Reference, teacher and critic on one rank, and on several in layouts of their own."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny_models import make_tiny_model
+from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan, run_ranks
+
+from rlrun.runner.packing import all_micro_batches
+
+PPO = {"type": "ppo"}
+DISTILLATION = {"type": "on_policy_distillation"}
+WITH_REFERENCE = {"type": "grpo", "kl": {"in_loss": {"coef": 0.1}}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "qwen3", scale=0.1, pad_token_id=None)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """Another architecture with the same tokens."""
+    path = tmp_path_factory.mktemp("teacher") / "llama"
+    return make_tiny_model(path, "llama", seed=5, num_hidden_layers=3, pad_token_id=None)
+
+
+@pytest.fixture
+def start(folder):
+    ranks = []
+
+    def make(algorithm, sections=None, teacher=None, **trainer):
+        spec = make_spec(folder, algorithm=algorithm, **trainer)
+        spec = type(spec).model_validate(spec.model_dump(exclude_unset=True) | (sections or {}))
+        ranks.append(make_rank(folder, spec, teacher=teacher))
+        return ranks[-1], spec
+
+    yield make
+    for rank in ranks:
+        rank.close()
+
+
+def with_returns(sequences, values, returns=1.0):
+    return [
+        dataclasses.replace(one, values=values[i], returns=np.full(len(values[i]), returns, np.float32))
+        for i, one in enumerate(sequences)
+    ]
+
+
+def test_a_fresh_critic_expects_nothing_and_learns_what_comes(start):
+    rank, spec = start(PPO, {"critic": {"lr": 1e-2}})
+    sequences = make_sequences()
+    steps = plan(sequences, spec)
+    values = rank.values(sequences, all_micro_batches(steps))
+    assert all(
+        not values[i].any() and len(values[i]) == len(one.loss_mask) for i, one in enumerate(sequences)
+    )
+    losses = []
+    for _ in range(12):
+        known = with_returns(sequences, rank.values(sequences, all_micro_batches(steps)))
+        (metrics,) = rank.train_critic(known, steps)
+        losses.append(metrics["train/value_loss"])
+    assert losses[0] == pytest.approx(1.0)
+    assert losses[-1] < 0.1
+    assert metrics["train/returns"] == pytest.approx(1.0)
+    assert metrics["train/critic/lr"] == 1e-2
+    assert 0 <= metrics["train/value_clip_frac"] <= 1
+
+
+def test_the_critic_s_gradient_is_that_of_plain_torch(start, folder):
+    rank, spec = start(PPO)
+    sequences = make_sequences(4)
+    (step,) = plan(sequences, spec)
+    head = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
+    rank._critic._parameters.masters["lm_head.weight"].data.copy_(head)
+    values = rank.values(sequences, step.micro_batches)
+    known = with_returns(sequences, values, 0.5)
+    rank.train_critic(known, [step])
+    ours = rank._critic._parameters.masters
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    weight = head.clone().requires_grad_()
+    for i, one in enumerate(known):
+        tokens = torch.from_numpy(one.tokens.astype(np.int64))
+        hidden = model.model(input_ids=tokens[None]).last_hidden_state[0]
+        theirs = (hidden @ weight.T)[one.prompt_length - 1 : -1, 0]
+        np.testing.assert_allclose(values[i], theirs.detach().numpy(), atol=1e-4)
+        squares = (theirs - 0.5) ** 2
+        (step.scale[i] * (squares * torch.from_numpy(one.loss_mask)).sum()).backward()
+    model.lm_head.weight.grad = None
+    norm = torch.nn.utils.clip_grad_norm_([*model.model.parameters(), weight], spec.critic.max_grad_norm)
+    torch.testing.assert_close(ours["lm_head.weight"].grad, weight.grad, rtol=1e-3, atol=1e-5)
+    gate = model.model.layers[0].mlp.gate_proj.weight.grad
+    torch.testing.assert_close(ours["layers.0.feed_forward.w1.weight"].grad, gate, rtol=1e-3, atol=1e-5)
+    assert norm > 0
+
+
+def test_critic_and_policy_do_not_touch_each_other(start):
+    rank, spec = start(PPO)
+    sequences = make_sequences()
+    steps = plan(sequences, spec)
+    batches = all_micro_batches(steps)
+    log_probs, values = rank.log_probs(sequences, batches), rank.values(sequences, batches)
+    rank.train_critic(with_returns(sequences, values), steps)
+    for i, after in rank.log_probs(sequences, batches).items():
+        np.testing.assert_array_equal(after, log_probs[i])
+    values = rank.values(sequences, batches)
+    rank.train(sequences, steps)
+    for i, after in rank.values(sequences, batches).items():
+        np.testing.assert_array_equal(after, values[i])
+
+
+def test_a_resumed_critic_goes_on_bit_for_bit(start, tmp_path):
+    sequences = make_sequences()
+    first, spec = start(PPO, {"critic": {"lr": 1e-2, "warmup_steps": 3, "optimizer": "muon"}})
+    steps = plan(sequences, spec)
+
+    def train(rank):
+        known = with_returns(sequences, rank.values(sequences, all_micro_batches(steps)))
+        return rank.train_critic(known, steps)
+
+    train(first)
+    first.save(tmp_path / "step")
+    second, _ = start(PPO, {"critic": {"lr": 1e-2, "warmup_steps": 3, "optimizer": "muon"}})
+    second.load(tmp_path / "step")
+    assert [train(second) for _ in range(2)] == [train(first) for _ in range(2)]
+
+
+def test_a_non_finite_return_stops_the_critic_before_its_weights(start):
+    rank, spec = start(PPO)
+    sequences = make_sequences()
+    steps = plan(sequences, spec)
+    values = rank.values(sequences, all_micro_batches(steps))
+    with pytest.raises(ArithmeticError, match=r"the loss is nan.*Lower critic\.lr"):
+        rank.train_critic(with_returns(sequences, values, float("nan")), steps)
+    for i, after in rank.values(sequences, all_micro_batches(steps)).items():
+        np.testing.assert_array_equal(after, values[i])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_teacher_says_what_transformers_says(start, teacher, dtype):
+    rank, spec = start(DISTILLATION, {"teacher": {"path": str(teacher)}}, teacher=teacher, dtype=dtype)
+    sequences = make_sequences()
+    found = rank.teacher_log_probs(sequences, all_micro_batches(plan(sequences, spec)))
+    reference = Reference(teacher, spec)
+    with torch.no_grad():
+        for i, sequence in enumerate(sequences):
+            theirs, _ = reference.log_probs(sequence)
+            np.testing.assert_allclose(found[i], theirs.numpy(), atol=1e-4 if dtype == "float32" else 1.0)
+
+
+def test_a_teacher_of_other_tokens_is_refused(start, tmp_path):
+    other = make_tiny_model(tmp_path / "other", vocab=352)
+    with pytest.raises(ValueError, match="has 352 tokens and the policy 320"):
+        start(DISTILLATION, {"teacher": {"path": str(other)}}, teacher=other)
+
+
+def test_the_reference_can_follow_the_policy_and_is_saved_then(start, tmp_path):
+    rank, spec = start(WITH_REFERENCE, {"reference": {"update_interval": 2}})
+    sequences = make_sequences()
+    steps = plan(sequences, spec)
+    batches = all_micro_batches(steps)
+    before = rank.log_probs(sequences, batches, reference=True)
+    known = [dataclasses.replace(one, reference_log_probs=before[i]) for i, one in enumerate(sequences)]
+    rank.train(known, steps)
+    rank.update_reference()
+    moved = rank.log_probs(sequences, batches)
+    for i, found in rank.log_probs(sequences, batches, reference=True).items():
+        np.testing.assert_array_equal(found, moved[i])
+    rank.train(known, steps)
+    rank.save(tmp_path / "step")
+    resumed, _ = start(WITH_REFERENCE, {"reference": {"update_interval": 2}})
+    resumed.load(tmp_path / "step")
+    for i, found in resumed.log_probs(sequences, batches, reference=True).items():
+        np.testing.assert_array_equal(found, moved[i])
+
+
+def test_nothing_is_loaded_that_the_algorithm_does_not_need(start):
+    rank, _ = start({"type": "grpo"})
+    assert rank._critic is rank._teacher is rank._reference is None
+
+
+def test_companions_have_layouts_of_their_own(folder, teacher, tmp_path):
+    """Policy over two tensor-parallel ranks; critic and teacher sharded: as on one rank."""
+    cases = {"policy": str(folder), "teacher": str(teacher)}
+    worker = Path(__file__).parent / "companion_worker.py"
+    for size in (1, 2):
+        out = tmp_path / str(size)
+        out.mkdir()
+        run_ranks(worker, size, cases, out)
+    alone = torch.load(tmp_path / "1" / "0.pt", weights_only=False)
+    shards = [torch.load(tmp_path / "2" / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    # Muon orthogonalises in bfloat16, in another order on two ranks
+    for name, tolerance in (("teacher", 1e-4), ("values", 2e-3)):
+        together = shards[0][name] | shards[1][name]
+        assert together.keys() == alone[name].keys()
+        for i, found in together.items():
+            np.testing.assert_allclose(found, alone[name][i], atol=tolerance)
+    for shard in shards:
+        for before, after in zip(alone["metrics"], shard["metrics"], strict=True):
+            assert after == pytest.approx(before, rel=1e-3, abs=1e-5)
+    assert json.dumps(shards[0]["metrics"]) == json.dumps(shards[1]["metrics"])

@@ -7,7 +7,21 @@ import sys
 
 import typer
 
-from rlrun.cli import importing, init, launch, logs, plan, plugins, runs, schema, score, status, stop, validate
+from rlrun.cli import (
+    convert,
+    importing,
+    init,
+    launch,
+    logs,
+    plan,
+    plugins,
+    runs,
+    schema,
+    score,
+    status,
+    stop,
+    validate,
+)
 from rlrun.cli.report import print_error, print_problems
 from rlrun.specs.problems import SpecError
 
@@ -24,6 +38,7 @@ app = typer.Typer(
 for command in (launch, validate, plan, init, score, runs, status, stop, logs, schema):
     app.command(command.__name__.rpartition(".")[2])(command.command)
 app.add_typer(plugins.app, name="plugins")
+app.add_typer(convert.app, name="convert")
 app.add_typer(importing.app, name="import")
 
 

@@ -1,26 +1,23 @@
-"""Reads and writes the safetensors of a model folder, one tensor at a time.
+"""Model folders for the trainer: read a tensor at a time, written from tensors as they come.
 
-The format: 8 bytes of header length (little endian), a JSON header of names, types, shapes and offsets, then
-the bytes of the tensors (https://huggingface.co/docs/safetensors).
+The bytes are those of `rlrun convert` (`hf_folder`, `safetensors_format`); only that they come from memory
+here, and go there.
 """
 
-import json
-import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from rlrun.converters.architecture import Architecture
-from rlrun.converters.hf_names import HfTensor, hf_tensors, is_derived
+from rlrun.converters.hf_folder import INDEX, companions, read_tensors
+from rlrun.converters.hf_names import HfTensor, is_derived
+from rlrun.converters.mapping import STRICT, check_names, hf_shapes
+from rlrun.converters.safetensors_format import Described, make_header, make_index, split_shards
+from rlrun.converters.stored import Files
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 SHARD_BYTES = 5 * 10**9
-CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 class WeightFolder:
@@ -29,15 +26,10 @@ class WeightFolder:
     def __init__(self, folder: Path, model: Architecture) -> None:
         """Open the files; ValueError where names or shapes are not those of the architecture."""
         self.folder = folder
-        self._open = ExitStack()
-        self._file_of: dict[str, safe_open] = {}
-        for path in _weight_files(folder):
-            try:
-                file = self._open.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise ValueError(f"{path} cannot be read: {error}") from None
-            self._file_of.update(dict.fromkeys(file.keys(), file))
-        self._check(model)
+        self._tensors = read_tensors(folder)
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items() if not is_derived(name, model)}
+        check_names(hf_shapes(model), shapes, str(folder), STRICT)
+        self._files = Files()
 
     def __enter__(self) -> "WeightFolder":
         return self
@@ -45,28 +37,12 @@ class WeightFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.close()
+        self._files.close()
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor as stored; its bytes stay in the file until they are used."""
-        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
-        return tensor
-
-    def _check(self, model: Architecture) -> None:
-        expected = {tensor.name: tensor.shape for tensor in hf_tensors(model)}
-        if missing := sorted(expected.keys() - self._file_of.keys()):
-            raise ValueError(f"{self.folder} lacks {_some(missing)}, which its config.json asks for")
-        unknown = sorted(
-            name for name in self._file_of.keys() - expected.keys() if not is_derived(name, model)
-        )
-        if unknown:
-            raise ValueError(f"{self.folder} has {_some(unknown)}, which its config.json knows nothing of")
-        for name, shape in expected.items():
-            stored = tuple(self._file_of[name].get_slice(name).get_shape())
-            if stored != shape:
-                raise ValueError(
-                    f"{name} in {self.folder} has shape {stored}, its config.json asks for {shape}"
-                )
+        tensor = self._tensors[name]
+        return self._files.array(tensor.chunks[0], tensor.dtype)
 
 
 def random_tensor(tensor: HfTensor, model: Architecture, seed: int) -> torch.Tensor:
@@ -92,47 +68,26 @@ def write_folder(
     Holds one tensor in memory at a time. An OSError (a full disk) reaches the caller.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    copy_companions(source, folder)
-    shards = _shards(shapes, dtype)
-    names = (
-        [SINGLE]
-        if len(shards) == 1
-        else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    )
+    for name, path in companions(source).items():
+        (folder / name).write_bytes(path.read_bytes())
+    described = {name: Described(dtype, shape) for name, shape in shapes.items()}
+    shards = split_shards(described, SHARD_BYTES)
     stream = iter(tensors)
-    for file_name, shard in zip(names, shards, strict=True):
-        _write_file(folder / file_name, shard, shapes, stream, dtype)
+    for file, names in shards.items():
+        _write_file(folder / file, {name: described[name] for name in names}, stream)
     if len(shards) > 1:
-        weight_map = {
-            name: file_name for file_name, shard in zip(names, shards, strict=True) for name in shard
-        }
-        total = sum(_bytes(shapes[name], dtype) for name in shapes)
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX).write_bytes(make_index(described, shards))
 
 
-def copy_companions(source: Path, folder: Path) -> None:
-    """Copy config, tokenizer and templates: everything small that isn't weights."""
-    for path in sorted(source.iterdir()):
-        if path.suffix in {".json", ".jinja", ".txt", ".model"} and path.name != INDEX:
-            shutil.copyfile(path, folder / path.name)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / INDEX).exists():
-        names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-        if gone := [name for name in names if not (folder / name).exists()]:
-            raise ValueError(f"{folder} lacks {_some(gone)}, which {INDEX} names; download it again")
-        return [folder / name for name in names]
-    if (folder / SINGLE).exists():
-        return [folder / SINGLE]
-    raise ValueError(
-        f"{folder} has no {SINGLE} and no {INDEX}; give a folder with safetensors, or set model.random_init"
-    )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _write_file(
+    path: Path, expected: Mapping[str, Described], stream: Iterator[tuple[str, torch.Tensor]]
+) -> None:
+    head, _ = make_header(expected)
+    with path.open("wb") as file:
+        file.write(head)
+        for (wanted, described), (name, tensor) in zip(expected.items(), stream, strict=False):
+            assert (name, tuple(tensor.shape)) == (wanted, described.shape), f"expected {wanted}, got {name}"
+            file.write(tensor.detach().to("cpu", described.dtype).contiguous().view(torch.uint8).numpy())
 
 
 def _digest(name: str) -> int:
@@ -141,43 +96,3 @@ def _digest(name: str) -> int:
     for byte in name.encode():
         value = (value * 131 + byte) % 2_147_483_647
     return value
-
-
-def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return torch.Size(shape).numel() * dtype.itemsize
-
-
-def _shards(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> list[list[str]]:
-    shards: list[list[str]] = [[]]
-    filled = 0
-    for name, shape in shapes.items():
-        size = _bytes(shape, dtype)
-        if shards[-1] and filled + size > SHARD_BYTES:
-            shards.append([])
-            filled = 0
-        shards[-1].append(name)
-        filled += size
-    return shards
-
-
-def _write_file(
-    path: Path,
-    names: list[str],
-    shapes: Mapping[str, tuple[int, ...]],
-    stream: Iterable[tuple[str, torch.Tensor]],
-    dtype: torch.dtype,
-) -> None:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in names:
-        start, end = end, end + _bytes(shapes[name], dtype)
-        header[name] = {"dtype": CODES[dtype], "shape": list(shapes[name]), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for expected, (name, tensor) in zip(names, stream, strict=False):
-            assert name == expected and tuple(tensor.shape) == shapes[name], (
-                f"expected {expected}, got {name}"
-            )
-            file.write(tensor.detach().to("cpu", dtype).contiguous().view(torch.uint8).numpy())

@@ -1,0 +1,213 @@
+"""`rlrun convert`: between Hugging Face folders and distributed checkpoints, and a look into both."""
+
+import json
+import os
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from rlrun.cli.arguments import AsJson
+
+_UNITS = {"": 1} | {unit: 1000**power for power, unit in enumerate("KMGT", 1)}
+_UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate("KMGT", 1)}
+_DIRECTIONS = {
+    "hf-to-dcp": "Make a distributed checkpoint, which torchtitan starts from, out of a Hugging Face folder.",
+    "dcp-to-hf": "Make a Hugging Face folder out of a run's checkpoint, or of any distributed checkpoint.",
+    "hf-to-hf": "Re-shard, cast, quantise, tie or untie a Hugging Face folder, or merge an adapter into it.",
+    "auto": "Guess the formats: SRC's from what it holds, DST's is the other one. `auto` may be left out.",
+}
+
+
+class _Guessing(TyperGroup):
+    """A group whose command may be left out."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["auto", *args])
+
+
+class Format(StrEnum):
+    """Formats of a checkpoint."""
+
+    HF = "hf"
+    DCP = "dcp"
+
+
+class Dtype(StrEnum):
+    """Precisions that weights can be cast to."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class Quantise(StrEnum):
+    """Kinds of quantisation."""
+
+    BLOCK = "fp8-block"
+    CHANNEL = "fp8-channel"
+    TENSOR = "fp8-tensor"
+    NONE = "none"
+
+
+Source = Annotated[
+    str, typer.Argument(metavar="SRC", help="A folder, a run, its checkpoints, or a model's id on the hub.")
+]
+Step = Annotated[
+    str | None,
+    typer.Option(metavar="N|latest", help="Which of a run's checkpoints; the latest if not given."),
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the hub.")]
+
+app = typer.Typer(
+    help="Convert checkpoints between Hugging Face folders (hf) and distributed checkpoints (dcp).",
+    no_args_is_help=True,
+    cls=_Guessing,
+)
+
+
+def command(
+    context: typer.Context,
+    source: Source,
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make.")],
+    *,
+    origin: Annotated[Format | None, typer.Option("--from", help="SRC's format.")] = None,
+    target: Annotated[Format | None, typer.Option("--to", help="DST's format.")] = None,
+    step: Step = None,
+    revision: Revision = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Folder with config.json and tokenizer, where SRC does not say which model it is."),
+    ] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Precision of the weights. If not given: as in SRC, or its config.")
+    ] = None,
+    quantise: Annotated[
+        Quantise | None, typer.Option("--quantize", help="Quantise the weights; none undoes it.")
+    ] = None,
+    lora: Annotated[Path | None, typer.Option(help="Folder of a LoRA adapter (peft's) to merge.")] = None,
+    tie: Annotated[
+        bool | None, typer.Option("--tie/--untie", help="Embedding and head share a tensor, or have two.")
+    ] = None,
+    optimizer: Annotated[
+        bool, typer.Option("--optimizer", help="Keep the optimizer's state, in DST/optimizer.")
+    ] = False,
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest size of a file.")] = "5GB",
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory to stay within, whatever the model.")
+    ] = "4GiB",
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Threads. If not given: one a core, at most 8.")
+    ] = None,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="SRC may lack tensors that its config asks for.")
+    ] = False,
+    drop_unknown: Annotated[
+        bool, typer.Option("--drop-unknown", help="Leave tensors behind that its config knows nothing of.")
+    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read DST back and compare every byte.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    push: Annotated[
+        str | None, typer.Option(metavar="ID", help="Upload DST as this model on the hub.")
+    ] = None,
+) -> None:
+    """Plan, write, perhaps upload."""
+    from rlrun.cli.convert_report import print_plan, print_result, progress
+    from rlrun.converters.conversion import Options, plan_conversion
+    from rlrun.converters.copying import Effort
+    from rlrun.converters.destination import check_free
+    from rlrun.converters.fp8 import granularity
+    from rlrun.converters.hub import local_folder, upload
+    from rlrun.converters.locate import find_checkpoint
+    from rlrun.converters.mapping import Lenience
+    from rlrun.converters.precision import dtype_named, torch_threads
+
+    torch_threads(1)
+    local = local_folder(source, revision)
+    found = find_checkpoint(local.folder, step, model)
+    to = _formats(context.info_name or "", origin, target, found.format, str(local.folder))
+    if push is not None and to == "dcp":
+        raise ValueError("--push uploads Hugging Face folders: convert to hf")
+    options = Options(
+        dtype=dtype_named(dtype) if dtype else None,
+        shard_bytes=parse_bytes(shard_size),
+        quantise=granularity(quantise) if quantise else None,
+        dequantise=quantise is Quantise.NONE,
+        adapter=lora,
+        tied=tie,
+        optimizer=optimizer,
+        lenience=Lenience(missing=allow_missing, unknown=drop_unknown),
+    )
+    conversion = plan_conversion(found, to, options)
+    print_plan(conversion, destination, local.commit, full=dry_run)
+    check_free(destination, conversion.files)
+    if dry_run:
+        return
+    effort = Effort(threads or min(8, os.cpu_count() or 1), parse_bytes(memory))
+    with progress(conversion.nbytes, verify) as (written, compared):
+        conversion.write(destination, effort, written.advance, compared.advance if verify else None)
+    print_result(conversion, written, destination, verified=verify)
+    if push is not None:
+        print(f"uploaded as {upload(destination, push)}")
+
+
+for _name, _help in _DIRECTIONS.items():
+    app.command(_name, help=_help)(command)
+
+
+@app.command()
+def inspect(
+    path: Source,
+    step: Step = None,
+    revision: Revision = None,
+    diff: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="Compare with another checkpoint, value by value.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is in a checkpoint, or what differs from another (exit code 1 where something does)."""
+    from rlrun.cli.convert_report import print_description, print_differences
+    from rlrun.converters.describe import describe
+    from rlrun.converters.differences import differences
+    from rlrun.converters.hub import local_folder
+    from rlrun.converters.locate import find_checkpoint
+
+    found = find_checkpoint(local_folder(path, revision).folder, step)
+    if diff is None:
+        description = describe(found)
+        if as_json:
+            print(json.dumps(description.as_json()))
+        else:
+            print_description(description)
+        return
+    rows = list(differences(found, find_checkpoint(local_folder(diff, None).folder)))
+    if as_json:
+        print(json.dumps([row.as_json() for row in rows]))
+    else:
+        print_differences(rows)
+    raise typer.Exit(1 if any(row.differs for row in rows) else 0)
+
+
+def parse_bytes(text: str) -> int:
+    """`"5GB"`, `"500M"`, `"4GiB"`, `"1000"` -> bytes. ValueError for anything else."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]I?)?B?", text.strip().upper())
+    if not match or not (size := int(float(match[1]) * _UNITS[match[2] or ""])):
+        raise ValueError(f"{text!r} is no size: write it as in 5GB, 500MB or 4GiB")
+    return size
+
+
+def _formats(name: str, origin: str | None, target: str | None, found: str, folder: str) -> Any:
+    """DST's format; ValueError where what was asked for and what SRC is do not agree."""
+    if "-to-" in name:
+        wanted_origin, wanted_target = name.split("-to-")
+        if origin not in (None, wanted_origin) or target not in (None, wanted_target):
+            raise ValueError(f"{name} says both formats already: leave --from and --to out")
+        origin, target = wanted_origin, wanted_target
+    if origin not in (None, found):
+        raise ValueError(f"{folder} is in format {found}, not {origin}")
+    if (found, target) == ("dcp", "dcp"):
+        raise ValueError("a distributed checkpoint is not converted into another; hf-to-dcp and back is")
+    return target or ("dcp" if found == "hf" else "hf")

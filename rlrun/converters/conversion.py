@@ -1,0 +1,324 @@
+"""Plans a conversion and carries it out.
+
+    SRC (either format) ─▶ tensors by Hugging Face name ─▶ merged, tied, cast, quantised ─▶ files of DST
+
+Planning reads headers only; everything that can be wrong with the source's names and shapes is found before a
+byte is written.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlrun.converters.architecture import FAMILIES, Architecture, architecture, read_config
+from rlrun.converters.content import Content, Plain, cast, plain
+from rlrun.converters.copying import Advance, Effort, as_bytes, blocks
+from rlrun.converters.dcp_folder import DcpFolder
+from rlrun.converters.destination import write_whole
+from rlrun.converters.fp8 import Granularity, dequantised, quantisation_config, quantised
+from rlrun.converters.hf_folder import companions, read_tensors
+from rlrun.converters.locate import Format, Found
+from rlrun.converters.lora import merged
+from rlrun.converters.mapping import STRICT, Lenience, Mapped, second_names, to_hf, to_parameters
+from rlrun.converters.output_files import OutputFile, distcp_files, safetensors_files, small_file
+from rlrun.converters.precision import dtype_named
+from rlrun.converters.stored import Files, Stored
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_OWN = "parameters."
+"""Before the names of parameters in checkpoints of rlrun's trainer."""
+_OPTIMIZER = "optimizer"
+_OTHER_STATE = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")
+"""What torchtitan's own checkpoints hold besides parameters."""
+_PRECISE = ("e_score_correction_bias",)
+"""Kept in float32 whatever the rest is."""
+_VERIFY_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is done on the way."""
+
+    dtype: torch.dtype | None = None
+    """Of the weights in DST; None: as stored, or the config's where the source is of training."""
+    shard_bytes: int = 5 * 10**9
+    quantise: Granularity | None = None
+    dequantise: bool = False
+    adapter: Path | None = None
+    """LoRA adapter to merge."""
+    tied: bool | None = None
+    """Embedding and head share one tensor in DST; None: as in the source."""
+    optimizer: bool = False
+    """Bring the moments of AdamW along, in DST's folder `optimizer`."""
+    lenience: Lenience = STRICT
+
+
+@dataclass(slots=True)
+class Conversion:
+    """All that will be written, and what is read for it."""
+
+    source: Found
+    target: Format
+    files: list[OutputFile]
+    contents: dict[str, Content]
+    """By the names that DST has for them."""
+    sources: Files
+    identity: dict[str, Any]
+    """What makes two conversions the same."""
+    mapped: Mapped = field(default_factory=Mapped)
+    resumed: int = 0
+    """Bytes that an earlier, interrupted conversion had written."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to be written."""
+        return sum(file.size for file in self.files)
+
+    def write(self, destination: Path, effort: Effort, advance: Advance, verify: Advance | None) -> None:
+        """Write the folder; where `verify` is given, read it back first and compare it (calling `verify` with
+        the bytes compared). ValueError where it differs.
+        """
+
+        def check(folder: Path) -> None:
+            if verify is not None:
+                _compare(self, folder, verify)
+
+        self.resumed = write_whole(
+            destination,
+            self.files,
+            self.sources,
+            identity=self.identity,
+            effort=effort,
+            advance=advance,
+            check=check,
+        )
+        self.sources.close()
+
+
+def plan_conversion(source: Found, target: Format, options: Options) -> Conversion:
+    """What converting would write. ValueError where the source is not in order, or the options do not fit
+    it.
+    """
+    if options.optimizer and (source.format, target) != ("dcp", "hf"):
+        raise ValueError("only a checkpoint of training has an optimizer's state: leave --optimizer out")
+    config = _config(source)
+    wide = target == "dcp" or options.dequantise or bool(options.quantise or options.adapter)
+    contents, mapped = _hf_contents(source, config, options, wide)
+    if options.adapter is not None:
+        contents = merged(contents, options.adapter)
+    contents, config = _tied(contents, config, options.tied)
+    contents = {name: _cast(name, content, options.dtype) for name, content in contents.items()}
+    if target == "hf":
+        contents, config = _quantised(contents, config, options.quantise)
+        files = safetensors_files(contents, options.shard_bytes)
+        files += _optimizer_files(source, config, options) if options.optimizer else []
+    else:
+        if options.quantise:
+            raise ValueError("a distributed checkpoint is for training: it is not quantised")
+        model = architecture(config)
+        contents = to_parameters(model, contents, str(source.folder), options.lenience).contents
+        aliases = {new: old for new, old in second_names(model).items() if old in contents}
+        files = distcp_files(contents, aliases, options.shard_bytes)
+    files += _companion_files(source, _with_dtype(config, options.dtype))
+    return Conversion(
+        source, target, files, contents, _opened(files), _identity(source, target, files, options), mapped
+    )
+
+
+def hf_contents(source: Found) -> dict[str, Content]:
+    """A checkpoint's tensors by Hugging Face name, as they are. ValueError where they are not in order."""
+    if source.format == "hf":
+        return {name: plain(tensor) for name, tensor in read_tensors(source.folder).items()}
+    return _from_parameters(source, architecture(_config(source)), Lenience(True, True)).contents
+
+
+def _config(source: Found) -> dict[str, Any]:
+    if source.model is None:
+        raise ValueError(
+            f"{source.folder} does not say which model it is of: give --model, a folder with its config.json"
+        )
+    return read_config(source.model)
+
+
+def _hf_contents(
+    source: Found, config: Mapping[str, Any], options: Options, wide: bool
+) -> tuple[dict[str, Content], Mapped]:
+    """The source's tensors by Hugging Face name; `wide`: none of them quantised."""
+    if source.format == "hf":
+        return _stored_hf(source, config, options, wide)
+    mapped = _from_parameters(source, architecture(config), options.lenience)
+    precision = options.dtype or _dtype(config)
+    return {name: _cast(name, content, precision) for name, content in mapped.contents.items()}, mapped
+
+
+def _stored_hf(
+    source: Found, config: Mapping[str, Any], options: Options, wide: bool
+) -> tuple[dict[str, Content], Mapped]:
+    found: dict[str, Content] = {name: plain(tensor) for name, tensor in read_tensors(source.folder).items()}
+    if wide:
+        found = dequantised(found, config, options.dtype or _dtype(config))
+    elif config.get("quantization_config"):
+        return found, Mapped()
+    if config.get("model_type") not in FAMILIES:
+        return found, Mapped()
+    mapped = to_parameters(architecture(config), found, str(source.folder), options.lenience)
+    return {name: content for name, content in found.items() if name not in mapped.unknown}, mapped
+
+
+def _from_parameters(
+    source: Found, model: Architecture, lenience: Lenience, prefix: str | None = None
+) -> Mapped:
+    """The tensors of a distributed checkpoint whose names begin with `prefix`; None: the parameters."""
+    folder = DcpFolder(source.folder)
+    own = any(name.startswith(_OWN) for name in folder.tensors)
+    start = prefix if prefix is not None else _OWN if own else ""
+    described = {
+        name.removeprefix(start): tensor
+        for name, tensor in folder.tensors.items()
+        if name.startswith(start) and not name.startswith(_OTHER_STATE)
+    }
+
+    def read(name: str) -> Stored:
+        return folder.read(start + name)
+
+    return to_hf(model, described, read, where=str(source.folder), lenience=lenience, own=own)
+
+
+def _optimizer_files(source: Found, config: Mapping[str, Any], options: Options) -> list[OutputFile]:
+    """The optimizer's tensors under the names of the weights they belong to, in a folder of their own."""
+    model = architecture(config)
+    names = DcpFolder(source.folder).tensors
+    weights = {name.removeprefix(_OWN) for name in names if name.startswith(_OWN)}
+    kinds = {kind for kind, _, weight in (name.partition(".") for name in names) if weight in weights}
+    kinds -= {_OWN.removesuffix(".")}
+    if not kinds:
+        raise ValueError(f"{source.folder} holds no optimizer's state")
+    contents: dict[str, Content] = {}
+    for kind in sorted(kinds):
+        found = _from_parameters(source, model, Lenience(missing=True), f"{kind}.")
+        contents |= {f"{kind}.{name}": content for name, content in found.contents.items()}
+    files = safetensors_files(contents, options.shard_bytes)
+    return [replace(file, name=f"{_OPTIMIZER}/{file.name}") for file in files]
+
+
+def _tied(
+    contents: dict[str, Content], config: dict[str, Any], tied: bool | None
+) -> tuple[dict[str, Content], dict[str, Any]]:
+    """With one tensor for embedding and head, or two."""
+    if tied is None or tied == bool(config.get("tie_word_embeddings", False)):
+        return contents, config
+    if EMBEDDING not in contents:
+        raise ValueError(f"the model has no {EMBEDDING} to tie or untie")
+    config = config | {"tie_word_embeddings": tied}
+    if not tied:
+        return contents | {HEAD: contents[EMBEDDING]}, config
+    _check_same(contents)
+    return {name: content for name, content in contents.items() if name != HEAD}, config
+
+
+def _check_same(contents: Mapping[str, Content]) -> None:
+    """Tying must lose nothing."""
+    embedding, head, files = contents[EMBEDDING], contents[HEAD], Files()
+    same = embedding.tensor == head.tensor and all(
+        torch.equal(as_bytes(embedding.rows(files, *block)), as_bytes(head.rows(files, *block)))
+        for block in blocks(embedding, _VERIFY_BYTES)
+    )
+    files.close()
+    if not same:
+        raise ValueError(f"{HEAD} and {EMBEDDING} differ: tying them would throw one away")
+
+
+def _quantised(
+    contents: dict[str, Content], config: dict[str, Any], granularity: Granularity | None
+) -> tuple[dict[str, Content], dict[str, Any]]:
+    if granularity is None:
+        kept = any(content.tensor.dtype == torch.float8_e4m3fn for content in contents.values())
+        return contents, config if kept else {k: v for k, v in config.items() if k != "quantization_config"}
+    architecture(config)  # which tensors are projections is known for these families
+    settings = quantisation_config(contents, granularity)
+    return quantised(contents, granularity), config | {"quantization_config": settings}
+
+
+def _cast(name: str, content: Content, dtype: torch.dtype | None) -> Content:
+    if dtype is None or content.tensor.dtype.itemsize == 1:
+        return content
+    return cast(content, torch.float32 if name.endswith(_PRECISE) else dtype)
+
+
+def _dtype(config: Mapping[str, Any]) -> torch.dtype:
+    return dtype_named(str(config.get("dtype") or config.get("torch_dtype") or "float32"))
+
+
+def _with_dtype(config: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
+    if dtype is None:
+        return config
+    return config | {"torch_dtype" if "torch_dtype" in config else "dtype": str(dtype).removeprefix("torch.")}
+
+
+def _companion_files(source: Found, config: dict[str, Any]) -> list[OutputFile]:
+    """The config as it now is; tokenizer and the rest as they were."""
+    assert source.model is not None
+    original = read_config(source.model)
+    files = []
+    for name, path in companions(source.model).items():
+        changed = name == "config.json" and config != original
+        data = json.dumps(config, indent=2).encode() + b"\n" if changed else path.read_bytes()
+        files.append(small_file(name, data))
+    return files
+
+
+def _opened(files: list[OutputFile]) -> Files:
+    """Every file that will be read, open: a running job may remove its oldest checkpoint meanwhile."""
+    sources = Files()
+    for content in (tensor.content for file in files for tensor in file.tensors):
+        if isinstance(content, Plain):
+            for chunk in content.stored.chunks:
+                sources.open(chunk.path)
+    return sources
+
+
+def _identity(source: Found, target: Format, files: list[OutputFile], options: Options) -> dict[str, Any]:
+    """Source files by size and time, and the layout of what is written."""
+    stats = {
+        path.name: (path.stat().st_size, path.stat().st_mtime_ns)
+        for folder in (source.folder, source.model, options.adapter)
+        if folder is not None
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    }
+    layout = [
+        (file.name, file.size, [(tensor.name, tensor.position) for tensor in file.tensors]) for file in files
+    ]
+    settings = {name: str(value) for name, value in asdict(options).items()}
+    return {
+        "source": str(source.folder.absolute()),
+        "stats": stats,
+        "target": target,
+        "layout": layout,
+        "options": settings,
+    }
+
+
+def _compare(conversion: Conversion, folder: Path, advance: Advance) -> None:
+    """Read a written folder as any reader would, and compare every byte of every tensor with its source."""
+    files = Files()
+    for part in sorted({Path(file.name).parent for file in conversion.files}):
+        read = _reader(conversion.target, folder / part)
+        tensors = [t for file in conversion.files if Path(file.name).parent == part for t in file.tensors]
+        for name, content in ((tensor.name, tensor.content) for tensor in tensors):
+            written = plain(read(name))
+            same = written.tensor == content.tensor
+            for block in blocks(content, _VERIFY_BYTES):
+                expected = as_bytes(content.rows(conversion.sources, *block))
+                if not same or not torch.equal(as_bytes(written.rows(files, *block)), expected):
+                    raise ValueError(f"{name} in {folder} is not what was written: is the disk in order?")
+                advance(len(expected))
+    files.close()
+
+
+def _reader(target: Format, folder: Path) -> Callable[[str], Stored]:
+    return read_tensors(folder).__getitem__ if target == "hf" else DcpFolder(folder).read

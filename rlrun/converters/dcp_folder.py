@@ -1,0 +1,257 @@
+"""Reads the folder of a distributed checkpoint (torch.distributed.checkpoint) without loading it.
+
+`.metadata` is a pickle that says which chunk of which tensor is where; each chunk is what torch.save writes,
+a zip of a small pickle and the bytes, within a larger file. Pickles can run code: only the classes that these
+two consist of are let in, and none of them does more than hold values.
+"""
+
+import io
+import math
+import pickle
+import zipfile
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+
+from rlrun.converters.paths import check_tensor_name, inside
+from rlrun.converters.safetensors_format import CODES, Described
+from rlrun.converters.stored import Chunk, Stored
+
+METADATA = ".metadata"
+_METADATA_CLASSES = {
+    "Metadata",
+    "TensorStorageMetadata",
+    "BytesStorageMetadata",
+    "TensorProperties",
+    "ChunkStorageMetadata",
+    "MetadataIndex",
+    "StorageMeta",
+    "_MEM_FORMAT_ENCODING",
+}
+_RECORD_HEADER = 30
+"""Bytes of a zip record's own header, before its name and padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """What `.metadata` says of a chunk."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    position: int
+    length: int
+
+
+class DcpFolder:
+    """A distributed checkpoint: what tensors it has, and where their bytes are."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the metadata. ValueError where the folder is no complete checkpoint."""
+        self.folder = folder
+        self.tensors: dict[str, Described] = {}
+        path = inside(folder, METADATA)
+        try:
+            table = _MetadataPickle(io.BytesIO(path.read_bytes())).load()
+            self._items = _items(table)
+            for name in self._items:
+                entry = table.state_dict_metadata[name]
+                self.tensors[name] = Described(entry.properties.dtype, _shape(entry.size))
+                _check_filled(name, self.tensors[name], self._items[name])
+        except Exception as error:  # what a damaged pickle raises knows no bounds
+            raise ValueError(f"{path} is no checkpoint's metadata: {_line(error)}") from None
+        for name in self.tensors:
+            check_tensor_name(name, path)
+
+    @property
+    def num_files(self) -> int:
+        """Files that hold tensors."""
+        return len({item.file for items in self._items.values() for item in items})
+
+    def num_chunks(self, name: str) -> int:
+        """In how many parts a tensor was written."""
+        return len(self._items[name])
+
+    def read(self, name: str) -> Stored:
+        """Where a tensor's bytes are. ValueError where they are not as the metadata says."""
+        tensor = self.tensors[name]
+        chunks = (self._chunk(name, tensor.dtype, item) for item in self._items[name])
+        return Stored(tensor.dtype, tensor.shape, tuple(chunks))
+
+    def scalar(self, name: str) -> int | None:
+        """The value of an integer such as `step`; None where the checkpoint holds none."""
+        if name not in self.tensors or self.tensors[name].shape:
+            return None
+        stored = self.read(name)
+        with stored.chunks[0].path.open("rb") as file:
+            file.seek(stored.chunks[0].position)
+            data = bytearray(file.read(stored.nbytes))
+        return int(torch.frombuffer(data, dtype=stored.dtype))
+
+    def _chunk(self, name: str, dtype: torch.dtype, item: _Item) -> Chunk:
+        path = inside(self.folder, item.file)
+        if item.position + item.length > path.stat().st_size:
+            raise ValueError(f"{path} is cut off: {name} would end at byte {item.position + item.length}")
+        try:
+            position = item.position + _data_position(path, dtype, item)
+        except Exception as error:  # as above
+            raise ValueError(f"{path} does not hold {name} at {item.position}: {_line(error)}") from None
+        return Chunk(path, position, item.offsets, item.shape)
+
+
+def is_dcp_folder(folder: Path) -> bool:
+    """Whether it is the folder of a distributed checkpoint."""
+    return (folder / METADATA).is_file()
+
+
+class _MetadataPickle(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == metadata.__name__ and name in _METADATA_CLASSES:
+            return getattr(metadata, name)
+        if (module, name) == (filesystem.__name__, "_StorageInfo"):
+            return filesystem._StorageInfo
+        if (module, name) == ("torch", "Size"):
+            return torch.Size
+        if (module, name) == ("torch.serialization", "_get_layout"):
+            return str  # the layout is not used
+        if (module, name) in (("pathlib", "PosixPath"), ("pathlib", "WindowsPath")):
+            return PurePosixPath
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, which no metadata needs")
+
+
+class _TensorPickle(pickle.Unpickler):
+    """Reads the small pickle of a tensor: `(storage's key, offset, size, stride)`."""
+
+    def persistent_load(self, pid: Any) -> Any:
+        return pid[2]
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"):
+            return lambda key, offset, size, stride, *_: (key, offset, tuple(size), tuple(stride))
+        if (module, name) == ("torch._utils", "_rebuild_parameter"):
+            return lambda tensor, *_: tensor
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch", "Size"):
+            return torch.Size
+        if module in ("torch", "torch.storage") and name.endswith("Storage"):
+            return name
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return name
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, which no tensor needs")
+
+
+def _items(table: Any) -> dict[str, list[_Item]]:
+    """The chunks of every tensor; objects that are no tensors are left out."""
+    infos = {(index.fqn, _shape(index.offset or ())): info for index, info in table.storage_data.items()}
+    found: dict[str, list[_Item]] = {}
+    for name, entry in table.state_dict_metadata.items():
+        if not isinstance(entry, metadata.TensorStorageMetadata):
+            continue
+        found[name] = []
+        for chunk in entry.chunks:
+            offsets, info = _shape(chunk.offsets), infos[name, _shape(chunk.offsets)]
+            if getattr(info, "transform_descriptors", None):
+                raise ValueError(f"{name} is stored compressed, which is not supported")
+            (position,), (length,) = _shape((info.offset,)), _shape((info.length,))
+            found[name].append(_Item(offsets, _shape(chunk.sizes), info.relative_path, position, length))
+    if not found:
+        raise ValueError("it has no tensors")
+    return found
+
+
+def _shape(values: Any) -> tuple[int, ...]:
+    shape = tuple(values)
+    if not all(type(value) is int and 0 <= value < 2**62 for value in shape):
+        raise ValueError(f"{shape} are no sizes")
+    return shape
+
+
+def _check_filled(name: str, tensor: Described, items: list[_Item]) -> None:
+    """The chunks must fill the tensor, and lie within it."""
+    if tensor.dtype not in CODES:
+        raise ValueError(f"{name} has type {tensor.dtype}, which is not supported")
+    for item in items:
+        ends = [offset + size for offset, size in zip(item.offsets, item.shape, strict=True)]
+        if any(end > size for end, size in zip(ends, tensor.shape, strict=True)):
+            raise ValueError(f"{name} has a chunk that reaches beyond it")
+    if sum(math.prod(item.shape) for item in items) != math.prod(tensor.shape):
+        raise ValueError(f"the chunks of {name} do not fill it")
+
+
+def _data_position(path: Path, dtype: torch.dtype, item: _Item) -> int:
+    """Where, from the item's beginning, its bytes are."""
+    with path.open("rb") as file:
+        file.seek(item.position)
+        archive = io.BytesIO(file.read(item.length)) if item.length < 1 << 16 else _Window(file, item)
+        with zipfile.ZipFile(archive) as records:
+            root = next(name for name in records.namelist() if name.endswith("/data.pkl"))[: -len("data.pkl")]
+            if f"{root}byteorder" in records.namelist() and records.read(f"{root}byteorder") != b"little":
+                raise ValueError("its bytes are big-endian, which is not supported")
+            key, offset, size, stride = _TensorPickle(records.open(f"{root}data.pkl")).load()
+            record = records.getinfo(f"{root}data/{key}")
+        archive.seek(record.header_offset)
+        header = archive.read(_RECORD_HEADER)
+    begin = (
+        record.header_offset
+        + _RECORD_HEADER
+        + sum(int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+    )
+    used = (offset + math.prod(size)) * dtype.itemsize
+    if tuple(size) != item.shape or used > record.file_size or record.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"it is a tensor of shape {size}, not {item.shape}")
+    if begin + used > item.length:
+        raise ValueError("it is cut off")
+    if math.prod(size) and not _is_contiguous(size, stride):
+        raise ValueError(f"it is stored with strides {stride}, only row-major tensors are supported")
+    return begin + offset * dtype.itemsize
+
+
+class _Window(io.RawIOBase):
+    """The bytes of one item, as a file of its own."""
+
+    def __init__(self, file: Any, item: _Item) -> None:
+        self._file = file
+        self._begin, self._length = item.position, item.length
+        self._at = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        rest = max(0, self._length - self._at)
+        size = rest if size is None or size < 0 else min(size, rest)
+        self._file.seek(self._begin + self._at)
+        data: bytes = self._file.read(size)
+        self._at += len(data)
+        return data
+
+
+def _is_contiguous(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    expected = 1
+    for length, step in zip(reversed(size), reversed(stride), strict=True):
+        if length > 1 and step != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,16 @@
+"""Precisions by name, and torch's threads."""
+
+import torch
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """`"bfloat16"` -> `torch.bfloat16`. ValueError for what is no type of torch."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is no type of torch")
+    return dtype
+
+
+def torch_threads(count: int) -> None:
+    """On how many threads torch computes each operation; one where the caller has threads of its own."""
+    torch.set_num_threads(count)

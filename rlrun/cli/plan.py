@@ -2,102 +2,97 @@
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from rlrun.cli.arguments import AsJson, Overrides, Profiles, Specs, load
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from rlrun.runner.estimate import Case
     from rlrun.runner.plan import Plan
-    from rlrun.runner.trainer.layout import Coordinates
     from rlrun.specs.job import Spec
 
 
 def command(
-    specs: Specs, overrides: Overrides = None, profiles: Profiles = None, as_json: AsJson = False
+    specs: Specs,
+    *,
+    overrides: Overrides = None,
+    profiles: Profiles = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="GPU to plan for, as in H100-80GB. Left out: this host's, else H100-80GB."),
+    ] = None,
+    prompt_tokens: Annotated[
+        float | None, typer.Option(min=1, help="Mean prompt. Left out: a quarter of the longest.")
+    ] = None,
+    response_tokens: Annotated[
+        float | None, typer.Option(min=1, help="Mean response. Left out: half of the longest.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show the batch equation, the placement of every rank and engine, and all that is derived."""
+    """Show the batch equation, the mesh, the placement, memory, disk and time, and all that is derived."""
     from rlrun.runner.plan import make_plan
 
     spec = load(specs, overrides, profiles).spec
     plan = make_plan(spec)
+    case, reason = _case(spec, plan, gpu, (prompt_tokens, response_tokens))
     if as_json:
-        print(json.dumps(asdict(plan) | {"optimizer_steps": plan.optimizer_steps}))
+        print(json.dumps(_as_dict(plan, case, reason)))
         return
     from rich.console import Console
+    from rich.text import Text
+
+    from rlrun.cli.plan_picture import numbers_table, placement_table
+    from rlrun.cli.plan_sizing import sizing_report
 
     console = Console(highlight=False)
-    for table in (_numbers(spec, plan), _placement(spec, plan)):
-        console.print(table)
+    console.print(numbers_table(spec, plan), placement_table(spec, plan), sep="\n")
+    if case is None:
+        console.print(f"memory and time are not planned: {reason}")
+    else:
+        for part in sizing_report(case):
+            console.print(part, soft_wrap=isinstance(part, Text))
 
 
-def _numbers(spec: "Spec", plan: "Plan") -> "Table":
-    batch = plan.batch
-    rows: list[tuple[object, ...]] = [
-        ("prompts a step (P)", batch.prompts, "rollout.batch_size"),
-        ("samples a prompt (n)", batch.samples_per_prompt, "rollout.samples_per_prompt"),
-        ("samples an optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size"),
-        ("optimizer steps a step (S)", batch.optimizer_steps, "trainer.optimizer_steps"),
-    ]
-    if not plan.engines:
-        rows = [
-            ("demonstrations an optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size")
-        ]
-    per_rank = batch.global_batch_size // spec.trainer.parallel.data_degree
-    epochs = f"{spec.trainer.epochs} · ⌊rows / {batch.prompts}⌋"
-    rows += [
-        ("samples of a data rank", per_rank, "G / (fsdp · replicate)"),
-        ("steps", epochs if plan.steps is None else plan.steps, "trainer.steps or epochs"),
-        ("optimizer steps in all", plan.optimizer_steps or f"{epochs} · S", "steps · S"),
-        ("tokens of the longest sample", plan.max_sample_tokens, "prompt + response, evaluation too"),
-        ("tokens of a micro-batch", plan.micro_batch_tokens, "trainer.max_tokens_per_rank"),
-    ]
-    if plan.engines:
-        rows.append(("KV cache of an engine, tokens", plan.cache_tokens, "engine.max_cache_tokens"))
-    product = f"P·n = {batch.samples} = G·S" if plan.engines else f"G = {batch.global_batch_size}"
-    return _table(f"{spec.name}: {product}", ("number", "value", "from"), rows)
+def _case(
+    spec: "Spec", plan: "Plan", gpu: str | None, lengths: tuple[float | None, float | None]
+) -> tuple["Case | None", str]:
+    """What an estimate looks at; None, with the reason, where the model is not known."""
+    from rlrun.plugins.validation import needs_of
+    from rlrun.runner.estimate import Case, Workload, usual_workload
+    from rlrun.runner.hardware import USUAL_GPU, find_gpu, this_gpu, this_host
+    from rlrun.runner.sizing import planned_architecture
+
+    if gpu is not None:
+        device = find_gpu(gpu)
+    elif spec.cluster.gpus_per_node:
+        device = this_gpu() or find_gpu(USUAL_GPU)
+    else:
+        device = this_host(sum(rank.threads for rank in plan.ranks if rank.place.node == 0))
+    try:
+        model = planned_architecture(spec.model)
+    except ValueError as error:
+        return None, str(error)
+    usual = usual_workload(spec)
+    load = Workload(lengths[0] or usual.prompt, lengths[1] or usual.response)
+    return Case(spec, plan, needs_of(spec), model, device, load), ""
 
 
-def _placement(spec: "Spec", plan: "Plan") -> "Table":
-    rows: list[tuple[object, ...]] = [
-        (
-            f"rank {rank.rank}",
-            _device(rank.place.node, rank.place.gpu),
-            rank.threads,
-            f"data {rank.data_rank}: {_place_in_mesh(rank.coordinates, spec)}",
-        )
-        for rank in plan.ranks
-    ]
-    rows += [
-        (
-            f"engine {engine.index}",
-            _device(engine.place.node, engine.place.gpu),
-            engine.threads,
-            "a free port" if engine.port is None else f"port {engine.port}",
-        )
-        for engine in plan.engines
-    ]
-    kind = "colocated: ranks and engines take turns" if plan.colocated else "disaggregated"
-    return _table(kind if plan.engines else "no engines", ("process", "device", "threads", "place"), rows)
+def _as_dict(plan: "Plan", case: "Case | None", reason: str) -> dict[str, Any]:
+    found = asdict(plan) | {"optimizer_steps": plan.optimizer_steps}
+    if case is None:
+        return found | {"sizing": None, "sizing_reason": reason}
+    from rlrun.runner.sizing import size_job
 
-
-def _device(node: int, gpu: int | None) -> str:
-    return f"node {node}, CPU" if gpu is None else f"node {node}, GPU {gpu}"
-
-
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> "Table":
-    from rich.table import Table
-
-    table = Table(*columns, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*map(str, row))
-    return table
-
-
-def _place_in_mesh(coordinates: "Coordinates", spec: "Spec") -> str:
-    """Pipeline and context are named where there are any."""
-    parallel = spec.trainer.parallel
-    hidden = {name for name in ("pipeline", "context") if getattr(parallel, name) == 1}
-    places = asdict(coordinates).items()
-    return ", ".join(f"{name} {place}" for name, place in places if name not in hidden)
+    sizing = size_job(case)
+    estimate = asdict(sizing.estimate) | {
+        "step_seconds": sizing.estimate.step_seconds,
+        "device_hours": sizing.estimate.device_hours,
+    }
+    shown = asdict(sizing) | {
+        "estimate": estimate,
+        "device": asdict(case.device),
+        "lengths": asdict(case.load),
+    }
+    return found | {"sizing": shown}

@@ -15,7 +15,17 @@ SPECS = Path(__file__).parents[1] / "specs"
 BASE = SPECS / "base.toml"
 DOCS = Path(__file__).parents[2] / "docs"
 
-HEAVY = ("torch", "numpy", "mpmath", "ray", "transformers", "torchtitan", "reasoning_gym", "aiohttp", "matplotlib")
+HEAVY = (
+    "torch",
+    "numpy",
+    "mpmath",
+    "ray",
+    "transformers",
+    "torchtitan",
+    "reasoning_gym",
+    "aiohttp",
+    "matplotlib",
+)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +123,11 @@ def test_plan_shows_numbers_and_places(rlrun: Command) -> None:
     for expected in (
         "P·n = 32 = G·S",
         "2 · ⌊rows / 8⌋",
+        "4 trainer ranks = fsdp 2 × tensor 2",
+        "GPU 5",
         "rank 3",
-        "node 0, GPU 3",
-        "engine 1",
         "port 30001",
-        "fsdp 1",
+        "memory and time are not planned",
     ):
         assert expected in outcome.out, expected
 
@@ -136,6 +146,48 @@ def test_plan_as_json(rlrun: Command) -> None:
     assert plan["optimizer_steps"] is None
 
 
+MODEL = ("--set", "model.path=package:quickstart/model", "--set", "rollout.max_response_tokens=64")
+MODEL = (*MODEL, "--set", "rollout.max_prompt_tokens=64")
+
+
+def test_plan_shows_memory_disk_and_time(rlrun: Command) -> None:
+    outcome = rlrun("plan", BASE, *MODEL, "--set", "cluster.gpus_per_node=1", "--gpu", "L4")
+    assert outcome.code == 0
+    for expected in (
+        "training: ",
+        "% of L4 (22 GiB)",
+        "1,049,984 × ",
+        "generation: ",
+        "KV cache",
+        "disk for checkpoints",
+        "GPU-hours",
+        "assumed: prompts of 16 and responses of 32 tokens on average",
+    ):
+        assert expected in outcome.out, expected
+    assert "warning" not in outcome.out
+
+
+def test_plan_warns_where_it_does_not_fit(rlrun: Command) -> None:
+    overrides = ("--set", "trainer.max_tokens_per_rank=1000000", "--set", "cluster.gpus_per_node=1")
+    outcome = rlrun("plan", BASE, *MODEL, *overrides, "--gpu", "L4")
+    assert outcome.code == 0
+    assert "warning: training needs" in outcome.out
+    assert "lower trainer.max_tokens_per_rank" in outcome.out
+
+
+def test_plan_of_an_unknown_gpu(rlrun: Command) -> None:
+    outcome = rlrun("plan", BASE, "--gpu", "A100")
+    assert outcome.code == 2
+    assert "known: L4, RTX-4090" in outcome.err
+
+
+def test_plan_as_json_has_memory(rlrun: Command) -> None:
+    plan = json.loads(rlrun("plan", BASE, *MODEL, "--json").out)
+    assert [phase["name"] for phase in plan["sizing"]["phases"]] == ["training", "generation"]
+    assert plan["sizing"]["estimate"]["step_seconds"] > 0
+    assert json.loads(rlrun("plan", BASE, "--json").out)["sizing"] is None
+
+
 def test_plan_of_demonstrations(rlrun: Command) -> None:
     overrides = ("algorithm.type=sft", "trainer.global_batch_size=8", "rewards=[]")
     outcome = rlrun("plan", BASE, *(part for override in overrides for part in ("--set", override)))
@@ -148,7 +200,7 @@ def test_init_writes_a_spec_that_validates(rlrun: Command, tmp_path: Path, gpus:
     path = tmp_path / "first.toml"
     assert rlrun("init", path, "--gpus", gpus, "--model", "Qwen/Qwen3-4B").code == 0
     assert rlrun("validate", path).code == 0
-    assert rlrun("plan", path).code == 0
+    assert rlrun("plan", path, *MODEL).code == 0
     again = rlrun("init", path)
     assert again.code == 2
     assert "is there already" in again.err

@@ -1,0 +1,108 @@
+"""The plan in a terminal: its numbers, the mesh, and which rank and engine lies on which device."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+
+from rich.table import Table
+
+from rlrun.runner.plan import EnginePlan, Plan, RankPlan
+from rlrun.specs.job import Spec
+
+_SHORT = {"pipeline": "pp", "replicate": "rep", "fsdp": "fsdp", "context": "cp", "tensor": "tp"}
+
+
+def numbers_table(spec: Spec, plan: Plan) -> Table:
+    """The batch equation and what follows from it."""
+    batch = plan.batch
+    rows: list[tuple[object, ...]] = [
+        ("prompts a step (P)", batch.prompts, "rollout.batch_size"),
+        ("samples a prompt (n)", batch.samples_per_prompt, "rollout.samples_per_prompt"),
+        ("samples an optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size"),
+        ("optimizer steps a step (S)", batch.optimizer_steps, "trainer.optimizer_steps"),
+    ]
+    if not plan.engines:
+        rows = [
+            ("demonstrations an optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size")
+        ]
+    per_rank = batch.global_batch_size // spec.trainer.parallel.data_degree
+    epochs = f"{spec.trainer.epochs} · ⌊rows / {batch.prompts}⌋"
+    rows += [
+        ("samples of a data rank", per_rank, "G / (fsdp · replicate)"),
+        ("steps", epochs if plan.steps is None else plan.steps, "trainer.steps or epochs"),
+        ("optimizer steps in all", plan.optimizer_steps or f"{epochs} · S", "steps · S"),
+        ("tokens of the longest sample", plan.max_sample_tokens, "prompt + response, evaluation too"),
+        ("tokens of a micro-batch", plan.micro_batch_tokens, "trainer.max_tokens_per_rank"),
+    ]
+    if plan.engines:
+        rows.append(("KV cache of an engine, tokens", plan.cache_tokens, "engine.max_cache_tokens"))
+    product = f"P·n = {batch.samples} = G·S" if plan.engines else f"G = {batch.global_batch_size}"
+    return table(f"{spec.name}: {product}", ("number", "value", "from"), rows)
+
+
+def placement_table(spec: Spec, plan: Plan) -> Table:
+    """A row for each node, a column for each of its devices; nodes in a row that look alike share one."""
+    devices = sorted({process.place.gpu or 0 for process in (*plan.ranks, *plan.engines)})
+    on_gpu = spec.cluster.gpus_per_node > 0
+    kind = "colocated: ranks and engines take turns" if plan.colocated else "disaggregated"
+    picture = Table(
+        "node",
+        *(f"GPU {device}" if on_gpu else "CPU" for device in devices),
+        title=f"{kind if plan.engines else 'no engines'}; {_mesh(spec)}",
+        title_justify="left",
+        show_lines=True,
+    )
+    nodes = [[_cell(spec, plan, node, device) for device in devices] for node in range(spec.cluster.nodes)]
+    shapes = [(node, tuple(_shape(plan, node, device) for device in devices)) for node in range(len(nodes))]
+    for _, members in groupby(shapes, key=lambda each: each[1]):
+        numbers = [node for node, _ in members]
+        picture.add_row(str(numbers[0]), *nodes[numbers[0]])
+        if len(numbers) > 2:
+            picture.add_row(f"{numbers[1]}–{numbers[-1]}", "as above, and so on", *[""] * (len(devices) - 1))
+        elif len(numbers) == 2:
+            picture.add_row(str(numbers[1]), *nodes[numbers[1]])
+    return picture
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """A titled table of anything."""
+    made = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        made.add_row(*map(str, row))
+    return made
+
+
+def _mesh(spec: Spec) -> str:
+    parallel = spec.trainer.parallel
+    degrees = {name: getattr(parallel, name) for name in _SHORT}
+    product = " × ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
+    experts = f", experts over {parallel.expert}" if parallel.expert > 1 else ""
+    ranks = "1 trainer rank" if parallel.world_size == 1 else f"{parallel.world_size} trainer ranks"
+    return f"{ranks}{f' = {product}' if product else ''}{experts}"
+
+
+def _on(plan: Plan, node: int, device: int) -> list[RankPlan | EnginePlan]:
+    processes: list[RankPlan | EnginePlan] = [*plan.ranks, *plan.engines]
+    return [each for each in processes if each.place.node == node and (each.place.gpu or 0) == device]
+
+
+def _shape(plan: Plan, node: int, device: int) -> tuple[str, ...]:
+    return tuple(type(process).__name__ for process in _on(plan, node, device))
+
+
+def _cell(spec: Spec, plan: Plan, node: int, device: int) -> str:
+    return "\n".join(_line(process, spec) for process in _on(plan, node, device))
+
+
+def _line(process: RankPlan | EnginePlan, spec: Spec) -> str:
+    threads = f"\n  {process.threads} threads" if process.place.gpu is None else ""
+    if isinstance(process, EnginePlan):
+        port = "" if process.port is None else f"\n  port {process.port}"
+        return f"engine {process.index}{port}{threads}"
+    parallel = spec.trainer.parallel
+    places = [
+        f"{_SHORT[name]} {place}"
+        for name, place in asdict(process.coordinates).items()
+        if getattr(parallel, name) > 1
+    ]
+    return f"rank {process.rank}{'\n  ' if places else ''}{' '.join(places)}{threads}"

@@ -1,0 +1,164 @@
+"""How much memory a job takes on each device in each phase, from its spec and the model's config.json.
+
+Parameters, gradients, optimizer state and KV cache are counted; activations are estimated, and say so.
+"""
+
+from dataclasses import dataclass
+
+from rlrun.converters.architecture import Architecture
+from rlrun.runner.model_size import Share, largest_share, parameter_count
+from rlrun.specs.engine import EngineSpec
+from rlrun.specs.optimizer import OptimizerSpec
+from rlrun.specs.trainer import ParallelSpec, TrainerSpec
+
+ITEM = {"float32": 4, "bfloat16": 2}
+CACHE_BLOCK = 16
+"""Tokens in a block of the native engine's KV cache."""
+CACHE_SHARE = 0.5
+"""Of the memory that is free when an engine starts, the native engine's cache takes at most this."""
+KEPT_LOGITS = 64 * 2**20
+"""Half-precision logits of at most this size are kept between the passes."""
+CONTEXT = 1536 * 2**20
+"""CUDA's and NCCL's own memory in a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One use of memory on one device."""
+
+    name: str
+    bytes: int
+    how: str
+    """Where the number comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What is in a device's memory at the same time."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def bytes(self) -> int:
+        """In all."""
+        return sum(part.bytes for part in self.parts)
+
+    def part(self, name: str) -> int:
+        """Bytes of one part; 0 where there is none of that name."""
+        return sum(part.bytes for part in self.parts if part.name == name)
+
+
+def training(model: Architecture, trainer: TrainerSpec, *, gpu: bool) -> Phase:
+    """The rank that holds most, in the backward pass of a full micro-batch."""
+    share = largest_share(model, trainer.parallel, trainer.freeze)
+    alone = trainer.parallel.world_size == 1
+    item = ITEM[trainer.dtype]
+    copies = 4 + (item if alone and item < 4 else 0)
+    state = optimizer_bytes(share, trainer)
+    parts = [
+        Part("parameters", share.parameters * copies, f"{share.parameters:,} × {copies} bytes"),
+        Part("gradients", share.trained * 4, f"{share.trained:,} × 4 bytes"),
+        Part("optimizer", state, f"{trainer.optimizer}: {state / max(share.trained, 1):.3g} bytes each"),
+    ]
+    if not alone:
+        gathered = 3 * share.block * item
+        parts.append(Part("gathered layers", gathered, "two layers and one's gradient, whole, between ranks"))
+    parts += [
+        Part("activations", _activations(model, trainer, share), "estimated: nothing is recomputed"),
+        Part("logits", _logits(model, trainer), f"{trainer.logits_chunk} tokens at a time"),
+        *([Part("CUDA and NCCL", CONTEXT, "assumed")] if gpu else []),
+    ]
+    return Phase("training", tuple(part for part in parts if part.bytes))
+
+
+def optimizer_bytes(share: Share, spec: OptimizerSpec) -> int:
+    """Optimizer state of a share."""
+    match spec.optimizer:
+        case "adamw":
+            return share.trained * 8
+        case "sgd":
+            return share.trained * 4
+        case "muon":
+            return share.hidden * 4 + (share.trained - share.hidden) * 8
+
+
+def cache_token_bytes(model: Architecture, dtype: str) -> int:
+    """KV cache of one token in all layers."""
+    return 2 * model.layers * model.kv_heads * model.head_dim * ITEM[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """A native engine's memory and what fits into its cache."""
+
+    phase: Phase
+    cache_tokens: int
+    concurrent: int
+    """Samples of full length that are decoded at a time; shorter ones make room for more."""
+    wanted_tokens: int
+    """Cache that the spec asks for."""
+
+
+def generating(model: Architecture, engine: EngineSpec, longest: int, free: int | None) -> EngineMemory:
+    """An engine whose samples have at most `longest` tokens.
+
+    `free`: bytes that are free on its device when it starts; None: enough.
+    """
+    each = cache_token_bytes(model, engine.dtype)
+    wanted = engine.max_cache_tokens or engine.max_running * (longest + 2 * CACHE_BLOCK)
+    weights = parameter_count(model) * ITEM[engine.dtype]
+    left = None if free is None else max(free - weights, 0)
+    tokens = (
+        wanted if left is None else min(wanted, int(left * CACHE_SHARE) // each // CACHE_BLOCK * CACHE_BLOCK)
+    )
+    blocks = -(-tokens // CACHE_BLOCK) + 2  # the spare one, and one for the block that a sample begins
+    phase = Phase(
+        "generation",
+        (
+            Part("weights", weights, f"{parameter_count(model):,} × {ITEM[engine.dtype]} bytes"),
+            Part("KV cache", blocks * CACHE_BLOCK * each, f"{tokens:,} tokens × {each:,} bytes"),
+        ),
+    )
+    return EngineMemory(phase, tokens, min(engine.max_running, tokens // longest), wanted)
+
+
+def checkpoint_bytes(model: Architecture, trainer: TrainerSpec) -> int:
+    """One checkpoint on disk: float32 parameters and optimizer state of the whole model."""
+    whole = largest_share(model, ParallelSpec(), trainer.freeze)
+    return whole.parameters * 4 + optimizer_bytes(whole, trainer)
+
+
+def export_bytes(model: Architecture) -> int:
+    """The final model as a Hugging Face folder."""
+    return parameter_count(model) * {"float32": 4}.get(model.dtype, 2)
+
+
+def _activations(model: Architecture, trainer: TrainerSpec, share: Share) -> int:
+    """What a layer's forward pass keeps for its backward pass, in elements a token:
+
+    6 hidden (residual stream, norms, their outputs), 4 queries and 6 keys (as made, normed, turned; the
+    attention's output), and 4 feed-forward (gate, up, silu, product); of experts, those a token is routed to,
+    with its hidden state for each of them going in and coming out.
+    """
+    parallel = trainer.parallel
+    hidden = 6 * model.hidden
+    inner = 4 * model.heads * model.head_dim + 6 * model.kv_heads * model.head_dim
+    if experts := model.experts:
+        sparse = len(experts.layers) / model.layers
+        routed = experts.per_token * (4 * experts.intermediate + 2 * model.hidden)
+        feed_forward = sparse * routed + (1 - sparse) * 4 * model.intermediate
+    else:
+        feed_forward = 4 * model.intermediate
+    shared = parallel.tensor if parallel.sequence_parallel else 1
+    per_token = hidden / shared + (inner + feed_forward) / parallel.tensor
+    in_flight = parallel.pipeline
+    return int(trainer.max_tokens_per_rank * share.layers * per_token * ITEM[trainer.dtype] * in_flight)
+
+
+def _logits(model: Architecture, trainer: TrainerSpec) -> int:
+    """A chunk's logits and their slopes, what is kept of them, and the head's own gradient."""
+    vocab, item = -(-model.vocab // trainer.parallel.tensor), ITEM[trainer.dtype]
+    rows = min(trainer.logits_chunk, trainer.max_tokens_per_rank)
+    kept = trainer.max_tokens_per_rank * vocab * item if item < 4 else 0
+    return rows * vocab * (item + 4) + (kept if kept <= KEPT_LOGITS else 0) + vocab * model.hidden * item

@@ -1,0 +1,121 @@
+"""How much of a model each trainer rank holds, tensor by tensor from its config.json; needs no torch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import prod
+
+from rlrun.converters.architecture import Architecture
+from rlrun.converters.hf_names import HfTensor, hf_tensors
+from rlrun.runner.trainer.layout import stage_layers, stages_of
+from rlrun.specs.trainer import ParallelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Numbers that one rank holds."""
+
+    parameters: int
+    """All of them."""
+    trained: int
+    """Those that have a gradient."""
+    hidden: int
+    """Trained ones in the matrices of layers (Muon's), experts left out."""
+    layers: int
+    """Layers that the rank computes."""
+    block: int
+    """The largest piece that is gathered whole for its computation: a layer, or embedding or head."""
+    first: bool
+    """It has the embedding."""
+    last: bool
+    """It has the head."""
+
+
+def parameter_count(model: Architecture) -> int:
+    """Parameters of the whole model."""
+    return sum(prod(tensor.shape) for tensor in hf_tensors(model))
+
+
+def active_parameters(model: Architecture) -> int:
+    """Parameters that a token is multiplied by: of the experts those it is routed to; no embedding."""
+    counted = 0
+    for tensor in hf_tensors(model):
+        size = prod(tensor.shape)
+        if tensor.expert is not None and model.experts:
+            size = size * model.experts.per_token // model.experts.count
+        counted += 0 if tensor.parameter == "tok_embeddings.weight" and not model.tied else size
+    return counted
+
+
+def largest_share(model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = ()) -> Share:
+    """The share of the rank that holds most. `frozen`: patterns of HF names (`trainer.freeze`)."""
+    return max(shares(model, parallel, frozen), key=lambda share: share.parameters)
+
+
+def shares(model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = ()) -> Iterator[Share]:
+    """The share of a rank at each place of the pipeline; ranks that differ elsewhere hold as much."""
+    stages = stage_layers(model.layers, parallel.stages)
+    tensors = hf_tensors(model)
+    for place in range(parallel.pipeline):
+        held = stages_of(place, parallel)
+        first, last = 0 in held, parallel.stages - 1 in held
+        layers = {layer for stage in held for layer in stages[stage]}
+        mine = [each for each in tensors if _belongs(each, layers, first=first, last=last or model.tied)]
+        yield _share(mine, parallel, frozen, len(layers), first=first, last=last)
+
+
+def _share(
+    tensors: Sequence[HfTensor],
+    parallel: ParallelSpec,
+    frozen: Sequence[str],
+    layers: int,
+    *,
+    first: bool,
+    last: bool,
+) -> Share:
+    sizes = [_part(tensor, parallel) for tensor in tensors]
+    trained = [not any(fnmatchcase(each.name, pattern) for pattern in frozen) for each in tensors]
+    blocks: dict[str, int] = {}
+    for tensor in tensors:
+        name = ".".join(tensor.parameter.split(".")[:2])
+        blocks[name] = blocks.get(name, 0) + _gathered(tensor, parallel)
+    return Share(
+        parameters=sum(sizes),
+        trained=sum(size for size, counts in zip(sizes, trained, strict=True) if counts),
+        hidden=sum(
+            size
+            for size, counts, each in zip(sizes, trained, tensors, strict=True)
+            if counts and _is_hidden(each)
+        ),
+        layers=layers,
+        block=max(blocks.values()),
+        first=first,
+        last=last,
+    )
+
+
+def _belongs(tensor: HfTensor, layers: set[int], *, first: bool, last: bool) -> bool:
+    kind, _, rest = tensor.parameter.partition(".")
+    if kind == "layers":
+        return int(rest.partition(".")[0]) in layers
+    return first if kind == "tok_embeddings" else last
+
+
+def _part(tensor: HfTensor, parallel: ParallelSpec) -> int:
+    """What one rank keeps: FSDP's shards lie over the context ranks too, experts over whoever shares them."""
+    data = parallel.fsdp * parallel.context
+    if tensor.expert is not None:
+        return -(-prod(tensor.shape) // (data * parallel.tensor))
+    return -(-_gathered(tensor, parallel) // data)
+
+
+def _gathered(tensor: HfTensor, parallel: ParallelSpec) -> int:
+    """What one rank computes with: its tensor-parallel slice, or its experts."""
+    if tensor.expert is not None:
+        return -(-prod(tensor.shape) // parallel.expert)
+    is_split = len(tensor.shape) > 1 and ".router." not in tensor.parameter
+    return -(-prod(tensor.shape) // (parallel.tensor if is_split else 1))
+
+
+def _is_hidden(tensor: HfTensor) -> bool:
+    return tensor.expert is None and len(tensor.shape) > 1 and tensor.parameter.startswith("layers.")

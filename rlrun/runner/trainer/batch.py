@@ -8,24 +8,35 @@ import torch
 from numpy.typing import NDArray
 
 from rlrun.runner.carriers import TrainSequence
-from rlrun.runner.trainer.attention import Documents
+from rlrun.runner.trainer.attention import CutDocuments, Documents
+from rlrun.runner.trainer.context import WHOLE, ContextPart, cut_documents
+
+FILLER = 64
+"""Tokens of a document that fills up a pack: short, as attention costs the square."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """T tokens of B documents, R of them response tokens, concatenated in the order of the documents."""
+    """T tokens of B documents with R response tokens, concatenated in the order of the documents.
+
+    A context-parallel rank has T' of the tokens, among them the ones that predict R' response tokens.
+    """
 
     tokens: torch.Tensor
-    """`[1, T]` int64."""
+    """`[1, T']` int64."""
     positions: torch.Tensor
-    """`[T]` int64: place within the document."""
-    documents: Documents
+    """`[T']` int64: place within the document."""
+    longest: int
+    """Tokens of the longest document."""
+    documents: Documents | CutDocuments
     rows: torch.Tensor
-    """`[R]` int64: which packed position predicts each response token."""
+    """`[R']` int64: which of the rank's positions predicts each response token."""
     targets: torch.Tensor
-    """`[R]` int64: the response tokens."""
+    """`[R']` int64: the response tokens."""
     response_lengths: tuple[int, ...]
-    """`[B]`"""
+    """`[B]`; they sum to R."""
+    found: torch.Tensor | None
+    """`[R']` int64: which of the R response tokens they are; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +55,74 @@ class LossBatch:
     num_samples: int
 
 
-def make_pack(sequences: Sequence[TrainSequence], multiple: int, device: torch.device) -> Pack:
-    """Pack sequences; the number of tokens is filled up to a multiple of `multiple` with a document of its
-    own.
+def make_pack(
+    sequences: Sequence[TrainSequence],
+    multiple: int,
+    device: torch.device,
+    *,
+    size: int = 0,
+    part: ContextPart = WHOLE,
+) -> Pack:
+    """Pack sequences, and take this rank's part.
 
-    A pack without sequences has one such document of at least one token: ranks that have nothing to do keep
-    pace.
+    The number of tokens is filled up to a multiple of `multiple`, and to at least `size`, with documents of
+    their own. A pack without sequences has at least one of them: ranks that have nothing to do keep pace.
     """
     lengths = [len(sequence.tokens) for sequence in sequences]
     prompts = [sequence.prompt_length for sequence in sequences]
-    total = sum(lengths)
+    total = packed_size(lengths, multiple, size)
     starts = np.cumsum([0, *lengths[:-1]]) if lengths else np.zeros(0, np.int64)
-    rows = [
+    rows = [np.zeros(0, np.int64)] + [
         np.arange(start + prompt - 1, start + length - 1)
         for start, prompt, length in zip(starts, prompts, lengths, strict=True)
     ]
-    filling = -total % multiple or (0 if lengths else multiple)
-    parts = [sequence.tokens for sequence in sequences]
-    if filling:
-        parts.append(np.zeros(filling, np.int32))
-        lengths.append(filling)
-    tokens = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(device)
-    row_index = torch.from_numpy(_joined(rows, np.int64)).to(device)
+    filling = total - sum(lengths)
+    parts = [sequence.tokens.astype(np.int64) for sequence in sequences]
+    tokens = np.concatenate([*parts, np.zeros(filling, np.int64)])
+    lengths += [min(FILLER, filling - start) for start in range(0, filling, FILLER)]
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    responses = tuple(len(row) for row in rows[1:])
+    return _take(part, tokens, positions, lengths, np.concatenate(rows), responses, device)
+
+
+def packed_size(lengths: Sequence[int], multiple: int, size: int = 0) -> int:
+    """Tokens of a pack of documents of these lengths."""
+    return -(-max(sum(lengths), size, 1) // multiple) * multiple
+
+
+def _take(  # noqa: PLR0917
+    part: ContextPart,
+    tokens: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    lengths: list[int],
+    rows: NDArray[np.int64],
+    response_lengths: tuple[int, ...],
+    device: torch.device,
+) -> Pack:
+    """A rank's part of a pack, on its device."""
+
+    def placed(array: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    documents: Documents | CutDocuments = Documents.of(lengths, device)
+    targets, found = tokens[rows + 1], None
+    if part.size > 1:
+        mine = part.tokens(len(tokens))
+        place = np.full(len(tokens), -1)
+        place[mine] = np.arange(len(mine))
+        [held] = np.nonzero(place[rows] >= 0)
+        documents = cut_documents(lengths, part, device)
+        tokens, positions, rows, targets = tokens[mine], positions[mine], place[rows[held]], targets[held]
+        found = placed(held)
     return Pack(
-        tokens=tokens[None],
-        positions=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device),
-        documents=Documents.of(lengths, device),
-        rows=row_index,
-        targets=tokens[row_index + 1],
-        response_lengths=tuple(len(row) for row in rows),
+        tokens=placed(tokens)[None],
+        positions=placed(positions),
+        longest=max(lengths),
+        documents=documents,
+        rows=placed(rows),
+        targets=placed(targets),
+        response_lengths=response_lengths,
+        found=found,
     )
 
 

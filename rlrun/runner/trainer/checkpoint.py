@@ -93,9 +93,10 @@ def _read(reader: FileSystemReader, folder: Path, state: dict[str, torch.Tensor]
 
 
 def _tensors(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """Parameters and optimizer state by name."""
+    """Parameters and their optimizer state by name."""
     held = {f"parameters.{name}": parameter.detach() for name, parameter in parameters.items()}
-    return held | optimizer.tensors()
+    state = optimizer.tensors()
+    return held | {key: state[key] for key in state if key.partition(".")[2] in parameters}
 
 
 def _check(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:

@@ -10,10 +10,14 @@ import sys
 import types
 import warnings
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+
+from rlrun.specs.trainer import ParallelSpec
 
 ON_CPU = not torch.cuda.is_available()
 
@@ -73,11 +77,15 @@ _spare_triton()
 if ON_CPU:
     _use_cpu()
 
+import spmd_types._dist  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder  # noqa: E402
-from torchtitan.distributed.full_dtensor import resolve_fsdp_mesh  # noqa: E402
-from torchtitan.distributed.utils import clip_grad_norm_, get_spmd_context, set_spmd_backend  # noqa: E402
+from torchtitan.distributed.full_dtensor import (  # noqa: E402
+    resolve_fsdp_mesh,
+    resolve_sparse_fsdp_mesh,
+)
+from torchtitan.distributed.utils import get_spmd_context, set_spmd_backend  # noqa: E402
 from torchtitan.models.common.attention import GQAttention, QKVLinear  # noqa: E402
 from torchtitan.models.common.config_utils import (  # noqa: E402
     make_moe_config,
@@ -111,12 +119,12 @@ __all__ = [
     "Qwen3TransformerBlock",
     "RMSNorm",
     "RoPE",
-    "clip_grad_norm_",
     "get_spmd_context",
     "make_moe_config",
     "make_routed_experts_config",
     "make_router_config",
     "onednn_linear",
+    "reshard",
     "set_sharding",
     "set_spmd_backend",
     "shard_data_parallel",
@@ -135,12 +143,13 @@ def onednn_linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return product
 
 
-def set_sharding(config: Any, sequence_parallel: bool) -> None:
-    """Write the tensor-parallel layout of every module into a model config.
+def set_sharding(config: Any, parallel: ParallelSpec) -> None:
+    """Write the tensor-, context- and expert-parallel layout of every module into a model config.
 
     The head differs from torchtitan's: it gives log-probs, which need no layout, in place of logits.
     """
-    set_qwen3_sharding_config(config, enable_sp=sequence_parallel, enable_ep=False)
+    sequence_parallel = parallel.tensor > 1 and parallel.sequence_parallel
+    set_qwen3_sharding_config(config, enable_sp=sequence_parallel, enable_ep=parallel.expert > 1)
     import spmd_types as spmd
 
     replicated = dense_activation_placement(tp=spmd.R)
@@ -153,18 +162,61 @@ def set_sharding(config: Any, sequence_parallel: bool) -> None:
 
 def shard_data_parallel(model: nn.Module, dims: ParallelDims, dtype: torch.dtype) -> None:
     """FSDP (HSDP where there are replicas) around each block, the embedding and the head; gradients summed in
-    float32.
+    float32. Experts that are shared out are sharded over the ranks that hold the same ones.
     """
     mesh, mesh_dims = resolve_fsdp_mesh(dims)
+    expert_mesh, expert_mesh_dims = resolve_sparse_fsdp_mesh(dims)
     apply_fsdp_to_decoder(
         model,
         mesh,
         param_dtype=dtype,
         reduce_dtype=torch.float32,
-        pp_enabled=False,
+        pp_enabled=dims.pp_enabled,
         dp_mesh_dims=mesh_dims,
+        ep_degree=dims.ep,
+        edp_mesh=expert_mesh,
+        edp_mesh_dims=expert_mesh_dims,
     )
     if ON_CPU:
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
+        for module in _sharded([model]):
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
+
+
+def reshard(models: Iterable[nn.Module]) -> None:
+    """Give up parameters that were gathered for a forward pass without a backward pass.
+
+    FSDP keeps some of them, and would compute with them after the shards have changed.
+    """
+    for module in _sharded(models):
+        module.reshard()
+
+
+def _sharded(models: Iterable[nn.Module]) -> Iterator[FSDPModule]:
+    return (module for model in models for module in model.modules() if isinstance(module, FSDPModule))
+
+
+class _GlooDist(types.ModuleType):
+    """`torch.distributed` with unequal pieces in `all_to_all`, which gloo has for one tensor only."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+    @staticmethod
+    def all_to_all(
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> None:
+        """Experts' tokens; always waits."""
+        assert not async_op
+        sizes = [len(part) for part in outputs]
+        received = outputs[0].new_empty(sum(sizes), *outputs[0].shape[1:])
+        sent = [len(part) for part in inputs]
+        dist.all_to_all_single(received, torch.cat(inputs), sizes, sent, group=group)
+        for output, part in zip(outputs, received.split(sizes), strict=True):
+            output.copy_(part)
+
+
+if ON_CPU:
+    spmd_types._dist.set_dist(_GlooDist("gloo_dist"))

@@ -18,7 +18,7 @@ from rlrun.plugins.protocols import ActorCritic
 from rlrun.plugins.types import ValueInputs
 from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep
 from rlrun.runner.packing import MicroBatches
-from rlrun.runner.trainer.batch import make_loss_batch, make_pack
+from rlrun.runner.trainer.batch import make_loss_batch
 from rlrun.runner.trainer.checkpoint import load_checkpoint, save_checkpoint
 from rlrun.runner.trainer.forward import Sequences, response_values
 from rlrun.runner.trainer.layout import data_rank
@@ -27,7 +27,7 @@ from rlrun.runner.trainer.model import build_model
 from rlrun.runner.trainer.optimizer import clip_gradients, learning_rate, non_finite_error
 from rlrun.runner.trainer.optimizers import Optimizer
 from rlrun.runner.trainer.parameters import Parameters
-from rlrun.runner.trainer.policy import Policy
+from rlrun.runner.trainer.policy import Policy, PolicySettings
 from rlrun.runner.trainer.process import build_mesh
 from rlrun.runner.trainer.value_head import HEAD, critic_tensors, value_head_config
 from rlrun.specs.companions import side_layout
@@ -52,9 +52,9 @@ class Critic:
         layout = side_layout(spec.critic.parallel, setup.world_size)
         dims = build_mesh(layout, setup.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
-        decoder = build_model(model, dims, dtype, device, head=value_head_config(model))
-        self._model = Policy(decoder, model, dims, device=device, temperature=1.0, chunk=1)
-        self._parameters = Parameters(decoder, model, critic_tensors(model))
+        decoders = build_model(model, dims, layout, dtype, device, head=value_head_config(model))
+        self._model = Policy(decoders, model, dims, PolicySettings(1.0, 1, layout, device, dtype))
+        self._parameters = Parameters(decoders, model, tensors=critic_tensors(model))
         self._parameters.load(lambda tensor: _start(tensor, model, read))
         self._optimizer = Optimizer(spec.critic, self._parameters.masters)
         self._spec, self._stops = spec.critic, spec.trainer.non_finite == "stop"
@@ -64,7 +64,7 @@ class Critic:
 
     def values(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
         """`[R]` values of this data rank's sequences by index: what is expected from before each token on."""
-        return response_values(self._model, sequences, micro_batches[self._data_rank], self._device)
+        return response_values(self._model, sequences, micro_batches[self._data_rank])
 
     def train(self, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
         """Take one optimizer step for each of `steps`; metrics of each, the same on every rank.
@@ -104,9 +104,8 @@ class Critic:
 
     def _accumulate(self, sequences: Sequence[TrainSequence], scales: Sequence[float], meter: Meter) -> None:
         """Forward and backward of one micro-batch."""
-        pack = make_pack(sequences, self._model.multiple, self._device)
         batch = make_loss_batch(sequences, scales, False, self._device)
-        values, _ = self._model(pack)
+        values, _ = self._model(self._model.pack(sequences))
         old, returns = (self._joined(sequences, name) for name in ("values", "returns"))
         outputs = self._algorithm.value_loss(ValueInputs(values, old, returns, batch.mask))
         loss = (outputs.loss * batch.weights).sum()

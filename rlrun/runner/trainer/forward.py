@@ -3,25 +3,24 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rlrun.runner.carriers import TrainSequence
-from rlrun.runner.trainer.batch import make_pack
 from rlrun.runner.trainer.policy import Policy
 
 Sequences = Mapping[int, TrainSequence] | Sequence[TrainSequence]
 
 
-@torch.no_grad()
 def response_values(
-    model: Policy, sequences: Sequences, batches: Sequence[Sequence[int]], device: torch.device
+    model: Policy, sequences: Sequences, batches: Sequence[Sequence[int]]
 ) -> dict[int, NDArray[np.float32]]:
-    """`[R]` of each sequence that the micro-batches name, by index: log-probs, or a value head's values."""
-    results: dict[int, NDArray[np.float32]] = {}
-    for members in batches:
-        pack = make_pack([sequences[i] for i in members], model.multiple, device)
-        values, _ = model(pack)
-        parts = values.cpu().split(pack.response_lengths)
-        results |= {i: part.numpy() for i, part in zip(members, parts, strict=True)}
-    return results
+    """`[R]` of each sequence that the micro-batches name, by index: log-probs, or what else the head gives.
+
+    Nothing on ranks without a pipeline's last stage.
+    """
+    found = model.log_probs([[sequences[i] for i in members] for members in batches])
+    return {
+        i: values.cpu().numpy()
+        for members, parts in zip(batches, found, strict=False)
+        for i, values in zip(members, parts, strict=True)
+    }

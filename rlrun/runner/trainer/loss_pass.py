@@ -1,6 +1,5 @@
-"""The algorithm's loss over one packed micro-batch: forward, backward, metrics."""
+"""The algorithm's loss over an optimizer step's micro-batches: forward, backward, metrics."""
 
-import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -8,7 +7,7 @@ import torch
 from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.types import LossInputs
 from rlrun.runner.carriers import TrainSequence
-from rlrun.runner.trainer.batch import LossBatch, make_loss_batch, make_pack
+from rlrun.runner.trainer.batch import LossBatch, make_loss_batch
 from rlrun.runner.trainer.meter import Meter
 from rlrun.runner.trainer.policy import Policy
 from rlrun.specs.trainer import TrainerSpec
@@ -23,24 +22,29 @@ class LossPass:
         self._policy, self._algorithm, self._device = policy, algorithm, device
         self._old_is_rollout = spec.old_log_probs == "rollout"
 
-    def accumulate(self, sequences: Sequence[TrainSequence], scales: Sequence[float], meter: Meter) -> None:
-        """Forward and backward of one micro-batch; `scales` are the sequences' weights in the step."""
-        start = time.perf_counter()
-        pack = make_pack(sequences, self._policy.multiple, self._device)
-        batch = make_loss_batch(sequences, scales, self._old_is_rollout, self._device)
-        log_probs, entropy = self._policy(pack, self._algorithm.needs.entropy_grad)
+    def accumulate(
+        self, batches: Sequence[Sequence[TrainSequence]], scales: Sequence[Sequence[float]], meter: Meter
+    ) -> None:
+        """Forward and backward of micro-batches; `scales` are the sequences' weights in the step."""
+
+        def loss_of(index: int, log_probs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+            batch = make_loss_batch(batches[index], scales[index], self._old_is_rollout, self._device)
+            meter.add({"train/tokens": sum(len(sequence.tokens) for sequence in batches[index])})
+            return self._loss(batch, log_probs, entropy, meter)
+
+        meter.lengthen(self._policy.accumulate(batches, loss_of, self._algorithm.needs.entropy_grad))
+
+    def _loss(
+        self, batch: LossBatch, log_probs: torch.Tensor, entropy: torch.Tensor, meter: Meter
+    ) -> torch.Tensor:
         old = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
         token_losses, values = self._evaluate(log_probs, entropy, old, batch)
         loss = (token_losses * batch.weights).sum()
-        middle = time.perf_counter()
-        self._policy.backward(loss)
-        end = time.perf_counter()
-        meter.lengthen({"perf/forward_time": middle - start, "perf/backward_time": end - middle})
         meter.add({f"train/{name}": (value * batch.weights).sum() for name, value in values.items()})
         meter.add({"train/loss": loss.detach(), "train/response_tokens": batch.mask.sum()})
-        meter.add({"train/tokens": sum(len(sequence.tokens) for sequence in sequences)})
         if self._algorithm.needs.rollout:
             _compare_with_rollout(old, batch, meter)
+        return loss
 
     def _evaluate(
         self, log_probs: torch.Tensor, entropy: torch.Tensor, old: torch.Tensor, batch: LossBatch

@@ -9,7 +9,7 @@ Values = Mapping[str, torch.Tensor | float]
 
 
 class Meter:
-    """Sums, maxima and durations by name; every rank must use the same names, whatever it saw."""
+    """Sums, maxima and durations by name; every rank must use the same names, whatever it saw, or agree."""
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor | float] = {}
@@ -31,10 +31,12 @@ class Meter:
         for name, value in values.items():
             self._durations[name] = self._durations.get(name, 0.0) + value
 
-    def reduced(self, counts: bool, device: torch.device) -> dict[str, float]:
+    def reduced(self, counts: bool, device: torch.device, *, agree: bool = False) -> dict[str, float]:
         """Values over all ranks, the same on each; `counts` false leaves this rank's sums out (a twin has
-        them).
+        them). `agree`: ranks have different names (not every stage of a pipeline sees losses).
         """
+        if agree:
+            self._agree()
         sums = {name: float(value) for name, value in sorted(self._sums.items())}
         peaks = {name: float(value) for name, value in sorted((self._maxima | self._durations).items())}
         if not (dist.is_initialized() and dist.get_world_size() > 1):
@@ -46,3 +48,13 @@ class Meter:
         dist.all_reduce(total, dist.ReduceOp.SUM)
         dist.all_reduce(peak, dist.ReduceOp.MAX)
         return dict(zip(sums, total.tolist(), strict=True)) | dict(zip(peaks, peak.tolist(), strict=True))
+
+    def _agree(self) -> None:
+        """Take up the names of all ranks."""
+        mine = list(self._sums), list(self._maxima), list(self._durations)
+        everyones: list[tuple[list[str], list[str], list[str]]] = [mine] * dist.get_world_size()
+        dist.all_gather_object(everyones, mine)
+        for sums, maxima, durations in everyones:
+            self.add(dict.fromkeys(sums, 0.0))
+            self.raise_to(dict.fromkeys(maxima, 0.0))
+            self.lengthen(dict.fromkeys(durations, 0.0))

@@ -1,6 +1,7 @@
 """Builds torchtitan's decoder for an architecture, laid out over the ranks.
 
-config.json -> Architecture -> torchtitan config -> modules on meta -> tensor parallel -> FSDP -> memory
+config.json -> Architecture -> torchtitan config -> modules on meta -> stages -> tensor parallel -> FSDP ->
+memory
 """
 
 from collections.abc import Iterator
@@ -8,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.architecture import Experts as ExpertShape
@@ -17,7 +17,6 @@ from rlrun.runner.trainer.compat import (
     GQAttention,
     ParallelDims,
     QKVLinear,
-    Qwen3Model,
     Qwen3TransformerBlock,
     make_moe_config,
     make_routed_experts_config,
@@ -25,9 +24,12 @@ from rlrun.runner.trainer.compat import (
     set_sharding,
     shard_data_parallel,
 )
+from rlrun.runner.trainer.decoder import PackedDecoder
 from rlrun.runner.trainer.head import ResponseHead
 from rlrun.runner.trainer.layers import Experts, Float32Linear, Matrix, Norm, PackedAttention, SwiGLU
+from rlrun.runner.trainer.layout import stage_layers, stages_of
 from rlrun.runner.trainer.rope import TableRoPE
+from rlrun.specs.trainer import ParallelSpec
 
 _FROM_CHECKPOINT: dict[str, Any] = {}
 """torchtitan's own initialisation is not used: every parameter is loaded, or drawn by name."""
@@ -36,54 +38,95 @@ _FROM_CHECKPOINT: dict[str, Any] = {}
 def build_model(
     model: Architecture,
     dims: ParallelDims | None,
+    parallel: ParallelSpec,
     dtype: torch.dtype,
     device: torch.device,
+    *,
     head: Any = None,
-) -> nn.Module:
-    """The decoder in memory with undefined parameters, sharded over `dims` (None: one rank, nothing sharded).
+) -> list[PackedDecoder]:
+    """The decoder in memory with undefined parameters, sharded over `dims` (None: one rank, nothing sharded);
+    with a pipeline the stages that lie on this rank, in order.
 
     One rank holds its parameters in `dtype`. Several hold float32 shards, and FSDP computes in `dtype`.
     `head`: the config of another head than the policy's.
     """
-    config = model_config(model)
+    config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head = head or config.lm_head
     if dims is not None:
-        check_layout(model, dims.tp)
-        set_sharding(config, sequence_parallel=dims.tp > 1)
-    with torch.device("meta"), _default_dtype(torch.float32 if dims is not None else dtype):
-        decoder: nn.Module = config.build()
+        check_layout(model, parallel)
+        set_sharding(config, parallel)
+    ranges = stage_layers(model.layers, parallel.stages)
+    place = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()
+    decoders = []
+    for stage in stages_of(place, parallel):
+        with torch.device("meta"), _default_dtype(torch.float32 if dims is not None else dtype):
+            decoder: PackedDecoder = config.build()
+        _prune(decoder, ranges[stage], first=stage == 0, last=stage == parallel.stages - 1)
+        decoders.append(_placed(decoder, dims, dtype, device))
+    return decoders
+
+
+def _prune(decoder: PackedDecoder, layers: range, *, first: bool, last: bool) -> None:
+    """Leave what is one stage's."""
+    for name in list(decoder.layers.keys()):
+        if int(name) not in layers:
+            del decoder.layers[name]
+    if not first:
+        decoder.tok_embeddings = None
+    if not last:
+        decoder.norm = decoder.lm_head = None
+
+
+def _placed(
+    decoder: PackedDecoder, dims: ParallelDims | None, dtype: torch.dtype, device: torch.device
+) -> PackedDecoder:
+    """From meta into memory, laid out over the ranks."""
     if dims is not None:
         decoder.parallelize(dims)
-        _tie(decoder, model)
+        _tie(decoder)
         shard_data_parallel(decoder, dims, dtype)
     decoder.to_empty(device=device)
     if dims is None:
-        _tie(decoder, model)
+        _tie(decoder)
     for buffer in decoder.buffers():
         buffer.zero_()
-    return decoder.train()
+    placed: PackedDecoder = decoder.train()
+    return placed
 
 
-def check_layout(model: Architecture, tensor: int) -> None:
-    """ValueError where the architecture does not divide by the tensor-parallel degree."""
+def check_layout(model: Architecture, parallel: ParallelSpec) -> None:
+    """ValueError where the architecture does not divide by the degrees of parallelism."""
     sizes = {
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
         "vocab_size": model.vocab,
         "intermediate_size": model.intermediate,
     }
+    if model.experts is not None:
+        if parallel.expert == 1:
+            sizes["moe_intermediate_size"] = model.experts.intermediate
+        if model.experts.count % parallel.expert:
+            count = model.experts.count
+            raise ValueError(f"trainer.parallel.expert = {parallel.expert} does not divide {count} experts")
     for name, size in sizes.items():
-        if size % tensor:
-            raise ValueError(f"trainer.parallel.tensor = {tensor} does not divide {name} = {size}")
+        if size % parallel.tensor:
+            raise ValueError(f"trainer.parallel.tensor = {parallel.tensor} does not divide {name} = {size}")
+    if parallel.stages > model.layers:
+        raise ValueError(
+            f"trainer.parallel.pipeline = {parallel.pipeline} with {parallel.pipeline_schedule} needs "
+            f"{parallel.stages} layers, the model has {model.layers}"
+        )
 
 
-def model_config(model: Architecture) -> Qwen3Model.Config:
-    """torchtitan's config; Qwen3's blocks without query and key norms are Llama's."""
-    return Qwen3Model.Config(
+def model_config(model: Architecture, *, tied: bool) -> PackedDecoder.Config:
+    """torchtitan's config; Qwen3's blocks without query and key norms are Llama's. `tied`: embedding and head
+    are one parameter.
+    """
+    return PackedDecoder.Config(
         vocab_size=model.vocab,
         dim=model.hidden,
         norm=_norm(model, model.hidden),
-        enable_weight_tying=model.tied,
+        enable_weight_tying=tied,
         layers=[_block(model, layer) for layer in range(model.layers)],
         tok_embeddings=Embedding.Config(
             num_embeddings=model.vocab, embedding_dim=model.hidden, param_init=_FROM_CHECKPOINT
@@ -170,9 +213,9 @@ def _norm(model: Architecture, size: int) -> Norm.Config:
     return Norm.Config(normalized_shape=size, eps=model.norm_eps, param_init=_FROM_CHECKPOINT)
 
 
-def _tie(decoder: nn.Module, model: Architecture) -> None:
+def _tie(decoder: PackedDecoder) -> None:
     """Sharding and leaving meta make two parameters of a shared one."""
-    if model.tied:
+    if decoder.enable_weight_tying:
         decoder.tok_embeddings.weight = decoder.lm_head.weight
 
 

@@ -1,13 +1,14 @@
 """Learning-rate schedules, the gradient norm over the mesh, and what is not finite."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from rlrun.runner.trainer.compat import clip_grad_norm_
 from rlrun.specs.optimizer import OptimizerSpec
 
 
@@ -33,9 +34,37 @@ def learning_rate(spec: OptimizerSpec, step: int, total: int) -> float:
     return spec.lr * (spec.min_lr_ratio + (1.0 - spec.min_lr_ratio) * share)
 
 
-def clip_gradients(parameters: Mapping[str, nn.Parameter], max_norm: float) -> float:
-    """Scale gradients down to `max_norm` and return the norm they had, over all ranks."""
-    return float(clip_grad_norm_(parameters.values(), max_norm, foreach=True))
+def clip_gradients(
+    parameters: Mapping[str, nn.Parameter],
+    max_norm: float,
+    *,
+    copies: Collection[str] = (),
+    stages: dist.ProcessGroup | None = None,
+) -> float:
+    """Scale gradients down to `max_norm` and return the norm they had, over all ranks.
+
+    `copies` names parameters that another rank counts; `stages` are the ranks that hold other layers.
+    """
+    by_mesh: dict[tuple[str, ...] | None, list[str]] = {}
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            by_mesh.setdefault(_mesh_axes(parameter.grad), []).append(name)
+    squares = torch.zeros((), device=next(iter(parameters.values())).device)
+    for names in by_mesh.values():
+        grads = [parameters[name].grad for name in names if name not in copies]
+        norm = get_total_norm([grad for grad in grads if grad is not None], foreach=True)
+        squares += (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
+    if stages is not None:
+        dist.all_reduce(squares, dist.ReduceOp.SUM, stages)
+    total = squares.sqrt()
+    for names in by_mesh.values():
+        clip_grads_with_norm_([parameters[name] for name in names], max_norm, total, foreach=True)
+    return float(total)
+
+
+def _mesh_axes(grad: torch.Tensor) -> tuple[str, ...] | None:
+    """Gradients of shared-out experts lie on a mesh of their own."""
+    return grad.device_mesh.mesh_dim_names if isinstance(grad, DTensor) else None
 
 
 class NonFiniteError(ArithmeticError):

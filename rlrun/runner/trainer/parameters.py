@@ -6,34 +6,46 @@ gradients are added up in float32 on the masters. Everywhere else the model's ow
 (FSDP casts by itself).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.hf_names import HfTensor, hf_tensors
 
+EMBEDDING, HEAD = "tok_embeddings.weight", "lm_head.weight"
+
 
 class Parameters:
-    """The parameters of a model built by `build_model`, by torchtitan's names."""
+    """The parameters of a model built by `build_model`, by torchtitan's names.
+
+    On a pipeline, those of this rank's stages; a tied head away from its embedding is a parameter of its own.
+    """
 
     def __init__(
         self,
-        decoder: nn.Module,
+        decoders: Sequence[nn.Module],
         model: Architecture,
+        *,
+        stages: dist.ProcessGroup | None = None,
         tensors: list[HfTensor] | None = None,
         trained: bool = True,
     ) -> None:
-        """`tensors` are the model's own unless it has another head than a policy's; without training there
-        are no masters.
+        """`stages` are the ranks of the pipeline. `tensors` are the model's own unless it has another head
+        than a policy's; without training there are no masters.
         """
         self._tensors = tensors or hf_tensors(model)
-        self._compute = dict(decoder.named_parameters())
-        assert self._compute.keys() == {tensor.parameter for tensor in self._tensors}
+        self._stages = stages
+        self._compute = {
+            name: parameter for decoder in decoders for name, parameter in decoder.named_parameters()
+        }
+        self.copies = frozenset((HEAD,) if model.tied and HEAD in self._compute else ())
+        self._owners = _owners(self._compute.keys() - self.copies, stages)
+        assert self._owners.keys() == {tensor.parameter for tensor in self._tensors}
         self.masters: dict[str, nn.Parameter] = dict(self._compute)
         if trained and any(parameter.dtype != torch.float32 for parameter in self._compute.values()):
             self.masters = {
@@ -49,6 +61,16 @@ class Parameters:
         return self._compute, self.masters
 
     @property
+    def computing(self) -> dict[str, nn.Parameter]:
+        """What the model computes with, copies left out."""
+        return {name: parameter for name, parameter in self._compute.items() if name not in self.copies}
+
+    @property
+    def own(self) -> dict[str, nn.Parameter]:
+        """The masters that no other rank or name counts."""
+        return {name: master for name, master in self.masters.items() if name not in self.copies}
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every HF tensor, in order."""
         return {tensor.name: tensor.shape for tensor in self._tensors}
@@ -58,12 +80,14 @@ class Parameters:
         """Fill every parameter from HF tensors; each rank keeps its part, and holds one parameter whole at a
         time.
         """
-        for name, tensors in _by_parameter(self._tensors):
+        holders = _by_parameter(self._tensors)
+        for name, master in self.masters.items():
+            tensors = holders[EMBEDDING if name in self.copies else name]
             if tensors[0].expert is None:
                 full = read(tensors[0])
             else:
                 full = torch.stack([read(tensor) for tensor in tensors])
-            _copy_part(self.masters[name], full)
+            _copy_part(master, full)
         self.refresh()
 
     @torch.no_grad()
@@ -80,18 +104,35 @@ class Parameters:
 
     @torch.no_grad()
     def gather(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every HF tensor in full, in order; all ranks must run through it together. Float32, one layer's
-        experts at most.
+        """Every HF tensor in full on the first rank, in order; all ranks must run through it together, and
+        others may see nothing in place of a tensor of another stage. Float32, one layer's experts at most.
         """
+        holders = _by_parameter(self._tensors)
         stacks: dict[str, torch.Tensor] = {}
         for tensor in self._tensors:
             if tensor.expert is None:
                 stacks.clear()
-                yield tensor.name, _full(self.masters[tensor.parameter])
+                yield tensor.name, self._whole(tensor.parameter, tensor.shape)
                 continue
             if tensor.parameter not in stacks:
-                stacks[tensor.parameter] = _full(self.masters[tensor.parameter])
-            yield tensor.name, stacks[tensor.parameter][tensor.expert]
+                shape = (len(holders[tensor.parameter]), *tensor.shape)
+                stacks[tensor.parameter] = self._whole(tensor.parameter, shape)
+            stack = stacks[tensor.parameter]
+            yield tensor.name, stack[tensor.expert] if len(stack) else stack
+
+    def _whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A parameter in full, where this rank or, for the first rank of all, another stage has it."""
+        owner = self._owners[name]
+        mine = self._stages is None or owner == dist.get_rank(self._stages)
+        full = _full(self.masters[name]) if mine else torch.empty(0)
+        if self._stages is None or owner == 0 or 0 not in dist.get_process_group_ranks(self._stages):
+            return full
+        if mine:
+            dist.send(full.contiguous(), group=self._stages, group_dst=0)
+        elif dist.get_rank(self._stages) == 0:
+            full = torch.empty(shape, device=next(iter(self.masters.values())).device)
+            dist.recv(full, group=self._stages, group_src=owner)
+        return full
 
     def host_copy(self) -> dict[str, torch.Tensor]:
         """This rank's part of what the model computes with, in host memory."""
@@ -127,12 +168,21 @@ def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
     return add
 
 
-def _by_parameter(tensors: list[HfTensor]) -> Iterator[tuple[str, list[HfTensor]]]:
-    """Tensors grouped by the parameter that holds them; experts in their order."""
-    for name, members in groupby(
-        sorted(tensors, key=lambda tensor: tensor.parameter), key=lambda tensor: tensor.parameter
-    ):
-        yield name, list(members)
+def _owners(names: Iterable[str], stages: dist.ProcessGroup | None) -> dict[str, int]:
+    """Which rank of the pipeline has each parameter."""
+    everyones = [sorted(names)]
+    if stages is not None:
+        everyones *= dist.get_world_size(stages)
+        dist.all_gather_object(everyones, everyones[0], stages)
+    return {name: rank for rank, some in enumerate(everyones) for name in some}
+
+
+def _by_parameter(tensors: list[HfTensor]) -> dict[str, list[HfTensor]]:
+    """Tensors by the parameter that holds them; experts in their order."""
+    holders: dict[str, list[HfTensor]] = {}
+    for tensor in tensors:
+        holders.setdefault(tensor.parameter, []).append(tensor)
+    return holders
 
 
 def _copy_part(parameter: nn.Parameter, full: torch.Tensor) -> None:

@@ -35,21 +35,32 @@ def start_process(setup: TrainerSetup, deterministic: bool) -> torch.device:
 def build_mesh(parallel: ParallelSpec, world_size: int) -> ParallelDims | None:
     """The device mesh; None for one rank."""
     assert parallel.world_size == world_size, "the plan and the ranks disagree"
-    return None if world_size == 1 else _mesh(parallel.replicate, parallel.fsdp, parallel.tensor)
+    if world_size == 1:
+        return None
+    return _mesh(
+        parallel.replicate,
+        parallel.fsdp,
+        parallel.context,
+        parallel.tensor,
+        parallel.pipeline,
+        parallel.expert,
+    )
 
 
 @cache
-def _mesh(replicate: int, fsdp: int, tensor: int) -> ParallelDims:
+def _mesh(  # noqa: PLR0917
+    replicate: int, fsdp: int, context: int, tensor: int, pipeline: int, expert: int
+) -> ParallelDims:
     """One mesh for each layout in a process: torch compares meshes by identity, spmd_types by value."""
     set_spmd_backend("spmd_types")
     dims = ParallelDims(
         dp_replicate=replicate,
         dp_shard=fsdp,
-        cp=1,
+        cp=context,
         tp=tensor,
-        pp=1,
-        ep=1,
-        world_size=replicate * fsdp * tensor,
+        pp=pipeline,
+        ep=expert,
+        world_size=replicate * fsdp * context * tensor * pipeline,
     )
     dims.build_mesh()
     return dims

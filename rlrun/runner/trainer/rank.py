@@ -25,10 +25,9 @@ from rlrun.plugins.registry import build
 from rlrun.plugins.types import Needs
 from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep, WeightManifest
 from rlrun.runner.packing import MicroBatches
-from rlrun.runner.trainer.batch import make_pack
 from rlrun.runner.trainer.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
 from rlrun.runner.trainer.critic import Critic
-from rlrun.runner.trainer.forward import Sequences
+from rlrun.runner.trainer.forward import Sequences, response_values
 from rlrun.runner.trainer.freezing import freeze
 from rlrun.runner.trainer.layout import data_rank, speaks
 from rlrun.runner.trainer.loss_pass import LossPass
@@ -40,10 +39,12 @@ from rlrun.runner.trainer.optimizer import (
     non_finite_error,
 )
 from rlrun.runner.trainer.optimizers import Optimizer
-from rlrun.runner.trainer.parameters import Parameters
-from rlrun.runner.trainer.policy import Policy
+from rlrun.runner.trainer.parameters import EMBEDDING, Parameters
+from rlrun.runner.trainer.pipeline import make_policy
+from rlrun.runner.trainer.policy import PolicySettings
 from rlrun.runner.trainer.process import build_mesh, peak_memory, start_process, stop_process
 from rlrun.runner.trainer.teacher import Teacher
+from rlrun.runner.trainer.tied import TiedHead
 from rlrun.runner.weights.shared_memory import SharedWeights
 from rlrun.specs.job import Spec
 
@@ -65,16 +66,21 @@ class TrainerRank:
         self._device = start_process(setup, spec.deterministic)
         dims = build_mesh(spec.trainer.parallel, setup.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
-        decoder = build_model(self._model, dims, dtype, self._device)
-        self._policy = Policy(
-            decoder,
+        parallel = spec.trainer.parallel
+        decoders = build_model(self._model, dims, parallel, dtype, self._device)
+        self._policy = make_policy(
+            decoders,
             self._model,
             dims,
-            device=self._device,
-            temperature=spec.rollout.temperature,
-            chunk=spec.trainer.logits_chunk,
+            PolicySettings(
+                spec.rollout.temperature, spec.trainer.logits_chunk, parallel, self._device, dtype
+            ),
         )
-        self._parameters = Parameters(decoder, self._model)
+        self._stages = None if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_group()
+        self._parameters = Parameters(decoders, self._model, stages=self._stages)
+        self._tied = None
+        if self._stages is not None and self._model.tied:
+            self._tied = TiedHead(self._parameters, parallel, self._stages)
         self._load_weights()
         self._reference = self._parameters.host_copy() if self._needs.reference else None
         self._loss = LossPass(self._policy, self._algorithm, spec.trainer, self._device)
@@ -95,7 +101,7 @@ class TrainerRank:
         reference: bool = False,
     ) -> dict[int, NDArray[np.float32]]:
         """`[R]` log-probs of this data rank's sequences by index, under the current weights or the
-        reference's.
+        reference's; from one rank of those that share the data, nothing from the others.
 
         `micro_batches` is that of a TrainStep, or of several (rlrun.runner.packing.all_micro_batches).
         """
@@ -105,17 +111,11 @@ class TrainerRank:
         with self._parameters.swapped(self._reference):
             return self._log_probs(sequences, micro_batches)
 
-    @torch.no_grad()
     def _log_probs(
         self, sequences: Mapping[int, TrainSequence] | Sequence[TrainSequence], micro_batches: MicroBatches
     ) -> dict[int, NDArray[np.float32]]:
-        results: dict[int, NDArray[np.float32]] = {}
-        for members in micro_batches[self._data_rank]:
-            pack = make_pack([sequences[i] for i in members], self._policy.multiple, self._device)
-            values, _ = self._policy(pack)
-            parts = values.cpu().split(pack.response_lengths)
-            results |= {i: part.numpy() for i, part in zip(members, parts, strict=True)}
-        return results
+        found = response_values(self._policy, sequences, micro_batches[self._data_rank])
+        return found if self._speaks else {}
 
     def teacher_log_probs(
         self, sequences: Sequences, micro_batches: MicroBatches
@@ -155,13 +155,21 @@ class TrainerRank:
     ) -> dict[str, float]:
         meter = Meter()
         self._optimizer.zero_grad()
-        for members in step.micro_batches[self._data_rank]:
-            chosen = [sequences[i] for i in members]
-            self._loss.accumulate(chosen, [step.scale[i] for i in members], meter)
+        mine = step.micro_batches[self._data_rank]
+        batches = [[sequences[i] for i in members] for members in mine]
+        self._loss.accumulate(batches, [[step.scale[i] for i in members] for members in mine], meter)
         start = time.perf_counter()
+        if self._tied is not None:
+            self._tied.add_gradients()
         rate = learning_rate(self._spec.trainer, self._step, self._setup.optimizer_steps)
-        norm = clip_gradients(self._parameters.masters, self._spec.trainer.max_grad_norm)
-        metrics = meter.reduced(self._speaks, self._device) | {"train/grad_norm": norm, "train/lr": rate}
+        norm = clip_gradients(
+            self._parameters.masters,
+            self._spec.trainer.max_grad_norm,
+            copies=self._parameters.copies,
+            stages=self._stages,
+        )
+        metrics = meter.reduced(self._speaks, self._device, agree=self._stages is not None)
+        metrics |= {"train/grad_norm": norm, "train/lr": rate}
         skipped = not all(map(math.isfinite, (metrics["train/loss"], norm)))
         if skipped:
             self._refuse(metrics)
@@ -196,24 +204,27 @@ class TrainerRank:
 
     def save(self, folder: str | Path) -> None:
         """Write parameters, optimizer, step and RNG into `folder`; OSError where the disk is full."""
-        save_checkpoint(Path(folder), self._parameters.masters, self._optimizer, self._step, self._setup.rank)
+        save_checkpoint(Path(folder), self._parameters.own, self._optimizer, self._step, self._setup.rank)
         if self._critic is not None:
             self._critic.save(Path(folder) / "critic")
         if self._reference is not None and self._spec.reference.update_interval:
             with self._parameters.swapped(self._reference):
-                save_weights(Path(folder) / "reference", self._parameters.holders[0])
+                save_weights(Path(folder) / "reference", self._parameters.computing)
 
     def load(self, folder: str | Path) -> None:
         """Go on from `save`, also on another layout. ValueError where the checkpoint is another model's."""
-        self._step = load_checkpoint(
-            Path(folder), self._parameters.masters, self._optimizer, self._setup.rank
-        )
+        self._step = load_checkpoint(Path(folder), self._parameters.own, self._optimizer, self._setup.rank)
+        if self._tied is not None:
+            self._tied.copy_weights()
+            self._tied.copy_state(self._optimizer)
         self._parameters.refresh()
         if self._critic is not None:
             self._critic.load(Path(folder) / "critic")
         if self._reference is not None and self._spec.reference.update_interval:
             with self._parameters.swapped(self._reference):
-                load_weights(Path(folder) / "reference", self._parameters.holders[0])
+                load_weights(Path(folder) / "reference", self._parameters.computing)
+                if self._tied is not None:
+                    self._tied.copy_weights()
                 self._reference = self._parameters.host_copy()
 
     def export_hf(self, folder: str | Path) -> None:
@@ -247,6 +258,10 @@ class TrainerRank:
     def _trainable(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that are not frozen, by name."""
         frozen = freeze(hf_tensors(self._model), self._spec.trainer.freeze, *self._parameters.holders)
+        if EMBEDDING in frozen:
+            frozen |= self._parameters.copies
+            for name in self._parameters.copies:
+                self._parameters.masters[name].requires_grad_(False)
         return {name: one for name, one in self._parameters.masters.items() if name not in frozen}
 
     def _load_weights(self) -> None:

@@ -14,7 +14,7 @@ from rlrun.runner.trainer.forward import Sequences, response_values
 from rlrun.runner.trainer.layout import data_rank
 from rlrun.runner.trainer.model import build_model
 from rlrun.runner.trainer.parameters import Parameters
-from rlrun.runner.trainer.policy import Policy
+from rlrun.runner.trainer.policy import Policy, PolicySettings
 from rlrun.runner.trainer.process import build_mesh
 from rlrun.specs.companions import side_layout
 from rlrun.specs.job import Spec
@@ -36,19 +36,15 @@ class Teacher:
         layout = side_layout(spec.teacher.parallel, setup.world_size)
         dims = build_mesh(layout, setup.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
-        decoder = build_model(model, dims, dtype, device).requires_grad_(False)
+        decoders = build_model(model, dims, layout, dtype, device)
+        for decoder in decoders:
+            decoder.requires_grad_(False)
         with WeightFolder(folder, model) as weights:
-            Parameters(decoder, model, trained=False).load(lambda tensor: weights.read(tensor.name))
-        self._policy = Policy(
-            decoder,
-            model,
-            dims,
-            device=device,
-            temperature=spec.rollout.temperature,
-            chunk=spec.trainer.logits_chunk,
-        )
-        self._device, self._data_rank = device, data_rank(setup.rank, layout)
+            Parameters(decoders, model, trained=False).load(lambda tensor: weights.read(tensor.name))
+        settings = PolicySettings(spec.rollout.temperature, spec.trainer.logits_chunk, layout, device, dtype)
+        self._policy = Policy(decoders, model, dims, settings)
+        self._data_rank = data_rank(setup.rank, layout)
 
     def log_probs(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
         """`[R]` log-probs of this data rank's sequences by index, at the policy's sampling temperature."""
-        return response_values(self._policy, sequences, micro_batches[self._data_rank], self._device)
+        return response_values(self._policy, sequences, micro_batches[self._data_rank])

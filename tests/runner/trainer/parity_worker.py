@@ -1,29 +1,22 @@
 """One rank of the parity tests: `RANK WORLD_SIZE PORT CASES OUT`; all cases share one process group."""
 
+import copy
 import json
 import sys
 from pathlib import Path
 
 import torch
-from torch.distributed.tensor import DTensor
 from trainer_cases import make_rank, make_sequences, make_spec, plan
 
-from rlrun.converters.hf_names import hf_tensors
 from rlrun.runner.packing import all_micro_batches
 from rlrun.runner.weights.shared_memory import attach
 
 
 def gradients(trainer):
-    full = {
-        name: parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-        for name, parameter in trainer._parameters.masters.items()
-    }
-    return {
-        tensor.name: full[tensor.parameter]
-        if tensor.expert is None
-        else full[tensor.parameter][tensor.expert]
-        for tensor in hf_tensors(trainer._model)
-    }
+    """Of every HF tensor; on rank 0."""
+    parameters = copy.copy(trainer._parameters)
+    parameters.masters = {name: master.grad for name, master in parameters.masters.items()}
+    return {name: gradient.clone() for name, gradient in parameters.gather()}
 
 
 def written(trainer, version):
@@ -55,6 +48,7 @@ def run_case(case, rank, world_size, port, out):
     if case["resume"]:
         trainer.load(case["resume"])
         result["resumed"] = written(trainer, 2)
+        trainer.log_probs(sequences, all_micro_batches(steps))
         # fewer sequences than data ranks: some have nothing to do, and keep pace
         (result["next"],) = trainer.train(sequences[:1], plan(sequences[:1], spec))
     torch.save(result, out / f"{case['name']}-{rank}.pt")

@@ -18,9 +18,10 @@ from rlrun.runner.trainer.rank import TrainerRank
 from rlrun.specs.job import Spec
 
 TEMPERATURE = 0.7
+LAYERS = {"num_hidden_layers": 4}
 MODELS = {
-    "qwen3": {"family": "qwen3"},
-    "qwen3-tied": {"family": "qwen3", "tied": True},
+    "qwen3": {"family": "qwen3", **LAYERS},
+    "qwen3-tied": {"family": "qwen3", "tied": True, **LAYERS},
     "llama": {
         "family": "llama",
         "rope_parameters": {
@@ -31,8 +32,9 @@ MODELS = {
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         },
+        **LAYERS,
     },
-    "qwen3-moe": {"family": "qwen3_moe"},
+    "qwen3-moe": {"family": "qwen3_moe", "num_experts": 8, **LAYERS},
 }
 """A test model by name; without padding token, whose embedding transformers sets to zero and never trains."""
 

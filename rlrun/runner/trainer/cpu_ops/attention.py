@@ -19,14 +19,35 @@ def packed_attention(
     if serves(query, key, value) and query.shape[-1] % 2 == 0 and serves_attention(query.dtype):
         output: torch.Tensor = _PackedAttention.apply(query, key, value, list(lengths), scale)
         return output
+    return cut_attention(query, key, value, lengths, lengths, scale)
+
+
+def cut_attention(  # noqa: PLR0917
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_lengths: Sequence[int],
+    key_lengths: Sequence[int],
+    scale: float,
+) -> torch.Tensor:
+    """The last `query_lengths[i]` queries of each document on its `key_lengths[i]` keys: `[T, N, H]`."""
     outputs = []
     # split, not slices: the gradient of a slice is as large as the whole batch
-    for parts in zip(*(x.split(list(lengths)) for x in (query, key, value)), strict=True):
+    pieces = query.split(list(query_lengths)), key.split(list(key_lengths)), value.split(list(key_lengths))
+    for parts in zip(*pieces, strict=True):
         q, k, v = (part.transpose(0, 1)[None] for part in parts)
-        grouped = q.shape[1] != k.shape[1]
-        document = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        queries, keys = q.shape[2], k.shape[2]
+        mask = None if queries == keys else _later(queries, keys, q.device)
+        document = scaled_dot_product_attention(
+            q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
         outputs.append(document[0].transpose(0, 1))
     return torch.cat(outputs)
+
+
+def _later(queries: int, keys: int, device: torch.device) -> torch.Tensor:
+    """`[queries, keys]`: which keys the last queries of a document attend to."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 class _PackedAttention(torch.autograd.Function):

@@ -1,0 +1,76 @@
+"""The layouts that are compared with transformers: a model, degrees of parallelism, and how many ranks."""
+
+from dataclasses import dataclass, field
+
+from rlrun.specs.trainer import ParallelSpec
+
+SCHEDULES = ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model on one layout."""
+
+    model: str
+    parallel: dict = field(default_factory=dict)
+    fast: bool = False
+    """Part of `make test`; the others of `make parity`."""
+
+    @property
+    def name(self):
+        parts = [f"{key}-{value}" for key, value in self.parallel.items()]
+        return "-".join([self.model, *parts]) if parts else f"{self.model}-alone"
+
+    @property
+    def ranks(self):
+        return ParallelSpec(**self.parallel).world_size
+
+
+def pipeline(schedule, **others):
+    return {"pipeline": 2, "pipeline_schedule": schedule, **others}
+
+
+CASES = [
+    Case("qwen3", fast=True),
+    Case("qwen3", {"fsdp": 2}, fast=True),
+    Case("qwen3", {"replicate": 2}),
+    Case("qwen3", {"tensor": 2}),
+    Case("qwen3", {"tensor": 2, "sequence_parallel": False}),
+    Case("qwen3", {"context": 2}, fast=True),
+    Case("qwen3", {"context": 2, "context_balance": "none"}),
+    *(Case("qwen3", pipeline(schedule), fast=schedule == "1F1B") for schedule in SCHEDULES),
+    Case("qwen3", {"fsdp": 2, "tensor": 2}),
+    Case("qwen3", {"replicate": 2, "fsdp": 2}),
+    Case("qwen3", {"context": 2, "tensor": 2}),
+    Case("qwen3", {"context": 2, "fsdp": 2}),
+    Case("qwen3", {"context": 4}),
+    Case("qwen3", pipeline("1F1B", tensor=2)),
+    Case("qwen3", pipeline("1F1B", fsdp=2)),
+    Case("qwen3", pipeline("InterleavedZeroBubble", context=2), fast=True),
+    Case("qwen3", {"pipeline": 4}),
+    Case("qwen3-moe", fast=True),
+    Case("qwen3-moe", {"fsdp": 2}),
+    Case("qwen3-moe", {"tensor": 2}),
+    Case("qwen3-moe", {"context": 2}),
+    *(Case("qwen3-moe", pipeline(schedule)) for schedule in ("1F1B", "DualPipeV")),
+    Case("qwen3-moe", {"fsdp": 2, "expert": 2}),
+    Case("qwen3-moe", {"tensor": 2, "expert": 2}),
+    Case("qwen3-moe", {"tensor": 2, "expert": 2, "sequence_parallel": False}),
+    Case("qwen3-moe", {"context": 2, "expert": 2}),
+    Case("qwen3-moe", {"fsdp": 2, "tensor": 2, "expert": 4}, fast=True),
+    Case("qwen3-moe", {"fsdp": 4, "expert": 2}),
+    Case("qwen3-moe", {"replicate": 2, "fsdp": 2, "expert": 2}),
+    Case("qwen3-moe", pipeline("1F1B", fsdp=2, expert=2)),
+    Case("qwen3-moe", pipeline("1F1B", tensor=2, expert=2)),
+    Case("qwen3-tied", fast=True),
+    Case("qwen3-tied", {"fsdp": 2}),
+    Case("qwen3-tied", {"tensor": 2}),
+    Case("qwen3-tied", pipeline("1F1B")),
+    Case("qwen3-tied", pipeline("ZBVZeroBubble"), fast=True),
+    Case("qwen3-tied", {"pipeline": 4}),
+    Case("qwen3-tied", pipeline("Interleaved1F1B", fsdp=2)),
+    Case("llama", fast=True),
+    Case("llama", {"tensor": 2}),
+    Case("llama", pipeline("1F1B", context=2)),
+]
+BY_NAME = {case.name: case for case in CASES}

@@ -105,4 +105,5 @@ def _line(process: RankPlan | EnginePlan, spec: Spec) -> str:
         for name, place in asdict(process.coordinates).items()
         if getattr(parallel, name) > 1
     ]
-    return f"rank {process.rank}{'\n  ' if places else ''}{' '.join(places)}{threads}"
+    below = f"\n  {' '.join(places)}" if places else ""
+    return f"rank {process.rank}{below}{threads}"

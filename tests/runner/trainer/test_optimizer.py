@@ -21,8 +21,14 @@ def rates(**settings):
             {"schedule": "linear", "warmup_steps": 5},
             [1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 0.8, 0.6, 0.4, 0.2],
         ),
+        ({"schedule": "wsd"}, [1.0] * 10),
+        ({"schedule": "wsd", "decay_steps": 4, "min_lr_ratio": 0.2}, [1.0] * 7 + [0.8, 0.6, 0.4]),
+        (
+            {"schedule": "wsd", "warmup_steps": 3, "decay_steps": 2},
+            [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 0.5],
+        ),
     ],
-    ids=["constant", "warm-up", "linear", "floor", "both"],
+    ids=["constant", "warm-up", "linear", "floor", "both", "wsd", "wsd-floor", "wsd-warm-up"],
 )
 def test_schedules(settings, expected):
     assert rates(**settings) == pytest.approx(expected)

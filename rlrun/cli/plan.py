@@ -29,6 +29,18 @@ def command(
     response_tokens: Annotated[
         float | None, typer.Option(min=1, help="Mean response. Left out: half of the longest.")
     ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Try every layout on these GPUs; the fastest that fit come first.")
+    ] = False,
+    simulate: Annotated[
+        bool,
+        typer.Option(
+            "--simulate", help="Simulate the events of some steps, for the best layout of each split."
+        ),
+    ] = False,
+    spread: Annotated[
+        float, typer.Option(min=0, help="Deviation of response lengths over their mean, for --simulate.")
+    ] = 0.8,
     as_json: AsJson = False,
 ) -> None:
     """Show the batch equation, the mesh, the placement, memory, disk and time, and all that is derived."""
@@ -37,6 +49,16 @@ def command(
     spec = load(specs, overrides, profiles).spec
     plan = make_plan(spec)
     case, reason = _case(spec, plan, gpu, (prompt_tokens, response_tokens))
+    if sweep or simulate:
+        from rlrun.cli.plan_sweep import print_simulations, print_sweep
+
+        if case is None or not spec.cluster.gpus_per_node:
+            raise ValueError(reason or "layouts are compared on GPUs: set cluster.gpus_per_node")
+        if sweep:
+            print_sweep(case, as_json)
+        if simulate:
+            print_simulations(case, spread, as_json)
+        return
     if as_json:
         print(json.dumps(_as_dict(plan, case, reason)))
         return

@@ -42,7 +42,8 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
 
 def placement_table(spec: Spec, plan: Plan) -> Table:
     """A row for each node, a column for each of its devices; nodes in a row that look alike share one."""
-    devices = sorted({process.place.gpu or 0 for process in (*plan.ranks, *plan.engines)})
+    places = [rank.place for rank in plan.ranks] + [engine.place for engine in plan.engines]
+    devices = sorted({place.gpu or 0 for place in places})
     on_gpu = spec.cluster.gpus_per_node > 0
     kind = "colocated: ranks and engines take turns" if plan.colocated else "disaggregated"
     picture = Table(

@@ -76,13 +76,11 @@ class Case:
 
 def estimate(case: Case, concurrent: int) -> Estimate:
     """The estimate of a job; `concurrent`: samples an engine decodes at a time."""
-    spec, plan, load = case.spec, case.plan, case.load
+    spec, plan = case.spec, case.plan
     parts: dict[str, float] = {}
     if plan.engines:
         parts["generation"] = generation_seconds(case, plan.batch.samples / len(plan.engines), concurrent)
-    parts["training"] = (
-        _passes(case) / 3 * training_seconds(case, plan.batch.samples * (load.prompt + load.response))
-    )
+    parts["training"] = step_training_seconds(case)
     if plan.engines:
         parts["weight sync"] = sync_seconds(case)
     devices = spec.cluster.nodes * max(spec.cluster.gpus_per_node, 1)
@@ -92,10 +90,13 @@ def estimate(case: Case, concurrent: int) -> Estimate:
 def generation_seconds(case: Case, samples: float, concurrent: int) -> float:
     """One engine's part of a step: prompts in one go, then waves of `concurrent` samples token by token."""
     running = max(1.0, min(samples, concurrent))
-    load = case.load
-    products = 2 * active_parameters(case.model) * load.prompt * samples / case.plan.batch.samples_per_prompt
-    prefill = products / (case.device.flops * PREFILL_EFFICIENCY)
-    return prefill + samples * load.response / running * decode_seconds(case, running)
+    prefill = prompt_seconds(case) * samples / case.plan.batch.samples_per_prompt
+    return prefill + samples * case.load.response / running * decode_seconds(case, running)
+
+
+def prompt_seconds(case: Case) -> float:
+    """One prompt through an engine; its samples share it."""
+    return 2 * active_parameters(case.model) * case.load.prompt / (case.device.flops * PREFILL_EFFICIENCY)
 
 
 def decode_seconds(case: Case, running: float) -> float:
@@ -105,6 +106,12 @@ def decode_seconds(case: Case, running: float) -> float:
     reads = (parameter_count(model) * ITEM[dtype] + cache) / case.device.bandwidth
     products = 2 * active_parameters(model) * running / case.device.flops
     return max(reads, products) / DECODE_EFFICIENCY
+
+
+def step_training_seconds(case: Case) -> float:
+    """All passes of a step over all its samples."""
+    tokens = case.plan.batch.samples * (case.load.prompt + case.load.response)
+    return _passes(case) / 3 * training_seconds(case, tokens)
 
 
 def training_seconds(case: Case, tokens: float) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from math import prod
 
 from rlrun.converters.architecture import Architecture
@@ -31,20 +32,43 @@ class Share:
     """It has the head."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """A parameter: one tensor, or a layer's experts, of which there are `count`."""
+
+    tensor: HfTensor
+    count: int
+
+    @property
+    def size(self) -> int:
+        return prod(self.tensor.shape) * self.count
+
+
+@cache
 def parameter_count(model: Architecture) -> int:
     """Parameters of the whole model."""
-    return sum(prod(tensor.shape) for tensor in hf_tensors(model))
+    return sum(stack.size for stack in _stacks(model))
 
 
+@cache
 def active_parameters(model: Architecture) -> int:
     """Parameters that a token is multiplied by: of the experts those it is routed to; no embedding."""
     counted = 0
-    for tensor in hf_tensors(model):
-        size = prod(tensor.shape)
-        if tensor.expert is not None and model.experts:
+    for stack in _stacks(model):
+        size = stack.size
+        if stack.tensor.expert is not None and model.experts:
             size = size * model.experts.per_token // model.experts.count
-        counted += 0 if tensor.parameter == "tok_embeddings.weight" and not model.tied else size
+        counted += 0 if stack.tensor.parameter == "tok_embeddings.weight" and not model.tied else size
     return counted
+
+
+@cache
+def _stacks(model: Architecture) -> tuple[_Stack, ...]:
+    counts: dict[tuple[str, tuple[int, ...], str], list[HfTensor]] = {}
+    for tensor in hf_tensors(model):
+        kind = tensor.name.rsplit(".", 2)[-2] if tensor.expert is not None else tensor.name
+        counts.setdefault((tensor.parameter, tensor.shape, kind), []).append(tensor)
+    return tuple(_Stack(tensors[0], len(tensors)) for tensors in counts.values())
 
 
 def largest_share(model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = ()) -> Share:
@@ -55,17 +79,19 @@ def largest_share(model: Architecture, parallel: ParallelSpec, frozen: Sequence[
 def shares(model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = ()) -> Iterator[Share]:
     """The share of a rank at each place of the pipeline; ranks that differ elsewhere hold as much."""
     stages = stage_layers(model.layers, parallel.stages)
-    tensors = hf_tensors(model)
+    tensors = _stacks(model)
     for place in range(parallel.pipeline):
         held = stages_of(place, parallel)
         first, last = 0 in held, parallel.stages - 1 in held
         layers = {layer for stage in held for layer in stages[stage]}
-        mine = [each for each in tensors if _belongs(each, layers, first=first, last=last or model.tied)]
+        mine = [
+            each for each in tensors if _belongs(each.tensor, layers, first or (model.tied and last), last)
+        ]
         yield _share(mine, parallel, frozen, len(layers), first=first, last=last)
 
 
 def _share(
-    tensors: Sequence[HfTensor],
+    stacks: Sequence[_Stack],
     parallel: ParallelSpec,
     frozen: Sequence[str],
     layers: int,
@@ -73,19 +99,19 @@ def _share(
     first: bool,
     last: bool,
 ) -> Share:
-    sizes = [_part(tensor, parallel) for tensor in tensors]
-    trained = [not any(fnmatchcase(each.name, pattern) for pattern in frozen) for each in tensors]
+    sizes = [_part(stack, parallel) for stack in stacks]
+    trained = [not any(fnmatchcase(each.tensor.name, pattern) for pattern in frozen) for each in stacks]
     blocks: dict[str, int] = {}
-    for tensor in tensors:
-        name = ".".join(tensor.parameter.split(".")[:2])
-        blocks[name] = blocks.get(name, 0) + _gathered(tensor, parallel)
+    for stack in stacks:
+        name = ".".join(stack.tensor.parameter.split(".")[:2])
+        blocks[name] = blocks.get(name, 0) + _gathered(stack, parallel)
     return Share(
         parameters=sum(sizes),
         trained=sum(size for size, counts in zip(sizes, trained, strict=True) if counts),
         hidden=sum(
             size
-            for size, counts, each in zip(sizes, trained, tensors, strict=True)
-            if counts and _is_hidden(each)
+            for size, counts, each in zip(sizes, trained, stacks, strict=True)
+            if counts and _is_hidden(each.tensor)
         ),
         layers=layers,
         block=max(blocks.values()),
@@ -94,27 +120,29 @@ def _share(
     )
 
 
-def _belongs(tensor: HfTensor, layers: set[int], *, first: bool, last: bool) -> bool:
+def _belongs(tensor: HfTensor, layers: set[int], embedding: bool, last: bool) -> bool:
+    """A tied head away from its embedding is a copy of it."""
     kind, _, rest = tensor.parameter.partition(".")
     if kind == "layers":
         return int(rest.partition(".")[0]) in layers
-    return first if kind == "tok_embeddings" else last
+    return embedding if kind == "tok_embeddings" else last
 
 
-def _part(tensor: HfTensor, parallel: ParallelSpec) -> int:
+def _part(stack: _Stack, parallel: ParallelSpec) -> int:
     """What one rank keeps: FSDP's shards lie over the context ranks too, experts over whoever shares them."""
     data = parallel.fsdp * parallel.context
-    if tensor.expert is not None:
-        return -(-prod(tensor.shape) // (data * parallel.tensor))
-    return -(-_gathered(tensor, parallel) // data)
+    if stack.tensor.expert is not None:
+        return -(-stack.size // (data * parallel.tensor))
+    return -(-_gathered(stack, parallel) // data)
 
 
-def _gathered(tensor: HfTensor, parallel: ParallelSpec) -> int:
+def _gathered(stack: _Stack, parallel: ParallelSpec) -> int:
     """What one rank computes with: its tensor-parallel slice, or its experts."""
+    tensor = stack.tensor
     if tensor.expert is not None:
-        return -(-prod(tensor.shape) // parallel.expert)
+        return -(-stack.size // parallel.expert)
     is_split = len(tensor.shape) > 1 and ".router." not in tensor.parameter
-    return -(-prod(tensor.shape) // (parallel.tensor if is_split else 1))
+    return -(-stack.size // (parallel.tensor if is_split else 1))
 
 
 def _is_hidden(tensor: HfTensor) -> bool:

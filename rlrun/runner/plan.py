@@ -6,6 +6,7 @@ Pure: `rlrun plan` shows it, the cluster carries it out.
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -104,10 +105,12 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
                 data_rank=data_rank(rank, spec.trainer.parallel),
                 coordinates=coordinates(rank, spec.trainer.parallel),
                 place=place,
-                local_rank=sum(other.node == place.node for other in ranks[:rank]),
+                local_rank=local_rank,
                 threads=threads,
             )
-            for rank, (place, threads) in enumerate(zip(ranks, rank_threads, strict=True))
+            for rank, (place, local_rank, threads) in enumerate(
+                zip(ranks, _local_ranks(ranks), rank_threads, strict=True)
+            )
         ),
         engines=tuple(
             EnginePlan(index, place, threads, spec.engine.port and spec.engine.port + index)
@@ -145,6 +148,16 @@ def _place_ranks(spec: Spec, layout: Layout) -> list[Place]:
     return _spread(layout.ranks, spec.cluster.nodes)
 
 
+def _local_ranks(ranks: Sequence[Place]) -> list[int]:
+    """Each rank's number among those of its node."""
+    seen: Counter[int] = Counter()
+    numbers = []
+    for place in ranks:
+        numbers.append(seen[place.node])
+        seen[place.node] += 1
+    return numbers
+
+
 def _place_engines(spec: Spec, layout: Layout) -> list[Place]:
     """On the ranks' own GPUs when colocated, else on those after them."""
     if layout.gpus:
@@ -167,11 +180,11 @@ def _threads(
 ) -> tuple[list[int], list[int]]:
     """Threads of each rank and each engine: those who work at the same time on a node share its cores."""
 
-    def share(place: Place, kinds: Sequence[Sequence[Place]]) -> int:
-        sharers = sum(other.node == place.node for kind in kinds for other in kind)
-        return spec.cluster.threads or max(1, cores // sharers)
+    def shares(places: Sequence[Place], at_work: Sequence[Place]) -> list[int]:
+        sharers = Counter(place.node for place in at_work)
+        return [spec.cluster.threads or max(1, cores // sharers[place.node]) for place in places]
 
     if layout.colocated:
-        return [share(place, [ranks]) for place in ranks], [share(place, [engines]) for place in engines]
-    both = [ranks, engines]
-    return [share(place, both) for place in ranks], [share(place, both) for place in engines]
+        return shares(ranks, ranks), shares(engines, engines)
+    both = [*ranks, *engines]
+    return shares(ranks, both), shares(engines, both)

@@ -91,13 +91,13 @@ def size_job(case: Case) -> Sizing:
         engine=engine,
         reference=train.part("parameters") if case.needs.reference else 0,
         disk=_disk(case),
-        estimate=estimate(case, _running(case, engine)),
+        estimate=estimate(case, running_samples(case, engine)),
         warnings=(),
     )
     return replace(found, warnings=tuple(_warnings(case, found)))
 
 
-def _running(case: Case, engine: EngineMemory | None) -> int:
+def running_samples(case: Case, engine: EngineMemory | None) -> int:
     """Samples of mean length that an engine decodes at a time."""
     if engine is None:
         return 0

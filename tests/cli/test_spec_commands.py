@@ -175,6 +175,39 @@ def test_plan_warns_where_it_does_not_fit(rlrun: Command) -> None:
     assert "lower trainer.max_tokens_per_rank" in outcome.out
 
 
+def test_plan_sweeps_layouts(rlrun: Command) -> None:
+    arguments = ("plan", BASE, *MODEL, "--set", "cluster.gpus_per_node=4", "--set", "trainer.parallel.fsdp=4")
+    outcome = rlrun(*arguments, "--gpu", "L4", "--sweep")
+    assert outcome.code == 0
+    assert "layouts fit L4; the fastest first" in outcome.out
+    assert "to take the first: --set 'cluster.placement=" in outcome.out
+    rows = json.loads(rlrun(*arguments, "--gpu", "L4", "--sweep", "--json").out)
+    first = [
+        f"{key}={value}".replace("'", "").replace(":", " =") for key, value in rows[0]["settings"].items()
+    ]
+    assert rlrun("plan", BASE, *MODEL, "--set", "cluster.gpus_per_node=4", *options(first)).code == 0
+
+
+def options(overrides: list[str]) -> list[str]:
+    return [part for override in overrides for part in ("--set", override)]
+
+
+def test_plan_simulates_splits_and_modes(rlrun: Command) -> None:
+    arguments = ("plan", BASE, *MODEL, "--set", "cluster.gpus_per_node=4", "--set", "trainer.parallel.fsdp=4")
+    outcome = rlrun(*arguments, "--gpu", "L4", "--simulate")
+    assert outcome.code == 0
+    for expected in ("6 steps simulated", "in turns", "1 step ahead", "engines", "colocated"):
+        assert expected in outcome.out
+    rows = json.loads(rlrun(*arguments, "--gpu", "L4", "--simulate", "--json").out)
+    assert [row["step_seconds"] for row in rows] == sorted(row["step_seconds"] for row in rows)
+
+
+def test_plan_compares_layouts_on_gpus_alone(rlrun: Command) -> None:
+    outcome = rlrun("plan", BASE, *MODEL, "--sweep")
+    assert outcome.code == 2
+    assert "set cluster.gpus_per_node" in outcome.err
+
+
 def test_plan_of_an_unknown_gpu(rlrun: Command) -> None:
     outcome = rlrun("plan", BASE, "--gpu", "A100")
     assert outcome.code == 2

@@ -73,7 +73,8 @@ def test_shares_add_up_to_the_model(layout: dict[str, int]) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_training_state_is_as_large_as_planned(tmp_path: Path, family: str, dtype: Any, tied: bool) -> None:
     model = read_architecture(make_tiny_model(tmp_path, family, tied=tied))
-    parameters = Parameters(build_model(model, None, getattr(torch, dtype), torch.device("cpu")), model)
+    decoders = build_model(model, None, ParallelSpec(), getattr(torch, dtype), torch.device("cpu"))
+    parameters = Parameters(decoders, model)
     masters = list(parameters.masters.values())
     for parameter in masters:
         parameter.grad = torch.zeros_like(parameter)

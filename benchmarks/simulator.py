@@ -1,0 +1,209 @@
+"""The simulator behind `rlrun plan --simulate` against the real loop, with engines and a trainer that sleep.
+
+    python -m benchmarks.simulator [--steps 5] [--rounds 3]
+
+The loop, its rollouts and the routing over engines are those of a job; an engine sleeps for one token at a
+time, longer where it runs more samples, and a trainer sleeps for a step. Both see the same response lengths.
+One JSON object; quote `error`, the simulated step time relative to the real one, the median of the rounds.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlrun.plugins.types import VersionSpan
+from rlrun.runner.carriers import GenerateRequest, Generation, WeightManifest
+from rlrun.runner.checkpoint import Checkpoints
+from rlrun.runner.engines.pool import EnginePool
+from rlrun.runner.interfaces import Policy
+from rlrun.runner.loop import Job, Progress, run
+from rlrun.runner.packing import plan_steps
+from rlrun.runner.rollout import RolloutSource
+from rlrun.runner.simulation import World, simulate, spread_lengths
+from rlrun.specs.rollout import RolloutSpec
+from tests.runner.loop_fakes import Decoder, Grader, Journal, Prompts, Relative, Trainer
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Seconds of one token: at least `least`, and more for every sample."""
+
+    least: float
+    each: float
+
+    def __call__(self, running: int) -> float:
+        return self.least + self.each * running
+
+
+LENGTHS = spread_lengths(60, 0.6, 300)
+BASE = World(
+    engines=2,
+    slots=16,
+    token_seconds=Rate(0.004, 0.0),
+    prompt_seconds=0.0,
+    prompts=8,
+    samples_per_prompt=4,
+    oversample=8,
+    train_seconds=0.15,
+    sync_seconds=0.02,
+    lengths=LENGTHS,
+)
+WORLDS = {
+    "all samples run at once": BASE,
+    "samples wait for a slot, more groups than needed": replace(BASE, slots=6, oversample=12),
+    "four engines, slower when full, a slow trainer": replace(
+        BASE, engines=4, prompts=16, oversample=16, token_seconds=Rate(0.003, 0.0002), train_seconds=0.6
+    ),
+}
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    for name, world in WORLDS.items():
+        real = [asyncio.run(real_step_seconds(world, options.steps)) for _ in range(options.rounds)]
+        begun = time.process_time()
+        simulated = simulate(world, options.steps).step_seconds
+        results[name] = {
+            "real_step_seconds": round(statistics.median(real), 4),
+            "simulated_step_seconds": round(simulated, 4),
+            "error": round(simulated / statistics.median(real) - 1, 4),
+            "simulation_cpu_seconds": round(time.process_time() - begun, 4),
+        }
+    print(json.dumps(results, indent=2))
+
+
+async def real_step_seconds(world: World, steps: int) -> float:
+    """Mean time of a step of the real loop."""
+    engines = EnginePool([SleepingEngine(world) for _ in range(world.engines)])  # type: ignore[list-item]
+    policy = Policy(engines, Decoder(), Grader(), seed=7, deterministic=False)
+    spec = RolloutSpec(
+        batch_size=world.prompts, samples_per_prompt=world.samples_per_prompt, oversample=world.oversample
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(
+            steps=steps,
+            source=RolloutSource(spec, policy, Prompts().ahead(world.oversample), []),
+            algorithm=Relative(),
+            pack=_pack,
+            trainer=SleepingTrainer(world),
+            journal=Journal(),
+            checkpoints=Checkpoints(Path(folder), keep=1),
+            engines=engines,
+        )
+        begun = time.perf_counter()
+        await run(job, Progress())
+        return (time.perf_counter() - begun - world.sync_seconds) / steps  # the weights of the start
+
+
+def _pack(sequences: Sequence[Any]) -> Any:
+    return plan_steps(
+        sequences,
+        optimizer_steps=1,
+        reduction="per_sample_mean",
+        max_tokens=4096,
+        max_length=4096,
+        max_response_tokens=300,
+        data_degree=1,
+    )
+
+
+class SleepingTrainer(Trainer):
+    """A step takes its time."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    async def train(self, sequences: Sequence[Any], steps: Sequence[Any]) -> list[dict[str, float]]:
+        await asyncio.sleep(self._world.train_seconds)
+        return await super().train(sequences, steps)
+
+    async def write_weights(self, version: int) -> WeightManifest:
+        await asyncio.sleep(self._world.sync_seconds)
+        return await super().write_weights(version)
+
+
+class SleepingEngine:
+    """Decodes a token at a time for at most `slots` samples."""
+
+    url = "asleep"
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._slots = asyncio.Semaphore(world.slots)
+        self._left: dict[asyncio.Future[None], int] = {}
+        self._decoding: asyncio.Task[None] | None = None
+        self._aborts = 0
+
+    async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+        """All samples of all requests."""
+        return [await self._group(request) for request in requests]
+
+    async def abort_all(self) -> None:
+        """End every sample, those that wait for a slot too."""
+        self._aborts += 1
+        for future in self._left:
+            if not future.done():
+                future.cancel()
+        self._left.clear()
+
+    async def update_weights(self, manifest: WeightManifest) -> int:
+        """Nothing to do."""
+        return manifest.version
+
+    async def _group(self, request: GenerateRequest) -> list[Generation]:
+        index = int(request.tokens[0])
+        lengths = [self._world.lengths(index, number) for number in range(len(request.seeds))]
+        return list(await asyncio.gather(*map(self._sample, lengths)))
+
+    async def _sample(self, length: int) -> Generation:
+        finish, aborts = "stop", self._aborts
+        async with self._slots:
+            if aborts != self._aborts:
+                return _generation(0, "abort")
+            done = asyncio.get_running_loop().create_future()
+            self._left[done] = length
+            if self._decoding is None or self._decoding.done():
+                self._decoding = asyncio.create_task(self._decode())
+            try:
+                await done
+            except asyncio.CancelledError:
+                finish = "abort"
+        return _generation(length, finish)
+
+    async def _decode(self) -> None:
+        """A token for everybody, again and again, on an absolute clock: lateness does not add up."""
+        due = time.perf_counter()
+        while self._left:
+            due += self._world.token_seconds(len(self._left))
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            for done in list(self._left):
+                self._left[done] -= 1
+                if self._left[done] <= 0:
+                    del self._left[done]
+                    if not done.done():
+                        done.set_result(None)
+
+
+def _generation(length: int, finish: str) -> Generation:
+    log_probs = np.full(length, -1.0, dtype=np.float32)
+    spans = (VersionSpan(0, 0, length),)
+    return Generation(np.ones(length, dtype=np.int32), log_probs, finish, spans)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""`rlrun plan --sweep` and `--simulate`: layouts side by side."""
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from rlrun.cli.plan_picture import table
+from rlrun.runner.estimate import Case
+from rlrun.runner.outlook import STEPS, Outlook, outlooks
+from rlrun.runner.sizing import gib
+from rlrun.runner.sweep import Candidate, sweep
+from rlrun.specs.reference import as_toml
+
+_SHOWN = 12
+
+
+def print_sweep(case: Case, as_json: bool) -> None:
+    """The layouts that fit, the fastest first, and how to ask for the first."""
+    candidates = sweep(case)
+    if as_json:
+        print(json.dumps([_sweep_row(each) for each in candidates]))
+        return
+    fitting = [each for each in candidates if each.fits]
+    rows = [
+        (
+            _layout(each),
+            *(f"{gib(phase.bytes)}" for phase in each.sizing.phases),
+            each.sizing.engine.concurrent if each.sizing.engine else "",
+            f"{each.sizing.estimate.step_seconds:.3g} s",
+            _hours(each.sizing.estimate.device_hours),
+        )
+        for each in fitting[:_SHOWN]
+    ]
+    memory = [phase.name for phase in candidates[0].sizing.phases] if candidates else []
+    console = Console(highlight=False)
+    title = f"{len(fitting)} of {len(candidates)} layouts fit {case.device.name}; the fastest first"
+    console.print(table(title, ("layout", *memory, "samples at a time", "step", "GPU-hours"), rows))
+    if fitting:
+        console.print(Text(f"to take the first: {_sets(fitting[0])}"), soft_wrap=True)
+
+
+def print_simulations(case: Case, spread: float, as_json: bool) -> None:
+    """Each split of the GPUs in each mode, the fastest first."""
+    found = sorted(outlooks(case, spread), key=lambda each: each.outcome.step_seconds)
+    if as_json:
+        print(json.dumps([_simulation_row(each) for each in found]))
+        return
+    rows = [
+        (
+            _layout(each.candidate),
+            "in turns" if each.ahead == 0 else f"{each.ahead} step{'s' if each.ahead > 1 else ''} ahead",
+            f"{each.outcome.step_seconds:.3g} s",
+            f"{each.outcome.generation_seconds:.3g} s",
+            f"{each.outcome.trainer_waits:.0%}",
+            f"{each.outcome.engines_idle:.0%}",
+            f"{each.outcome.staleness:.2g}",
+            _hours(each.device_hours),
+        )
+        for each in found
+    ]
+    columns = (
+        "layout",
+        "generation",
+        "step",
+        "generating",
+        "trainer waits",
+        "engines idle",
+        "staleness",
+        "GPU-hours",
+    )
+    console = Console(highlight=False)
+    console.print(
+        table(f"{STEPS} steps simulated; responses vary by {spread:.0%} of their mean", columns, rows)
+    )
+    if not found:
+        console.print("no layout with engines fits: see rlrun plan --sweep")
+
+
+def _layout(candidate: Candidate) -> str:
+    spec, plan = candidate.case.spec, candidate.case.plan
+    names = ("fsdp", "tensor", "pipeline", "context", "expert")
+    degrees = [(name, getattr(spec.trainer.parallel, name)) for name in names]
+    mesh = " × ".join(f"{name} {degree}" for name, degree in degrees if degree > 1) or "1 rank"
+    return f"{mesh}, colocated" if plan.colocated else f"{mesh} + {len(plan.engines)} engines"
+
+
+def _sets(candidate: Candidate) -> str:
+    values = {
+        key: f"{{{', '.join(f'{name} = {degree}' for name, degree in value.items())}}}"
+        if isinstance(value, dict)
+        else as_toml(value).strip('"')
+        for key, value in candidate.settings.items()
+    }
+    return " ".join(f"--set '{key}={value}'" for key, value in values.items())
+
+
+def _hours(hours: float | None) -> str:
+    return "" if hours is None else f"{hours:,.3g}"
+
+
+def _sweep_row(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "settings": candidate.settings,
+        "fits": candidate.fits,
+        "bytes": {phase.name: phase.bytes for phase in candidate.sizing.phases},
+        "step_seconds": candidate.sizing.estimate.step_seconds,
+        "device_hours": candidate.sizing.estimate.device_hours,
+        "warnings": candidate.sizing.warnings,
+    }
+
+
+def _simulation_row(found: Outlook) -> dict[str, Any]:
+    outcome = {name: getattr(found.outcome, name) for name in found.outcome.__slots__}
+    return (
+        {"settings": found.candidate.settings, "ahead": found.ahead}
+        | outcome
+        | {"device_hours": found.device_hours}
+    )

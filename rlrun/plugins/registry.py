@@ -157,13 +157,14 @@ def _scan() -> Iterator[PluginEntry]:
     for distribution in metadata.distributions():
         if "[rlrun." not in (distribution.read_text("entry_points.txt") or ""):
             continue
-        if distribution.name in seen:  # further down the path: shadowed
+        name, version = distribution.name, distribution.version  # each look-up parses all of the metadata
+        if name in seen:  # further down the path: shadowed
             continue
-        seen.add(distribution.name)
+        seen.add(name)
         for point in distribution.entry_points:
             kind = point.group.removeprefix("rlrun.")
             if point.group != kind and kind in METHODS:
-                yield PluginEntry(kind, point.name, point.value, distribution.name, distribution.version)
+                yield PluginEntry(kind, point.name, point.value, name, version)
 
 
 def _unknown(kind: str, name: str) -> str:

@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup lint test test-all quickstart quickstart-model clean
+.PHONY: setup lint test test-all parity quickstart quickstart-model clean
 
 setup: .venv/.ready
 
@@ -27,6 +27,10 @@ test: setup
 test-all: setup
 	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%) -m 'not gpu'
 	$(PYTEST) $(JOBS) -m 'not gpu'
+
+# Every parallel layout of the trainer against transformers: gloo groups of up to four processes.
+parity: setup
+	$(PYTEST) tests/runner/trainer/test_parity.py -m 'not gpu'
 
 quickstart: setup
 	$(BIN)/rlrun launch quickstart --new

@@ -9,13 +9,19 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     PreTrainedTokenizerFast,
+    Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
 )
 
 END, PAD = "<|im_end|>", "<|endoftext|>"
 END_ID, PAD_ID = 1, 0
-CONFIGS = {"qwen3": Qwen3Config, "llama": LlamaConfig, "qwen3_moe": Qwen3MoeConfig}
+CONFIGS = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
+}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -33,7 +39,7 @@ def make_tiny_model(
     dtype: torch.dtype = torch.float32,
     **config: Any,
 ) -> Path:
-    """Write a random "qwen3", "llama" or "qwen3_moe" and a byte-level tokenizer; returns `folder`.
+    """Write a random model of one of `CONFIGS` and a byte-level tokenizer; returns `folder`.
 
     `scale` is the standard deviation of the weights: large enough for distributions that are not flat.
     Further keywords override the config's fields.
@@ -65,6 +71,8 @@ def make_tiny_model(
     for name, parameter in model.named_parameters():
         if "norm" in name:  # ones by default, which would hide a norm that is left out
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        if "bias" in name:  # zeros by default
+            torch.nn.init.normal_(parameter, 0.0, scale)
     model.save_pretrained(folder)
     make_tiny_tokenizer(folder, vocab)
     return folder

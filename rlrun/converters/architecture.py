@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FAMILIES = ("llama", "qwen3", "qwen3_moe")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """`model_type`s that load, train and export."""
 
 ROPE_TYPES = ("default", "linear", "llama3")
@@ -56,6 +56,8 @@ class Architecture:
     rope: Rope
     qk_norm: bool
     """RMSNorm on queries and keys before RoPE (Qwen3)."""
+    qkv_bias: bool
+    """Queries, keys and values have biases (Qwen2)."""
     initializer_range: float
     dtype: str
     """Precision of the stored weights: float32, bfloat16 or float16."""
@@ -104,7 +106,8 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
         max_positions=config["max_position_embeddings"],
         tied=config.get("tie_word_embeddings", False),
         rope=_rope(config),
-        qk_norm=family != "llama",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
+        qkv_bias=family == "qwen2",
         initializer_range=config.get("initializer_range", 0.02),
         dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
         experts=_experts(config) if family == "qwen3_moe" else None,

@@ -45,9 +45,13 @@ def _layer(model: Architecture, layer: int) -> Iterator[HfTensor]:
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     hidden = model.hidden
     yield HfTensor(f"{hf}.input_layernorm.weight", (hidden,), f"{ours}.attention_norm.weight")
-    for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+    projections = (("q", queries), ("k", keys), ("v", keys))
+    for name, rows in projections:
         parameter = f"{ours}.attention.qkv_linear.w{name}.weight"
         yield HfTensor(f"{hf}.self_attn.{name}_proj.weight", (rows, hidden), parameter)
+    for name, rows in projections if model.qkv_bias else ():
+        parameter = f"{ours}.attention.qkv_linear.w{name}.bias"
+        yield HfTensor(f"{hf}.self_attn.{name}_proj.bias", (rows,), parameter)
     if model.qk_norm:
         for name in ("q", "k"):
             parameter = f"{ours}.attention.{name}_norm.weight"

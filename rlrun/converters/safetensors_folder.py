@@ -46,11 +46,11 @@ class WeightFolder:
 
 
 def random_tensor(tensor: HfTensor, model: Architecture, seed: int) -> torch.Tensor:
-    """A starting value that depends on seed and name alone: ones for norms, else normal with
-    `initializer_range`.
+    """A starting value that depends on seed and name alone: ones for norms, zeros for biases, else
+    normal with `initializer_range`.
     """
     if len(tensor.shape) == 1:
-        return torch.ones(tensor.shape)
+        return torch.zeros(tensor.shape) if tensor.name.endswith(".bias") else torch.ones(tensor.shape)
     generator = torch.Generator().manual_seed(seed * 1_000_003 + _digest(tensor.name))
     return torch.empty(tensor.shape).normal_(0.0, model.initializer_range, generator=generator)
 

@@ -79,6 +79,10 @@ if ON_CPU:
 
 import spmd_types._dist  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402
+from torch.distributed.tensor.debug import (  # noqa: E402
+    _clear_fast_path_sharding_prop_cache,
+    _clear_sharding_prop_cache,
+)
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder  # noqa: E402
 from torchtitan.distributed.full_dtensor import (  # noqa: E402
@@ -119,6 +123,7 @@ __all__ = [
     "Qwen3TransformerBlock",
     "RMSNorm",
     "RoPE",
+    "forget_meshes",
     "get_spmd_context",
     "make_moe_config",
     "make_routed_experts_config",
@@ -180,6 +185,16 @@ def shard_data_parallel(model: nn.Module, dims: ParallelDims, dtype: torch.dtype
     if ON_CPU:
         for module in _sharded([model]):
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
+
+
+def forget_meshes() -> None:
+    """Make torch build everything anew for the next model.
+
+    It remembers the layouts of results, and for another mesh over the same ranks would give the one it knows
+    already, which FSDP refuses: policy, critic and teacher have a mesh each.
+    """
+    _clear_sharding_prop_cache()
+    _clear_fast_path_sharding_prop_cache()
 
 
 def reshard(models: Iterable[nn.Module]) -> None:

@@ -50,7 +50,7 @@ class PackedAttention(Module):
 
 
 class Matrix(Linear):
-    """A linear layer without bias; float32 on CPU runs on oneDNN."""
+    """A linear layer; float32 on CPU runs on oneDNN."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
@@ -60,8 +60,8 @@ class Matrix(Linear):
         """`[..., in]` -> `[..., out]`."""
         if HAS_ONEDNN and input.dtype == torch.float32:
             output: torch.Tensor = _OneDnnLinear.apply(input, self.weight)
-            return output
-        return linear(input, self.weight)
+            return output if self.bias is None else output + self.bias
+        return linear(input, self.weight, self.bias)
 
 
 class _OneDnnLinear(torch.autograd.Function):

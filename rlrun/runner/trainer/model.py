@@ -156,7 +156,9 @@ def _attention(model: Architecture) -> GQAttention.Config:
         head_dim=model.head_dim,
         dim=model.hidden,
         qkv_linear=QKVLinear.Config(
-            head_dim=model.head_dim, wq=_matrix(model.hidden, queries), wkv=_matrix(model.hidden, keys)
+            head_dim=model.head_dim,
+            wq=_matrix(model.hidden, queries, bias=model.qkv_bias),
+            wkv=_matrix(model.hidden, keys, bias=model.qkv_bias),
         ),
         wo=_matrix(queries, model.hidden),
         qk_norm=_norm(model, model.head_dim) if model.qk_norm else None,
@@ -205,8 +207,8 @@ def _moe(hidden: int, experts: ExpertShape) -> Any:
     )
 
 
-def _matrix(inputs: int, outputs: int) -> Matrix.Config:
-    return Matrix.Config(in_features=inputs, out_features=outputs, param_init=_FROM_CHECKPOINT)
+def _matrix(inputs: int, outputs: int, *, bias: bool = False) -> Matrix.Config:
+    return Matrix.Config(in_features=inputs, out_features=outputs, bias=bias, param_init=_FROM_CHECKPOINT)
 
 
 def _norm(model: Architecture, size: int) -> Norm.Config:

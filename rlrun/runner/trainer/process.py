@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.trainer.compat import ON_CPU, ParallelDims, set_spmd_backend
+from rlrun.runner.trainer.compat import ON_CPU, ParallelDims, forget_meshes, set_spmd_backend
 from rlrun.specs.trainer import ParallelSpec
 
 RENDEZVOUS_SECONDS = 300
@@ -37,6 +37,7 @@ def build_mesh(parallel: ParallelSpec, world_size: int) -> ParallelDims | None:
     assert parallel.world_size == world_size, "the plan and the ranks disagree"
     if world_size == 1:
         return None
+    forget_meshes()
     return _mesh(
         parallel.replicate,
         parallel.fsdp,

@@ -72,5 +72,8 @@ CASES = [
     Case("llama", fast=True),
     Case("llama", {"tensor": 2}),
     Case("llama", pipeline("1F1B", context=2)),
+    Case("qwen2", fast=True),
+    Case("qwen2", {"tensor": 2}),
+    Case("qwen2", pipeline("1F1B", fsdp=2)),
 ]
 BY_NAME = {case.name: case for case in CASES}

@@ -35,7 +35,7 @@ def run_case(case, rank, world_size, port, out):
     sequences = make_sequences()
     steps = plan(sequences, spec)
     log_probs = trainer.log_probs(sequences, all_micro_batches(steps))
-    before = written(trainer, 0)
+    before, start = written(trainer, 0), trainer._parameters.host_copy()
     (metrics,) = trainer.train(sequences, steps)
     result = {
         "log_probs": log_probs,
@@ -44,6 +44,9 @@ def run_case(case, rank, world_size, port, out):
         "after": written(trainer, 1),
         "metrics": metrics,
     }
+    result["changed"] = trainer.log_probs(sequences, all_micro_batches(steps))
+    with trainer._parameters.swapped(start):
+        result["swapped"] = trainer.log_probs(sequences, all_micro_batches(steps))
     trainer.save(case["checkpoint"])
     if case["resume"]:
         trainer.load(case["resume"])

@@ -1,8 +1,7 @@
 import pytest
 
-from rlrun.runner.trainer.layout import data_rank, speaks
 from rlrun.runner.trainer.optimizer import learning_rate
-from rlrun.specs.trainer import ParallelSpec, TrainerSpec
+from rlrun.specs.trainer import TrainerSpec
 
 
 def rates(**settings):
@@ -39,9 +38,3 @@ def test_cosine_is_half_way_down_in_the_middle():
     assert found[0] == 1.0
     assert found[5] == pytest.approx(0.6)
     assert found == sorted(found, reverse=True)
-
-
-def test_tensor_parallel_neighbours_share_their_data():
-    parallel = ParallelSpec(fsdp=2, replicate=2, tensor=2)
-    assert [data_rank(rank, parallel) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert [rank for rank in range(8) if speaks(rank, parallel)] == [0, 2, 4, 6]

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tiny_models import make_tiny_model
 from trainer_cases import MODELS, Reference, make_rank, make_sequences, make_spec, plan, run_ranks
 
+pytestmark = pytest.mark.timeout(3600)
 WORKER = Path(__file__).with_name("parity_worker.py")
 UNCLIPPED = {"max_grad_norm": 1e9, "lr": 2e-3}
 ALL = [pytest.param(case.name, marks=() if case.fast else pytest.mark.slow, id=case.name) for case in CASES]
@@ -92,7 +93,7 @@ class Runs:
             }
             for case in cases
         ]
-        run_ranks(WORKER, ranks, arguments, out, timeout=900)
+        run_ranks(WORKER, ranks, arguments, out, timeout=3000)
         for case in cases:
             self._found[case.name] = [
                 torch.load(out / f"{case.name}-{rank}.pt", weights_only=False) for rank in range(ranks)
@@ -122,6 +123,14 @@ def test_agrees_with_transformers(case, runs, reference):
     assert largest_difference(ranks[0]["after"], truth["weights"]) < 1e-5
     assert ranks[0]["metrics"]["train/grad_norm"] == pytest.approx(truth["norm"], rel=1e-5)
     assert ranks[0]["metrics"]["train/entropy"] == pytest.approx(truth["entropy"], rel=1e-5)
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_another_policy_can_be_swapped_in(case, runs):
+    for rank in runs.of(case):
+        for i, log_probs in rank["log_probs"].items():
+            assert (rank["changed"][i] != log_probs).any()
+            assert (rank["swapped"][i] == log_probs).all()
 
 
 @pytest.mark.parametrize("case", ALL)

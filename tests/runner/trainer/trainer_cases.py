@@ -34,6 +34,7 @@ MODELS = {
         },
         **LAYERS,
     },
+    "qwen2": {"family": "qwen2", **LAYERS},
     "qwen3-moe": {"family": "qwen3_moe", "num_experts": 8, **LAYERS},
 }
 """A test model by name; without padding token, whose embedding transformers sets to zero and never trains."""

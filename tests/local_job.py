@@ -1,0 +1,162 @@
+"""A whole job in this process: one trainer rank and one engine, no Ray, rewards scored where they stand."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlrun.plugins.registry import build
+from rlrun.plugins.types import Group, Sample
+from rlrun.plugins.validation import load_checked_spec, needs_of
+from rlrun.runner.assembly import Parts, make_job
+from rlrun.runner.carriers import TrainerSetup
+from rlrun.runner.checkpoint import Checkpoints, read_driver, trainer_folder
+from rlrun.runner.cluster.actors import TrainerActor
+from rlrun.runner.cluster.failures import Failure
+from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.engines.native.server import NativeServer
+from rlrun.runner.engines.pool import EnginePool
+from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.inputs import read_inputs
+from rlrun.runner.loop import Progress, run
+from rlrun.runner.model_files import fetch_model
+from rlrun.runner.plan import Plan, make_plan
+from rlrun.runner.trainer_group import TrainerGroup
+from rlrun.specs.job import Spec
+
+
+class LocalRank:
+    """The body of a trainer process, called in a thread."""
+
+    def __init__(self, setup: TrainerSetup) -> None:
+        self._actor = TrainerActor.__new__(TrainerActor)  # its own __init__ would redirect our output
+        self._answer(self._actor.start(setup))
+
+    async def call(self, method: str, *args: Any, deadline: float) -> Any:
+        return self._answer(getattr(self._actor, method)(*args))
+
+    def share(self, value: Any) -> Any:
+        return value
+
+    def close(self) -> None:
+        self._actor.close()
+
+    def _answer(self, answer: Any) -> Any:
+        if isinstance(answer, Failure):
+            raise RuntimeError(answer.trace)
+        return answer
+
+
+class LocalGrader:
+    """The spec's rewards, in this process."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._rewards = [(one.weight, build("rewards", one.type, one.params)) for one in spec.rewards]
+
+    async def score(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            sample.reward = sum(weight * reward.score(sample) for weight, reward in self._rewards)
+
+
+class Nobody:
+    """A cluster of no processes."""
+
+    def peak_memory(self) -> dict[str, float]:
+        return {}
+
+
+@dataclass
+class Lines:
+    """A journal that keeps every step's metrics."""
+
+    lines: list[dict[str, float]] = field(default_factory=list)
+
+    def step(self, step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
+        self.lines.append({"step": step, **metrics})
+
+    def doing(self, what: str) -> None:
+        pass
+
+    async def flush(self) -> None:
+        pass
+
+    @property
+    def curve(self) -> list[dict[str, float]]:
+        """Every step without what depends on the clock."""
+        return [
+            {name: value for name, value in line.items() if not name.startswith("perf/")}
+            for line in self.lines
+        ]
+
+
+def run_local(spec_file: Path, folder: Path, overrides: Sequence[str] = (), port: int = 1) -> Lines:
+    """Run the spec to its end, from the newest checkpoint in `folder` where there is one."""
+    spec = load_checked_spec([spec_file], overrides).spec
+    plan = make_plan(spec, cores=1)
+    journal = Lines()
+    model = fetch_model(spec.model)
+    teacher = str(fetch_model(spec.teacher).folder) if spec.teacher else None
+    rank = LocalRank(
+        TrainerSetup(
+            spec_json=spec.model_dump_json(),
+            model_folder=str(model.folder),
+            rank=0,
+            local_rank=0,
+            world_size=1,
+            master_addr="127.0.0.1",
+            master_port=port,
+            threads=1,
+            optimizer_steps=plan.optimizer_steps or 1,
+            teacher_folder=teacher,
+        )
+    )
+    server = _server(spec, plan, model.folder) if plan.engines else None
+    try:
+        asyncio.run(_run(spec, plan, rank, server, folder=folder, journal=journal))
+    finally:
+        rank.close()
+        if server is not None:
+            server.stop()
+    return journal
+
+
+async def _run(
+    spec: Spec, plan: Plan, rank: LocalRank, server: NativeServer | None, *, folder: Path, journal: Lines
+) -> None:
+    assert plan.steps is not None
+    pool = EnginePool([EngineClient(server.start())]) if server is not None else None
+    model = fetch_model(spec.model)
+    needs = needs_of(spec)
+    inputs = read_inputs(spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)
+    trainer = TrainerGroup([rank], [0])
+    parts = Parts(plan, plan.steps, inputs, Nobody(), trainer, pool, LocalGrader(spec))  # type: ignore[arg-type]
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    checkpoints = Checkpoints(folder / "checkpoints", spec.checkpoint.keep)
+    job = make_job(spec, model, parts, journal, checkpoints)  # type: ignore[arg-type]
+    progress = Progress()
+    if (newest := checkpoints.newest()) is not None:
+        driver = read_driver(newest)
+        progress = Progress(**driver["progress"])
+        await trainer.load(trainer_folder(newest))
+        await job.source.restore(driver["data"])
+    await run(job, progress)
+    if spec.checkpoint.export_hf:
+        await trainer.export_hf(folder / "model")
+    await job.source.close()
+    if pool is not None:
+        await pool.close()
+
+
+def _server(spec: Spec, plan: Plan, model: Path) -> NativeServer:
+    return NativeServer(
+        EngineSetup(
+            model_folder=str(model),
+            dtype=spec.engine.dtype,
+            max_running=spec.engine.max_running,
+            max_length=plan.max_sample_tokens,
+            threads=1,
+            seed=spec.seed,
+            device="cpu",
+        )
+    )

@@ -1,12 +1,16 @@
 """`rlrun launch`: run the job of a spec."""
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlrun.cli.arguments import Overrides, Profiles, Specs, load
 from rlrun.specs.problems import SpecError
+
+if TYPE_CHECKING:
+    from rlrun.specs.loading import LoadedSpec
 
 
 def command(
@@ -19,6 +23,12 @@ def command(
         bool,
         typer.Option("--new", help="Where the name is in use, take the next free one: NAME-2, NAME-3, …"),
     ] = False,
+    locked: Annotated[
+        Path | None,
+        typer.Option(
+            help="A run's spec.lock.json: launch only what is the same, versions and files included."
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run, instead of the spec's.")] = None,
 ) -> None:
     """Run a job to its end; Ctrl-C stops it cleanly."""
@@ -29,6 +39,29 @@ def command(
     loaded = load(specs, overrides, profiles)
     if unset := loaded.unset_references():
         raise SpecError(unset)
+    if locked is not None:
+        _refuse_drift(loaded, locked)
     from rlrun.runner.launch import launch
 
     raise typer.Exit(launch(loaded, resume=resume, new=new))
+
+
+def _refuse_drift(loaded: "LoadedSpec", locked: Path) -> None:
+    """ValueError, with every difference, where this launch would not be the locked one."""
+    from rlrun.runner.errors import JobError
+    from rlrun.runner.lock import drift, lock
+    from rlrun.runner.model_files import fetch_model
+
+    try:
+        before = json.loads(locked.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{locked} cannot be read: {error}") from None
+    try:
+        now = lock(loaded, fetch_model(loaded.spec.model))
+    except JobError as error:
+        raise ValueError(str(error)) from None
+    if found := drift(before, now):
+        lines = "\n  ".join(map(str, found))
+        raise ValueError(
+            f"this launch would differ from {locked}:\n  {lines}\nput these back, or launch without --locked"
+        )

@@ -18,7 +18,7 @@ INTERRUPTED = 130
 COMMANDS: Mapping[str, str] = {
     name: name
     for name in (
-        "launch", "validate", "plan", "init", "score", "runs", "status", "stop", "logs", "schema",
+        "launch", "validate", "plan", "diff", "init", "score", "runs", "status", "stop", "logs", "schema",
     )
 }  # fmt: skip
 """Name of a command -> its module in rlrun.cli, whose `command` it is."""

@@ -1,36 +1,54 @@
 """spec.lock.json: everything that decided what a run did. Secrets stay the references that the spec has."""
 
+import hashlib
 import platform
+import re
 import subprocess
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from rlrun.plugins.registry import PluginError, load
 from rlrun.runner.errors import RunFolderError
 from rlrun.runner.model_files import ModelFiles, fingerprint
+from rlrun.specs.data import DataSpec
+from rlrun.specs.differences import Difference, differences
+from rlrun.specs.job import Spec
 from rlrun.specs.loading import LoadedSpec
+from rlrun.specs.paths import path_fields
 
 _PACKAGES = ("rlrun", "torch", "torchtitan", "transformers", "ray", "numpy", "safetensors", "reasoning-gym")
 _FIXED = ("seed", "model", "data")
 """Sections that a resumed run must share with its beginning."""
+_NAMES = ("name", "runs_dir")
+"""What a run is called is no part of what it does."""
+_SLICE = re.compile(r"@\[[^\]]*\]$")
 
 
 def lock(loaded: LoadedSpec, model: ModelFiles) -> dict[str, Any]:
-    """The lock of a launch; reads the model's files, so it takes their size in time."""
+    """The lock of a launch; reads the files of model and data, so it takes their size in time."""
     return {
         "spec": loaded.spec.model_dump(mode="json"),
         "sources": {source.name: source.text for source in loaded.composition.files},
         "model": {"folder": str(model.folder), "commit": model.commit, "sha256": fingerprint(model.folder)},
+        "data": dict(_data_hashes(loaded.spec)),
         "versions": {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()},
         "git": git_state(Path.cwd()),
         "platform": platform.platform(),
     }
 
 
+def drift(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+    """Everything that would make a launch differ from a locked one; where files lie does not count."""
+    old, new = (_comparable(each) for each in (before, now))
+    return list(differences(old, new))
+
+
 def check_same_run(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The sections that a resumed run changes. RunFolderError where it would not be the same run any more."""
     old, new = before["spec"], now["spec"]
-    changed = [name for name in new if old.get(name) != new[name] and name not in ("name", "runs_dir")]
+    changed = [name for name in new if old.get(name) != new[name] and name not in _NAMES]
     if fixed := [name for name in changed if name in _FIXED]:
         raise RunFolderError(
             f"the spec's {', '.join(fixed)} changed since the run began, and its checkpoints belong to what "
@@ -50,6 +68,29 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         return {"commit": commit, "changed": bool(_git(folder, "status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _comparable(locked: dict[str, Any]) -> dict[str, Any]:
+    spec = {name: value for name, value in locked["spec"].items() if name not in _NAMES}
+    model = {name: value for name, value in locked["model"].items() if name != "folder"}
+    kept = {name: locked.get(name) for name in ("data", "versions", "git")}
+    return {"spec": spec, "model": model, **kept}
+
+
+def _data_hashes(spec: Spec) -> Iterator[tuple[str, str]]:
+    """SHA-256 of every file that a data source names, by its key in the spec."""
+    sources: list[tuple[str, DataSpec]] = [("data", spec.data)]
+    sources += [(f"eval.datasets.{number}", each) for number, each in enumerate(spec.eval.datasets)]
+    for key, source in sources:
+        try:
+            params = load("data", source.type).Params
+        except PluginError:  # taken on trust where nobody checked the plugins
+            continue
+        for name, _ in path_fields(params):
+            path = Path(_SLICE.sub("", str(source.params.get(name, ""))))
+            if path.is_file():
+                with path.open("rb") as file:
+                    yield f"{key}.{name}", hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _git(folder: Path, *arguments: str) -> str:

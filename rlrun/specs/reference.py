@@ -62,7 +62,10 @@ def as_toml(value: Any) -> str:
         return repr(value).replace("e-0", "e-")
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(as_toml, value))}]"
-    return "{}" if isinstance(value, dict) and not value else str(value)
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{name} = {as_toml(inner)}" for name, inner in value.items() if inner is not None)
+        return f"{{ {pairs} }}" if pairs else "{}"
+    return str(value)
 
 
 def _default_of(field: FieldInfo) -> str:

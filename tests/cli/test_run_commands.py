@@ -16,6 +16,9 @@ import psutil
 import pytest
 from cli_outcome import Command
 
+from rlrun.plugins.validation import load_checked_spec
+from rlrun.runner.lock import lock
+from rlrun.runner.model_files import fetch_model
 from rlrun.specs.loading import LoadedSpec
 
 BASE = Path(__file__).parents[1] / "specs" / "base.toml"
@@ -195,6 +198,42 @@ def test_launch_refuses_before_anything_starts(
     assert outcome.code == 2
     assert message in outcome.err
     assert launched == []
+
+
+def lock_of(folder: Path, *overrides: str) -> Path:
+    spec = load_checked_spec([BASE], overrides).spec
+    folder.mkdir(parents=True)
+    path = folder / "spec.lock.json"
+    path.write_text(
+        json.dumps({"spec": spec.model_dump(mode="json"), "model": {"sha256": "1"}, "versions": {}})
+    )
+    return path
+
+
+def test_diff_of_specs_locks_and_runs(rlrun: Command, tmp_path: Path) -> None:
+    lock_of(tmp_path / "runs" / "first", "trainer.lr=1e-3")
+    second = lock_of(tmp_path / "second", "trainer.lr=2e-3")
+    runs = ("--runs-dir", tmp_path / "runs")
+    assert rlrun("diff", "first", second.parent, *runs).out == "spec.trainer.lr: 0.001 -> 0.002\n"
+    assert rlrun("diff", BASE, second, *runs).out == "trainer.lr: 1e-6 -> 0.002\n"
+    assert rlrun("diff", BASE, BASE).out == "no differences\n"
+    found = json.loads(rlrun("diff", second, BASE, "--json").out)
+    assert found == [{"key": "trainer.lr", "before": 2e-3, "after": 1e-6}]
+    (tmp_path / "other.json").write_text("[]")
+    wrong = rlrun("diff", BASE, tmp_path / "other.json")
+    assert (wrong.code, "is no lock file" in wrong.err) == (2, True)
+
+
+def test_a_locked_launch_refuses_drift(rlrun: Command, launched: list[Any], tmp_path: Path) -> None:
+    loaded = load_checked_spec([BASE])
+    path = tmp_path / "spec.lock.json"
+    path.write_text(json.dumps(lock(loaded, fetch_model(loaded.spec.model))))
+    assert rlrun("launch", BASE, "--locked", path).code == 3
+    assert len(launched) == 1
+    outcome = rlrun("launch", BASE, "--locked", path, "--set", "trainer.lr=1e-3")
+    assert outcome.code == 2
+    assert "spec.trainer.lr: 1e-6 -> 0.001" in outcome.err
+    assert len(launched) == 1
 
 
 def test_what_is_not_installed_is_named(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runner.errors import JobError, RunFolderError
-from rlrun.runner.lock import check_same_run, git_state, lock
+from rlrun.runner.lock import check_same_run, drift, git_state, lock
 from rlrun.runner.model_files import fetch_model, fingerprint
 from rlrun.specs.loading import load_spec
 from rlrun.specs.model import ModelSpec
@@ -70,3 +70,23 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 def test_no_repository_no_git_state(tmp_path: Path) -> None:
     assert git_state(tmp_path) is None
+
+
+def test_a_lock_knows_its_data(tmp_path: Path, model: Path) -> None:
+    before = locked(tmp_path, model)
+    assert list(before["data"]) == ["data.path"]
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "b"}\n')
+    spec = load_spec([tmp_path / "job.toml"], ["trainer.steps=1"])
+    after = lock(spec, fetch_model(spec.spec.model))
+    assert [each.key for each in drift(before, after)] == ["data.data.path"]
+
+
+def test_drift_names_every_value_but_the_runs_name(tmp_path: Path, model: Path) -> None:
+    before = locked(tmp_path, model)
+    assert drift(before, locked(tmp_path, model, "name=other", "runs_dir=elsewhere")) == []
+    after = locked(tmp_path, model, "trainer.lr=0.5")
+    after["versions"]["torch"] = "9.9"
+    assert [str(each) for each in drift(before, after)] == [
+        "spec.trainer.lr: 1e-6 -> 0.5",
+        f'versions.torch: "{before["versions"]["torch"]}" -> "9.9"',
+    ]

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     name: name
     for name in (
         "launch", "validate", "plan", "diff", "init", "score", "runs", "status", "stop", "logs", "schema",
+        "doctor",
     )
 }  # fmt: skip
 """Name of a command -> its module in rlrun.cli, whose `command` it is."""

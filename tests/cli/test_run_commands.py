@@ -17,6 +17,7 @@ import pytest
 from cli_outcome import Command
 
 from rlrun.plugins.validation import load_checked_spec
+from rlrun.runner.doctor import Check
 from rlrun.runner.lock import lock
 from rlrun.runner.model_files import fetch_model
 from rlrun.specs.loading import LoadedSpec
@@ -251,3 +252,14 @@ def test_an_interrupt_is_exit_130(rlrun: Command, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("rlrun.cli.launch.load", interrupted)
     assert rlrun("launch", BASE).code == 130
+
+
+def test_doctor_tells_what_is_wrong(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = Check("disk", "ok", "plenty"), Check("torch", "bad", "not installed", "pip install torch")
+    monkeypatch.setattr("rlrun.runner.doctor.examine", lambda folder: iter([good, bad]))
+    outcome = rlrun("doctor")
+    assert outcome.code == 2
+    assert "BAD   torch           not installed  -> pip install torch" in outcome.out
+    assert json.loads(rlrun("doctor", "--json").out)[0]["found"] == "plenty"
+    monkeypatch.setattr("rlrun.runner.doctor.examine", lambda folder: iter([good]))
+    assert rlrun("doctor").code == 0

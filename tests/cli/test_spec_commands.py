@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli_outcome import Command
 
+from rlrun.cli.main import COMMANDS, GROUPS
 from rlrun.cli.reference import spec_markdown
 from rlrun.cli.schema import spec_schema
 
@@ -49,7 +50,7 @@ def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
 def test_help_names_every_command(rlrun: Command) -> None:
     outcome = rlrun("--help")
     assert outcome.code == 0
-    for name in ("launch", "validate", "plan", "init", "runs", "status", "stop", "logs", "schema", "plugins"):
+    for name in (*COMMANDS, *GROUPS):
         assert f" {name} " in outcome.out
 
 

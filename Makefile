@@ -1,13 +1,23 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup lint test test-all parity quickstart quickstart-model clean
+.PHONY: setup sglang lint test test-all parity quickstart quickstart-model clean
 
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -e '.[run,dev]'
+	touch $@
+
+# The real SGLang server on a CPU, for the tests, in an environment of its own: 1.7 GB.
+SGLANG := tests/sglang_cpu/requirements
+sglang: .venv-sglang/.ready
+
+.venv-sglang/.ready: $(SGLANG).txt $(SGLANG)-alone.txt
+	$(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/pip install -q -r $(SGLANG).txt
+	.venv-sglang/bin/pip install -q --no-deps -r $(SGLANG)-alone.txt
 	touch $@
 
 lint: setup
@@ -20,11 +30,11 @@ lint: setup
 JOBS := tests/integration tests/fault
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-test: setup
+test: setup sglang
 	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%)
 	$(PYTEST) $(JOBS)
 
-test-all: setup
+test-all: setup sglang
 	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%) -m 'not gpu'
 	$(PYTEST) $(JOBS) -m 'not gpu'
 

@@ -14,7 +14,6 @@ from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.start import start_processes
 from rlrun.runner.demonstrations import DemonstrationSource
-from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.evaluate import Evaluator
 from rlrun.runner.inputs import Inputs, read_inputs
@@ -59,10 +58,10 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     teacher = None
     if spec.teacher is not None:
         teacher = await in_background(fetch_model, spec.teacher)
-    starting = asyncio.create_task(start_processes(spec, plan, model, folder, cluster, teacher))
+    starting = asyncio.create_task(start_processes(spec, plan, model, folder, cluster, teacher=teacher))
     await gather_or_first_cause([starting, reading, asyncio.create_task(scorer.start())])
-    trainers, urls = starting.result()
-    pool = EnginePool([EngineClient(url, spec.rollout.request_timeout) for url in urls]) if urls else None
+    trainers, clients = starting.result()
+    pool = EnginePool(clients) if clients else None
     if pool is not None:
         stack.push_async_callback(pool.close)
     trainer = TrainerGroup(trainers, [rank.data_rank for rank in plan.ranks])

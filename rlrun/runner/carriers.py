@@ -119,6 +119,29 @@ class WeightManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class SerializedWeights:
+    """A complete set of weights as torch's handles to shared memory of this host, for SGLang servers."""
+
+    size: int
+    """Bytes of the weights."""
+    version: int
+    payloads: tuple[str, ...]
+    """Base64, each for one reading process; a payload is read once."""
+
+    def share(self, engine: int, engines: int) -> "SerializedWeights":
+        """What one of several engines, of equally many processes each, is to read."""
+        count, rest = divmod(len(self.payloads), engines)
+        assert not rest, "as many payloads for each engine"
+        return SerializedWeights(
+            self.size, self.version, self.payloads[engine * count : (engine + 1) * count]
+        )
+
+
+WeightUpdate = WeightManifest | SerializedWeights
+"""What a trainer hands to engines: by kind of engine."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerSetup:
     """What one trainer rank needs to start."""
 

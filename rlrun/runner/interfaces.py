@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.types import Drop, Group, Needs, Prompt, Sample
-from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightManifest
+from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightUpdate
 from rlrun.runner.packing import MicroBatches
 
 
@@ -41,8 +41,8 @@ class Engines(Protocol):
     async def abort_all(self) -> None:
         """End every running request; each answers with what it has."""
 
-    async def update_weights(self, manifest: WeightManifest) -> int:
-        """Serve the manifest's weights from the next forward pass on; the version all engines confirm."""
+    async def update_weights(self, update: WeightUpdate) -> int:
+        """Serve new weights from the next forward pass on; the version all engines confirm."""
 
 
 class Grader(Protocol):
@@ -124,7 +124,7 @@ class Trainer(Protocol):
     async def update_reference(self) -> None:
         """From now on the reference is what the policy is now."""
 
-    async def write_weights(self, version: int) -> WeightManifest:
+    async def write_weights(self, version: int) -> WeightUpdate:
         """Put the current weights where the engines can read them."""
 
     async def save(self, folder: Path) -> None:

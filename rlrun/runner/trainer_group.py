@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.runner.carriers import TrainSequence, TrainStep, WeightManifest
+from rlrun.runner.carriers import TrainSequence, TrainStep, WeightUpdate
 from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.columns import split_log_probs, to_columns
 from rlrun.runner.packing import MicroBatches, all_micro_batches
@@ -76,7 +76,7 @@ class TrainerGroup:
         """From now on the reference is what the policy is now."""
         await self._all("update_reference", [()] * len(self._ranks))
 
-    async def write_weights(self, version: int) -> WeightManifest:
+    async def write_weights(self, version: int) -> WeightUpdate:
         """Put the current weights where the engines can read them."""
         manifests = await self._all("write_weights", [(version,)] * len(self._ranks))
         [manifest] = [found for found in manifests if found is not None]

@@ -1,19 +1,23 @@
 """`[engine]`: what generates."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlrun.specs.paths import PathMarker
 from rlrun.specs.section import Section
 
 
 class EngineSpec(Section):
-    """The embedded native engine."""
+    """rlrun's own engine, or SGLang servers."""
 
-    type: Literal["native"] = "native"
-    """`native`: rlrun's own engine, on CPU or one GPU."""
+    type: Literal["native", "sglang"] = "native"
+    """`native`: rlrun's own engine, on CPU or one GPU. `sglang`: SGLang servers, which start and end with the
+    job."""
     count: int | None = Field(default=None, ge=1)
     """Engines; prompts are spread over them. None: one on each node, or on each GPU they may use."""
+    tensor: int = Field(default=1, ge=1)
+    """SGLang: ranks of one server that split each layer's matrices, on CPU; a server takes one GPU."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision of weights and KV cache; log-probs are always float32."""
     max_running: int = Field(default=256, ge=1)
@@ -22,5 +26,12 @@ class EngineSpec(Section):
     """Tokens of KV cache. None: room for `max_running` samples of full length."""
     port: int | None = Field(default=None, ge=1024, le=65535)
     """First port; engine i listens on port + i. None: free ports."""
-    start_timeout: float = Field(default=120.0, gt=0)
-    """Seconds an engine may take to answer."""
+    start_timeout: float = Field(default=600.0, gt=0)
+    """Seconds an engine may take to answer; one that dies ends the job at once."""
+    python: Annotated[str | None, PathMarker()] = None
+    """SGLang: interpreter of the environment that has it. None: the one that runs rlrun."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """SGLang: environment variables of the server."""
+    sglang: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the SGLang server as it names them, for instance `mem_fraction_static = 0.7`; checked
+    against the installed server's own list."""

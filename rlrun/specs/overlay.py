@@ -1,7 +1,7 @@
 """Lays one document on another, and keeps track of which source set what.
 
-Tables merge key by key; anything else is replaced. A table whose `type` changes is replaced as a whole: the
-parameters of one plugin mean nothing to another.
+Tables merge key by key; anything else is replaced. A plugin's table whose `type` changes is replaced as a
+whole: the parameters of one plugin mean nothing to another. Kinds of engine share keys, so `[engine]` merges.
 """
 
 import re
@@ -19,6 +19,7 @@ _DEFAULT_TYPES: dict[KeyPath, Any] = {
     for model in section_models(field.annotation)
     if "type" in model.model_fields and get_origin(field.annotation) is None
 }
+_SHARED_KEYS: set[KeyPath] = {("engine",)}
 
 
 _INDEX = re.compile(r"[0-9]{1,6}")
@@ -67,12 +68,16 @@ class _Overlay:
                 continue
             place: Any = int(key) if isinstance(base, list) else key
             old = base[place] if isinstance(base, list) else base.get(place)
-            if isinstance(value, dict) and _merges(old, value, _DEFAULT_TYPES.get((*here, place))):
-                self.kept[*here, place] = self.origins[*there, key]
-                self.lay(old, value, (*here, place), (*there, key))
+            path = (*here, place)
+            if isinstance(value, dict) and (
+                _merges(old, value, _DEFAULT_TYPES.get(path))
+                or (path in _SHARED_KEYS and isinstance(old, dict))
+            ):
+                self.kept[path] = self.origins[*there, key]
+                self.lay(old, value, path, (*there, key))
             else:
                 base[place] = value
-                self._replace_origins((*here, place), (*there, key))
+                self._replace_origins(path, (*there, key))
 
     def _refuse(self, path: KeyPath, message: str) -> None:
         source, mark = self.origins[path]

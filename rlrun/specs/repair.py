@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlrun.specs.algorithm_rules import ALGORITHM_RULES, Demands
+from rlrun.specs.engine_rules import ENGINE_RULES
 from rlrun.specs.job import Spec
 from rlrun.specs.model_folder import model_findings
 from rlrun.specs.optimizer_rules import OPTIMIZER_RULES
@@ -26,7 +27,8 @@ def rule_findings(data: dict[str, Any], findings: list[Finding], demands: Demand
     spec = _repaired(data, broken)
     if spec is None:
         return []
-    found = [each for rule in (*RULES, *OPTIMIZER_RULES, *PARALLEL_RULES) for each in rule(spec)]
+    rules = (*RULES, *ENGINE_RULES, *OPTIMIZER_RULES, *PARALLEL_RULES)
+    found = [each for rule in rules for each in rule(spec)]
     found += [each for rule in ALGORITHM_RULES for each in rule(spec, demands)] if demands else []
     found += model_findings(spec)
     return [finding for finding in found if not _hangs_on(finding, broken)]

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.request import urlopen
 
-from rlrun.runner.carriers import TrainerSetup, TrainStep, WeightManifest
+from rlrun.runner.carriers import TrainerSetup, TrainStep, WeightUpdate
 from rlrun.runner.cluster.failures import Failure
 from rlrun.runner.columns import Columns, from_columns, joined_log_probs
 from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.engines.sglang.server import SglangServer
+from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.runner.packing import MicroBatches
 
 _HEALTH_SECONDS = 60.0
@@ -123,7 +125,7 @@ class TrainerActor(Process):
         return metrics, time.perf_counter() - started
 
     @reports_failure
-    def write_weights(self, version: int) -> WeightManifest | None:
+    def write_weights(self, version: int) -> WeightUpdate | None:
         """Rank 0 says where the weights are."""
         return self._rank.write_weights(version)
 
@@ -174,6 +176,32 @@ class EngineActor(Process):
     def close(self) -> None:
         """Stop listening."""
         self._server.stop()
+
+
+class SglangActor(Process):
+    """One SGLang server, a process of its own that dies with this one."""
+
+    _server: SglangServer | None = None
+
+    @reports_failure
+    def start(self, setup: SglangSetup) -> str:
+        """Start the server and wait until it answers; the URL."""
+        self._server = SglangServer(setup)
+        return self._server.start()
+
+    @reports_failure
+    def ping(self) -> tuple[int, float]:
+        """As for every process, while the server answers; what it died of otherwise."""
+        if self._server is None:
+            return os.getpid(), 0.0
+        self._server.check()
+        return os.getpid(), self._server.memory()
+
+    @reports_failure
+    def close(self) -> None:
+        """End the server and all that it started."""
+        if self._server is not None:
+            self._server.stop()
 
 
 def redirect_output(log: Path) -> None:

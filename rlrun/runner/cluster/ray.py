@@ -22,7 +22,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.cluster.actors import EngineActor, TrainerActor
+from rlrun.runner.cluster.actors import EngineActor, SglangActor, TrainerActor
 from rlrun.runner.cluster.failures import Failure, ProcessFailure, gather_or_first_cause
 from rlrun.runner.cluster.placement import Placement, Seat
 from rlrun.runner.cluster.processes import children, end, remove_segments
@@ -66,7 +66,7 @@ class Request:
 
     name: str
     """`trainer 0`, `engine 1`: as messages call it."""
-    kind: type[TrainerActor] | type[EngineActor]
+    kind: type[TrainerActor] | type[EngineActor] | type[SglangActor]
     seat: Seat
     environment: Mapping[str, str]
     """Set before its interpreter starts."""

@@ -5,16 +5,17 @@ Ray up ─▶ actors up (all at once) ─┬▶ ranks: import, meet at rank 0's 
 """
 
 import asyncio
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.cluster.actors import EngineActor, TrainerActor
+from rlrun.runner.cluster.actors import TrainerActor
 from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.cluster.placement import Placement
 from rlrun.runner.cluster.ray import Cluster, Process, Request
-from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.cluster.start_engines import engine_requests, start_engines
+from rlrun.runner.cluster.threads import thread_variables
+from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.errors import JobError
 from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.plan import Plan, RankPlan
@@ -33,17 +34,18 @@ async def start_processes(
     model: ModelFiles,
     folder: RunFolder,
     cluster: Cluster,
+    *,
     teacher: ModelFiles | None = None,
-) -> tuple[list[Process], list[str]]:
-    """Start Ray, trainer ranks and engines: the ranks, and URLs of engines. JobError: the first cause."""
+) -> tuple[list[Process], list[EngineClient]]:
+    """Start Ray, ranks and engines: the ranks, and the engines' clients. JobError: the first cause."""
     await cluster.start()
     trainers = cluster.launch(_trainer_requests(plan, cluster.placement, folder))
-    engines = cluster.launch(_engine_requests(plan, cluster.placement, folder))
+    engines = cluster.launch(engine_requests(spec, plan, cluster.placement, folder))
     folders = [one.folder for one in (model, teacher) if one is not None]
     if not cluster.is_local:
         await _check_hosts(trainers, engines, [*folders, folder.path])
     starting = asyncio.create_task(_start_trainers(spec, plan, folders, trainers))
-    serving = asyncio.create_task(_start_engines(spec, plan, model, engines))
+    serving = asyncio.create_task(start_engines(spec, plan, model, engines))
     await gather_or_first_cause([starting, serving])
     await gather_or_first_cause([process.identify(_BOOT_SECONDS) for process in (*trainers, *engines)])
     return trainers, serving.result()
@@ -56,23 +58,10 @@ def _trainer_requests(plan: Plan, placement: Placement, folder: RunFolder) -> li
             f"trainer {rank.rank}",
             TrainerActor,
             seat,
-            {"RANK": str(rank.rank), "WORLD_SIZE": size, **_threads(rank.threads)},
+            {"RANK": str(rank.rank), "WORLD_SIZE": size, **thread_variables(rank.threads)},
             folder.logs / f"trainer-{rank.rank}.log",
         )
         for rank, seat in zip(plan.ranks, placement.ranks, strict=True)
-    ]
-
-
-def _engine_requests(plan: Plan, placement: Placement, folder: RunFolder) -> list[Request]:
-    return [
-        Request(
-            f"engine {engine.index}",
-            EngineActor,
-            seat,
-            _threads(engine.threads),
-            folder.logs / f"engine-{engine.index}.log",
-        )
-        for engine, seat in zip(plan.engines, placement.engines, strict=True)
     ]
 
 
@@ -107,36 +96,6 @@ def _trainer_setup(
     )
 
 
-async def _start_engines(spec: Spec, plan: Plan, model: ModelFiles, engines: Sequence[Process]) -> list[str]:
-    longest = max([plan.max_sample_tokens, *_evaluation_lengths(spec)])
-    setups = [
-        EngineSetup(
-            model_folder=str(model.folder),
-            dtype=spec.engine.dtype,
-            max_running=spec.engine.max_running,
-            max_cache_tokens=spec.engine.max_cache_tokens,
-            max_length=longest,
-            host=process.host,
-            port=engine.port,
-            threads=engine.threads,
-            seed=spec.seed,
-            device="cpu" if engine.place.gpu is None else "cuda",
-        )
-        for process, engine in zip(engines, plan.engines, strict=True)
-    ]
-    calls = [
-        process.call("start", setup, deadline=spec.engine.start_timeout)
-        for process, setup in zip(engines, setups, strict=True)
-    ]
-    return await gather_or_first_cause(calls)
-
-
-def _evaluation_lengths(spec: Spec) -> list[int]:
-    """Prompt and response at their longest in each held-out dataset."""
-    responses = [one.max_response_tokens or spec.eval.max_response_tokens or 0 for one in spec.eval.datasets]
-    return [spec.rollout.max_prompt_tokens + response for response in responses]
-
-
 async def _check_hosts(
     trainers: Sequence[Process], engines: Sequence[Process], paths: Sequence[Path]
 ) -> None:
@@ -157,14 +116,3 @@ async def _check_hosts(
                 f"{process.name} was placed on {process.host} and trainer 0 on {trainers[0].host}; "
                 "weights go through shared memory, so they must share a host: use cluster.nodes = 1"
             )
-
-
-def _threads(count: int) -> dict[str, str]:
-    """What OpenMP reads when it is loaded.
-
-    By default its threads spin for milliseconds while they wait; where anything else wants their cores, a
-    step then takes ten times as long (measured on two busy cores). Unless told otherwise, they spin for
-    microseconds.
-    """
-    spin = {} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys() else {"GOMP_SPINCOUNT": "1000"}
-    return {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count), **spin}

@@ -15,13 +15,20 @@ from typing import Any, Literal
 import aiohttp
 import orjson
 
-from rlrun.runner.carriers import GenerateRequest, Generation, WeightManifest
-from rlrun.runner.engines.wire import generate_body, manifest_body, parse_generations, version_number
+from rlrun.runner.carriers import GenerateRequest, Generation, SerializedWeights, WeightUpdate
+from rlrun.runner.engines.wire import (
+    generate_body,
+    manifest_body,
+    parse_generations,
+    payload_body,
+    version_number,
+)
 from rlrun.runner.errors import EngineError
 
 ATTEMPTS = 4
 FIRST_DELAY = 0.1
 """Seconds before the first repetition; doubles each time, times a random factor from 0.5 to 1.5."""
+_TENSORS = "/update_weights_from_tensor"
 
 
 class EngineClient:
@@ -31,11 +38,22 @@ class EngineClient:
     TimeoutError when its deadline passes.
     """
 
-    def __init__(self, url: str, generate_timeout: float = 3600.0, control_timeout: float = 120.0) -> None:
-        """`generate_timeout`: seconds for a /generate call; `control_timeout`: for every other."""
+    def __init__(
+        self,
+        url: str,
+        generate_timeout: float = 3600.0,
+        control_timeout: float = 120.0,
+        api_key: str | None = None,
+    ) -> None:
+        """`generate_timeout`: seconds for a /generate call; `control_timeout`: for every other; `api_key`:
+        where the engine asks for one.
+        """
         self.url = url.rstrip("/")
         self._generate_timeout = generate_timeout
         self._control_timeout = control_timeout
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
@@ -82,17 +100,24 @@ class EngineClient:
         )
         return info
 
-    async def update_weights(self, manifest: WeightManifest) -> int:
-        """Serve a shared-memory segment's weights from the next forward pass on; returns their version."""
-        raw = await self._call(
-            "POST", "/update_weights_from_tensor", manifest_body(manifest), self._control_timeout
-        )
+    async def update_weights(self, update: WeightUpdate) -> int:
+        """Serve new weights from the next forward pass on; returns their version.
+
+        They lie in shared memory: a native engine adopts them there, an SGLang server takes a copy.
+        """
+        if isinstance(update, SerializedWeights):
+            return await self._take_over(update)
+        raw = await self._call("POST", _TENSORS, manifest_body(update), self._control_timeout)
         return version_number(orjson.loads(raw).get("weight_version"))
 
     async def update_weights_from_disk(self, folder: str, version: int) -> int:
-        """Serve the weights of a folder on the engine's host; the version it then reports."""
+        """Serve the weights of a folder on the engine's host; the version it then reports.
+
+        EngineError while requests run: prefixes that the old weights made are forgotten.
+        """
         body = {"model_path": folder, "weight_version": str(version), "flush_cache": False}
         await self._post("/update_weights_from_disk", body)
+        await self.flush_cache()
         return version_number((await self.model_info()).get("weight_version"))
 
     async def close(self) -> None:
@@ -108,6 +133,16 @@ class EngineClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _take_over(self, weights: SerializedWeights) -> int:
+        """An update of an SGLang server; prefixes that the old weights made are forgotten."""
+        await self._post("/begin_weight_update", {})
+        try:
+            await self._call("POST", _TENSORS, payload_body(weights), self._control_timeout, safe=False)
+        finally:
+            await self._post("/end_weight_update", {})
+        await self.flush_cache()
+        return version_number((await self.model_info()).get("weight_version"))
 
     async def _post(self, path: str, body: dict[str, Any]) -> bytes:
         return await self._call("POST", path, orjson.dumps(body), self._control_timeout)
@@ -147,8 +182,8 @@ class EngineClient:
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
             )
-        headers = {"Content-Type": "application/json"}
-        async with self._session.request(method, self.url + path, data=body, headers=headers) as response:
+        url = self.url + path
+        async with self._session.request(method, url, data=body, headers=self._headers) as response:
             raw = await response.read()
             if response.status != 200:
                 message = f"engine {self.url}{path} answered {response.status}: {_message(raw)}"

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
-from rlrun.runner.carriers import GenerateRequest, Generation, WeightManifest
+from rlrun.runner.carriers import GenerateRequest, Generation, SerializedWeights, WeightUpdate
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.errors import EngineError
 
@@ -52,9 +52,15 @@ class EnginePool:
         states = await self._all(lambda client: client.health())
         return {client.url: state for client, state in zip(self._clients, states, strict=True)}
 
-    async def update_weights(self, manifest: WeightManifest) -> int:
-        """Serve the manifest's weights from the next forward pass on; the version all engines confirm."""
-        return self._agreed(await self._all(lambda client: client.update_weights(manifest)))
+    async def update_weights(self, update: WeightUpdate) -> int:
+        """Serve new weights from the next forward pass on; the version all engines confirm."""
+        count = len(self._clients)
+        shares = [
+            update.share(engine, count) if isinstance(update, SerializedWeights) else update
+            for engine in range(count)
+        ]
+        updates = [client.update_weights(own) for client, own in zip(self._clients, shares, strict=True)]
+        return self._agreed(await asyncio.gather(*updates))
 
     async def update_weights_from_disk(self, folder: str, version: int) -> int:
         """Serve a folder's weights; the version all engines confirm."""

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.carriers import GenerateRequest, Generation, WeightManifest
+from rlrun.runner.carriers import GenerateRequest, Generation, SerializedWeights, WeightManifest
 from rlrun.runner.errors import EngineError
 
 
@@ -48,6 +48,17 @@ def manifest_body(manifest: WeightManifest) -> bytes:
             "load_format": "shared_memory",
             "manifest": dataclasses.asdict(manifest),
             "weight_version": str(manifest.version),
+            "flush_cache": False,
+        }
+    )
+
+
+def payload_body(weights: SerializedWeights) -> bytes:
+    """A weight update by torch's handles; the cache is flushed afterwards, when every bucket is in."""
+    return orjson.dumps(
+        {
+            "serialized_named_tensors": weights.payloads,
+            "weight_version": str(weights.version),
             "flush_cache": False,
         }
     )

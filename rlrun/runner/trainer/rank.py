@@ -23,7 +23,7 @@ from rlrun.converters.safetensors_folder import WeightFolder, random_tensor, wri
 from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Needs
-from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep, WeightManifest
+from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep, WeightUpdate
 from rlrun.runner.packing import MicroBatches
 from rlrun.runner.trainer.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
 from rlrun.runner.trainer.critic import Critic
@@ -45,7 +45,7 @@ from rlrun.runner.trainer.policy import PolicySettings
 from rlrun.runner.trainer.process import build_mesh, peak_memory, start_process, stop_process
 from rlrun.runner.trainer.teacher import Teacher
 from rlrun.runner.trainer.tied import TiedHead
-from rlrun.runner.weights.shared_memory import SharedWeights
+from rlrun.runner.weights.writer import WeightWriter, weight_writer
 from rlrun.specs.job import Spec
 
 
@@ -88,7 +88,7 @@ class TrainerRank:
         self._teacher = Teacher(setup, spec, self._model, self._device) if self._needs.teacher else None
         self._critic = self._make_critic() if self._needs.critic else None
         self._step = 0
-        self._shared: SharedWeights | None = None
+        self._writer: WeightWriter | None = None
 
     @property
     def _needs(self) -> Needs:
@@ -187,20 +187,17 @@ class TrainerRank:
         for name in [name for name, value in metrics.items() if not math.isfinite(value)]:
             del metrics[name]
 
-    def write_weights(self, version: int) -> WeightManifest | None:
+    def write_weights(self, version: int) -> WeightUpdate | None:
         """Put the weights where engines on this host can read them; rank 0 returns where."""
         tensors = self._parameters.gather()
         if self._setup.rank != 0:
             for _ in tensors:
                 pass
             return None
-        if self._shared is None:
-            self._shared = SharedWeights(
-                f"{self._spec.name}-{self._setup.master_port}",
-                self._parameters.shapes,
-                self._spec.engine.dtype,
-            )
-        return self._shared.write(tensors, version)
+        if self._writer is None:
+            job = f"{self._spec.name}-{self._setup.master_port}"
+            self._writer = weight_writer(self._spec, job, self._parameters.shapes)
+        return self._writer.write(tensors, version)
 
     def save(self, folder: str | Path) -> None:
         """Write parameters, optimizer, step and RNG into `folder`; OSError where the disk is full."""
@@ -242,9 +239,9 @@ class TrainerRank:
 
     def close(self) -> None:
         """Remove shared weights and leave the other ranks."""
-        if self._shared is not None:
-            self._shared.close()
-            self._shared = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
         stop_process()
 
     def _make_critic(self) -> Critic:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from rlrun.runner.carriers import TensorSlot, WeightManifest
+from rlrun.runner.weights.fill import SegmentError, fill
 from rlrun.runner.weights.layout import ITEM_SIZE, end, layout, num_bytes
 from rlrun.runner.weights.segment_files import FOLDER, ExclusiveLock, is_name, new_name, remove_stale
 
@@ -28,10 +29,6 @@ _HEADER = struct.Struct("<8sqq")
 _MAGIC = b"RLRUNWTS"
 _HEADER_BYTES = 64
 _DTYPES = {name: getattr(torch, name) for name in ITEM_SIZE}
-
-
-class SegmentError(ValueError):
-    """A segment that cannot be used as its manifest says."""
 
 
 class SharedWeights:
@@ -62,25 +59,10 @@ class SharedWeights:
         segment = self._segments[self._turn]
         with segment.exclusive(self._wait):
             segment.write_header(-1)
-            self._copy(segment.views(self._slots), tensors)
+            fill(segment.views(self._slots), tensors)
             segment.write_header(version)
         self._turn = 1 - self._turn
         return WeightManifest(segment.name, self._size, version, self._slots)
-
-    def _copy(self, views: dict[str, torch.Tensor], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in tensors:
-            view = views.pop(name, None)
-            if view is None:
-                raise SegmentError(
-                    f"{name}: not among the weights this segment was laid out for, or given twice"
-                )
-            if view.shape != tensor.shape:
-                raise SegmentError(f"{name} has shape {tuple(tensor.shape)}, laid out as {tuple(view.shape)}")
-            view.copy_(tensor.detach())
-        if views:
-            raise SegmentError(
-                f"{len(views)} of {len(self._slots)} tensors missing, the first: {next(iter(views))}"
-            )
 
     def close(self) -> None:
         """Remove the segments. Engines that hold one keep it until they let go."""

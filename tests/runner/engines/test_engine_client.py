@@ -143,6 +143,7 @@ async def test_control_calls(make_peer: Any) -> None:
         "/health",
         "/update_weights_from_tensor",
         "/update_weights_from_disk",
+        "/flush_cache",
         "/model_info",
     ]
     assert peer.asked[5][1] == {

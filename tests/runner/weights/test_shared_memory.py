@@ -12,7 +12,8 @@ import torch
 
 from rlrun.runner.carriers import WeightManifest
 from rlrun.runner.weights.segment_files import FOLDER
-from rlrun.runner.weights.shared_memory import SegmentError, SharedWeights, attach
+from rlrun.runner.weights.fill import SegmentError
+from rlrun.runner.weights.shared_memory import SharedWeights, attach
 
 SHAPES = {
     "a.q_proj.weight": (3, 5),

@@ -1,0 +1,1 @@
+"""SGLang servers: their command line, their process, their weights."""

@@ -1,0 +1,63 @@
+"""Rules about `[engine]`: what only SGLang servers have, and which of their arguments a spec may give."""
+
+import sys
+from collections.abc import Iterator
+
+from rlrun.specs.job import Spec
+from rlrun.specs.problems import Finding
+from rlrun.specs.rules import given, no_effect
+from rlrun.specs.sglang_arguments import OWN, installed_arguments, spelled
+from rlrun.specs.spelling import nearest
+
+_KEYS = ("tensor", "python", "environment", "sglang")
+_TYPE = (("engine", "type"),)
+
+
+def engine_keys(spec: Spec) -> Iterator[Finding]:
+    """Keys of another kind of engine."""
+    if spec.engine.type == "native":
+        for key in _KEYS:
+            if given(spec.engine, key):
+                cure = 'remove it, or set `type = "sglang"`'
+                yield no_effect(("engine", key), "the native engine does not read it", cure, _TYPE)
+
+
+def tensor_on_gpus(spec: Spec) -> Iterator[Finding]:
+    """Servers over several GPUs are not placed yet."""
+    if spec.engine.type == "sglang" and spec.engine.tensor > 1 and spec.cluster.gpus_per_node:
+        message = f"a server takes one GPU, found {spec.engine.tensor}"
+        others = (*_TYPE, ("cluster", "gpus_per_node"))
+        cure = "use more servers (engine.count) instead"
+        yield Finding(("engine", "tensor"), message, cure, found=spec.engine.tensor, others=others)
+
+
+def reproducible_server(spec: Spec) -> Iterator[Finding]:
+    """A server draws by the seeds it is given only when it is told to."""
+    name = "enable_deterministic_inference"
+    told = spec.engine.sglang.get(name) or spec.engine.sglang.get(spelled(name))
+    if spec.deterministic and spec.engine.type == "sglang" and not told:
+        message = f"an SGLang server samples reproducibly only with {name}"
+        cure = f"add `{name} = true` under [engine.sglang], or remove this"
+        yield Finding(("deterministic",), message, cure, found=True, others=_TYPE)
+
+
+def server_arguments(spec: Spec) -> Iterator[Finding]:
+    """Names that the installed server has, and that are not rlrun's to set."""
+    if spec.engine.type != "sglang" or not spec.engine.sglang:
+        return
+    python = spec.engine.python or sys.executable
+    known = installed_arguments(python, spec.engine.environment)
+    for key in spec.engine.sglang:
+        name = spelled(key)
+        path = ("engine", "sglang", key)
+        if name in OWN:
+            cure = f"use {OWN[name]}" if OWN[name] else "remove it"
+            yield Finding(path, "is set by rlrun", cure, at_value=False, others=_TYPE)
+        elif known is not None and name not in known:
+            meant = nearest(name, known)
+            suggestion = meant and meant.replace("-", "_")
+            message = f"the SGLang server of {python} has no argument --{name}"
+            yield Finding(path, message, None, suggestion, at_value=False, others=_TYPE)
+
+
+ENGINE_RULES = (engine_keys, tensor_on_gpus, reproducible_server, server_arguments)

@@ -1,0 +1,52 @@
+"""GRPO with a real SGLang server: learns, agrees with the trainer, ends cleanly."""
+
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.jobs import Ended, Jobs
+from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python
+
+SETTINGS = {
+    "deterministic": False,  # a server draws as its batches fall
+    "engine__type": "sglang",
+    "engine__environment": ENVIRONMENT,
+    "engine__sglang": ARGUMENTS,
+}
+
+
+@pytest.fixture(scope="module")
+def sharded(jobs: Jobs) -> Ended:
+    """Four trainer ranks, FSDP 2 × TP 2, and one server."""
+    return jobs.run(
+        "sglang",
+        engine__python=python(),
+        trainer__parallel__fsdp=2,
+        trainer__parallel__tensor=2,
+        **SETTINGS,
+    )
+
+
+def test_the_policy_learns(sharded: Ended) -> None:
+    assert sharded.code == 0, sharded.output
+    rewards = [line["rollout/reward/mean"] for line in sharded.metrics]
+    assert rewards[0] < 0.3
+    assert rewards[-1] > 0.7
+
+
+def test_server_and_trainer_agree_after_every_weight_sync(sharded: Ended) -> None:
+    for line in sharded.metrics:
+        assert line["train/approx_kl"] == 0.0
+        assert line["train/train_rollout_logprob_abs_diff"] < 1e-4
+        assert line["rollout/staleness/max"] == 0
+
+
+def test_nothing_of_the_server_is_left(sharded: Ended) -> None:
+    log = (sharded.folder.logs / "engine-0.log").read_text()
+    pids = {int(pid) for pid in re.findall(r"Started server process \[(\d+)\]", log)}
+    assert pids
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert not list(sharded.folder.logs.glob("*.keys.yaml"))
+    assert not list(Path("/dev/shm").glob("torch_*"))

@@ -1,0 +1,180 @@
+"""A real SGLang server: its start and end, generation, and weights by memory and by disk."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import make_tiny_model
+from transformers import AutoModelForCausalLM
+
+from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
+from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.engines.pool import EnginePool
+from rlrun.runner.engines.sglang.command import command, environment, key_file
+from rlrun.runner.engines.sglang.server import SglangServer, last_error
+from rlrun.runner.errors import EngineError
+from rlrun.runner.weights.serialized import SerializedWriter
+from tests.sglang_cpu.servers import tiny_setup
+
+PROMPT = np.arange(5, 25, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three tiny models of one shape."""
+    root = tmp_path_factory.mktemp("models")
+    return [make_tiny_model(root / str(seed), seed=seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def server(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangServer]:
+    server = SglangServer(tiny_setup(tmp_path_factory.mktemp("server"), models[0]))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def client(server: SglangServer) -> AsyncIterator[EngineClient]:
+    async with EngineClient(server.url, 120, 60, api_key="sesame") as client:
+        yield client
+
+
+def request(samples: int = 4, **sampling: object) -> GenerateRequest:
+    fields = {"max_new_tokens": 24, "stop_token_ids": (1,)} | sampling
+    return GenerateRequest("r", PROMPT, tuple(range(samples)), Sampling(**fields))  # type: ignore[arg-type]
+
+
+def largest_difference(model: Path, generations: list[Generation]) -> float:
+    """Of the log-probs that came with the tokens from transformers' own."""
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    worst = 0.0
+    for one in generations:
+        ids = torch.from_numpy(np.concatenate([PROMPT, one.tokens])).long()
+        with torch.no_grad():
+            logits = network(ids[None]).logits[0, len(PROMPT) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, ids[len(PROMPT) :, None])[:, 0]
+        worst = max(worst, float(np.abs(expected.numpy() - one.log_probs).max()))
+    return worst
+
+
+async def test_log_probs_are_the_models_own_before_and_after_each_way_of_updating_it(
+    client: EngineClient, models: list[Path]
+) -> None:
+    before = await client.generate(request())
+    assert {span.version for one in before for span in one.versions} == {0}
+    assert largest_difference(models[0], before) < 1e-4
+
+    weights = load_file(models[1] / "model.safetensors")
+    writer = SerializedWriter({name: tensor.shape for name, tensor in weights.items()}, "float32", readers=1)
+    pool = EnginePool([client])
+    for version in (1, 2):  # the second takes the same buffer
+        assert await pool.update_weights(writer.write(weights.items(), version)) == version
+        updated = await client.generate(request())
+        assert {span.version for one in updated for span in one.versions} == {version}
+        assert largest_difference(models[1], updated) < 1e-4
+    writer.close()
+
+    assert await pool.update_weights_from_disk(str(models[2]), 3) == 3
+    assert largest_difference(models[2], await client.generate(request())) < 1e-4
+
+    with pytest.raises(EngineError, match="answered 400"):
+        await client.update_weights_from_disk("/nowhere", 4)
+    assert largest_difference(models[2], await client.generate(request())) < 1e-4
+
+
+async def test_an_abort_keeps_what_was_generated(client: EngineClient) -> None:
+    running = asyncio.create_task(client.generate(request(2, max_new_tokens=480, min_new_tokens=480)))
+    while not running.done():
+        await client.abort_all()
+        await asyncio.sleep(0)
+    assert {one.finish for one in await running} == {"abort"}
+
+
+async def test_a_stranger_may_not_generate(server: SglangServer) -> None:
+    async with EngineClient(server.url) as stranger:
+        with pytest.raises(EngineError, match="answered 401"):
+            await stranger.generate(request())
+
+
+def test_keys_are_on_no_command_line(server: SglangServer) -> None:
+    lines = [" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)]
+    assert any("sglang.launch_server" in line for line in lines)
+    assert not any("sesame" in line for line in lines)
+    server.check()
+    assert server.memory() > 0
+
+
+def test_a_server_that_cannot_start_gives_its_own_last_error(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    server = SglangServer(tiny_setup(tmp_path, tmp_path / "model"))
+    with pytest.raises(EngineError, match=r"the SGLang server ended \(.*\): \S*Error: "):
+        server.start()
+    assert not (tmp_path / "server.keys.yaml").exists()
+    lines = [" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)]
+    assert not [line for line in lines if str(tmp_path) in line]
+
+
+def test_stop_ends_everything_it_started_and_check_says_what_a_server_died_of(
+    models: list[Path], tmp_path: Path
+) -> None:
+    server = SglangServer(tiny_setup(tmp_path, models[0]))
+    server.start()
+    server.check()
+    members = set(server._members)
+    assert len(members) > 2  # the server, its scheduler, its detokenizer
+    assert server._process is not None
+    server._process.kill()
+    server._process.wait(20)
+    with pytest.raises(EngineError, match=r"the SGLang server ended \(signal SIGKILL\)"):
+        server.check()
+    server.stop()
+    assert not [one for one in members if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_the_command_line_has_the_specs_arguments_last_and_no_key(tmp_path: Path) -> None:
+    arguments = {"schedule_policy": "lpm", "disable_radix_cache": True, "enable_metrics": False}
+    arguments |= {"lora_target_modules": ["q_proj", "v_proj"], "json_model_override_args": {"a": 1}}
+    setup = tiny_setup(tmp_path, tmp_path, arguments=arguments, tensor=2)
+    words = command(setup, 30000)
+    given = "--schedule-policy lpm --disable-radix-cache --lora-target-modules q_proj v_proj"
+    assert words[-8:] == [*given.split(), "--json-model-override-args", '{"a": 1}']
+    assert words[words.index("--tp-size") + 1] == "2"
+    assert "sesame" not in words
+    assert json.loads(key_file(setup)) == {"api-key": "sesame", "admin-api-key": "sesame"}
+
+
+def test_our_packages_are_kept_from_the_server(tmp_path: Path) -> None:
+    setup = tiny_setup(tmp_path, tmp_path, environment={"A": "1"})
+    found = environment(setup, {"PYTHONPATH": "/ours", "PYTHONEXECUTABLE": "/ours/python", "HOME": "/root"})
+    assert found == {"HOME": "/root", "A": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
+
+
+@pytest.mark.parametrize(
+    ("output", "error"),
+    [
+        (
+            "Traceback (most recent call last):\n  File x\nValueError: no such model\n",
+            "ValueError: no such model",
+        ),
+        (
+            "usage: launch_server.py\nlaunch_server.py: error: unrecognized arguments: --x\n\n",
+            "launch_server.py: error: unrecognized arguments: --x",
+        ),
+        (
+            "[2026-11-21 10:00:00] torch.OutOfMemoryError: CUDA out of memory\nKilled\n",
+            "torch.OutOfMemoryError: CUDA out of memory",
+        ),
+        ("loading\nKilled\n\n", "Killed"),
+        ("", "nothing"),
+    ],
+)
+def test_the_last_error_of_a_log(output: str, error: str) -> None:
+    assert last_error(output) == error

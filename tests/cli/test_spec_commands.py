@@ -11,6 +11,7 @@ from cli_outcome import Command
 from rlrun.cli.main import COMMANDS, GROUPS
 from rlrun.cli.reference import spec_markdown
 from rlrun.cli.schema import spec_schema
+from rlrun.plugins.validation import load_checked_spec
 
 SPECS = Path(__file__).parents[1] / "specs"
 BASE = SPECS / "base.toml"
@@ -229,15 +230,47 @@ def test_plan_of_demonstrations(rlrun: Command) -> None:
     assert "no engines" in outcome.out
 
 
-@pytest.mark.parametrize("gpus", [0, 4])
-def test_init_writes_a_spec_that_validates(rlrun: Command, tmp_path: Path, gpus: int) -> None:
+@pytest.mark.parametrize("options", [(), ("--gpus", 4), ("--gpus", 6, "--nodes", 2, "--algorithm", "rloo")])
+def test_init_writes_a_spec_that_validates(
+    rlrun: Command, tmp_path: Path, options: tuple[object, ...]
+) -> None:
     path = tmp_path / "first.toml"
-    assert rlrun("init", path, "--gpus", gpus, "--model", "Qwen/Qwen3-4B").code == 0
+    assert rlrun("init", path, *options, "--model", "Qwen/Qwen3-4B").code == 0
     assert rlrun("validate", path).code == 0
     assert rlrun("plan", path, *MODEL).code == 0
     again = rlrun("init", path)
     assert again.code == 2
     assert "is there already" in again.err
+
+
+def test_init_of_a_file_of_problems(rlrun: Command, tmp_path: Path) -> None:
+    path = tmp_path / "first.toml"
+    assert rlrun("init", path, "--data", SPECS / "rows.jsonl").code == 0
+    found = load_checked_spec([path]).spec
+    assert (found.data.type, found.rewards[0].type) == ("jsonl", "math")
+    missing = rlrun("init", tmp_path / "second.toml", "--data", tmp_path / "gone.jsonl")
+    assert (missing.code, "there is no file" in missing.err) == (2, True)
+    both = rlrun("init", tmp_path / "second.toml", "--data", SPECS / "rows.jsonl", "--task", "x")
+    assert (both.code, "give one of them" in both.err) == (2, True)
+
+
+def test_init_leaves_nothing_that_is_not_valid(rlrun: Command, tmp_path: Path) -> None:
+    path = tmp_path / "first.toml"
+    outcome = rlrun("init", path, "--algorithm", "gpro")
+    assert outcome.code == 2
+    assert 'there is no algorithm "gpro"' in outcome.err
+    assert not path.exists()
+
+
+def test_init_asks_in_a_terminal(rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    answers = iter(["Qwen/Qwen3-4B", "countdown", "2"])
+    monkeypatch.setattr("typer.prompt", lambda question, default: next(answers))
+    path = tmp_path / "first.toml"
+    assert rlrun("init", path).code == 0
+    found = load_checked_spec([path]).spec
+    assert (found.model.path, found.cluster.gpus_per_node) == ("Qwen/Qwen3-4B", 2)
+    assert found.data.params["task"] == "countdown"
 
 
 def test_init_refuses_what_no_toml_string_holds(rlrun: Command, tmp_path: Path) -> None:

@@ -11,6 +11,11 @@ Bin = list[int]
 """Indices of the items in it."""
 Work = NDArray[np.float64]
 
+LEVEL = 1e-5
+"""Ranks within this share of their mean are equally busy."""
+EXCHANGES = 4
+"""At most so many exchanges a rank."""
+
 
 def best_fit_decreasing(lengths: NDArray[np.int64], capacity: int) -> list[Bin]:
     """Bins of indices whose lengths sum to at most `capacity`; a longer item is alone. Longest first, ties by
@@ -51,25 +56,48 @@ def loads_of(bins: Sequence[Bin], work: Work) -> Work:
 
 
 def share_bins(bins: list[Bin], work: Work, ranks: int) -> list[list[Bin]]:
-    """`[rank][bin]`: longest-processing-time assignment of packed bins, the same number to each rank.
+    """`[rank][bin]`: longest-processing-time assignment of packed bins, the same number to each rank, then
+    exchanges.
 
     Bins are split, or empty ones added, where their number does not divide by the ranks.
     """
     bins = _split_to_multiple(bins, work, max(len(bins), 1), ranks)
     loads = loads_of(bins, work)
     heap = [(0.0, rank) for rank in range(ranks)]
-    result: list[list[Bin]] = [[] for _ in range(ranks)]
+    places: list[list[int]] = [[] for _ in range(ranks)]
     for place in np.argsort(-loads, kind="stable").tolist():
         load, rank = heapq.heappop(heap)
-        result[rank].append(bins[place])
-        if len(result[rank]) < len(bins) // ranks:
+        places[rank].append(place)
+        if len(places[rank]) < len(bins) // ranks:
             heapq.heappush(heap, (load + float(loads[place]), rank))
-    return result
+    _level(places, loads)
+    return [[bins[place] for place in rank] for rank in places]
 
 
-def share_items(
-    lengths: NDArray[np.int64], work: Work, max_tokens: int, ranks: int
-) -> list[list[Bin]]:
+def _level(places: list[list[int]], loads: Work) -> None:
+    """Exchange bins between the busiest and the idlest rank while that brings them nearer together."""
+    totals = np.array([loads[rank].sum() for rank in places])
+    for _ in range(EXCHANGES * len(places)):
+        busy, idle = int(totals.argmax()), int(totals.argmin())
+        half = (totals[busy] - totals[idle]) / 2
+        if half <= LEVEL * totals.mean():
+            return
+        order = np.argsort(loads[places[idle]])
+        theirs = loads[places[idle]][order]
+        wanted = loads[places[busy]] - half  # what a bin of the busiest would best be exchanged for
+        near = np.searchsorted(theirs, wanted).clip(0, len(theirs) - 1)
+        near = np.where(np.abs(theirs[near - 1] - wanted) < np.abs(theirs[near] - wanted), near - 1, near)
+        mine = int(np.abs(theirs[near] - wanted).argmin())
+        moved = float(loads[places[busy][mine]] - theirs[near[mine]])
+        if not 0 < moved < 2 * half:
+            return
+        other = int(order[near[mine]])
+        places[busy][mine], places[idle][other] = places[idle][other], places[busy][mine]
+        totals[busy] -= moved
+        totals[idle] += moved
+
+
+def share_items(lengths: NDArray[np.int64], work: Work, max_tokens: int, ranks: int) -> list[list[Bin]]:
     """`[rank][bin]`: longest-processing-time assignment of items to ranks, each rank packed by itself."""
     heap = [(0.0, rank) for rank in range(ranks)]
     members: list[list[int]] = [[] for _ in range(ranks)]

@@ -21,8 +21,8 @@ MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]
 """`[data rank][micro-batch]` -> indices of sequences."""
 
 
-FLAT = 1.001
-"""Ranks whose busiest has at most this much more to do than the mean need no other plan."""
+FLAT = 1.002
+"""Ranks that lose at most this much to waiting for each other need no other plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,21 +130,22 @@ def _assigned(
     lengths: NDArray[np.int64], work: NDArray[np.float64], max_tokens: int, data_degree: int
 ) -> MicroBatches:
     """Pack, and share the bins out. Where that leaves ranks uneven (there are few bins), share the sequences
-    out first and then pack, and keep what makes fewer micro-batches, then what makes the busiest rank less
-    so.
+    out first and then pack, and keep what makes fewer micro-batches, then what takes less time.
     """
     ranks = share_bins(best_fit_decreasing(lengths, max_tokens), work, data_degree)
-    if data_degree > 1 and _busiest(ranks, work) > FLAT * work.sum() / data_degree:
+    if data_degree > 1 and _duration(ranks, work) > FLAT * work.sum() / data_degree:
         other = share_items(lengths, work, max_tokens, data_degree)
-        ranks = min(ranks, other, key=lambda plan: (len(plan[0]), _busiest(plan, work)))
+        ranks = min(ranks, other, key=lambda plan: (len(plan[0]), _duration(plan, work)))
     return tuple(
         tuple(tuple(rank[place]) for place in np.argsort(-loads_of(rank, work), kind="stable").tolist())
         for rank in ranks
     )
 
 
-def _busiest(ranks: Sequence[Sequence[Bin]], work: NDArray[np.float64]) -> float:
-    return float(max(loads_of(rank, work).sum() for rank in ranks))
+def _duration(ranks: Sequence[Sequence[Bin]], work: NDArray[np.float64]) -> float:
+    """Work of the slowest rank in every round, as ranks wait for each other after each micro-batch."""
+    loads = np.array([np.sort(loads_of(rank, work)) for rank in ranks])
+    return float(loads.max(axis=0).sum())
 
 
 def _units(members: Sequence[int], sequences: Sequence[TrainSequence], together: bool) -> list[list[int]]:

@@ -74,6 +74,7 @@ def objective(params: ObjectiveParams, inputs: LossInputs, pg_loss: Any, clipped
     The correction and the off-policy mask weigh the policy loss alone, never KL or entropy.
     """
     metrics: dict[str, Any] = {"clip_frac": clipped, "entropy": inputs.entropy.detach()}
+    metrics["advantages"] = inputs.advantages
     metrics["approx_kl"] = (inputs.old_log_probs - inputs.log_probs).detach()
     if params.correction is not None:
         found = correction_weight(params.correction, inputs)

@@ -3,6 +3,7 @@
 import heapq
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +50,8 @@ def best_fit_decreasing(lengths: NDArray[np.int64], capacity: int) -> list[Bin]:
 
 def loads_of(bins: Sequence[Bin], work: Work) -> Work:
     """Work of each bin."""
-    number = np.repeat(np.arange(len(bins)), [len(batch) for batch in bins])
-    members = np.fromiter((index for batch in bins for index in batch), np.int64, len(number))
+    number = np.repeat(np.arange(len(bins)), np.fromiter(map(len, bins), np.int64, len(bins)))
+    members = np.fromiter(chain.from_iterable(bins), np.int64, len(number))
     loads: Work = np.bincount(number, weights=work[members], minlength=len(bins)).astype(np.float64)
     return loads
 

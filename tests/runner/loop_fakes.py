@@ -142,6 +142,9 @@ class Relative:
             arrays += [np.full(len(one.tokens), one.reward - mean, np.float32) for one in group.samples]
         return arrays
 
+    def returns(self, groups: Sequence[Group]) -> list[np.ndarray]:
+        return [np.full(len(one.tokens), one.reward, np.float32) for group in groups for one in group.samples]
+
 
 class Trainer:
     """Policy gradient on the logit of P(1)."""
@@ -157,6 +160,27 @@ class Trainer:
     ) -> list[np.ndarray]:
         self.events.append("reference" if reference else "log_probs")
         return [one.rollout_log_probs for one in sequences]
+
+    async def teacher_log_probs(
+        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
+    ) -> list[np.ndarray]:
+        self.events.append("teacher")
+        return [one.rollout_log_probs - 1 for one in sequences]
+
+    async def values(
+        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
+    ) -> list[np.ndarray]:
+        self.events.append("values")
+        return [np.full(len(one.loss_mask), 0.5, np.float32) for one in sequences]
+
+    async def train_critic(
+        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
+    ) -> list[dict[str, float]]:
+        self.events.append("critic")
+        return [{"train/value_loss": 1.0} for _ in steps]
+
+    async def update_reference(self) -> None:
+        self.events.append("update reference")
 
     async def train(
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]

@@ -1,8 +1,11 @@
+import copy
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from rlrun.plugins.types import Needs
+from rlrun.plugins.types import Group, Needs
 from rlrun.runner.ahead import ReadAhead
 from rlrun.runner.checkpoint import Checkpoints, read_driver, trainer_folder
 from rlrun.runner.demonstrations import DemonstrationSource, demonstration
@@ -77,17 +80,65 @@ async def test_samples_come_from_the_newest_weights(tmp_path: Path) -> None:
         (Needs(old_log_probs=False), 2, True, []),
         (Needs(reference=True), 1, True, ["reference"]),
         (Needs(reference=True), 2, True, ["log_probs", "reference"]),
+        (Needs(policy_log_probs=True), 1, True, ["log_probs"]),
+        (Needs(policy_log_probs=True), 1, False, []),
+        (Needs(policy_log_probs=True, teacher=True), 2, True, ["log_probs", "teacher"]),
+        (Needs(critic=True), 1, True, ["values", "critic"]),
     ],
 )
 async def test_only_the_passes_that_are_needed_are_run(
     tmp_path: Path, needs: Needs, optimizer_steps: int, recompute: bool, passes: list[str]
 ) -> None:
-    one = job(tmp_path, 1, optimizer_steps, algorithm=Relative(needs), recompute_old=recompute)
+    companions = {name: pack(optimizer_steps) for name in ("teacher", "critic") if getattr(needs, name)}
+    packs = {f"pack_{name}": packer for name, packer in companions.items()}
+    one = job(tmp_path, 1, optimizer_steps, algorithm=Relative(needs), recompute_old=recompute, **packs)
     await run(one, Progress())
     assert one.trainer.events[1 : 1 + len(passes) + 1] == [*passes, "train"]
     sequence = one.trainer.trained[0][0]
-    assert (sequence.old_log_probs is not None) == ("log_probs" in passes)
+    assert (sequence.old_log_probs is not None) == ("log_probs" in passes and optimizer_steps > 1)
     assert (sequence.reference_log_probs is not None) == ("reference" in passes)
+
+
+class Remembers(Relative):
+    """Keeps what stands on the samples when advantages are made."""
+
+    def __init__(self, needs: Needs) -> None:
+        super().__init__(needs)
+        self.groups: list[Group] = []
+
+    def advantages(self, groups: Sequence[Group]) -> list[np.ndarray]:
+        self.groups = copy.deepcopy(list(groups))
+        return super().advantages(groups)
+
+
+async def test_samples_carry_what_the_advantages_need(tmp_path: Path) -> None:
+    algorithm = Remembers(Needs(policy_log_probs=True, reference=True, teacher=True, critic=True))
+    one = job(tmp_path, 1, algorithm=algorithm, pack_teacher=pack(), pack_critic=pack())
+    await run(one, Progress())
+    for sample in (sample for group in algorithm.groups for sample in group.samples):
+        np.testing.assert_array_equal(sample.policy_log_probs, sample.log_probs)
+        np.testing.assert_array_equal(sample.reference_log_probs, sample.log_probs)
+        np.testing.assert_array_equal(sample.teacher_log_probs, sample.log_probs - 1)
+        assert sample.values.tolist() == [0.5]
+    for sequence in one.trainer.trained[0]:
+        assert sequence.values.tolist() == [0.5]
+        assert sequence.returns.tolist() == [float(sequence.tokens[-1])]
+
+
+async def test_the_critic_can_begin_alone(tmp_path: Path) -> None:
+    needs = Needs(critic=True)
+    one = job(tmp_path, 3, algorithm=Relative(needs), pack_critic=pack(), critic_only_steps=2)
+    await run(one, Progress())
+    assert [event for event in one.trainer.events if event in ("critic", "train")] == ["critic"] * 3 + [
+        "train"
+    ]
+
+
+async def test_the_reference_follows_every_interval(tmp_path: Path) -> None:
+    one = job(tmp_path, 5, algorithm=Relative(Needs(reference=True)), reference_interval=2)
+    await run(one, Progress())
+    events = [event for event in one.trainer.events if event in ("train", "update reference")]
+    assert events == ["train", "train", "update reference"] * 2 + ["train"]
 
 
 async def test_evaluation_before_every_interval_and_at_the_end(tmp_path: Path) -> None:

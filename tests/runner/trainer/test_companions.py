@@ -11,7 +11,7 @@ import transformers
 from tiny_models import make_tiny_model
 from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan, run_ranks
 
-from rlrun.runner.packing import all_micro_batches
+from rlrun.runner.packing import all_micro_batches, plan_steps
 
 PPO = {"type": "ppo"}
 DISTILLATION = {"type": "on_policy_distillation"}
@@ -177,6 +177,28 @@ def test_the_reference_can_follow_the_policy_and_is_saved_then(start, tmp_path):
     resumed.load(tmp_path / "step")
     for i, found in resumed.log_probs(sequences, batches, reference=True).items():
         np.testing.assert_array_equal(found, moved[i])
+
+
+@pytest.mark.parametrize("budget", [60, 1000])
+def test_a_pair_s_loss_is_one_number_whatever_the_micro_batches(start, folder, budget):
+    rank, _ = start({"type": "dpo", "beta": 0.5}, max_tokens_per_rank=budget)
+    sequences = make_sequences(8)
+    settings = {"reduction": "per_sample_mean", "max_length": 512, "max_response_tokens": 64}
+    steps = plan_steps(
+        sequences, optimizer_steps=1, max_tokens=budget, data_degree=1, together=True, **settings
+    )
+    batches = all_micro_batches(steps)
+    reference = rank.log_probs(sequences, batches, reference=True)
+    known = [dataclasses.replace(one, reference_log_probs=reference[i]) for i, one in enumerate(sequences)]
+    (first,) = rank.train(known, steps)
+    assert first["train/loss"] == pytest.approx(np.log(2), rel=1e-5)
+    policy = rank.log_probs(sequences, batches)
+    (second,) = rank.train(known, steps)
+    gains = [((policy[i] - reference[i]) * one.loss_mask).sum() for i, one in enumerate(sequences)]
+    margins = 0.5 * (np.array(gains[::2]) - np.array(gains[1::2]))
+    assert second["train/loss"] == pytest.approx(np.log1p(np.exp(-margins)).mean(), rel=1e-3)
+    assert second["train/reward_margin"] == pytest.approx(margins.mean(), rel=1e-3)
+    assert second["train/preferred_frac"] == pytest.approx((margins > 0).mean())
 
 
 def test_nothing_is_loaded_that_the_algorithm_does_not_need(start):

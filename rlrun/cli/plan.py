@@ -85,6 +85,7 @@ def _case(
     from rlrun.runner.estimate import Case, Workload, usual_workload
     from rlrun.runner.hardware import USUAL_GPU, find_gpu, this_gpu, this_host
     from rlrun.runner.sizing import planned_architecture
+    from rlrun.specs.model import ModelSpec
 
     if gpu is not None:
         device = find_gpu(gpu)
@@ -94,11 +95,12 @@ def _case(
         device = this_host(sum(rank.threads for rank in plan.ranks if rank.place.node == 0))
     try:
         model = planned_architecture(spec.model)
+        teacher = planned_architecture(ModelSpec(path=spec.teacher.path)) if spec.teacher else None
     except ValueError as error:
         return None, str(error)
     usual = usual_workload(spec)
     load = Workload(lengths[0] or usual.prompt, lengths[1] or usual.response)
-    return Case(spec, plan, needs_of(spec), model, device, load), ""
+    return Case(spec, plan, needs_of(spec), model, device, load, teacher), ""
 
 
 def _as_dict(plan: "Plan", case: "Case | None", reason: str) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class Case:
     model: Architecture
     device: Device
     load: Workload
+    teacher: Architecture | None = None
 
 
 def estimate(case: Case, concurrent: int) -> Estimate:
@@ -143,7 +144,9 @@ def _passes(case: Case) -> float:
     """Forward passes of a step, a backward pass counted as two."""
     several = case.plan.batch.optimizer_steps > 1
     old = case.needs.old_log_probs and case.spec.trainer.old_log_probs == "trainer" and several
-    return 3.0 + old + case.needs.reference
+    critic = 4.0 if case.needs.critic else 0.0  # values, and an update of its own
+    larger = active_parameters(case.teacher) / active_parameters(case.model) if case.teacher else 0.0
+    return 3.0 + old + case.needs.reference + critic + larger
 
 
 def _link(case: Case, ranks: int) -> float:

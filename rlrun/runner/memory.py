@@ -3,10 +3,11 @@
 Parameters, gradients, optimizer state and KV cache are counted; activations are estimated, and say so.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlrun.converters.architecture import Architecture
 from rlrun.runner.model_size import Share, largest_share, parameter_count
+from rlrun.specs.companions import CriticSpec, TeacherSpec, side_layout
 from rlrun.specs.engine import EngineSpec
 from rlrun.specs.optimizer import OptimizerSpec
 from rlrun.specs.trainer import ParallelSpec, TrainerSpec
@@ -16,6 +17,8 @@ CACHE_BLOCK = 16
 """Tokens in a block of the native engine's KV cache."""
 CACHE_SHARE = 0.5
 """Of the memory that is free when an engine starts, the native engine's cache takes at most this."""
+SGLANG_SHARE = 0.85
+"""Of a whole device, SGLang's weights and cache take this, where `mem_fraction_static` does not say."""
 KEPT_LOGITS = 64 * 2**20
 """Half-precision logits of at most this size are kept between the passes."""
 CONTEXT = 1536 * 2**20
@@ -49,8 +52,11 @@ class Phase:
         return sum(part.bytes for part in self.parts if part.name == name)
 
 
-def training(model: Architecture, trainer: TrainerSpec, *, gpu: bool) -> Phase:
-    """The rank that holds most, in the backward pass of a full micro-batch."""
+def training(model: Architecture, trainer: TrainerSpec, longest: int = 0, *, gpu: bool) -> Phase:
+    """The rank that holds most, in the backward pass of a full micro-batch, or of one sample of `longest`
+    tokens where that is more.
+    """
+    tokens = max(trainer.max_tokens_per_rank, -(-longest // trainer.parallel.context))
     share = largest_share(model, trainer.parallel, trainer.freeze)
     alone = trainer.parallel.world_size == 1
     item = ITEM[trainer.dtype]
@@ -65,11 +71,28 @@ def training(model: Architecture, trainer: TrainerSpec, *, gpu: bool) -> Phase:
         gathered = 3 * share.block * item
         parts.append(Part("gathered layers", gathered, "two layers and one's gradient, whole, between ranks"))
     parts += [
-        Part("activations", _activations(model, trainer, share), "estimated: nothing is recomputed"),
-        Part("logits", _logits(model, trainer), f"{trainer.logits_chunk} tokens at a time"),
+        Part("activations", _activations(model, trainer, share, tokens), "estimated: nothing is recomputed"),
+        Part("logits", _logits(model, trainer, tokens), f"{trainer.logits_chunk} tokens at a time"),
         *([Part("CUDA and NCCL", CONTEXT, "assumed")] if gpu else []),
     ]
     return Phase("training", tuple(part for part in parts if part.bytes))
+
+
+def critic(model: Architecture, trainer: TrainerSpec, spec: CriticSpec) -> Part:
+    """A critic's parameters, gradients and optimizer state: the policy with a value head for a head."""
+    ranks = trainer.parallel.world_size
+    share = largest_share(replace(model, tied=True), side_layout(spec.parallel, ranks))
+    copies = 8 + (ITEM[trainer.dtype] if ranks == 1 and trainer.dtype != "float32" else 0)
+    size = share.parameters * copies + optimizer_bytes(share, spec)
+    return Part("critic", size, f"{share.parameters:,} parameters, trained by {spec.optimizer}")
+
+
+def teacher(model: Architecture, trainer: TrainerSpec, spec: TeacherSpec) -> Part:
+    """A teacher's parameters."""
+    ranks = trainer.parallel.world_size
+    share = largest_share(model, side_layout(spec.parallel, ranks))
+    item = ITEM[trainer.dtype] if ranks == 1 else 4
+    return Part("teacher", share.parameters * item, f"{share.parameters:,} × {item} bytes")
 
 
 def optimizer_bytes(share: Share, spec: OptimizerSpec) -> int:
@@ -90,7 +113,7 @@ def cache_token_bytes(model: Architecture, dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """A native engine's memory and what fits into its cache."""
+    """An engine's memory and what fits into its cache."""
 
     phase: Phase
     cache_tokens: int
@@ -100,18 +123,19 @@ class EngineMemory:
     """Cache that the spec asks for."""
 
 
-def generating(model: Architecture, engine: EngineSpec, longest: int, free: int | None) -> EngineMemory:
+def generating(
+    model: Architecture, engine: EngineSpec, longest: int, free: int | None, share: float = CACHE_SHARE
+) -> EngineMemory:
     """An engine whose samples have at most `longest` tokens.
 
-    `free`: bytes that are free on its device when it starts; None: enough.
+    `free`: bytes that are free on its device when it starts; None: enough. `share`: of what the weights leave
+    of it, for the cache.
     """
     each = cache_token_bytes(model, engine.dtype)
     wanted = engine.max_cache_tokens or engine.max_running * (longest + 2 * CACHE_BLOCK)
     weights = parameter_count(model) * ITEM[engine.dtype]
     left = None if free is None else max(free - weights, 0)
-    tokens = (
-        wanted if left is None else min(wanted, int(left * CACHE_SHARE) // each // CACHE_BLOCK * CACHE_BLOCK)
-    )
+    tokens = wanted if left is None else min(wanted, int(left * share) // each // CACHE_BLOCK * CACHE_BLOCK)
     blocks = -(-tokens // CACHE_BLOCK) + 2  # the spare one, and one for the block that a sample begins
     phase = Phase(
         "generation",
@@ -134,7 +158,7 @@ def export_bytes(model: Architecture) -> int:
     return parameter_count(model) * {"float32": 4}.get(model.dtype, 2)
 
 
-def _activations(model: Architecture, trainer: TrainerSpec, share: Share) -> int:
+def _activations(model: Architecture, trainer: TrainerSpec, share: Share, tokens: int) -> int:
     """What a layer's forward pass keeps for its backward pass, in elements a token:
 
     6 hidden (residual stream, norms, their outputs), 4 queries and 6 keys (as made, normed, turned; the
@@ -153,12 +177,12 @@ def _activations(model: Architecture, trainer: TrainerSpec, share: Share) -> int
     shared = parallel.tensor if parallel.sequence_parallel else 1
     per_token = hidden / shared + (inner + feed_forward) / parallel.tensor
     in_flight = parallel.pipeline
-    return int(trainer.max_tokens_per_rank * share.layers * per_token * ITEM[trainer.dtype] * in_flight)
+    return int(tokens * share.layers * per_token * ITEM[trainer.dtype] * in_flight)
 
 
-def _logits(model: Architecture, trainer: TrainerSpec) -> int:
+def _logits(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
     """A chunk's logits and their slopes, what is kept of them, and the head's own gradient."""
     vocab, item = -(-model.vocab // trainer.parallel.tensor), ITEM[trainer.dtype]
-    rows = min(trainer.logits_chunk, trainer.max_tokens_per_rank)
-    kept = trainer.max_tokens_per_rank * vocab * item if item < 4 else 0
+    rows = min(trainer.logits_chunk, tokens)
+    kept = tokens * vocab * item if item < 4 else 0
     return rows * vocab * (item + 4) + (kept if kept <= KEPT_LOGITS else 0) + vocab * model.hidden * item

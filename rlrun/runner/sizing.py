@@ -3,6 +3,7 @@
 spec, plan, architecture, device -> Sizing: memory by phase, warnings, disk, estimate
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,17 +11,22 @@ from rlrun.converters.architecture import Architecture, read_architecture
 from rlrun.runner.estimate import Case, Estimate, estimate
 from rlrun.runner.hardware import GIB
 from rlrun.runner.memory import (
+    CACHE_SHARE,
+    SGLANG_SHARE,
     EngineMemory,
     Part,
     Phase,
     checkpoint_bytes,
+    critic,
     export_bytes,
     generating,
+    teacher,
     training,
 )
+from rlrun.specs.job import Spec
 from rlrun.specs.model import ModelSpec
 
-KEPT_BY_TRAINER = ("parameters", "optimizer", "CUDA and NCCL")
+KEPT_BY_TRAINER = ("parameters", "optimizer", "critic", "teacher", "CUDA and NCCL")
 """What a rank holds while others work."""
 
 
@@ -64,7 +70,8 @@ def size_job(case: Case) -> Sizing:
     """Size a job on devices like `case.device`; on CPU that is a whole host."""
     spec, plan, model = case.spec, case.plan, case.model
     on_gpu = spec.cluster.gpus_per_node > 0
-    train = training(model, spec.trainer, gpu=on_gpu)
+    train = training(model, spec.trainer, plan.max_sample_tokens, gpu=on_gpu)
+    train = Phase(train.name, (*train.parts, *_companions(case)))
     waiting = sum(train.part(name) for name in KEPT_BY_TRAINER)
     ranks = 1 if on_gpu else max(sum(rank.place.node == node for rank in plan.ranks) for node in _nodes(case))
     engines = (
@@ -72,8 +79,11 @@ def size_job(case: Case) -> Sizing:
     )
     shares_device = plan.colocated or not on_gpu
     free = case.device.memory - (ranks * waiting if shares_device else 0)
+    if spec.engine.type == "sglang" and on_gpu:
+        free = min(free, int(case.device.memory * _static_share(spec)))
+    share = CACHE_SHARE if spec.engine.type == "native" else 1.0
     engine = (
-        generating(model, spec.engine, plan.max_sample_tokens, free // max(engines, 1))
+        generating(model, spec.engine, plan.max_sample_tokens, free // max(engines, 1), share)
         if plan.engines
         else None
     )
@@ -103,6 +113,21 @@ def running_samples(case: Case, engine: EngineMemory | None) -> int:
         return 0
     mean = max(case.load.prompt + case.load.response, 1)
     return max(1, min(case.spec.engine.max_running, int(engine.cache_tokens / mean)))
+
+
+def _companions(case: Case) -> Iterator[Part]:
+    """Other models on the trainer's devices."""
+    spec = case.spec
+    if case.needs.critic:
+        yield critic(case.model, spec.trainer, spec.critic)
+    if case.teacher is not None and spec.teacher is not None:
+        yield teacher(case.teacher, spec.trainer, spec.teacher)
+
+
+def _static_share(spec: Spec) -> float:
+    """`mem_fraction_static`, as the spec gives it to SGLang."""
+    given = spec.engine.sglang.get("mem_fraction_static", SGLANG_SHARE)
+    return given if isinstance(given, float) else SGLANG_SHARE
 
 
 def gib(count: float) -> str:

@@ -25,7 +25,7 @@ def case(device: str = "H100-80GB", **changes: Any) -> Case:
         "engine": {"max_cache_tokens": 100_000},
     }
     for key, value in changes.items():
-        document[key] = document.get(key, {}) | value
+        document[key] = document.get(key, {}) | value if isinstance(value, dict) else value
     spec = Spec.model_validate(document)
     gpu = this_host(2) if not spec.cluster.gpus_per_node else find_gpu(device)
     return Case(spec, make_plan(spec, cores=2), needs_of(spec), QWEN3_8B, gpu, Workload(256, 2048))
@@ -104,3 +104,25 @@ def test_a_gpu_may_be_named_in_short(name: str, found: str) -> None:
     assert find_gpu(name).name == found
     with pytest.raises(ValueError, match="no GPU is known as A100"):
         find_gpu("A100")
+
+
+def test_companions_live_on_the_trainers_gpus() -> None:
+    plain = size_job(case()).phases[0]
+    with_critic = size_job(case(algorithm={"type": "ppo"})).phases[0]
+    policy = plain.part("parameters") + plain.part("gradients") + plain.part("optimizer")
+    assert with_critic.part("critic") == pytest.approx(policy, rel=0.1)
+    teacher = {"teacher": {"path": "Qwen/Qwen3-8B"}, "algorithm": {"type": "on_policy_distillation"}}
+    taught = replace(case(**teacher, rewards=[]), teacher=QWEN3_8B)
+    assert size_job(taught).phases[0].part("teacher") == plain.part("parameters")
+    assert size_job(taught).estimate.parts["training"] > size_job(case()).estimate.parts["training"]
+
+
+def test_an_sglang_server_takes_its_share_of_the_device() -> None:
+    engine = {"type": "sglang", "max_cache_tokens": 10**9}
+    apart = {"gpus_per_node": 16, "placement": "disaggregated"}
+    usual = size_job(case(engine=engine, cluster=apart)).phases[1].bytes
+    assert usual == pytest.approx(0.85 * 79 * GIB, rel=0.01)
+    less = engine | {"sglang": {"mem_fraction_static": 0.5}}
+    assert size_job(case(engine=less, cluster=apart)).phases[1].bytes == pytest.approx(
+        0.5 * 79 * GIB, rel=0.01
+    )

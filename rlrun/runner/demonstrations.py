@@ -1,9 +1,7 @@
-"""Batches for algorithms that need no rollout: a row's demonstration is a group of one finished sample, a pair of
-responses a group of two.
+"""Batches for algorithms that need no rollout: a row's demonstration is a group of one finished sample, a
+pair of responses a group of two.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,27 +35,20 @@ class DemonstrationSource:
         await self._groups.close()
 
 
-def demonstration(prompt: Prompt, response: NDArray[np.int32], text: str) -> Group:
-    """A row's demonstration as the loop takes it."""
-    return Group(prompt, [_sample(prompt, 0, response, text)])
+def demonstration(
+    prompt: Prompt, number: int, response: NDArray[np.int32], mask: NDArray[np.float32], text: str
+) -> Sample:
+    """A row's response as the loop takes it; no engine made it: no log-probs, no version.
 
-
-def preference(prompt: Prompt, responses: Sequence[NDArray[np.int32]], texts: Sequence[str]) -> Group:
-    """A row's preferred and rejected response, as one execution: together they count once."""
-    pair = zip(responses, texts, strict=True)
-    samples = [_sample(prompt, number, *one) for number, one in enumerate(pair)]
-    return Group(prompt, [replace(sample, execution_id=str(prompt.index)) for sample in samples])
-
-
-def _sample(prompt: Prompt, number: int, response: NDArray[np.int32], text: str) -> Sample:
-    """No engine made it: no log-probs, no version."""
-    length = len(response)
+    Responses of one row are one execution: a pair counts once.
+    """
     return Sample(
         id=f"{prompt.index}-{number}",
+        execution_id=str(prompt.index),
         prompt=prompt,
         tokens=response,
-        log_probs=np.zeros(length, dtype=np.float32),
-        loss_mask=np.ones(length, dtype=np.float32),
+        log_probs=np.zeros(len(response), dtype=np.float32),
+        loss_mask=mask,
         versions=(),
         status=Status.COMPLETED,
         text=text,

@@ -11,7 +11,7 @@ from rlrun.plugins.registry import build
 from rlrun.plugins.types import Group, Prompt, Row
 from rlrun.runner.ahead import ReadAhead
 from rlrun.runner.dataset import EAGER_ROWS, PromptStream
-from rlrun.runner.demonstrations import demonstration, preference
+from rlrun.runner.demonstrations import demonstration
 from rlrun.runner.evaluate import EvalSet, eval_set
 from rlrun.runner.tokenizer import Tokenizer
 from rlrun.specs.data import DataSpec
@@ -69,20 +69,26 @@ class Demonstrations:
         self._spec = spec
         self._tokenizer = tokenizer
         self._keep = keep
-        self._responses: dict[str, tuple[Tokens, ...]] = {}
+        self._responses: dict[str, list[_Response]] = {}
 
     def encode(self, row: Row) -> Tokens:
         """The prompt's tokens. ValueError where a response is missing or too long."""
-        prompt, preferred = self._tokenizer.encode_demonstration(row, self._spec.data.apply_chat_template)
-        self._check(row, preferred)
-        self._responses[row.id] = (preferred,)
+        template = self._spec.data.apply_chat_template
+        if template and not self._pairs and row.response is None and not isinstance(row.prompt, str):
+            prompt, answers, mask = self._tokenizer.encode_conversation(row)
+            responses = [_Response(answers, mask, str(row.prompt[-1].get("content", "")))]
+        else:
+            prompt, preferred = self._tokenizer.encode_demonstration(row, template)
+            responses = [_Response.whole(preferred, row.response)]
         if self._pairs:
             if row.rejected is None:
                 raise ValueError(f"row {row.id}: DPO needs a pair; set the data source's rejected_key")
             other = replace(row, response=row.rejected)
-            _, rejected = self._tokenizer.encode_demonstration(other, self._spec.data.apply_chat_template)
-            self._check(row, rejected)
-            self._responses[row.id] = (preferred, rejected)
+            _, rejected = self._tokenizer.encode_demonstration(other, template)
+            responses.append(_Response.whole(rejected, row.rejected))
+        for response in responses:
+            self._check(row, response.tokens)
+        self._responses[row.id] = responses
         return prompt
 
     def _check(self, row: Row, response: Tokens) -> None:
@@ -101,10 +107,24 @@ class Demonstrations:
         return groups
 
     def _group(self, prompt: Prompt) -> Group:
-        responses, row = self._responses[prompt.row.id], prompt.row
-        if self._pairs:
-            return preference(prompt, responses, [row.response or "", row.rejected or ""])
-        return demonstration(prompt, responses[0], row.response or "")
+        samples = [
+            demonstration(prompt, number, one.tokens, one.mask, one.text)
+            for number, one in enumerate(self._responses[prompt.row.id])
+        ]
+        return Group(prompt, samples)
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """What follows a prompt, and which of it is trained."""
+
+    tokens: Tokens
+    mask: NDArray[np.float32]
+    text: str
+
+    @classmethod
+    def whole(cls, tokens: Tokens, text: str | None) -> "_Response":
+        return cls(tokens, np.ones(len(tokens), dtype=np.float32), text or "")
 
 
 def _prompt_encoder(tokenizer: Tokenizer, data: DataSpec) -> Callable[[Row], Tokens]:

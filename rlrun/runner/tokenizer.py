@@ -1,6 +1,7 @@
 """Text to tokens and back, with the model's own tokenizer and chat template."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from numpy.typing import NDArray
 from rlrun.plugins.types import Row
 
 Tokens = NDArray[np.int32]
+Mask = NDArray[np.float32]
+
+_GENERATION = re.compile(r"\{%-?\s*generation\b")
+"""Where a template marks what the assistant generates."""
 
 
 class Tokenizer:
@@ -51,6 +56,27 @@ class Tokenizer:
             response = _continuation(row, prompt, self._encode(conversation))
         return prompt, self._ended(response)
 
+    def encode_conversation(self, row: Row) -> tuple[Tokens, Tokens, Mask]:
+        """A finished chat for SFT: tokens up to the first answer, those from there on, which are trained.
+
+        Trained are the assistant's turns, as the template marks them (`{% generation %}`) or, where it marks
+        none, as it renders them turn by turn, each up to the token that ends it. ValueError for a chat that
+        does not end with an answer, or whose turns come out differently once others follow.
+        """
+        messages = _messages(row)
+        if messages[-1].get("role") != "assistant":
+            raise ValueError(
+                f"row {row.id}: SFT needs a demonstration; end the messages with an assistant's, or set the "
+                "data source's response_key"
+            )
+        marked = _GENERATION.search(str(self._tokenizer.chat_template or ""))
+        tokens, mask = self._marked(row, messages) if marked else self._by_turn(row, messages)
+        trained = np.flatnonzero(mask)
+        if not len(trained):
+            raise ValueError(f"row {row.id}: the chat template leaves nothing of the assistant's turns")
+        begin, end = trained[0], trained[-1] + 1
+        return tokens[:begin], tokens[begin:end], mask[begin:end]
+
     def decode(self, tokens: Tokens) -> str:
         """The text of a response, without special tokens."""
         return self.decode_batch([tokens])[0]
@@ -63,6 +89,29 @@ class Tokenizer:
             clean_up_tokenization_spaces=False,
         )
         return texts
+
+    def _marked(self, row: Row, messages: Sequence[Any]) -> tuple[Tokens, Mask]:
+        """The chat's tokens, and 1 on those within the template's generation markers."""
+        try:
+            found = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            )
+        except Exception as error:  # the boundary to the template, a program that came with the model
+            raise ValueError(f"row {row.id}: the chat template refuses it: {error}") from error
+        return np.array(found["input_ids"], np.int32), np.array(found["assistant_masks"], np.float32)
+
+    def _by_turn(self, row: Row, messages: Sequence[Any]) -> tuple[Tokens, Mask]:
+        """The chat's tokens, and 1 on those that an assistant's turn adds to what generation starts from."""
+        tokens = self._encode(self._render(row, messages, generation_prompt=False))
+        mask = np.zeros(len(tokens), dtype=np.float32)
+        for turn in (place for place, one in enumerate(messages) if one.get("role") == "assistant"):
+            before = self._encode(self._render(row, messages[:turn], generation_prompt=True))
+            after = self._encode(self._render(row, messages[: turn + 1], generation_prompt=False))
+            _continuation(row, before, tokens)
+            _continuation(row, after, tokens)
+            ends = np.flatnonzero(np.isin(after, self.eos_token_ids))
+            mask[len(before) : ends[-1] + 1 if len(ends) else len(after)] = 1
+        return tokens, mask
 
     def _end_tokens(self) -> tuple[int, ...]:
         declared = _declared_end_tokens(self.folder)

@@ -40,3 +40,17 @@ def test_a_preference_is_a_pair_that_counts_once(tmp_path: Path) -> None:
     assert preferred.id != rejected.id
     with pytest.raises(ValueError, match="row 8: DPO needs a pair; set the data source's rejected_key"):
         demonstrations.encode(Row(id="8", prompt="What?", response="4"))
+
+
+def test_a_chat_is_trained_on_all_of_its_answers(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "qwen3")
+    spec = Spec.model_validate(
+        {"model": {"path": str(folder)}, "data": {"path": "unused"}, "trainer": {"steps": 1}}
+    )
+    demonstrations = Demonstrations(spec, Tokenizer(folder), keep=True)
+    turns = [("user", "1?"), ("assistant", "one"), ("user", "2?"), ("assistant", "two")]
+    row = Row(id="7", prompt=[{"role": role, "content": content} for role, content in turns])
+    [group] = demonstrations.groups([Prompt(row, 0, demonstrations.encode(row))])
+    [sample] = group.samples
+    assert sample.text == "two"
+    assert 0 < sample.loss_mask.sum() < len(sample.loss_mask)

@@ -187,7 +187,10 @@ async def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
 async def test_demonstrations_need_no_engine(tmp_path: Path) -> None:
     prompts = Prompts()
     groups = ReadAhead(
-        lambda: [demonstration(p, p.tokens, "text") for p in prompts.take(4)],
+        lambda: [
+            Group(p, [demonstration(p, 0, p.tokens, np.ones(len(p.tokens), np.float32), "text")])
+            for p in prompts.take(4)
+        ],
         lambda: {"place": prompts.place},
         lambda state: None,
     )

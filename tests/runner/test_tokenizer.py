@@ -135,3 +135,45 @@ def test_end_tokens(tmp_path: Path, configs: dict[str, Any], expected: list[str]
 def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
         Tokenizer(tmp_path)
+
+
+MARKED = CHATML.replace(
+    "{{ m.content }}<|im_end|>",
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '' }}",
+)
+FORGETS_THOUGHTS = CHATML.replace(
+    "{{ m.content }}", "{% if loop.last %}{{ m.content }}{% else %}{{ m.content[-2:] }}{% endif %}"
+)
+CHAT = Row(
+    "9",
+    [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "And 3 + 3?"},
+        {"role": "assistant", "content": "It is 6."},
+    ],
+)
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by turn", "marked"])
+def test_every_answer_of_a_chat_is_trained_and_nothing_else(tmp_path: Path, template: str) -> None:
+    tokenizer = make(tmp_path, template)
+    prompt, response, mask = tokenizer.encode_conversation(CHAT)
+    assert raw(tokenizer, prompt) == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    assert raw(tokenizer, response[mask > 0]) == "4<|im_end|>It is 6.<|im_end|>"
+    between = "\n<|im_start|>user\nAnd 3 + 3?<|im_end|>\n<|im_start|>assistant\n"
+    assert raw(tokenizer, response[mask == 0]) == between
+    assert len(response) == len(mask)
+    assert mask[0] == mask[-1] == 1
+
+
+def test_chats_that_cannot_be_demonstrations_are_refused(tmp_path: Path) -> None:
+    tokenizer = make(tmp_path / "plain")
+    with pytest.raises(ValueError, match="row 9: SFT needs a demonstration; end the messages"):
+        tokenizer.encode_conversation(Row("9", list(CHAT.prompt[:3])))  # type: ignore[arg-type]
+    forgetful = make(tmp_path / "forgetful", FORGETS_THOUGHTS)
+    with pytest.raises(ValueError, match="row 9: the chat template renders the prompt of a finished"):
+        forgetful.encode_conversation(
+            Row("9", [*CHAT.prompt[:1], {"role": "assistant", "content": "long"}, *CHAT.prompt[2:]])  # type: ignore[list-item]
+        )

@@ -34,7 +34,8 @@ class JsonlParams(Section):
     metadata_key: str = "metadata"
     """A table of anything else the rewards need; may be missing."""
     response_key: str | None = None
-    """The demonstration for SFT, the preferred answer for DPO. None: rows are prompts only."""
+    """The demonstration for SFT, the preferred answer for DPO. None: rows are prompts only; or, for SFT, chats
+    that end with an answer, of which all answers are trained."""
     rejected_key: str | None = None
     """The answer that the other was preferred to, for DPO. None: there is none."""
 

@@ -14,16 +14,18 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.architecture import FAMILIES, Architecture, architecture, read_config
+from rlrun.converters.adapters import group_bytes
+from rlrun.converters.architecture import FAMILIES, read_config
 from rlrun.converters.content import Content, Plain, cast, plain
 from rlrun.converters.copying import Advance, Effort, as_bytes, blocks
 from rlrun.converters.dcp_folder import DcpFolder
 from rlrun.converters.destination import write_whole
+from rlrun.converters.families import check_family, map_to_hf, map_to_parameters, other_names
 from rlrun.converters.fp8 import Granularity, dequantised, quantisation_config, quantised
 from rlrun.converters.hf_folder import companions, read_tensors
 from rlrun.converters.locate import Format, Found
 from rlrun.converters.lora import merged
-from rlrun.converters.mapping import STRICT, Lenience, Mapped, second_names, to_hf, to_parameters
+from rlrun.converters.mapping import STRICT, Lenience, Mapped
 from rlrun.converters.output_files import OutputFile, distcp_files, safetensors_files, small_file
 from rlrun.converters.precision import dtype_named
 from rlrun.converters.stored import Files, Stored
@@ -94,6 +96,7 @@ class Conversion:
             identity=self.identity,
             effort=effort,
             advance=advance,
+            held=group_bytes(self.contents),
             check=check,
         )
         self.sources.close()
@@ -119,9 +122,8 @@ def plan_conversion(source: Found, target: Format, options: Options) -> Conversi
     else:
         if options.quantise:
             raise ValueError("a distributed checkpoint is for training: it is not quantised")
-        model = architecture(config)
-        contents = to_parameters(model, contents, str(source.folder), options.lenience).contents
-        aliases = {new: old for new, old in second_names(model).items() if old in contents}
+        contents = map_to_parameters(config, contents, str(source.folder), options.lenience).contents
+        aliases = {new: old for new, old in other_names(config).items() if old in contents}
         files = distcp_files(contents, aliases, options.shard_bytes)
     files += _companion_files(source, _with_dtype(config, options.dtype))
     return Conversion(
@@ -133,7 +135,7 @@ def hf_contents(source: Found) -> dict[str, Content]:
     """A checkpoint's tensors by Hugging Face name, as they are. ValueError where they are not in order."""
     if source.format == "hf":
         return {name: plain(tensor) for name, tensor in read_tensors(source.folder).items()}
-    return _from_parameters(source, architecture(_config(source)), Lenience(True, True)).contents
+    return _from_parameters(source, _config(source), Lenience(True, True)).contents
 
 
 def _config(source: Found) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def _hf_contents(
     """The source's tensors by Hugging Face name; `wide`: none of them quantised."""
     if source.format == "hf":
         return _stored_hf(source, config, options, wide)
-    mapped = _from_parameters(source, architecture(config), options.lenience)
+    mapped = _from_parameters(source, config, options.lenience)
     precision = options.dtype or _dtype(config)
     return {name: _cast(name, content, precision) for name, content in mapped.contents.items()}, mapped
 
@@ -165,12 +167,12 @@ def _stored_hf(
         return found, Mapped()
     if config.get("model_type") not in FAMILIES:
         return found, Mapped()
-    mapped = to_parameters(architecture(config), found, str(source.folder), options.lenience)
+    mapped = map_to_parameters(config, found, str(source.folder), options.lenience)
     return {name: content for name, content in found.items() if name not in mapped.unknown}, mapped
 
 
 def _from_parameters(
-    source: Found, model: Architecture, lenience: Lenience, prefix: str | None = None
+    source: Found, config: Mapping[str, Any], lenience: Lenience, prefix: str | None = None
 ) -> Mapped:
     """The tensors of a distributed checkpoint whose names begin with `prefix`; None: the parameters."""
     folder = DcpFolder(source.folder)
@@ -185,12 +187,11 @@ def _from_parameters(
     def read(name: str) -> Stored:
         return folder.read(start + name)
 
-    return to_hf(model, described, read, where=str(source.folder), lenience=lenience, own=own)
+    return map_to_hf(config, described, read, where=str(source.folder), lenience=lenience, own=own)
 
 
 def _optimizer_files(source: Found, config: Mapping[str, Any], options: Options) -> list[OutputFile]:
     """The optimizer's tensors under the names of the weights they belong to, in a folder of their own."""
-    model = architecture(config)
     names = DcpFolder(source.folder).tensors
     weights = {name.removeprefix(_OWN) for name in names if name.startswith(_OWN)}
     kinds = {kind for kind, _, weight in (name.partition(".") for name in names) if weight in weights}
@@ -199,7 +200,7 @@ def _optimizer_files(source: Found, config: Mapping[str, Any], options: Options)
         raise ValueError(f"{source.folder} holds no optimizer's state")
     contents: dict[str, Content] = {}
     for kind in sorted(kinds):
-        found = _from_parameters(source, model, Lenience(missing=True), f"{kind}.")
+        found = _from_parameters(source, config, Lenience(missing=True), f"{kind}.")
         contents |= {f"{kind}.{name}": content for name, content in found.contents.items()}
     files = safetensors_files(contents, options.shard_bytes)
     return [replace(file, name=f"{_OPTIMIZER}/{file.name}") for file in files]
@@ -238,7 +239,7 @@ def _quantised(
     if granularity is None:
         kept = any(content.tensor.dtype == torch.float8_e4m3fn for content in contents.values())
         return contents, config if kept else {k: v for k, v in config.items() if k != "quantization_config"}
-    architecture(config)  # which tensors are projections is known for these families
+    check_family(config)  # of others it is not known which tensors are projections
     settings = quantisation_config(contents, granularity)
     return quantised(contents, granularity), config | {"quantization_config": settings}
 

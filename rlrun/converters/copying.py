@@ -48,11 +48,13 @@ class Effort:
         return max(1 << 20, min(_BLOCK_BYTES, room))
 
 
-def check_effort(effort: Effort, files: Sequence[OutputFile]) -> None:
-    """ValueError where the memory is too little for any way of doing it."""
+def check_effort(effort: Effort, files: Sequence[OutputFile], held: int) -> None:
+    """ValueError where the memory is too little for any way of doing it; each thread holds `held` bytes
+    besides.
+    """
     needs = {tensor.name: _least_bytes(tensor.content) for file in files for tensor in file.tensors}
     name = max(needs, key=lambda name: needs[name], default="")
-    least = _BASE_BYTES + _WORKING_COPIES * effort.threads * needs.get(name, 0)
+    least = _BASE_BYTES + (_WORKING_COPIES * needs.get(name, 0) + held) * effort.threads
     if effort.memory < least:
         raise ValueError(
             f"--memory must be at least {least / 2**30:.1f}GiB with {effort.threads} threads, because "

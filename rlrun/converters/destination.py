@@ -48,15 +48,17 @@ def write_whole(
     identity: object,
     effort: Effort,
     advance: Advance,
+    held: int,
     check: Callable[[Path], None],
 ) -> int:
     """Write the folder `destination`, or complete what an earlier call with the same `identity` (anything
     that goes into JSON) began.
 
-    `check` sees the folder before it gets its name, and may raise. Returns the bytes that were there already.
+    `held`: bytes that a thread holds besides the rows that it makes. `check` sees the folder before it gets
+    its name, and may raise. Returns the bytes that were there already.
     """
     check_free(destination, files)
-    check_effort(effort, files)
+    check_effort(effort, files, held)
     destination.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(destination)
     with _claimed(partial, identity):

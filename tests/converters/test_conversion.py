@@ -1,6 +1,7 @@
 """Conversions of whole folders, read back by the libraries that others read them with."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,19 +39,16 @@ def test_torchtitan_gives_the_same_parameters(family, tied, tmp_path):
 
 
 def torchtitan_parameters(source):
-    from torchtitan.models.common.rope import ComplexRoPE
+    """By torchtitan's adapter, which looks at a few sizes of its config."""
     from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
     from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
-    from rlrun.runner.trainer.model import model_config
-
     model = read_architecture(source)
-    config = model_config(model)
-    if model.family == "llama":
-        for layer in config.layers:
-            layer.attention.rope = ComplexRoPE.Config(dim=model.head_dim, max_seq_len=model.max_positions)
-        return Llama3StateDictAdapter(config, None).from_hf(read_hf(source))
-    adapter = Qwen3StateDictAdapter(config, None)
+    attention = SimpleNamespace(n_heads=model.heads, n_kv_heads=model.kv_heads, head_dim=model.head_dim)
+    moe = SimpleNamespace(num_experts=model.experts.count) if model.experts else None
+    layers = [SimpleNamespace(attention=attention, moe=moe)] * model.layers
+    config = SimpleNamespace(dim=model.hidden, enable_weight_tying=model.tied, layers=layers)
+    adapter = (Llama3StateDictAdapter if model.family == "llama" else Qwen3StateDictAdapter)(config, None)
     adapter._validate_hf_rope_config = ignore
     return adapter.from_hf(read_hf(source))
 

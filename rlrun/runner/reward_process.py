@@ -104,12 +104,12 @@ class RewardProcess:
             seconds = self._timeout * len(call.tasks)
             deadline = asyncio.get_running_loop().time() + seconds
             for _ in call.tasks:
-                yield await self._next(deadline, f"took longer than {seconds:g} s (scoring.timeout)", call)
+                yield await self._next(deadline, seconds, f"took longer than {seconds:g} s", call)
         longest = max((self._timeout * len(call.tasks) for call in calls.together), default=0.0) + SLACK
         for _ in range(sum(len(call.tasks) for call in calls.together)):
             deadline = asyncio.get_running_loop().time() + longest
             only = calls.together[0] if len(calls.together) == 1 else None
-            yield await self._next(deadline, f"did not let go for {longest:g} s (scoring.timeout)", only)
+            yield await self._next(deadline, longest, f"did not let go for {longest:g} s", only)
 
     async def stop(self) -> None:
         """Kill the process and all that it started."""
@@ -159,16 +159,26 @@ class RewardProcess:
         assert self._process is not None and self._process.stdin is not None, "start() comes first"
         self._process.stdin.write(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
-    async def _next(self, deadline: float, late: str, call: Call | None) -> Outcome:
-        """The next answer, by `deadline` on the event loop's clock; ProcessDied says how it failed."""
-        while not self._unread:
-            data = await self._read(deadline)
-            if not data:
-                how = late if data is None else await self._ending()
-                await self.stop()
-                raise ProcessDied(how, call)
-            *self._unread, self._rest = (self._rest + data).split(b"\n")
-        return _parse(self._unread.pop(0))
+    async def _next(self, deadline: float, seconds: float, late: str, call: Call | None) -> Outcome:
+        """The next answer, by `deadline` on the event loop's clock; ProcessDied says how it failed.
+
+        While a reward that a row names is loaded, the sample's clock stands still; then it has `seconds`.
+        """
+        while True:
+            while not self._unread:
+                data = await self._read(deadline)
+                if not data:
+                    how = f"{late} (scoring.timeout)" if data is None else await self._ending()
+                    await self.stop()
+                    raise ProcessDied(how, call)
+                *self._unread, self._rest = (self._rest + data).split(b"\n")
+            answer = json.loads(self._unread.pop(0))
+            if "loading" in answer:
+                deadline = asyncio.get_running_loop().time() + START_TIMEOUT
+            elif "loaded" in answer:
+                deadline = asyncio.get_running_loop().time() + seconds
+            else:
+                return _outcome(answer)
 
     async def _read(self, deadline: float) -> bytes | None:
         """What has arrived by then, with a moment's grace; empty at the end, None for nothing."""
@@ -200,8 +210,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 
 
-def _parse(line: bytes) -> Outcome:
-    answer = json.loads(line)
+def _outcome(answer: Mapping[str, Any]) -> Outcome:
     return Outcome(
         answer["task"],
         answer["reward"],

@@ -124,8 +124,12 @@ class _Worker:
         if not named or str(named).strip() == setup.type:
             return self._rewards[number]
         if named not in self._chosen:
-            name, params = reward_of_slime(str(named))
-            self._chosen[named] = build("rewards", name, params)
+            self._send({"loading": str(named)})
+            try:
+                name, params = reward_of_slime(str(named))
+                self._chosen[named] = build("rewards", name, params)
+            finally:
+                self._send({"loaded": str(named)})
         if not hasattr(self._chosen[named], "score"):
             raise ValueError(f"reward {named!r} scores whole groups; a row's metadata cannot choose it")
         return self._chosen[named]

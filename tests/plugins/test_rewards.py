@@ -312,3 +312,9 @@ def test_wrong_parameters_are_named(name: str, params: dict[str, Any], message: 
 )
 def test_gpqa_settles_on_a_letter(text: str, label: Any, metadata: dict[str, Any], expected: float) -> None:
     assert check_reward("gpqa", {}, [sample(text, label=label, metadata=metadata)]) == [expected]
+
+
+def test_repetition_costs_its_share() -> None:
+    texts = ["a b c d e f", "a b a b a b", "word", "x " * 101]
+    scores = check_reward("repetition", {"ngram": 2, "penalty": 2}, [sample(text) for text in texts])
+    assert scores == [0, pytest.approx(-2 * 3 / 5), 0, pytest.approx(-2 * 99 / 100)]

@@ -65,6 +65,16 @@ def equal(left: str, right: str) -> bool:
         return False
 
 
+def values_at_points(text: str) -> tuple[Any, ...]:
+    """An expression's values where its letters stand for a few random numbers, the same for each letter.
+
+    NotAnExpression, ZeroDivisionError or OverflowError where there are none.
+    """
+    tokens = _tokens(text)
+    with mp.workdps(DIGITS):
+        return tuple(_Evaluation(tokens, point).value() for point in range(POINTS))
+
+
 def _close(left: Any, right: Any) -> bool:
     return bool(abs(left - right) <= TOLERANCE * max(1, abs(left), abs(right)))
 

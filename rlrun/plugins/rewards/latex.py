@@ -72,6 +72,27 @@ def normalised(answer: str) -> str:
     return text
 
 
+_SPELLING = _rules(
+    (r"\\(?:left|right)(?![a-zA-Z])|\\!|\$", ""),
+    (r"(?<!\\)\\[,;: ]|\\q?quad\b|~", " "),
+    (r"\s*\\\\\s*", lambda _: r"\\"),
+    (r"\\(begin|end)\s*\{bmatrix\}", r"\\\1{pmatrix}"),
+    (r"(\\(?:begin|end)\{pmatrix\})\s*", r"\1"),
+    (r"\\[dt]frac", r"\\frac"),
+    (rf"\\frac\s*{_PLAIN_ARGUMENT}\s*{_PLAIN_ARGUMENT}", _fraction),
+    (rf"\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}", _fraction),
+    (r"\\sqrt\s*(\w)", r"\\sqrt{\1}"),
+)
+
+
+def spelled(answer: str) -> str:
+    """The answer with one spelling for what means the same in LaTeX; nothing is dropped but spaces."""
+    text = answer.strip()
+    for pattern, replacement in _SPELLING:
+        text = pattern.sub(replacement, text)
+    return text.strip()
+
+
 def elements(text: str) -> tuple[str, list[str]]:
     """The brackets around a list, pair or interval, and what its commas separate; ("", [text]) for one thing.
 

@@ -1,0 +1,1 @@
+"""Running programs that a policy wrote, in a sandbox, against tests."""

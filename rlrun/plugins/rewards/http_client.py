@@ -1,0 +1,83 @@
+"""JSON over HTTP for rewards that ask a service: patient, and within limits."""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from rlrun.specs.section import Section
+
+LONGEST_PAUSE = 30.0
+LONGEST_QUOTE = 200
+
+
+class HttpParams(Section):
+    """How a service is asked."""
+
+    url: str = Field(pattern=r"https?://.+")
+    """Address of the service."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Sent with every request; keep secrets out of the file: `{ Authorization = "Bearer ${env:TOKEN}" }`."""
+    attempts: int = Field(default=10, ge=1)
+    """Requests for one answer, the first included; `scoring.timeout` may end it sooner."""
+    connections: int = Field(default=64, ge=1)
+    """Requests in flight at a time, in each reward process."""
+
+
+class HttpClient:
+    """Posts JSON until there is an answer, with growing pauses."""
+
+    def __init__(self, params: HttpParams, sleep: Callable[[float], Any] = asyncio.sleep) -> None:
+        import aiohttp  # needs the run extra; checking a spec does not
+
+        self._aiohttp = aiohttp
+        self._params = params
+        self._sleep = sleep
+        self._session: Any = None
+
+    async def post(self, url: str, body: Any, read: Callable[[Any], Any]) -> Any:
+        """What `read` makes of the JSON that comes back; RuntimeError with the last failure when none does.
+
+        Any failure is tried again: no connection, a status other than 200, no JSON, a ValueError of `read`.
+        The pauses are 1, 2, 4, … s, at most 30, each with up to a second by chance.
+        """
+        for attempt in range(self._params.attempts):
+            if attempt:
+                await self._sleep(min(2.0 ** (attempt - 1), LONGEST_PAUSE) + random.random())
+            try:
+                return read(await self._once(url, body))
+            except (self._aiohttp.ClientError, OSError, ValueError) as error:
+                last = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                print(f"{url}, attempt {attempt + 1}: {last}", flush=True)  # into the reward's log
+        raise RuntimeError(f"{url} gave no answer in {self._params.attempts} attempts; the last: {last}")
+
+    async def _once(self, url: str, body: Any) -> Any:
+        if self._session is None:
+            connector = self._aiohttp.TCPConnector(limit=self._params.connections)
+            self._session = self._aiohttp.ClientSession(
+                connector=connector,
+                timeout=self._aiohttp.ClientTimeout(total=None),
+                headers=self._params.headers,
+            )
+        async with self._session.post(url, json=body) as response:
+            if response.status != 200:
+                text = await response.text(errors="replace")
+                raise ValueError(f"HTTP {response.status}: {text[:LONGEST_QUOTE]}")
+            return await response.json(content_type=None)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+def number_or_table(answer: Any) -> float | Mapping[str, float | str]:
+    """A reward as services send it: a number, or a table. ValueError for anything else."""
+    if isinstance(answer, int | float):
+        return float(answer)
+    if isinstance(answer, dict) and any(isinstance(value, int | float) for value in answer.values()):
+        return answer
+    raise ValueError(f"not a reward: {str(answer)[:LONGEST_QUOTE]}")

@@ -76,6 +76,9 @@ class TrainerSpec(OptimizerSpec):
     engine's."""
     non_finite: Literal["stop", "skip"] = "stop"
     """A non-finite loss or gradient ends the job, or skips that optimizer step and counts it."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again instead of keeping it: nothing; all but attention and every other
+    matrix product; or whole layers."""
     logits_chunk: int = Field(default=1024, ge=1)
     """Tokens whose float32 logits exist at a time."""
     parallel: ParallelSpec = ParallelSpec()

@@ -11,6 +11,7 @@ import types
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -84,6 +85,7 @@ from torch.distributed.tensor.debug import (  # noqa: E402
     _clear_sharding_prop_cache,
 )
 from torchtitan.distributed import ParallelDims  # noqa: E402
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # noqa: E402
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder  # noqa: E402
 from torchtitan.distributed.full_dtensor import (  # noqa: E402
     resolve_fsdp_mesh,
@@ -123,6 +125,7 @@ __all__ = [
     "Qwen3TransformerBlock",
     "RMSNorm",
     "RoPE",
+    "checkpoint_activations",
     "forget_meshes",
     "get_spmd_context",
     "make_moe_config",
@@ -163,6 +166,25 @@ def set_sharding(config: Any, parallel: ParallelSpec) -> None:
         in_src_shardings={"input": replicated},
         in_dst_shardings={"input": replicated},
     )
+
+
+class _Selective(SelectiveAC):
+    """torchtitan's choice, and the attention of this package on CPU."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(SelectiveAC.Config):
+        pass
+
+    def get_save_ops(self) -> set[Any]:
+        own = getattr(torch.ops.rlrun_trainer, "attention", None)
+        return super().get_save_ops() | ({own.default} if own else set())
+
+
+def checkpoint_activations(model: nn.Module, kind: str) -> None:
+    """Let every layer compute again in the backward pass what "selective" or "full" does not keep."""
+    policy = _Selective if kind == "selective" else FullAC
+    # nothing in a decoder draws random numbers
+    policy.Config(preserve_rng_state=False).build().apply(model)
 
 
 def shard_data_parallel(model: nn.Module, dims: ParallelDims, dtype: torch.dtype) -> None:

@@ -52,7 +52,15 @@ class Critic:
         layout = side_layout(spec.critic.parallel, setup.world_size)
         dims = build_mesh(layout, setup.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
-        decoders = build_model(model, dims, layout, dtype, device, head=value_head_config(model))
+        decoders = build_model(
+            model,
+            dims,
+            layout,
+            dtype,
+            device,
+            head=value_head_config(model),
+            checkpointing=spec.trainer.activation_checkpointing,
+        )
         self._model = Policy(decoders, model, dims, PolicySettings(1.0, 1, layout, device, dtype))
         self._parameters = Parameters(decoders, model, tensors=critic_tensors(model))
         self._parameters.load(lambda tensor: _start(tensor, model, read))

@@ -18,6 +18,7 @@ from rlrun.runner.trainer.compat import (
     ParallelDims,
     QKVLinear,
     Qwen3TransformerBlock,
+    checkpoint_activations,
     make_moe_config,
     make_routed_experts_config,
     make_router_config,
@@ -43,12 +44,13 @@ def build_model(
     device: torch.device,
     *,
     head: Any = None,
+    checkpointing: str = "none",
 ) -> list[PackedDecoder]:
     """The decoder in memory with undefined parameters, sharded over `dims` (None: one rank, nothing sharded);
     with a pipeline the stages that lie on this rank, in order.
 
     One rank holds its parameters in `dtype`. Several hold float32 shards, and FSDP computes in `dtype`.
-    `head`: the config of another head than the policy's.
+    `head`: the config of another head than the policy's. `checkpointing`: `trainer.activation_checkpointing`.
     """
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head = head or config.lm_head
@@ -62,7 +64,7 @@ def build_model(
         with torch.device("meta"), _default_dtype(torch.float32 if dims is not None else dtype):
             decoder: PackedDecoder = config.build()
         _prune(decoder, ranges[stage], first=stage == 0, last=stage == parallel.stages - 1)
-        decoders.append(_placed(decoder, dims, dtype, device))
+        decoders.append(_placed(decoder, dims, dtype, device, checkpointing))
     return decoders
 
 
@@ -78,12 +80,19 @@ def _prune(decoder: PackedDecoder, layers: range, *, first: bool, last: bool) ->
 
 
 def _placed(
-    decoder: PackedDecoder, dims: ParallelDims | None, dtype: torch.dtype, device: torch.device
+    decoder: PackedDecoder,
+    dims: ParallelDims | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    checkpointing: str,
 ) -> PackedDecoder:
     """From meta into memory, laid out over the ranks."""
     if dims is not None:
         decoder.parallelize(dims)
         _tie(decoder)
+    if checkpointing != "none":
+        checkpoint_activations(decoder, checkpointing)
+    if dims is not None:
         shard_data_parallel(decoder, dims, dtype)
     decoder.to_empty(device=device)
     if dims is None:

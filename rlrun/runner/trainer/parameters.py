@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.hf_names import HfTensor, hf_tensors
 
+_CHECKPOINT_PREFIX = "_checkpoint_wrapped_module."
+"""What torch puts into names of layers whose activations are computed again."""
 EMBEDDING, HEAD = "tok_embeddings.weight", "lm_head.weight"
 
 
@@ -41,7 +43,9 @@ class Parameters:
         self._tensors = tensors or hf_tensors(model)
         self._stages = stages
         self._compute = {
-            name: parameter for decoder in decoders for name, parameter in decoder.named_parameters()
+            name.replace(_CHECKPOINT_PREFIX, ""): parameter
+            for decoder in decoders
+            for name, parameter in decoder.named_parameters()
         }
         self.copies = frozenset((HEAD,) if model.tied and HEAD in self._compute else ())
         self._owners = _owners(self._compute.keys() - self.copies, stages)

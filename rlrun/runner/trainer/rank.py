@@ -27,6 +27,7 @@ from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep, Weight
 from rlrun.runner.packing import MicroBatches
 from rlrun.runner.trainer.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
 from rlrun.runner.trainer.critic import Critic
+from rlrun.runner.trainer.expert_load import ExpertLoad
 from rlrun.runner.trainer.forward import Sequences, response_values
 from rlrun.runner.trainer.freezing import freeze
 from rlrun.runner.trainer.layout import data_rank, speaks
@@ -67,7 +68,15 @@ class TrainerRank:
         dims = build_mesh(spec.trainer.parallel, setup.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
         parallel = spec.trainer.parallel
-        decoders = build_model(self._model, dims, parallel, dtype, self._device)
+        decoders = build_model(
+            self._model,
+            dims,
+            parallel,
+            dtype,
+            self._device,
+            checkpointing=spec.trainer.activation_checkpointing,
+        )
+        self._expert_load = ExpertLoad(decoders, self._model, self._device) if self._model.experts else None
         self._policy = make_policy(
             decoders,
             self._model,
@@ -155,6 +164,8 @@ class TrainerRank:
     ) -> dict[str, float]:
         meter = Meter()
         self._optimizer.zero_grad()
+        if self._expert_load is not None:
+            self._expert_load.reset()
         mine = step.micro_batches[self._data_rank]
         batches = [[sequences[i] for i in members] for members in mine]
         self._loss.accumulate(batches, [[step.scale[i] for i in members] for members in mine], meter)
@@ -170,6 +181,8 @@ class TrainerRank:
         )
         metrics = meter.reduced(self._speaks, self._device, agree=self._stages is not None)
         metrics |= {"train/grad_norm": norm, "train/lr": rate}
+        if self._expert_load is not None:
+            metrics |= self._expert_load.metrics()
         skipped = not all(map(math.isfinite, (metrics["train/loss"], norm)))
         if skipped:
             self._refuse(metrics)

@@ -6,6 +6,8 @@ from rlrun.specs.trainer import ParallelSpec
 
 SCHEDULES = ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
+FULL, SELECTIVE = {"activation_checkpointing": "full"}, {"activation_checkpointing": "selective"}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -13,13 +15,15 @@ class Case:
 
     model: str
     parallel: dict = field(default_factory=dict)
+    trainer: dict = field(default_factory=dict)
+    """Other settings."""
     fast: bool = False
     """Part of `make test`; the others of `make parity`."""
 
     @property
     def name(self):
-        parts = [f"{key}-{value}" for key, value in self.parallel.items()]
-        return "-".join([self.model, *parts]) if parts else f"{self.model}-alone"
+        parts = [f"{key}-{value}" for key, value in (self.parallel or {"alone": 1}).items()]
+        return "-".join([self.model, *parts, *self.trainer.values()])
 
     @property
     def ranks(self):
@@ -72,6 +76,12 @@ CASES = [
     Case("llama", fast=True),
     Case("llama", {"tensor": 2}),
     Case("llama", pipeline("1F1B", context=2)),
+    Case("qwen3-moe", trainer=FULL, fast=True),
+    Case("qwen3-moe", {"fsdp": 2, "expert": 2}, FULL),
+    Case("qwen3-moe", {"fsdp": 2}, SELECTIVE),
+    Case("qwen3", trainer=SELECTIVE, fast=True),
+    Case("qwen3", {"context": 2}, FULL),
+    Case("qwen3", pipeline("ZBVZeroBubble"), FULL),
     Case("qwen2", fast=True),
     Case("qwen2", {"tensor": 2}),
     Case("qwen2", pipeline("1F1B", fsdp=2)),

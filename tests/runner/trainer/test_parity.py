@@ -74,7 +74,7 @@ class Runs:
         if name not in self._found:
             case = BY_NAME[name]
             if case.ranks > 1:
-                self.of(f"{case.model}-alone")  # its checkpoint is resumed
+                self.of(f"{case.model}-alone-1")  # its checkpoint is resumed
             self._run([each for each in CASES if (each.ranks, each.fast) == (case.ranks, case.fast)])
         return self._found[name]
 
@@ -87,9 +87,9 @@ class Runs:
                 "name": case.name,
                 "folder": str(self.folders[case.model]),
                 "parallel": case.parallel,
-                "trainer": UNCLIPPED,
+                "trainer": UNCLIPPED | case.trainer,
                 "checkpoint": str(self.checkpoints / case.name),
-                "resume": str(self.checkpoints / f"{case.model}-alone") if case.parallel else None,
+                "resume": str(self.checkpoints / f"{case.model}-alone-1") if case.parallel else None,
             }
             for case in cases
         ]
@@ -147,7 +147,7 @@ def test_metrics_are_the_same_on_every_rank_and_layout(case, runs):
     train = {name: value for name, value in first.items() if name.startswith("train/")}
     for other in others:
         assert {name: other[name] for name in train} == train
-    alone = runs.of(f"{BY_NAME[case].model}-alone")[0]["metrics"]
+    alone = runs.of(f"{BY_NAME[case].model}-alone-1")[0]["metrics"]
     assert train == pytest.approx({name: alone[name] for name in train}, rel=1e-4, abs=1e-6)
     assert train["train/approx_kl"] == 0.0
 
@@ -161,9 +161,9 @@ def test_a_checkpoint_resumes_on_another_layout(case, runs, folders):
         here.load(runs.checkpoints / case)
         weights = dict(here._parameters.gather())
         assert all(torch.equal(weights[name], there["after"][name]) for name in weights)
-        alone = runs.of(f"{model}-alone")[0]["after"]
+        alone = runs.of(f"{model}-alone-1")[0]["after"]
         assert all(torch.equal(there["resumed"][name], alone[name]) for name in alone)
-        here.load(runs.checkpoints / f"{model}-alone")
+        here.load(runs.checkpoints / f"{model}-alone-1")
         sequences = make_sequences()[:1]
         (step,) = here.train(sequences, plan(sequences, spec))
         names = [name for name in step if name.startswith("train/")]

@@ -7,6 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     LlamaConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -17,10 +18,36 @@ from transformers import (
 END, PAD = "<|im_end|>", "<|endoftext|>"
 END_ID, PAD_ID = 1, 0
 CONFIGS = {
+    "deepseek_v3": DeepseekV3Config,
     "llama": LlamaConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
+}
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.7,
+    },
 }
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -66,6 +93,8 @@ def make_tiny_model(
             "moe_intermediate_size": 32,
             "norm_topk_prob": True,
         }
+    if family == "deepseek_v3":
+        fields |= DEEPSEEK
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIGS[family](**(fields | config)), dtype=dtype)
     for name, parameter in model.named_parameters():
@@ -73,6 +102,9 @@ def make_tiny_model(
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
         if "bias" in name:  # zeros by default
             torch.nn.init.normal_(parameter, 0.0, scale)
+    for name, buffer in model.named_buffers():
+        if "correction_bias" in name:
+            torch.nn.init.normal_(buffer, 0.0, scale)
     model.save_pretrained(folder)
     make_tiny_tokenizer(folder, vocab)
     return folder

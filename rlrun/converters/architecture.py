@@ -1,15 +1,16 @@
 """The shape of a decoder as its Hugging Face `config.json` declares it; needs no torch."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+FAMILIES = ("deepseek_v3", "llama", "qwen2", "qwen3", "qwen3_moe")
 """`model_type`s that load, train and export."""
 
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,33 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+    beta_fast: float = 32.0
+    """yarn: wavelengths that turn more often than this in the original length are kept, and those that turn
+    less often than `beta_slow` are stretched by `factor`."""
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """yarn: these limits are rounded to whole dimensions."""
+    attention_factor: float = 1.0
+    """yarn: cosines and sines are multiplied by it."""
+    interleaved: bool = False
+    """Neighbouring dimensions are rotated, not halves (DeepSeek)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Keys and values from a latent vector, queries too where `query_rank` is given (DeepSeek's MLA)."""
+
+    query_rank: int | None
+    rank: int
+    """Of keys and values."""
+    plain: int
+    """Dimensions of a head's queries and keys without position."""
+    rotated: int
+    """Those with one; the keys of all heads share it."""
+    value: int
+    """Dimensions of a head's values."""
+    scale_factor: float
+    """yarn: `mscale_all_dim`; attention is scaled by (0.1 · this · ln factor + 1)²."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +61,18 @@ class Experts:
     intermediate: int
     normalize: bool
     """Routing weights of the chosen experts sum to one."""
-    layers: frozenset[int]
+    score: str = "softmax"
+    """How router logits become weights: softmax or sigmoid."""
+    scale: float = 1.0
+    """The weights are multiplied by it."""
+    groups: int = 1
+    """Experts lie in so many groups, of which only the best `chosen_groups` take part for a token."""
+    chosen_groups: int = 1
+    shared: int = 0
+    """Width of the feed-forward that every token passes through."""
+    correction_bias: bool = False
+    """A fixed bias by expert decides with the weights which ones are chosen."""
+    layers: frozenset[int] = frozenset()
     """Which layers are sparse; the others have a dense feed-forward."""
 
 
@@ -62,6 +101,12 @@ class Architecture:
     dtype: str
     """Precision of the stored weights: float32, bfloat16 or float16."""
     experts: Experts | None = None
+    latent: LatentAttention | None = None
+
+    @property
+    def rotated(self) -> int:
+        """Dimensions of a head that are rotated by position."""
+        return self.latent.rotated if self.latent else self.head_dim
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -93,24 +138,28 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
         raise ValueError(f"model_type {family!r} is not supported; supported are {', '.join(FAMILIES)}")
     _refuse_variants(config)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    rope = _rope(config)
+    latent = _latent(config) if family == "deepseek_v3" else None
+    head_dim = config.get("head_dim") or hidden // heads
     return Architecture(
         family=family,
         vocab=config["vocab_size"],
         hidden=hidden,
         layers=config["num_hidden_layers"],
         heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or hidden // heads,
+        kv_heads=heads if latent else config.get("num_key_value_heads") or heads,
+        head_dim=latent.plain + latent.rotated if latent else head_dim,
         intermediate=config["intermediate_size"],
         norm_eps=config["rms_norm_eps"],
         max_positions=config["max_position_embeddings"],
         tied=config.get("tie_word_embeddings", False),
-        rope=_rope(config),
+        rope=rope,
         qk_norm=family in ("qwen3", "qwen3_moe"),
         qkv_bias=family == "qwen2",
         initializer_range=config.get("initializer_range", 0.02),
         dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
-        experts=_experts(config) if family == "qwen3_moe" else None,
+        experts=_experts(config) if family in ("qwen3_moe", "deepseek_v3") else None,
+        latent=latent,
     )
 
 
@@ -131,9 +180,11 @@ def _rope(config: Mapping[str, Any]) -> Rope:
         raise ValueError(f"rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
     theta = values.get("rope_theta") or config.get("rope_theta", 10000.0)
     if kind == "default":
-        return Rope(theta)
+        return Rope(theta, interleaved=_interleaved(config))
     if kind == "linear":
         return Rope(theta, kind, values["factor"])
+    if kind == "yarn":
+        return _yarn(theta, values, config)
     return Rope(
         theta,
         kind,
@@ -144,7 +195,50 @@ def _rope(config: Mapping[str, Any]) -> Rope:
     )
 
 
+def _yarn(theta: float, values: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
+    """YaRN (https://arxiv.org/abs/2309.00071), with the defaults that transformers gives it."""
+    factor = values["factor"]
+    attention = values.get("attention_factor")
+    if attention is None and values.get("mscale") and values.get("mscale_all_dim"):
+        attention = yarn_scale(factor, values["mscale"]) / yarn_scale(factor, values["mscale_all_dim"])
+    return Rope(
+        theta,
+        "yarn",
+        factor,
+        original_max_positions=values.get("original_max_position_embeddings")
+        or config["max_position_embeddings"],
+        beta_fast=values.get("beta_fast") or 32.0,
+        beta_slow=values.get("beta_slow") or 1.0,
+        truncate=values.get("truncate", True),
+        attention_factor=yarn_scale(factor, 1.0) if attention is None else attention,
+        interleaved=_interleaved(config),
+    )
+
+
+def yarn_scale(factor: float, scale: float) -> float:
+    """How much larger attention's logits become by stretching `factor` times."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _interleaved(config: Mapping[str, Any]) -> bool:
+    return config["model_type"] == "deepseek_v3" and bool(config.get("rope_interleave", True))
+
+
+def _latent(config: Mapping[str, Any]) -> LatentAttention:
+    values = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return LatentAttention(
+        query_rank=config.get("q_lora_rank"),
+        rank=config["kv_lora_rank"],
+        plain=config["qk_nope_head_dim"],
+        rotated=config["qk_rope_head_dim"],
+        value=config["v_head_dim"],
+        scale_factor=values.get("mscale_all_dim", 0.0) or 0.0,
+    )
+
+
 def _experts(config: Mapping[str, Any]) -> Experts:
+    if config["model_type"] == "deepseek_v3":
+        return _deepseek_experts(config)
     count = config.get("num_experts") or config["num_local_experts"]
     dense = set(config.get("mlp_only_layers") or ())
     every = config.get("decoder_sparse_step", 1)
@@ -158,4 +252,22 @@ def _experts(config: Mapping[str, Any]) -> Experts:
             for layer in range(config["num_hidden_layers"])
             if layer not in dense and (layer + 1) % every == 0
         ),
+    )
+
+
+def _deepseek_experts(config: Mapping[str, Any]) -> Experts:
+    count = config.get("n_routed_experts") or config["num_local_experts"]
+    intermediate = config["moe_intermediate_size"]
+    return Experts(
+        count=count,
+        per_token=config["num_experts_per_tok"],
+        intermediate=intermediate,
+        normalize=config.get("norm_topk_prob", True),
+        score="sigmoid",
+        scale=config.get("routed_scaling_factor", 1.0),
+        groups=config.get("n_group") or 1,
+        chosen_groups=config.get("topk_group") or 1,
+        shared=intermediate * config["n_shared_experts"],
+        correction_bias=True,
+        layers=frozenset(range(config["first_k_dense_replace"], config["num_hidden_layers"])),
     )

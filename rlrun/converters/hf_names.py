@@ -36,34 +36,63 @@ def hf_tensors(model: Architecture) -> list[HfTensor]:
 
 
 def is_derived(name: str, model: Architecture) -> bool:
-    """Tensors that some checkpoints store and that follow from others."""
+    """Tensors that some checkpoints store and that are not the policy's: they follow from others, or predict
+    further tokens (DeepSeek's layers after the last).
+    """
+    layer = name.removeprefix("model.layers.").partition(".")[0]
+    if name.startswith("model.layers.") and layer.isdecimal() and int(layer) >= model.layers:
+        return model.latent is not None
     return name.endswith(".rotary_emb.inv_freq") or (model.tied and name == "lm_head.weight")
 
 
 def _layer(model: Architecture, layer: int) -> Iterator[HfTensor]:
-    hf, ours = f"model.layers.{layer}", f"layers.{layer}"
-    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    hidden = model.hidden
+    hf, ours, hidden = f"model.layers.{layer}", f"layers.{layer}", model.hidden
     yield HfTensor(f"{hf}.input_layernorm.weight", (hidden,), f"{ours}.attention_norm.weight")
-    projections = (("q", queries), ("k", keys), ("v", keys))
-    for name, rows in projections:
-        parameter = f"{ours}.attention.qkv_linear.w{name}.weight"
-        yield HfTensor(f"{hf}.self_attn.{name}_proj.weight", (rows, hidden), parameter)
-    for name, rows in projections if model.qkv_bias else ():
-        parameter = f"{ours}.attention.qkv_linear.w{name}.bias"
-        yield HfTensor(f"{hf}.self_attn.{name}_proj.bias", (rows,), parameter)
-    if model.qk_norm:
-        for name in ("q", "k"):
-            parameter = f"{ours}.attention.{name}_norm.weight"
-            yield HfTensor(f"{hf}.self_attn.{name}_norm.weight", (model.head_dim,), parameter)
-    yield HfTensor(f"{hf}.self_attn.o_proj.weight", (hidden, queries), f"{ours}.attention.wo.weight")
+    attention = _attention if model.latent is None else _latent_attention
+    yield from attention(model, f"{hf}.self_attn", f"{ours}.attention")
     yield HfTensor(f"{hf}.post_attention_layernorm.weight", (hidden,), f"{ours}.ffn_norm.weight")
     if model.experts and layer in model.experts.layers:
         yield from _sparse(model, layer)
     else:
-        inner = model.intermediate
-        for name, ffn, shape in _matrices(inner, hidden):
-            yield HfTensor(f"{hf}.mlp.{name}_proj.weight", shape, f"{ours}.feed_forward.{ffn}.weight")
+        yield from _feed_forward(f"{hf}.mlp", f"{ours}.feed_forward", model.intermediate, hidden)
+
+
+def _attention(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    hidden = model.hidden
+    projections = (("q", queries), ("k", keys), ("v", keys))
+    for name, rows in projections:
+        yield HfTensor(f"{hf}.{name}_proj.weight", (rows, hidden), f"{ours}.qkv_linear.w{name}.weight")
+    for name, rows in projections if model.qkv_bias else ():
+        yield HfTensor(f"{hf}.{name}_proj.bias", (rows,), f"{ours}.qkv_linear.w{name}.bias")
+    if model.qk_norm:
+        for name in ("q", "k"):
+            yield HfTensor(f"{hf}.{name}_norm.weight", (model.head_dim,), f"{ours}.{name}_norm.weight")
+    yield HfTensor(f"{hf}.o_proj.weight", (hidden, queries), f"{ours}.wo.weight")
+
+
+def _latent_attention(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:
+    latent, hidden, heads = model.latent, model.hidden, model.heads
+    assert latent is not None
+    queries = heads * model.head_dim
+    if latent.query_rank is None:
+        yield HfTensor(f"{hf}.q_proj.weight", (queries, hidden), f"{ours}.wq.weight")
+    else:
+        rank = latent.query_rank
+        yield HfTensor(f"{hf}.q_a_proj.weight", (rank, hidden), f"{ours}.wq_a.weight")
+        yield HfTensor(f"{hf}.q_a_layernorm.weight", (rank,), f"{ours}.q_norm.weight")
+        yield HfTensor(f"{hf}.q_b_proj.weight", (queries, rank), f"{ours}.wq_b.weight")
+    inner = latent.rank + latent.rotated
+    yield HfTensor(f"{hf}.kv_a_proj_with_mqa.weight", (inner, hidden), f"{ours}.wkv_a.weight")
+    yield HfTensor(f"{hf}.kv_a_layernorm.weight", (latent.rank,), f"{ours}.kv_norm.weight")
+    outer = heads * (latent.plain + latent.value)
+    yield HfTensor(f"{hf}.kv_b_proj.weight", (outer, latent.rank), f"{ours}.wkv_b.weight")
+    yield HfTensor(f"{hf}.o_proj.weight", (hidden, heads * latent.value), f"{ours}.wo.weight")
+
+
+def _feed_forward(hf: str, ours: str, inner: int, hidden: int) -> Iterator[HfTensor]:
+    for name, ffn, shape in _matrices(inner, hidden):
+        yield HfTensor(f"{hf}.{name}_proj.weight", shape, f"{ours}.{ffn}.weight")
 
 
 def _sparse(model: Architecture, layer: int) -> Iterator[HfTensor]:
@@ -71,6 +100,12 @@ def _sparse(model: Architecture, layer: int) -> Iterator[HfTensor]:
     assert experts is not None
     hf, ours = f"model.layers.{layer}.mlp", f"layers.{layer}.moe"
     yield HfTensor(f"{hf}.gate.weight", (experts.count, model.hidden), f"{ours}.router.gate.weight")
+    if experts.correction_bias:
+        yield HfTensor(f"{hf}.gate.e_score_correction_bias", (experts.count,), f"{ours}.expert_bias_E")
+    if experts.shared:
+        yield from _feed_forward(
+            f"{hf}.shared_experts", f"{ours}.shared_experts", experts.shared, model.hidden
+        )
     stacks = {"w1": "w1_EFD", "w2": "w2_EDF", "w3": "w3_EFD"}
     for expert in range(experts.count):
         for name, ffn, shape in _matrices(experts.intermediate, model.hidden):

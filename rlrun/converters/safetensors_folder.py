@@ -50,7 +50,7 @@ def random_tensor(tensor: HfTensor, model: Architecture, seed: int) -> torch.Ten
     normal with `initializer_range`.
     """
     if len(tensor.shape) == 1:
-        return torch.zeros(tensor.shape) if tensor.name.endswith(".bias") else torch.ones(tensor.shape)
+        return torch.zeros(tensor.shape) if tensor.name.endswith("bias") else torch.ones(tensor.shape)
     generator = torch.Generator().manual_seed(seed * 1_000_003 + _digest(tensor.name))
     return torch.empty(tensor.shape).normal_(0.0, model.initializer_range, generator=generator)
 

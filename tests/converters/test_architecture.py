@@ -67,18 +67,47 @@ def test_rope_of_both_generations_of_config(keys, rope):
     [
         (
             {"model_type": "mamba"},
-            "model_type 'mamba' is not supported; supported are llama, qwen3, qwen3_moe",
+            "model_type 'mamba' is not supported; supported are deepseek_v3, llama, qwen2, qwen3",
         ),
         ({"attention_bias": True}, "attention_bias = true in config.json is not supported for qwen3"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_type 'dynamic' is not supported"),
     ],
     ids=["family", "bias", "window", "activation", "rope"],
 )
 def test_what_is_not_supported_is_named(keys, message):
     with pytest.raises(ValueError, match=message):
         architecture(QWEN3 | keys)
+
+
+def test_queries_keys_and_values_of_qwen2_have_biases():
+    model = architecture(QWEN3 | {"model_type": "qwen2"})
+    assert (model.qk_norm, model.qkv_bias) == (False, True)
+
+
+def test_deepseek_has_latent_attention_and_grouped_experts():
+    config = QWEN3 | {
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 4,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 32,
+        "n_group": 4,
+        "topk_group": 2,
+        "kv_lora_rank": 16,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
+    }
+    model = architecture(config)
+    assert (model.head_dim, model.rotated, model.latent.value, model.latent.query_rank) == (20, 8, 16, None)
+    assert (model.experts.layers, model.experts.shared, model.experts.groups) == ({1, 2, 3}, 64, 4)
+    assert (model.rope.interleaved, model.rope.attention_factor) == (True, 1.0)
 
 
 def test_sparse_layers_follow_step_and_exceptions():

@@ -57,8 +57,21 @@ def packed_attention(
     """`[T, N, H]`: queries on `[T, K, H]` keys and values (K divides N), each document by itself.
 
     Half precision on CUDA runs torch's variable-length kernel; everything else a document at a time. With
-    `CutDocuments`, keys and values are those of all context-parallel ranks.
+    `CutDocuments`, keys and values are those of all context-parallel ranks. Values narrower than keys are
+    filled up with zeros, as kernels take one width.
     """
+    width = value.shape[-1]
+    value = torch.nn.functional.pad(value, (0, query.shape[-1] - width))
+    return _attention(query, key, value, documents, scale)[..., :width]
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    documents: Documents | CutDocuments,
+    scale: float,
+) -> torch.Tensor:
     plain = query.dtype == torch.float32 or not query.is_cuda
     if isinstance(documents, Documents):
         if plain:

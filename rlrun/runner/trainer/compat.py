@@ -98,15 +98,22 @@ from torchtitan.models.common.config_utils import (  # noqa: E402
     make_routed_experts_config,
     make_router_config,
 )
-from torchtitan.models.common.decoder_sharding import dense_activation_placement  # noqa: E402
+from torchtitan.models.common.decoder_sharding import (  # noqa: E402
+    dense_activation_placement,
+    set_decoder_sharding_config,
+)
 from torchtitan.models.common.embedding import Embedding  # noqa: E402
 from torchtitan.models.common.feed_forward import FeedForward  # noqa: E402
 from torchtitan.models.common.linear import Linear  # noqa: E402
 from torchtitan.models.common.moe import GroupedExperts  # noqa: E402
 from torchtitan.models.common.nn_modules import RMSNorm  # noqa: E402
 from torchtitan.models.common.rope import RoPE  # noqa: E402
+from torchtitan.models.deepseek_v3.model import Attention as LatentAttention  # noqa: E402
+from torchtitan.models.deepseek_v3.sharding import (  # noqa: E402
+    _set_deepseek_v3_layer_sharding,
+)
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock  # noqa: E402
-from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config  # noqa: E402
+from torchtitan.models.qwen3.sharding import _set_qwen3_layer_sharding  # noqa: E402
 from torchtitan.protocols.module import Module  # noqa: E402
 from torchtitan.protocols.sharding import ShardingConfig  # noqa: E402
 
@@ -117,6 +124,7 @@ __all__ = [
     "FeedForward",
     "GQAttention",
     "GroupedExperts",
+    "LatentAttention",
     "Linear",
     "Module",
     "ParallelDims",
@@ -151,13 +159,17 @@ def onednn_linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return product
 
 
-def set_sharding(config: Any, parallel: ParallelSpec) -> None:
-    """Write the tensor-, context- and expert-parallel layout of every module into a model config.
+def set_sharding(config: Any, parallel: ParallelSpec, *, latent: bool) -> None:
+    """Write the tensor-, context- and expert-parallel layout of every module into a model config; `latent`:
+    its attention is DeepSeek's.
 
     The head differs from torchtitan's: it gives log-probs, which need no layout, in place of logits.
     """
     sequence_parallel = parallel.tensor > 1 and parallel.sequence_parallel
-    set_qwen3_sharding_config(config, enable_sp=sequence_parallel, enable_ep=parallel.expert > 1)
+    shard = _set_deepseek_v3_layer_sharding if latent else _set_qwen3_layer_sharding
+    set_decoder_sharding_config(config, enable_sp=sequence_parallel)
+    for layer in config.layers:
+        shard(layer, enable_sp=sequence_parallel, enable_ep=parallel.expert > 1)
     import spmd_types as spmd
 
     replicated = dense_activation_placement(tp=spmd.R)

@@ -12,9 +12,11 @@ import torch
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.architecture import Experts as ExpertShape
+from rlrun.converters.architecture import LatentAttention as LatentShape
 from rlrun.runner.trainer.compat import (
     Embedding,
     GQAttention,
+    LatentAttention,
     ParallelDims,
     QKVLinear,
     Qwen3TransformerBlock,
@@ -29,9 +31,11 @@ from rlrun.runner.trainer.decoder import PackedDecoder
 from rlrun.runner.trainer.head import ResponseHead
 from rlrun.runner.trainer.layers import Experts, Float32Linear, Matrix, Norm, PackedAttention, SwiGLU
 from rlrun.runner.trainer.layout import stage_layers, stages_of
-from rlrun.runner.trainer.rope import TableRoPE
+from rlrun.runner.trainer.rope import InterleavedRoPE, TableRoPE
 from rlrun.specs.trainer import ParallelSpec
 
+LATENT_NORM_EPS = 1e-6
+"""DeepSeek's norms of latent vectors have an epsilon of their own."""
 _FROM_CHECKPOINT: dict[str, Any] = {}
 """torchtitan's own initialisation is not used: every parameter is loaded, or drawn by name."""
 
@@ -56,7 +60,7 @@ def build_model(
     config.lm_head = head or config.lm_head
     if dims is not None:
         check_layout(model, parallel)
-        set_sharding(config, parallel)
+        set_sharding(config, parallel, latent=model.latent is not None)
     ranges = stage_layers(model.layers, parallel.stages)
     place = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()
     decoders = []
@@ -134,7 +138,7 @@ def model_config(model: Architecture, *, tied: bool) -> PackedDecoder.Config:
     return PackedDecoder.Config(
         vocab_size=model.vocab,
         dim=model.hidden,
-        norm=_norm(model, model.hidden),
+        norm=_norm(model.norm_eps, model.hidden),
         enable_weight_tying=tied,
         layers=[_block(model, layer) for layer in range(model.layers)],
         tok_embeddings=Embedding.Config(
@@ -149,10 +153,10 @@ def model_config(model: Architecture, *, tied: bool) -> PackedDecoder.Config:
 def _block(model: Architecture, layer: int) -> Qwen3TransformerBlock.Config:
     sparse = model.experts is not None and layer in model.experts.layers
     return Qwen3TransformerBlock.Config(
-        attention_norm=_norm(model, model.hidden),
-        ffn_norm=_norm(model, model.hidden),
-        attention=_attention(model),
-        feed_forward=None if sparse else _feed_forward(model),
+        attention_norm=_norm(model.norm_eps, model.hidden),
+        ffn_norm=_norm(model.norm_eps, model.hidden),
+        attention=_attention(model) if model.latent is None else _latent_attention(model, model.latent),
+        feed_forward=None if sparse else _feed_forward(model.hidden, model.intermediate),
         moe=_moe(model.hidden, model.experts) if sparse and model.experts else None,
     )
 
@@ -170,18 +174,50 @@ def _attention(model: Architecture) -> GQAttention.Config:
             wkv=_matrix(model.hidden, keys, bias=model.qkv_bias),
         ),
         wo=_matrix(queries, model.hidden),
-        qk_norm=_norm(model, model.head_dim) if model.qk_norm else None,
+        qk_norm=_norm(model.norm_eps, model.head_dim) if model.qk_norm else None,
         inner_attention=PackedAttention.Config(),
-        rope=TableRoPE.Config(dim=model.head_dim, max_seq_len=model.max_positions),
+        rope=_rope(model),
     )
 
 
-def _feed_forward(model: Architecture) -> SwiGLU.Config:
-    return SwiGLU.Config(
-        w1=_matrix(model.hidden, model.intermediate),
-        w2=_matrix(model.intermediate, model.hidden),
-        w3=_matrix(model.hidden, model.intermediate),
+def _latent_attention(model: Architecture, latent: LatentShape) -> LatentAttention.Config:
+    hidden, heads, rank = model.hidden, model.heads, latent.query_rank
+    queries = heads * model.head_dim
+    return LatentAttention.Config(
+        n_heads=heads,
+        dim=hidden,
+        wq=_matrix(hidden, queries) if rank is None else None,
+        wq_a=None if rank is None else _matrix(hidden, rank),
+        wq_b=None if rank is None else _matrix(rank, queries),
+        wkv_a=_matrix(hidden, latent.rank + latent.rotated),
+        wkv_b=_matrix(latent.rank, heads * (latent.plain + latent.value)),
+        wo=_matrix(heads * latent.value, hidden),
+        q_lora_rank=rank or 0,
+        kv_lora_rank=latent.rank,
+        q_norm=_norm(LATENT_NORM_EPS, rank or 1),
+        kv_norm=_norm(LATENT_NORM_EPS, latent.rank),
+        qk_nope_head_dim=latent.plain,
+        qk_rope_head_dim=latent.rotated,
+        v_head_dim=latent.value,
+        rope=_rope(model),
+        inner_attention=PackedAttention.Config(),
+        mscale=latent.scale_factor,
     )
+
+
+def _rope(model: Architecture) -> TableRoPE.Config:
+    kind = InterleavedRoPE if model.rope.interleaved else TableRoPE
+    stretched = model.rope.type == "yarn"
+    return kind.Config(
+        dim=model.rotated,
+        max_seq_len=model.max_positions,
+        scaling="yarn" if stretched else "none",
+        rope_factor=model.rope.factor if stretched else 1.0,
+    )
+
+
+def _feed_forward(hidden: int, inner: int) -> SwiGLU.Config:
+    return SwiGLU.Config(w1=_matrix(hidden, inner), w2=_matrix(inner, hidden), w3=_matrix(hidden, inner))
 
 
 def _moe(hidden: int, experts: ExpertShape) -> Any:
@@ -204,15 +240,22 @@ def _moe(hidden: int, experts: ExpertShape) -> Any:
         num_experts=experts.count,
         gate_param_init=_FROM_CHECKPOINT,
         top_k=experts.per_token,
-        score_func="softmax",
+        score_func=experts.score,
         route_norm=experts.normalize,
+        route_scale=experts.scale,
+        num_expert_groups=experts.groups if experts.groups > 1 else None,
+        num_limited_groups=experts.chosen_groups if experts.groups > 1 else None,
     )
     router.gate = Float32Linear.Config(
         in_features=hidden, out_features=experts.count, param_init=_FROM_CHECKPOINT
     )
-    # No balancing bias: HF models have none, and it would change the policy between engine and trainer.
+    # torchtitan would move a balancing bias between steps; here it is what the checkpoint has, or none
     return make_moe_config(
-        num_experts=experts.count, router=router, routed_experts=routed, load_balance_coeff=None
+        num_experts=experts.count,
+        router=router,
+        routed_experts=routed,
+        shared_experts=_feed_forward(hidden, experts.shared) if experts.shared else None,
+        load_balance_coeff=1.0 if experts.correction_bias else None,
     )
 
 
@@ -220,8 +263,8 @@ def _matrix(inputs: int, outputs: int, *, bias: bool = False) -> Matrix.Config:
     return Matrix.Config(in_features=inputs, out_features=outputs, bias=bias, param_init=_FROM_CHECKPOINT)
 
 
-def _norm(model: Architecture, size: int) -> Norm.Config:
-    return Norm.Config(normalized_shape=size, eps=model.norm_eps, param_init=_FROM_CHECKPOINT)
+def _norm(eps: float, size: int) -> Norm.Config:
+    return Norm.Config(normalized_shape=size, eps=eps, param_init=_FROM_CHECKPOINT)
 
 
 def _tie(decoder: PackedDecoder) -> None:

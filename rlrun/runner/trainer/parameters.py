@@ -47,9 +47,13 @@ class Parameters:
             for decoder in decoders
             for name, parameter in decoder.named_parameters()
         }
+        expected = {tensor.parameter for tensor in self._tensors}
+        self._fixed = {
+            name: buffer for decoder in decoders for name, buffer in _buffers(decoder) if name in expected
+        }
         self.copies = frozenset((HEAD,) if model.tied and HEAD in self._compute else ())
-        self._owners = _owners(self._compute.keys() - self.copies, stages)
-        assert self._owners.keys() == {tensor.parameter for tensor in self._tensors}
+        self._owners = _owners((self._compute.keys() | self._fixed.keys()) - self.copies, stages)
+        assert self._owners.keys() == expected
         self.masters: dict[str, nn.Parameter] = dict(self._compute)
         if trained and any(parameter.dtype != torch.float32 for parameter in self._compute.values()):
             self.masters = {
@@ -85,7 +89,7 @@ class Parameters:
         time.
         """
         holders = _by_parameter(self._tensors)
-        for name, master in self.masters.items():
+        for name, master in (self.masters | self._fixed).items():
             tensors = holders[EMBEDDING if name in self.copies else name]
             if tensors[0].expert is None:
                 full = read(tensors[0])
@@ -128,7 +132,7 @@ class Parameters:
         """A parameter in full, where this rank or, for the first rank of all, another stage has it."""
         owner = self._owners[name]
         mine = self._stages is None or owner == dist.get_rank(self._stages)
-        full = _full(self.masters[name]) if mine else torch.empty(0)
+        full = _full((self.masters | self._fixed)[name]) if mine else torch.empty(0)
         if self._stages is None or owner == 0 or 0 not in dist.get_process_group_ranks(self._stages):
             return full
         if mine:
@@ -156,6 +160,12 @@ class Parameters:
     def _put(self, values: dict[str, torch.Tensor]) -> None:
         for name, parameter in self._compute.items():
             _local(parameter).copy_(values[name])
+
+
+def _buffers(decoder: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a checkpoint may hold and nobody trains."""
+    for name, buffer in decoder.named_buffers():
+        yield name.replace(_CHECKPOINT_PREFIX, ""), buffer
 
 
 def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
@@ -189,7 +199,7 @@ def _by_parameter(tensors: list[HfTensor]) -> dict[str, list[HfTensor]]:
     return holders
 
 
-def _copy_part(parameter: nn.Parameter, full: torch.Tensor) -> None:
+def _copy_part(parameter: torch.Tensor, full: torch.Tensor) -> None:
     """Copy what this rank holds of a full tensor."""
     if isinstance(parameter, DTensor):
         part = distribute_tensor(

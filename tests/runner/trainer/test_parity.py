@@ -106,7 +106,8 @@ def runs(folders, tmp_path_factory):
 
 
 def largest_difference(ours, theirs):
-    assert ours.keys() == theirs.keys()
+    fixed = {name for name in ours if name.endswith("correction_bias")}  # not trained: a buffer there
+    assert ours.keys() - fixed == theirs.keys()
     return max(float((ours[name] - theirs[name]).abs().max()) for name in theirs)
 
 

@@ -34,7 +34,17 @@ MODELS = {
         },
         **LAYERS,
     },
-    "qwen2": {"family": "qwen2", **LAYERS},
+    "deepseek": {"family": "deepseek_v3", **LAYERS},
+    "qwen2": {
+        "family": "qwen2",
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        **LAYERS,
+    },
     "qwen3-moe": {"family": "qwen3_moe", "num_experts": 8, **LAYERS},
 }
 """A test model by name; without padding token, whose embedding transformers sets to zero and never trains."""

@@ -1,5 +1,6 @@
 """`rlrun init`: a commented spec to start from."""
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,17 @@ from typing import Annotated
 import typer
 
 from rlrun.cli.arguments import load
+from rlrun.specs.paths import absolute_path
 from rlrun.specs.problems import SpecError
 
 _STARTER = Path(__file__).parent / "starter.toml"
 _MODEL, _TASK = "Qwen/Qwen3-0.6B", "chain_sum"
-_LEAST_BATCH, _SAMPLES = 32, 8
+_ASKED = 'prompt_template = "{question}\\nGive the final answer in <answer> tags."\n'
+_ANSWER = (
+    'answer_pattern = "<answer>(.*?)</answer>"\n'
+    "threshold = 1.0                # right or wrong: no credit for what merely contains the answer\n"
+)
+_LEAST_BATCH, _SAMPLES, _USUAL_TOKENS = 32, 8, 512
 
 
 def command(
@@ -42,7 +49,7 @@ def command(
         answer = _given(None, "what to learn: a reasoning-gym task, or a .jsonl file", _TASK, asks)
         task, data = (None, Path(answer)) if answer.endswith(".jsonl") else (answer, None)
     gpus = gpus if gpus is not None else int(_given(None, "GPUs of each node (0: CPU)", "0", asks))
-    _write(path, _spec_text(_Choices(path.stem, model, task, data, gpus, nodes, algorithm)))
+    _write(path, _spec_text(_Choices(path.stem, path.parent, model, task, data, gpus, nodes, algorithm)))
     print(f"wrote {path}; next: rlrun validate {path}, rlrun plan {path}, rlrun launch {path}")
 
 
@@ -57,6 +64,7 @@ class _Choices:
     """What the user wants."""
 
     name: str
+    folder: Path
     model: str
     task: str | None
     data: Path | None
@@ -77,10 +85,22 @@ def _spec_text(chosen: _Choices) -> str:
         model=chosen.model,
         algorithm=chosen.algorithm,
         gpus=chosen.gpus,
+        tokens=min(_USUAL_TOKENS, _positions(chosen) // 2),
         fsdp=ranks,
         batch=next(size for size in range(_LEAST_BATCH, 10**6) if size * _SAMPLES % ranks == 0),
         nodes=f"nodes = {chosen.nodes}\n{address}" if chosen.nodes > 1 else "",
     )
+
+
+def _positions(chosen: _Choices) -> int:
+    """Tokens that a local model holds; plenty for one on the hub."""
+    folder = absolute_path(chosen.model, chosen.folder)
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return 2 * _USUAL_TOKENS
+    found = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    return found if isinstance(found, int) else 2 * _USUAL_TOKENS
 
 
 def _task_parts(chosen: _Choices) -> dict[str, str]:
@@ -92,10 +112,10 @@ def _task_parts(chosen: _Choices) -> dict[str, str]:
             "eval": "",
         }
     kind = 'type = "reasoning_gym"         # procedurally generated (rlrun plugins list)'
-    rows = f'{kind}\ntask = "{chosen.task}"\n'
+    rows = f'{kind}\ntask = "{chosen.task}"\n{_ASKED}'
     return {
         "data": f"[data]\n{rows}size = 10000\n",
-        "reward": _reward("reasoning_gym", "the task's own scorer"),
+        "reward": _reward("reasoning_gym", "the task's own scorer") + _ANSWER,
         "eval": _held_out(rows),
     }
 

@@ -15,11 +15,15 @@ from rlrun.converters.slime_draft import Draft, Flag
 from rlrun.converters.slime_rules import RULES
 from rlrun.converters.slime_table import FlagRow, flag_table
 from rlrun.specs.problems import shown
+from rlrun.specs.sglang_arguments import OWN
 from rlrun.specs.spelling import nearest
+from rlrun.specs.variables import toml_value
 
 _TRAINING = re.compile(r"(?:.*/)?train(?:_async)?\.py")
 _ASYNC = re.compile(r"(?:.*/)?train_async\.py")
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
+_SGLANG = "--sglang-"
+_SERVER_KEYS = {"max-running-requests": "engine.max_running", "max-total-tokens": "engine.max_cache_tokens"}
 _LEFT_OVER = re.compile(r"\$[({]|`")
 
 
@@ -81,7 +85,9 @@ def _take(draft: Draft, flag: Flag) -> None:
     row = flag_table().get(flag.name)
     for earlier in flag.before:
         draft.note(earlier, f"given again in {flag.place}, and the last one counts")
-    if row is None:
+    if flag.name.startswith(_SGLANG):
+        _take_server_argument(draft, flag)
+    elif row is None:
         draft.note(flag, _unknown(flag))
     elif row.key is None:
         draft.note(flag, row.without_key)
@@ -89,9 +95,22 @@ def _take(draft: Draft, flag: Flag) -> None:
         _set(draft, flag, row)
 
 
+def _take_server_argument(draft: Draft, flag: Flag) -> None:
+    """`--sglang-…` is the server's own argument, unless rlrun decides it."""
+    name = flag.name.removeprefix(_SGLANG)
+    values = [toml_value(word) for word in flag.values]
+    value = True if not values else values[0] if len(values) == 1 else values
+    if draft.algorithm == "sft":
+        draft.note(flag, "demonstrations are not sampled")
+    elif name not in OWN:
+        draft.set(f"engine.sglang.{name.replace('-', '_')}", value, (flag.name,))
+    elif name in _SERVER_KEYS and isinstance(value, int):
+        draft.set(_SERVER_KEYS[name], value, (flag.name,))
+    else:
+        draft.note(flag, f"set by rlrun: {OWN[name]}" if OWN[name] else "set by rlrun")
+
+
 def _unknown(flag: Flag) -> str:
-    if flag.name.startswith("--sglang-"):
-        return "not yet: an argument of the SGLang server, which comes with the SGLang engine"
     meant = nearest(flag.name, flag_table(), 0.8)
     return "a flag that slime's list does not have" + (f"; did you mean {meant}?" if meant else "")
 
@@ -115,7 +134,7 @@ def _set(draft: Draft, flag: Flag, row: FlagRow) -> None:
 def _no_use(algorithm: str, row: FlagRow) -> str:
     """Why a key would do nothing under the algorithm; empty where it would."""
     key = row.key or ""
-    if key.startswith("algorithm.") and (algorithm == "sft" or (row.of and algorithm not in row.of)):
+    if (key.startswith("algorithm.") and algorithm == "sft") or (row.of and algorithm not in row.of):
         return f"{algorithm} has no such parameter"
     sampling = key.startswith("rollout.") and not key.startswith("rollout.max_")
     if algorithm == "sft" and (sampling or key in ("trainer.optimizer_steps", "engine.start_timeout")):

@@ -52,11 +52,43 @@ def demonstrations(draft: Draft) -> None:
     draft.notes.append("data.response_key: name the key of the demonstration")
 
 
+def engine(draft: Draft) -> None:
+    """slime generates with SGLang."""
+    if draft.algorithm != "sft":
+        draft.set("engine.type", "sglang", (), "slime's engine")
+    if draft.algorithm == "on_policy_distillation":
+        draft.notes.append("teacher.path: name the teacher's Hugging Face folder or id, under [teacher]")
+
+
+def kl_in_reward(draft: Draft) -> None:
+    """A penalty in the reward, for the algorithms that have one there."""
+    for flag in draft.given("--kl-coef"):
+        row = flag_table()[flag.name]
+        if not draft.number(flag.name, 0.0):
+            draft.note(flag, "0 is no penalty, and no key")
+        elif draft.algorithm not in row.of:
+            draft.note(flag, f"{draft.algorithm} has no KL in the reward (slime computes and ignores it)")
+        else:
+            draft.set(row.key or "", draft.number(flag.name, 0.0), (flag.name,))
+            if kind := draft.text("--kl-loss-type"):
+                draft.set("algorithm.kl.in_reward.type", kind, ("--kl-loss-type",))
+
+
+def reference(draft: Draft) -> None:
+    """A reference that moves, where a KL term has one."""
+    for flag in draft.given("--ref-update-interval"):
+        if "kl" in draft.values.get("algorithm", {}):
+            draft.set("reference.update_interval", draft.whole(flag.name, 1), (flag.name,))
+        else:
+            draft.note(flag, "no effect: there is no KL term, and so no reference")
+
+
 def kl_in_loss(draft: Draft) -> None:
     """The reference's place in the loss, where --use-kl-loss asks for one."""
     flags = draft.given("--use-kl-loss", "--kl-loss-type", "--kl-loss-coef")
     if "--use-kl-loss" not in draft.flags or draft.algorithm == "sft":
-        for flag in flags:
+        used = draft.has("algorithm.kl.in_reward.type")
+        for flag in (each for each in flags if not (used and each.name == "--kl-loss-type")):
             draft.note(flag, "no effect without --use-kl-loss")
         return
     named = draft.text("--kl-loss-type")
@@ -82,13 +114,21 @@ def correction(draft: Draft) -> None:
 
 def rewards(draft: Draft) -> None:
     """One reward by name; what is a function of the user's becomes a plugin."""
-    flags = draft.given("--rm-type", "--reward-key")
+    flags = draft.given("--rm-type", "--reward-key", "--rm-url", "--group-rm")
     if draft.algorithm == "sft":
         for flag in flags:
             draft.note(flag, "demonstrations are not scored")
         return
     names = flag_table()["--rm-type"].values
     named = (draft.text("--rm-type") or "").removeprefix("boxed_")
+    if named == "remote_rm":
+        grouped = draft.given("--group-rm")
+        kind = "remote_group" if grouped else "remote"
+        draft.set("rewards.*.type", kind, ("--rm-type", *(flag.name for flag in grouped)))
+        draft.set("rewards.*.url", draft.text("--rm-url") or "http://HOST", ("--rm-url",))
+        return
+    for flag in draft.given("--rm-url", "--group-rm"):
+        draft.note(flag, "no effect without --rm-type remote_rm")
     if named in names:
         draft.set("rewards.*.type", names[named], ("--rm-type",))
     elif named:
@@ -276,7 +316,10 @@ RULES: Mapping[str, Callable[[Draft], None]] = {
     "steps": steps,
     "algorithm": algorithm,
     "demonstrations": demonstrations,
+    "engine": engine,
+    "kl_in_reward": kl_in_reward,
     "kl_in_loss": kl_in_loss,
+    "reference": reference,
     "correction": correction,
     "rewards": rewards,
     "filters": filters,

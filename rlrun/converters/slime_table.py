@@ -25,6 +25,12 @@ What differs beyond names:
 - An unknown key is an error, and so is an option that would have no effect.
 - The batch equation is checked when the spec is, with the nearest numbers that would fit.
 """
+_SGLANG = """\
+## SGLang
+
+Flags that begin with `--sglang-` are arguments of the SGLang server: `--sglang-mem-fraction-static` is
+`engine.sglang.mem_fraction_static`, and so on, but for those that rlrun sets itself; the importer says which.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +79,8 @@ def table_markdown() -> str:
         parts.append(f"## {group}\n\n| flag | key | |\n|---|---|---|")
         parts += [_line(row) for row in rows if row.group == group]
         parts.append("")
-    parts.append(
-        "## SGLang\n\nFlags that begin with `--sglang-` are arguments of the SGLang server. Not yet: they "
-        "come with the SGLang engine; the importer names each."
-    )
-    return "\n".join(parts) + "\n"
+    parts.append(_SGLANG)
+    return "\n".join(parts)
 
 
 def _line(row: FlagRow) -> str:

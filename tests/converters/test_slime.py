@@ -56,6 +56,8 @@ def key_exists(row: FlagRow) -> bool:
     if table is None:
         return False
     kind = PLUGIN_KINDS[table]
+    if key == "rewards.url":
+        return has_field(load("rewards", "remote").Params, ["url"])
     plugins = row.of or ({"algorithms": ("grpo",), "data": ("jsonl",)}[kind])
     return all(
         has_field(load(kind, name).Params, key.removeprefix(f"{table}.").split(".")) for name in plugins
@@ -103,6 +105,21 @@ def test_no_flag_is_dropped_in_silence(tmp_path: Path, row: FlagRow) -> None:
             2,
         ),
         ("--rm-type boxed_math", "rewards", [{"type": "math"}]),
+        ("--rm-type remote_rm --rm-url http://x", "rewards", [{"type": "remote", "url": "http://x"}]),
+        ("--rm-type remote_rm --group-rm --rm-url u", "rewards", [{"type": "remote_group", "url": "u"}]),
+        (
+            "--advantage-estimator ppo --kl-coef 0.01 --kl-loss-type k2",
+            "algorithm.kl.in_reward",
+            {"coef": 0.01, "type": "k2"},
+        ),
+        ("--advantage-estimator ppo --critic-lr 1e-5", "critic.lr", 1e-5),
+        ("--use-kl-loss --ref-update-interval 5", "reference.update_interval", 5),
+        (
+            "--sglang-mem-fraction-static 0.7 --sglang-cuda-graph-bs 1 2 --sglang-enable-x",
+            "engine.sglang",
+            {"mem_fraction_static": 0.7, "cuda_graph_bs": [1, 2], "enable_x": True},
+        ),
+        ("--sglang-max-running-requests 64", "engine", {"type": "sglang", "max_running": 64}),
         ("--calculate-per-token-loss", "trainer.reduction", "per_token"),
         ("--disable-grpo-std-normalization", "algorithm.normalize_std", False),
         ("", "data.shuffle", False),
@@ -132,7 +149,13 @@ def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: A
         ("--lr", "--lr: takes one value, found 0"),
         ("--rolout-top-p 1", "did you mean --rollout-top-p?"),
         ("--wholly-unknown", "--wholly-unknown: a flag that slime's list does not have"),
-        ("--sglang-mem-fraction-static 0.7", "an argument of the SGLang server"),
+        ("--sglang-tp-size 2", "--sglang-tp-size 2: set by rlrun: engine.tensor"),
+        ("--kl-coef 0", "0 is no penalty, and no key"),
+        ("--kl-coef 0.1", "grpo has no KL in the reward"),
+        ("--ref-update-interval 5", "no effect: there is no KL term"),
+        ("--critic-lr 1e-5", "grpo has no such parameter"),
+        ("--advantage-estimator on_policy_distillation", "teacher.path: name the teacher's"),
+        ("--rm-url http://x", "no effect without --rm-type remote_rm"),
         ("--lr 1 --lr 2", "--lr 1: given again in run.sh:2, and the last one counts"),
         ("--kl-loss-coef 0.1", "--kl-loss-coef 0.1: no effect without --use-kl-loss"),
         ("--advantage-estimator ppo2", "ppo2 has no equal: choose algorithm.type"),

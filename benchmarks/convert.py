@@ -49,6 +49,7 @@ SIDES = (
     "dcp-to-hf torch",
     "cast",
     "fp8-block",
+    "fp8-block back",
 )
 
 
@@ -78,11 +79,12 @@ def compare(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     """All sides in turn, `rounds` times; the first round, which warms the page cache, is not counted."""
     make_model(folder / "hf", options.gigabytes * 1e9)
     run_side("hf-to-dcp", folder / "hf", folder / "dcp", options)
+    run_side("fp8-block", folder / "hf", folder / "fp8", options)
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     for _ in range(options.rounds + 1):
         for side in SIDES:
-            source = folder / ("dcp" if side.startswith(("dcp", "cp dcp")) else "hf")
-            runs[side].append(run_side(side, source, folder / "out", options))
+            source = "dcp" if side.startswith(("dcp", "cp dcp")) else "fp8" if side.endswith("back") else "hf"
+            runs[side].append(run_side(side, folder / source, folder / "out", options))
             shutil.rmtree(folder / "out")
     size = sum(path.stat().st_size for path in (folder / "hf").iterdir())
     rates = {
@@ -228,6 +230,7 @@ PREPARE: dict[str, Prepare] = {
     "dcp-to-hf torch": torch_to_hf,
     "cast": conversion("hf", dtype=torch.float16),
     "fp8-block": conversion("hf", quantise="block"),
+    "fp8-block back": conversion("hf", dequantise=True),
 }
 
 

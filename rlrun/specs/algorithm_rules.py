@@ -10,6 +10,7 @@ from rlrun.specs.companion_rules import (
     idle_companions,
     layouts,
     teacher,
+    teacher_revision,
 )
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import layout_of
@@ -171,6 +172,16 @@ def warm_up(spec: Spec, demands: Demands) -> Iterator[Finding]:
             yield Finding(path, message, cure, None, falling, others=both)
 
 
+def answers(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """Answers in the rows are read where they are trained on."""
+    for key, wanted in (("response_key", not demands.rollout), ("rejected_key", demands.pairs)):
+        if spec.data.type == "jsonl" and not wanted and spec.data.params.get(key) is not None:
+            why = f"{spec.algorithm.type} does not train on the rows' answers"
+            if not demands.rollout:
+                why = f"{spec.algorithm.type} does not compare answers"
+            yield no_effect(("data", key), why, "remove it", (("data", "type"),))
+
+
 def pairs(spec: Spec, demands: Demands) -> Iterator[Finding]:
     """A pair's loss is one number, spread over its tokens: only their mean gives it back."""
     path = ("trainer", "reduction")
@@ -190,8 +201,10 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     cache_size,
     warm_up,
     pairs,
+    answers,
     idle_companions,
     teacher,
+    teacher_revision,
     layouts,
     critic_alone,
 )

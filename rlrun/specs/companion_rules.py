@@ -45,6 +45,13 @@ def teacher(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
         yield Finding(("teacher",), message, 'add a table [teacher] with `path = "…"`', at_value=False)
 
 
+def teacher_revision(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
+    """Only models on the hub have revisions."""
+    if spec.teacher is not None and spec.teacher.revision is not None and spec.teacher.path.startswith("/"):
+        why = f"{spec.teacher.path} is a folder, not an id on the hub"
+        yield no_effect(("teacher", "revision"), why, "remove it", (("teacher", "path"),))
+
+
 def layouts(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
     """A companion lives on the trainer's ranks, all of them."""
     ranks = spec.trainer.parallel.world_size

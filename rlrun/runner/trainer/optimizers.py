@@ -27,7 +27,8 @@ class Optimizer:
             case "adamw":
                 parts = [_adamw(spec, self._decayed, vectors)]
             case "sgd":
-                parts = [torch.optim.SGD(list(parameters.values()), lr=spec.lr, momentum=spec.momentum)]
+                everything = [{"params": list(parameters.values())}]
+                parts = [torch.optim.SGD(everything, lr=spec.lr, momentum=spec.momentum)]
             case "muon":
                 others = [one for name, one in matrices.items() if name not in hidden]
                 parts = [_muon(spec, list(hidden.values())), _adamw(spec, others, vectors)]
@@ -107,7 +108,7 @@ def _adamw(
 
 def _muon(spec: OptimizerSpec, matrices: list[nn.Parameter]) -> torch.optim.Muon:
     return torch.optim.Muon(
-        matrices,
+        [{"params": matrices}],
         lr=spec.lr,
         weight_decay=spec.weight_decay,
         momentum=spec.momentum,

@@ -269,6 +269,16 @@ def test_distillation_pulls_towards_the_teacher() -> None:
         np.testing.assert_allclose(after, before + 0.5)
 
 
+def test_distillation_needs_no_rewards() -> None:
+    unscored = group([float("nan"), float("nan"), float("nan")], lengths=[2, 1, 3])
+    unscored.samples[1].status = Status.FAILED
+    unscored.samples[2].teacher_log_probs = np.array([-0.5, -2.0, -1.0], np.float32)
+    algorithm = build("algorithms", "on_policy_distillation", {})
+    assert [array.tolist() for array in algorithm.advantages([unscored])] == [[0.5, 0.5], [0], [0.5, -1, 0]]
+    whitening = build("algorithms", "on_policy_distillation", {"normalize_advantages": True})
+    assert all(np.isfinite(array).all() for array in whitening.advantages([unscored]))
+
+
 def test_advantages_are_whitened_where_asked() -> None:
     groups = [group([1, 0, 0], lengths=[2, 3, 4]), group([5, 1], lengths=[1, 6])]
     whitened = np.concatenate(build("algorithms", "rloo", {"normalize_advantages": True}).advantages(groups))

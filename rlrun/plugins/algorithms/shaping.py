@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rlrun.plugins.algorithms.advantages import is_compared, whiten
 from rlrun.plugins.algorithms.kl import RewardKLSection, reward_penalty
-from rlrun.plugins.types import Group, Sample
+from rlrun.plugins.types import Group, Sample, Status
 from rlrun.specs.section import Section
 
 if TYPE_CHECKING:
@@ -57,15 +57,20 @@ def shaped(params: Shaping, groups: Sequence[Group], advantages: Sequence[Array]
             for sample, values in zip(samples, result, strict=True)
         ]
     if params.normalize_advantages:
-        result = whiten(result, [trained(sample) for sample in samples])
+        result = whiten(result, [sample.loss_mask * is_whole(sample) for sample in samples])
     return result
 
 
 def distance(sample: Sample) -> Scores:
-    """`[R]` policy - teacher log-prob; 0 on a sample that does not count."""
+    """`[R]` policy - teacher log-prob, whatever the rewards say; 0 on a failed sample."""
     assert sample.policy_log_probs is not None and sample.teacher_log_probs is not None, "needs.teacher"
     difference: Scores = sample.policy_log_probs.astype(np.float64) - sample.teacher_log_probs
-    return difference * is_compared(sample)
+    return difference * is_whole(sample)
+
+
+def is_whole(sample: Sample) -> bool:
+    """Whether anything can be learnt from a sample; it need not have a reward."""
+    return sample.status is not Status.FAILED
 
 
 def penalty(kl: RewardKLSection, sample: Sample) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ from rlrun.runner.interfaces import Policy
 from rlrun.runner.journal import Journal
 from rlrun.runner.loop import BatchSource, Job
 from rlrun.runner.model_files import ModelFiles, fetch_model
+from rlrun.runner.overlap import OverlappedSource
 from rlrun.runner.packing import Cost, plan_steps
 from rlrun.runner.passes import Pack
 from rlrun.runner.plan import Plan, make_plan
@@ -108,7 +109,8 @@ def _source(spec: Spec, parts: Parts, policy: Policy | None) -> BatchSource:
     names = unique_names(spec.filters)
     filters = [build("filters", one.type, one.params) for one in spec.filters]
     prompts = parts.inputs.prompts(spec.rollout.oversample or spec.rollout.batch_size)
-    return RolloutSource(spec.rollout, policy, prompts, list(zip(names, filters, strict=True)))
+    kind = RolloutSource if spec.rollout.mode == "sync" else OverlappedSource
+    return kind(spec.rollout, policy, prompts, list(zip(names, filters, strict=True)))
 
 
 def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget: int) -> Pack:

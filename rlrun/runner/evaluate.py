@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rlrun.plugins.types import Group, Prompt, Status
+from rlrun.runner.answers import sampling_of
 from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
 from rlrun.runner.errors import JobError
 from rlrun.runner.grouping import groups_of, request_for
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.metrics import pass_rates, prefixed, sample_metrics
-from rlrun.runner.rollout import sampling_of
 from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
 from rlrun.specs.rollout import RolloutSpec
 

@@ -150,7 +150,7 @@ async def take_step(job: Job, progress: Progress) -> None:
     with clock.part("weight_sync"):
         sync_bytes = await push_weights(job, progress.version)  # 8
     progress.step += 1
-    usage = StepUsage.of(clock, job.trainer.seconds_used(), batch.generated_tokens, sequences, sync_bytes)
+    usage = StepUsage.of(clock, job.trainer.seconds_used(), batch, sequences, sync_bytes)
     progress.seconds += usage.step_seconds
     progress.generated_tokens += usage.generated_tokens
     progress.trained_tokens += usage.trained_tokens

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.clock import StepClock
 from rlrun.runner.metrics import prefixed
+from rlrun.runner.rollout import Batch
 
 _TRAINER_PARTS = ("train", "log_prob", "reference", "teacher", "values")
 _COUNTS = {"train/tokens", "train/response_tokens", "train/skipped_steps"}
@@ -23,13 +24,15 @@ class StepUsage:
     generated_tokens: int
     trained_tokens: int
     sync_bytes: int
+    overlapped: bool = False
+    """Engines worked all the while, not only while the driver waited for them."""
 
     @classmethod
     def of(
         cls,
         clock: StepClock,
         rank_seconds: float,
-        generated_tokens: int,
+        batch: Batch,
         sequences: Sequence[TrainSequence],
         sync_bytes: int,
     ) -> "StepUsage":
@@ -38,9 +41,10 @@ class StepUsage:
             clock.total(),
             dict(clock.parts),
             rank_seconds,
-            generated_tokens,
+            batch.generated_tokens,
             sum(len(sequence.tokens) for sequence in sequences),
             sync_bytes,
+            batch.overlapped,
         )
 
     @property
@@ -55,7 +59,8 @@ class StepUsage:
         metrics["wait_ratio"] = 1.0 - min(self._trainer_seconds() / self.step_seconds, 1.0)
         metrics["weight_sync_bytes"] = self.sync_bytes
         if self.generated_tokens:
-            metrics["tokens_per_second/generated"] = self.generated_tokens / self.parts["rollout"]
+            seconds = self.step_seconds if self.overlapped else self.parts["rollout"]
+            metrics["tokens_per_second/generated"] = self.generated_tokens / seconds
         if self.trained_tokens:
             metrics["tokens_per_second/trained"] = self.trained_tokens / self.parts["train"]
         return prefixed("perf", metrics)

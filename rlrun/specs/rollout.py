@@ -38,5 +38,9 @@ class RolloutSpec(Section):
     """What becomes of a response that reached `max_response_tokens`."""
     request_timeout: float = Field(default=600.0, gt=0)
     """Seconds a sample may take to generate before it is dropped, counted and replaced."""
-    mode: Literal["sync"] = "sync"
-    """Generation and training alternate."""
+    mode: Literal["sync", "async"] = "sync"
+    """`sync`: generation and training alternate. `async`: engines generate while the trainer works, and take
+    new weights in mid-sample; needs `cluster.placement = "disaggregated"`."""
+    max_staleness: int = Field(default=1, ge=1)
+    """Asynchronous: a sample is trained on at most so many weight versions after the one that began it; one
+    that took longer is dropped and counted."""

@@ -51,6 +51,23 @@ def token_limits(spec: Spec) -> Iterator[Finding]:
         yield Finding(("rollout", "top_k"), "0 leaves nothing to sample from", "-1 turns it off", "-1", 0)
 
 
+def asynchronous(spec: Spec) -> Iterator[Finding]:
+    """Engines that never wait need devices of their own, and give no order to rely on."""
+    mode: tuple[KeyPath, ...] = (("rollout", "mode"),)
+    if spec.rollout.mode == "sync":
+        if given(spec.rollout, "max_staleness"):
+            why = 'without mode = "async" every sample is made by the weights that are trained'
+            yield no_effect(("rollout", "max_staleness"), why, "remove it", mode)
+        return
+    if spec.cluster.placement != "disaggregated":
+        message = "engines that work while the trainer does need devices of their own"
+        cure = 'set cluster.placement = "disaggregated"'
+        yield Finding(mode[0], message, cure, found="async", others=(("cluster", "placement"),))
+    if spec.deterministic:
+        message = "what an asynchronous job trains on depends on timing"
+        yield Finding(("deterministic",), message, 'remove it, or use mode = "sync"', found=True, others=mode)
+
+
 def address(spec: Spec) -> Iterator[Finding]:
     """More nodes than this one need a cluster to join."""
     if spec.cluster.nodes > 1 and spec.cluster.address is None:
@@ -125,6 +142,7 @@ RULES: tuple[Rule, ...] = (
     length_of_job,
     oversampling,
     token_limits,
+    asynchronous,
     address,
     evaluation,
     model_revision,

@@ -73,7 +73,7 @@ class Engines:
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         self.requests.append(request)
-        index = int(request.tokens[0])
+        index, version = int(request.tokens[0]), self.version
         if index in self.broken:
             raise EngineError("500")
         for _ in range(self.order(index)):
@@ -81,8 +81,8 @@ class Engines:
         if index in self.never:
             self._abort.clear()
             await self._abort.wait()
-            return [self._generation(seed, "abort") for seed in request.seeds]
-        return [self._generation(seed, self.finish) for seed in request.seeds]
+            return [self._generation(seed, "abort", version) for seed in request.seeds]
+        return [self._generation(seed, self.finish, version) for seed in request.seeds]
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
         self.batches.append(len(requests))
@@ -97,14 +97,14 @@ class Engines:
         self.version = manifest.version
         return manifest.version
 
-    def _generation(self, seed: int, finish: str) -> Generation:
+    def _generation(self, seed: int, finish: str, version: int) -> Generation:
         good = random.Random(seed).random() < self.probability
         log_prob = np.log(self.probability if good else 1 - self.probability)
         return Generation(
             np.array([int(good)], dtype=np.int32),
             np.array([log_prob], dtype=np.float32),
             finish,  # type: ignore[arg-type]
-            (VersionSpan(self.version, 0, 1),),
+            (VersionSpan(version, 0, 1),),
             cached_tokens=2,
         )
 

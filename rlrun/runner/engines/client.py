@@ -135,13 +135,15 @@ class EngineClient:
         await self.close()
 
     async def _take_over(self, weights: SerializedWeights) -> int:
-        """An update of an SGLang server; prefixes that the old weights made are forgotten."""
+        """An update of an SGLang server; what runs goes on afterwards, its cache made anew."""
+        await self.pause("retract")
         await self._post("/begin_weight_update", {})
         try:
             await self._call("POST", _TENSORS, payload_body(weights), self._control_timeout, safe=False)
         finally:
             await self._post("/end_weight_update", {})
         await self.flush_cache()
+        await self.resume()
         return version_number((await self.model_info()).get("weight_version"))
 
     async def _post(self, path: str, body: dict[str, Any]) -> bytes:

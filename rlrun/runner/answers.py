@@ -1,0 +1,163 @@
+"""Steps 2 to 4 for a prompt: asked, decoded, scored, judged.
+
+prompt ──▶ engines ──▶ decode ──▶ rewards ──▶ filters ──▶ the group as it is trained on, or None, counted
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from rlrun.plugins.types import Group, Prompt, Status
+from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
+from rlrun.runner.errors import EngineError, JobError
+from rlrun.runner.grouping import groups_of, mask_truncated, prompt_index, request_for, without
+from rlrun.runner.interfaces import GroupFilter, Policy
+from rlrun.runner.metrics import prefixed, rollout_metrics
+from rlrun.specs.rollout import RolloutSpec
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened to prompts since the last batch."""
+
+    submitted: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    scored: list[Group] = field(default_factory=list)
+    spare: list[Group] = field(default_factory=list)
+    """Dropped by a filter that would rather keep them than let the step starve."""
+
+    def count(self, prompt: Prompt, generations: Sequence[Generation]) -> None:
+        self.prompt_tokens += len(prompt.tokens) * len(generations)
+        self.cached_tokens += sum(made.cached_tokens for made in generations)
+        self.generated_tokens += sum(len(made.tokens) for made in generations)
+
+    def split(self, waiting: Collection[int]) -> "Tally":
+        """A new tally with the groups of these prompts, which are told of when they are trained on."""
+        later = Tally(scored=[group for group in self.scored if prompt_index(group) in waiting])
+        self.scored = [group for group in self.scored if prompt_index(group) not in waiting]
+        return later
+
+    def starved(self, kept: int, wanted: int) -> JobError:
+        """What was tried, and why so little was kept."""
+        why = ", ".join(f"{n} by {name} ({reason})" for (name, reason), n in self.dropped.most_common())
+        return JobError(
+            f"the rollout starved: of {self.submitted} groups tried {kept} were kept, {wanted} are "
+            f"needed. Dropped: {why}. Choose prompts the policy sometimes solves, loosen the filters "
+            "(nonzero_std has keep_when_short), or raise rollout.max_attempts"
+        )
+
+    def metrics(self, version: int) -> dict[str, float]:
+        """`rollout/…` over every group that was scored; `version` is what the trainer holds."""
+        metrics: dict[str, float] = {"failed": self.failed}
+        metrics |= {f"dropped/{name}/{reason}": n for (name, reason), n in sorted(self.dropped.items())}
+        if self.prompt_tokens:
+            metrics["prefix_cache_hit_rate"] = self.cached_tokens / self.prompt_tokens
+        return rollout_metrics(sorted(self.scored, key=prompt_index), version) | prefixed("rollout", metrics)
+
+
+class Answers:
+    """The policy's answers to prompts, under one spec and its filters."""
+
+    def __init__(self, spec: RolloutSpec, policy: Policy, filters: Sequence[tuple[str, GroupFilter]]) -> None:
+        """`filters` by the names their drops are counted under."""
+        self._spec = spec
+        self._policy = policy
+        self._filters = filters
+        self._sampling = sampling_of(spec)
+
+    async def one(self, prompt: Prompt, tally: Callable[[], Tally], enough: asyncio.Event) -> Group | None:
+        """One group from prompt to verdict; None when it is dropped, or no longer wanted.
+
+        `tally` is asked when there is something to count: answers may come steps after they were asked for.
+        """
+        try:
+            async with asyncio.timeout(self._spec.request_timeout):
+                generations = await self._policy.engines.generate(self._request(prompt))
+        except TimeoutError:
+            tally().dropped["generation", "timeout"] += 1
+            return None
+        except EngineError:
+            tally().failed += self._spec.samples_per_prompt
+            tally().dropped["generation", "failed"] += 1
+            return None
+        if enough.is_set():
+            return None
+        [group] = await self._grade([prompt], [generations], tally())
+        return self._settle(group, tally())
+
+    async def wave(self, prompts: Sequence[Prompt], tally: Tally) -> list[Group]:
+        """All groups in one go, in the order of prompts, less those that are dropped.
+
+        JobError past `request_timeout`.
+        """
+        requests = [self._request(prompt) for prompt in prompts]
+        seconds = self._spec.request_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                answers = await self._policy.engines.generate_batch(requests)
+        except TimeoutError:
+            raise JobError(
+                f"{len(requests)} prompts were not answered within {seconds:g} s, and in deterministic "
+                "mode none can be replaced; raise rollout.request_timeout or lower max_response_tokens"
+            ) from None
+        groups = await self._grade(prompts, answers, tally)
+        return [group for scored in groups if (group := self._settle(scored, tally))]
+
+    async def _grade(
+        self, prompts: Sequence[Prompt], answers: Sequence[Sequence[Generation]], tally: Tally
+    ) -> list[Group]:
+        for prompt, generations in zip(prompts, answers, strict=True):
+            tally.count(prompt, generations)
+        groups = groups_of(prompts, answers, self._policy.decoder)
+        await self._policy.grader.score([sample for group in groups for sample in group.samples])
+        return groups
+
+    def _settle(self, group: Group, tally: Tally) -> Group | None:
+        """The group as it is trained on, or None, counted."""
+        tally.scored.append(group)
+        tally.failed += sum(sample.status is Status.FAILED for sample in group.samples)
+        group = without(without(group, Status.FAILED), Status.ABORTED)
+        if verdict := self._verdict(group, tally):
+            tally.dropped[verdict] += 1
+            return None
+        if self._spec.truncated == "drop":
+            return without(group, Status.TRUNCATED)
+        return mask_truncated(group) if self._spec.truncated == "mask" else group
+
+    def _verdict(self, group: Group, tally: Tally) -> tuple[str, str] | None:
+        """Who drops the group and why; None keeps it."""
+        if not group.samples:
+            return "generation", "failed"
+        if self._spec.truncated == "drop":
+            group = without(group, Status.TRUNCATED)
+            if not group.samples:
+                return "truncated", "all"
+        for name, judge in self._filters:
+            if verdict := judge(group):
+                if getattr(judge, "keep_when_short", False):
+                    tally.spare.append(group)
+                return name, verdict.reason
+        return None
+
+    def _request(self, prompt: Prompt) -> GenerateRequest:
+        return request_for(
+            prompt, self._sampling, self._spec.samples_per_prompt, self._policy.seed, "rollout"
+        )
+
+
+def sampling_of(spec: RolloutSpec) -> Sampling:
+    """The spec's settings in the words of the engines."""
+    return Sampling(
+        max_new_tokens=spec.max_response_tokens,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        top_k=spec.top_k,
+        min_new_tokens=spec.min_response_tokens,
+        stop=spec.stop,
+        stop_token_ids=spec.stop_token_ids,
+    )

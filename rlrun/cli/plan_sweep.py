@@ -50,9 +50,9 @@ def print_simulations(case: Case, spread: float, as_json: bool) -> None:
     rows = [
         (
             _layout(each.candidate),
-            "in turns" if each.ahead == 0 else f"{each.ahead} step{'s' if each.ahead > 1 else ''} ahead",
+            f"async, staleness {each.max_staleness}" if each.max_staleness else "sync",
             f"{each.outcome.step_seconds:.3g} s",
-            f"{each.outcome.generation_seconds:.3g} s",
+            f"{each.outcome.waiting_seconds:.3g} s",
             f"{each.outcome.trainer_waits:.0%}",
             f"{each.outcome.engines_idle:.0%}",
             f"{each.outcome.staleness:.2g}",
@@ -62,9 +62,9 @@ def print_simulations(case: Case, spread: float, as_json: bool) -> None:
     ]
     columns = (
         "layout",
-        "generation",
+        "mode",
         "step",
-        "generating",
+        "for its batch",
         "trainer waits",
         "engines idle",
         "staleness",
@@ -114,7 +114,7 @@ def _sweep_row(candidate: Candidate) -> dict[str, Any]:
 def _simulation_row(found: Outlook) -> dict[str, Any]:
     outcome = {name: getattr(found.outcome, name) for name in found.outcome.__slots__}
     return (
-        {"settings": found.candidate.settings, "ahead": found.ahead}
+        {"settings": found.candidate.settings, "max_staleness": found.max_staleness}
         | outcome
         | {"device_hours": found.device_hours}
     )

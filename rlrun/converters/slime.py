@@ -35,6 +35,8 @@ def import_script(path: Path) -> Draft:
     draft.set("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "run", ())
     for name in draft.flags:
         _take(draft, draft.flags[name])
+    if any(_ASYNC.fullmatch(word.text) for word in command):
+        draft.set("rollout.mode", "async", (), "train_async.py: samples are one version old")
     for rule in RULES.values():
         rule(draft)
     for row in flag_table().values():
@@ -44,8 +46,6 @@ def import_script(path: Path) -> Draft:
         if missing and row.key and not draft.has(row.key):
             draft.set(row.key, row.default, (), f"slime's default without {row.name}")
     _note_left_overs(draft)
-    if any(_ASYNC.fullmatch(word.text) for word in command):
-        draft.notes.append("train_async.py: not yet: generation and training alternate")
     return draft
 
 

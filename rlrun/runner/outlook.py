@@ -8,10 +8,10 @@ from rlrun.runner.simulation import Outcome, World, simulate, spread_lengths
 from rlrun.runner.sizing import Sizing, running_samples
 from rlrun.runner.sweep import Candidate, sweep
 
-STEPS = 6
+STEPS = 8
 """Steps that a simulation runs for."""
 STALENESS = (0, 1, 2)
-"""Steps by which generation may be ahead, where engines have their own GPUs."""
+"""`rollout.max_staleness` where engines have their own GPUs; 0 is `mode = "sync"`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Outlook:
     """A layout, and how its steps went."""
 
     candidate: Candidate
-    ahead: int
+    max_staleness: int
     outcome: Outcome
 
     @property
@@ -30,7 +30,7 @@ class Outlook:
         return None if steps is None else self.outcome.step_seconds * steps * devices / 3600
 
 
-def world_of(case: Case, sizing: Sizing, spread: float, ahead: int) -> World:
+def world_of(case: Case, sizing: Sizing, spread: float, max_staleness: int) -> World:
     """The case in numbers; responses are log-normal around the case's mean length."""
     rollout, batch = case.spec.rollout, case.plan.batch
     return World(
@@ -44,7 +44,7 @@ def world_of(case: Case, sizing: Sizing, spread: float, ahead: int) -> World:
         train_seconds=step_training_seconds(case),
         sync_seconds=sync_seconds(case),
         lengths=spread_lengths(case.load.response, spread, rollout.max_response_tokens, case.spec.seed),
-        ahead=ahead,
+        max_staleness=max_staleness,
     )
 
 
@@ -56,6 +56,6 @@ def outlooks(case: Case, spread: float) -> Iterator[Outlook]:
         if split in seen or not candidate.fits or not candidate.case.plan.engines:
             continue
         seen.add(split)
-        for ahead in STALENESS[:1] if candidate.case.plan.colocated else STALENESS:
-            world = world_of(candidate.case, candidate.sizing, spread, ahead)
-            yield Outlook(candidate, ahead, simulate(world, STEPS))
+        for staleness in STALENESS[:1] if candidate.case.plan.colocated else STALENESS:
+            world = world_of(candidate.case, candidate.sizing, spread, staleness)
+            yield Outlook(candidate, staleness, simulate(world, STEPS))

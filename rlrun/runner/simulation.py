@@ -1,8 +1,8 @@
 """A job as a simulation of events: engines that decode samples of different lengths, a trainer, who waits.
 
 Samples run on the engine with the fewest of them, at most `slots` at a time; each engine makes one token for
-every sample it runs in `token_seconds(running)`. A step trains on the first P groups that finish, as the loop
-does; with `ahead` steps of staleness allowed, generation goes on while the trainer works.
+every sample it runs in `token_seconds(running)`. In turns, a step trains on the first P groups that finish
+(rlrun.runner.rollout); asynchronously, engines go on while the trainer works (rlrun.runner.overlap).
 """
 
 import heapq
@@ -10,7 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import log, sqrt
+from math import inf, log, sqrt
 
 Lengths = Callable[[int, int], int]
 """Tokens that sample `number` of group `index` will have."""
@@ -36,8 +36,9 @@ class World:
     train_seconds: float
     sync_seconds: float
     lengths: Lengths
-    ahead: int = 0
-    """Steps by which generation may be ahead of training; 0 alternates."""
+    max_staleness: int = 0
+    """Weight versions by which a group may be behind when it is trained on; 0: generation and training
+    alternate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,14 @@ class Outcome:
 
     step_seconds: float
     """From one step's weights to the next's, on average."""
-    generation_seconds: float
-    """Of a step's batch, from its first request to its last answer."""
+    waiting_seconds: float
+    """Of a step, for its batch; in turns, that is all of its generation."""
     trainer_waits: float
     """Share of the time in which the trainer has nothing to do."""
     engines_idle: float
     """Share of the engines' slots that were empty, in all."""
     staleness: float
-    """Mean age of a batch's weights when it is trained on, in steps."""
+    """Weight versions between the first token of a group and its training, on average."""
     tokens: int
     """Response tokens trained on."""
 
@@ -76,13 +77,13 @@ class _Engine:
 class _Generation:
     """Engines at work."""
 
-    def __init__(self, world: World, start: float) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self.now = start
-        self._engines = [_Engine(changed=start) for _ in range(world.engines)]
+        self.now = 0.0
+        self._engines = [_Engine() for _ in range(world.engines)]
         self._events: list[tuple[float, int]] = []
         self._left: dict[int, int] = {}
-        self.busy = 0.0
+        self._busy = 0.0
 
     def submit(self, group: int) -> None:
         """Give a group to the engine with the fewest samples."""
@@ -94,13 +95,17 @@ class _Generation:
         self._left[group] = count
         self._go_on(number)
 
-    def next_finished(self) -> int:
-        """Let time pass until a group is whole; which."""
-        while True:
-            when, number = heapq.heappop(self._events)
+    def next_finished(self, until: float = inf) -> int | None:
+        """Let time pass until a group is whole, and say which; None, and it is `until`, where none is."""
+        while self._events:
+            when, number = self._events[0]
             engine = self._engines[number]
             if when != self._end(engine):
-                continue  # something changed since
+                heapq.heappop(self._events)  # something changed since
+                continue
+            if when > until:
+                break
+            heapq.heappop(self._events)
             self.now = when
             self._advance(engine)
             _, group, _ = heapq.heappop(engine.running)
@@ -110,6 +115,20 @@ class _Generation:
             if not self._left[group]:
                 del self._left[group]
                 return group
+        assert until < inf, "nothing runs, and nothing would ever finish"
+        self.now = until
+        return None
+
+    @property
+    def in_flight(self) -> int:
+        """Groups that are not whole yet."""
+        return len(self._left)
+
+    def busy(self) -> float:
+        """Seconds that slots were in use, so far."""
+        for engine in self._engines:
+            self._advance(engine)
+        return self._busy
 
     def stop(self) -> None:
         """Forget what is running."""
@@ -118,10 +137,6 @@ class _Generation:
             engine.running, engine.load = [], 0
             engine.waiting.clear()
         self._events, self._left = [], {}
-
-    def wait_until(self, when: float) -> None:
-        """Nothing runs until then."""
-        self.now = max(self.now, when)
 
     def _go_on(self, number: int) -> None:
         engine = self._engines[number]
@@ -140,7 +155,7 @@ class _Generation:
         engine.pause -= read
         if engine.running:
             engine.clock += (passed - read) / self._world.token_seconds(len(engine.running))
-            self.busy += passed * len(engine.running)
+            self._busy += passed * len(engine.running)
         engine.changed = self.now
 
     def _end(self, engine: _Engine) -> float | None:
@@ -151,39 +166,79 @@ class _Generation:
         return engine.changed + engine.pause + tokens * self._world.token_seconds(len(engine.running))
 
 
+@dataclass(slots=True)
+class _Record:
+    """What happened so far."""
+
+    waited: float = 0.0
+    ages: float = 0.0
+    tokens: int = 0
+
+
 def simulate(world: World, steps: int) -> Outcome:
     """Run `steps` steps."""
-    generation = _Generation(world, 0.0)
+    generation, record = _Generation(world), _Record()
+    run = _asynchronously if world.max_staleness else _in_turns
+    run(world, steps, generation, record)
+    groups = steps * world.prompts
+    return Outcome(
+        step_seconds=generation.now / steps,
+        waiting_seconds=record.waited / steps,
+        trainer_waits=record.waited / generation.now,
+        engines_idle=1.0 - generation.busy() / (world.engines * world.slots * generation.now),
+        staleness=record.ages / groups,
+        tokens=record.tokens,
+    )
+
+
+def _in_turns(world: World, steps: int, generation: _Generation, record: _Record) -> None:
     group = 0
-    trained: list[float] = []
-    waited = taken = ages = 0.0
-    tokens = 0
-    for step in range(steps):
-        if step > world.ahead:
-            generation.wait_until(trained[step - world.ahead - 1])
-        started = generation.now
+    for _ in range(steps):
+        wanted_at = generation.now
         for _ in range(world.oversample):
             generation.submit(group)
             group += 1
         for _ in range(world.prompts):
             finished = generation.next_finished()
-            tokens += sum(world.lengths(finished, each) for each in range(world.samples_per_prompt))
+            assert finished is not None
+            record.tokens += _tokens(world, finished)
+        record.waited += generation.now - wanted_at
         generation.stop()
-        taken += generation.now - started
-        before = trained[-1] if trained else 0.0
-        begin = max(generation.now, before)
-        waited += begin - before
-        ages += sum(started < done <= begin for done in trained)
-        trained.append(begin + world.train_seconds + world.sync_seconds)
-    slots = world.engines * world.slots * trained[-1]
-    return Outcome(
-        step_seconds=trained[-1] / steps,
-        generation_seconds=taken / steps,
-        trainer_waits=waited / trained[-1],
-        engines_idle=1.0 - generation.busy / slots,
-        staleness=ages / steps,
-        tokens=tokens,
-    )
+        generation.next_finished(generation.now + world.train_seconds + world.sync_seconds)
+
+
+def _asynchronously(world: World, steps: int, generation: _Generation, record: _Record) -> None:
+    """Room for `max_staleness` batches while the trainer works, and for one more while it waits."""
+    ready: list[tuple[int, int]] = []
+    begun: dict[int, int] = {}
+
+    def fill(room: int, version: int) -> None:
+        while generation.in_flight + len(ready) < room:
+            group = len(begun)
+            begun[group] = version
+            generation.submit(group)
+
+    for version in range(steps):
+        wanted_at = generation.now
+        fill((world.max_staleness + 1) * world.prompts, version)
+        while len(ready) < world.prompts:
+            finished = generation.next_finished()
+            assert finished is not None
+            ready.append((begun[finished], finished))
+        record.waited += generation.now - wanted_at
+        ready.sort()
+        for age, group in ready[: world.prompts]:
+            record.ages += version - age
+            record.tokens += _tokens(world, group)
+        del ready[: world.prompts]
+        fill(world.max_staleness * world.prompts, version)
+        done = generation.now + world.train_seconds + world.sync_seconds
+        while (finished := generation.next_finished(done)) is not None:
+            ready.append((begun[finished], finished))
+
+
+def _tokens(world: World, group: int) -> int:
+    return sum(world.lengths(group, number) for number in range(world.samples_per_prompt))
 
 
 def spread_lengths(mean: float, spread: float, longest: int, seed: int = 0) -> Lengths:

@@ -204,6 +204,14 @@ def test_a_script_of_demonstrations_validates(tmp_path: Path) -> None:
     assert load_checked_spec([path]).spec.trainer.global_batch_size == 16
 
 
+def test_an_asynchronous_script_asks_for_asynchrony(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "python3 train_async.py --actor-num-gpus-per-node 4 --rollout-num-gpus 4\n"
+    )
+    values = import_script(tmp_path / "run.sh").values
+    assert (values["rollout"]["mode"], values["cluster"]["placement"]) == ("async", "disaggregated")
+
+
 def test_a_script_that_trains_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("echo hello\n")
     with pytest.raises(ValueError, match=r"runs no train\.py"):

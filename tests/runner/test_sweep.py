@@ -40,11 +40,11 @@ def test_experts_are_shared_out_only_where_there_are_some() -> None:
 
 def test_each_split_is_simulated_in_the_modes_it_allows() -> None:
     found = list(outlooks(case(device="B200"), spread=0.5))
-    modes = {(each.candidate.case.plan.colocated, each.ahead) for each in found}
+    modes = {(each.candidate.case.plan.colocated, each.max_staleness) for each in found}
     assert modes == {(True, 0), (False, 0), (False, 1), (False, 2)}
     for each in found:
         assert each.candidate.fits
-        assert each.outcome.staleness <= each.ahead
+        assert each.outcome.staleness <= each.max_staleness
 
 
 def test_thousands_of_gpus() -> None:

@@ -65,11 +65,13 @@ def command(
     from rich.console import Console
     from rich.text import Text
 
-    from rlrun.cli.plan_picture import numbers_table, placement_table
+    from rlrun.cli.plan_picture import numbers_table, placement_table, placement_title
     from rlrun.cli.plan_sizing import sizing_report
 
     console = Console(highlight=False)
-    console.print(numbers_table(spec, plan), placement_table(spec, plan), sep="\n")
+    console.print(numbers_table(spec, plan))
+    console.print(Text(placement_title(spec, plan), style="italic"), soft_wrap=True)
+    console.print(placement_table(spec, plan))
     if case is None:
         console.print(f"memory and time are not planned: {reason}")
     else:

@@ -40,17 +40,20 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
     return table(f"{spec.name}: {product}", ("number", "value", "from"), rows)
 
 
+def placement_title(spec: Spec, plan: Plan) -> str:
+    """The mesh and the kind of placement in words."""
+    kind = "colocated: ranks and engines take turns" if plan.colocated else "disaggregated"
+    return f"{kind if plan.engines else 'no engines'}; {_mesh(spec)}"
+
+
 def placement_table(spec: Spec, plan: Plan) -> Table:
     """A row for each node, a column for each of its devices; nodes in a row that look alike share one."""
     places = [rank.place for rank in plan.ranks] + [engine.place for engine in plan.engines]
     devices = sorted({place.gpu or 0 for place in places})
     on_gpu = spec.cluster.gpus_per_node > 0
-    kind = "colocated: ranks and engines take turns" if plan.colocated else "disaggregated"
     picture = Table(
         "node",
         *(f"GPU {device}" if on_gpu else "CPU" for device in devices),
-        title=f"{kind if plan.engines else 'no engines'}; {_mesh(spec)}",
-        title_justify="left",
         show_lines=True,
     )
     nodes = [[_cell(spec, plan, node, device) for device in devices] for node in range(spec.cluster.nodes)]

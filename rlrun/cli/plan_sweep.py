@@ -50,7 +50,7 @@ def print_simulations(case: Case, spread: float, as_json: bool) -> None:
     rows = [
         (
             _layout(each.candidate),
-            f"async, staleness {each.max_staleness}" if each.max_staleness else "sync",
+            f"async ≤ {each.max_staleness}" if each.max_staleness else "sync",
             f"{each.outcome.step_seconds:.3g} s",
             f"{each.outcome.waiting_seconds:.3g} s",
             f"{each.outcome.trainer_waits:.0%}",

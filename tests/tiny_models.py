@@ -104,7 +104,7 @@ def make_tiny_model(
             torch.nn.init.normal_(parameter, 0.0, scale)
     for name, buffer in model.named_buffers():
         if "correction_bias" in name:
-            torch.nn.init.normal_(buffer, 0.0, scale)
+            buffer.data = torch.empty(buffer.shape).normal_(0.0, scale)  # float32 in any checkpoint
     model.save_pretrained(folder)
     make_tiny_tokenizer(folder, vocab)
     return folder

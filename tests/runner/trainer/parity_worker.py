@@ -56,7 +56,7 @@ def run_case(case, rank, world_size, port, out):
         (result["next"],) = trainer.train(sequences[:1], plan(sequences[:1], spec))
     torch.save(result, out / f"{case['name']}-{rank}.pt")
     if rank == 0:
-        trainer._shared.close()
+        trainer._writer.close()
     return trainer
 
 

@@ -26,6 +26,7 @@ from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.loop import Job, Progress, run
+from rlrun.runner.overlap import OverlappedSource
 from rlrun.runner.packing import plan_steps
 from rlrun.runner.rollout import RolloutSource
 from rlrun.runner.simulation import World, simulate, spread_lengths
@@ -63,6 +64,7 @@ WORLDS = {
     "four engines, slower when full, a slow trainer": replace(
         BASE, engines=4, prompts=16, oversample=16, token_seconds=Rate(0.003, 0.0002), train_seconds=0.6
     ),
+    "asynchronously, at most one version behind": replace(BASE, train_seconds=0.6, max_staleness=1),
 }
 
 
@@ -91,12 +93,17 @@ async def real_step_seconds(world: World, steps: int) -> float:
     engines = EnginePool([SleepingEngine(world) for _ in range(world.engines)])  # type: ignore[list-item]
     policy = Policy(engines, Decoder(), Grader(), seed=7, deterministic=False)
     spec = RolloutSpec(
-        batch_size=world.prompts, samples_per_prompt=world.samples_per_prompt, oversample=world.oversample
+        batch_size=world.prompts,
+        samples_per_prompt=world.samples_per_prompt,
+        oversample=world.oversample,
+        max_staleness=world.max_staleness or 1,
     )
+    make = OverlappedSource if world.max_staleness else RolloutSource
+    source = make(spec, policy, Prompts().ahead(world.oversample), [])
     with tempfile.TemporaryDirectory() as folder:
         job = Job(
             steps=steps,
-            source=RolloutSource(spec, policy, Prompts().ahead(world.oversample), []),
+            source=source,
             algorithm=Relative(),
             pack=_pack,
             trainer=SleepingTrainer(world),
@@ -106,7 +113,9 @@ async def real_step_seconds(world: World, steps: int) -> float:
         )
         begun = time.perf_counter()
         await run(job, Progress())
-        return (time.perf_counter() - begun - world.sync_seconds) / steps  # the weights of the start
+        taken = time.perf_counter() - begun - world.sync_seconds  # the weights of the start
+        await source.close()
+        return taken / steps
 
 
 def _pack(sequences: Sequence[Any]) -> Any:
@@ -148,6 +157,7 @@ class SleepingEngine:
         self._left: dict[asyncio.Future[None], int] = {}
         self._decoding: asyncio.Task[None] | None = None
         self._aborts = 0
+        self._version = 0
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
         """All samples of all requests."""
@@ -162,7 +172,8 @@ class SleepingEngine:
         self._left.clear()
 
     async def update_weights(self, manifest: WeightManifest) -> int:
-        """Nothing to do."""
+        """Nothing but the number changes."""
+        self._version = manifest.version
         return manifest.version
 
     async def _group(self, request: GenerateRequest) -> list[Generation]:
@@ -174,7 +185,8 @@ class SleepingEngine:
         finish, aborts = "stop", self._aborts
         async with self._slots:
             if aborts != self._aborts:
-                return _generation(0, "abort")
+                return _generation(0, "abort", self._version)
+            version = self._version
             done = asyncio.get_running_loop().create_future()
             self._left[done] = length
             if self._decoding is None or self._decoding.done():
@@ -183,7 +195,7 @@ class SleepingEngine:
                 await done
             except asyncio.CancelledError:
                 finish = "abort"
-        return _generation(length, finish)
+        return _generation(length, finish, version)
 
     async def _decode(self) -> None:
         """A token for everybody, again and again, on an absolute clock: lateness does not add up."""
@@ -199,9 +211,9 @@ class SleepingEngine:
                         done.set_result(None)
 
 
-def _generation(length: int, finish: str) -> Generation:
+def _generation(length: int, finish: str, version: int) -> Generation:
     log_probs = np.full(length, -1.0, dtype=np.float32)
-    spans = (VersionSpan(0, 0, length),)
+    spans = (VersionSpan(version, 0, length),)
     return Generation(np.ones(length, dtype=np.int32), log_probs, finish, spans)  # type: ignore[arg-type]
 
 

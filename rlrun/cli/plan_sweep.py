@@ -54,7 +54,7 @@ def print_simulations(case: Case, spread: float, as_json: bool) -> None:
             f"{each.outcome.step_seconds:.3g} s",
             f"{each.outcome.waiting_seconds:.3g} s",
             f"{each.outcome.trainer_waits:.0%}",
-            f"{each.outcome.engines_idle:.0%}",
+            f"{max(each.outcome.engines_idle, 0.0):.0%}",
             f"{each.outcome.staleness:.2g}",
             _hours(each.device_hours),
         )

@@ -31,7 +31,14 @@ HEAVY = (
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["validate", str(BASE)], ["validate", str(SPECS / "full.toml")]]
+    "arguments",
+    [
+        ["--help"],
+        ["validate", str(BASE)],
+        ["validate", str(SPECS / "full.toml")],
+        ["validate", "gspo-30b-a3b"],
+        ["validate", "ppo"],
+    ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
     script = (

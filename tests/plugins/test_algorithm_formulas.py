@@ -248,3 +248,59 @@ def test_the_critic_is_fitted_to_the_penalised_returns() -> None:
     loss = algorithm.value_loss(ValueInputs(values, old, returns, torch.ones(len(old)))).loss
     near = torch.stack([min(max(v, o - 0.2), o + 0.2) for v, o in zip(values, old, strict=True)])
     torch.testing.assert_close(loss, torch.maximum((values - returns) ** 2, (near - returns) ** 2))
+
+
+TERMS = {
+    "dual_clip": 1.1,
+    "entropy_coef": 0.01,
+    "kl": {"in_loss": {"type": "k3", "coef": 0.2, "unbiased": True}},
+    "correction": {"type": "mis", "level": "geometric", "mode": "clip", "low": 0.95, "high": 1.05},
+}
+
+
+def with_terms(one: Rollout, advantage: float, engine: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+    """Dual-clip PPO (equation 5), times the clipped sequence ratio, plus Schulman's k3 times the ratio, minus
+    the entropy.
+    """
+    losses = []
+    weight = ((one.old - engine).sum() / len(one.old)).exp().clamp(0.95, 1.05)
+    for t, (new, old) in enumerate(zip(one.new, one.old, strict=True)):
+        ratio = (new - old).exp()
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        if advantage < 0:
+            surrogate = torch.maximum(surrogate, torch.tensor(1.1 * advantage).double())
+        away = one.reference[t] - new
+        k3 = away.exp() - 1 - away
+        losses.append(-surrogate * weight + 0.2 * k3 * ratio - 0.01 * entropy[t])
+    return torch.stack(losses)
+
+
+def test_every_term_stands_where_its_paper_puts_it() -> None:
+    groups, step = rollouts()
+    algorithm = build("algorithms", "dr_grpo", TERMS)
+    advantages = np.concatenate(algorithm.advantages(groups))
+    lengths = torch.tensor([len(one.old) for one in step])
+    generator = torch.Generator().manual_seed(1)
+    old = torch.cat([one.old for one in step])
+    engine = old + 0.1 * torch.randn(len(old), generator=generator, dtype=torch.float64)
+    entropy = torch.rand(len(old), generator=generator, dtype=torch.float64)
+    new = torch.cat([one.new.detach() for one in step]).requires_grad_()
+    outputs = algorithm.loss(
+        LossInputs(
+            log_probs=new,
+            entropy=entropy,
+            old_log_probs=old,
+            rollout_log_probs=engine,
+            reference_log_probs=torch.cat([one.reference for one in step]),
+            advantages=torch.from_numpy(advantages).double(),
+            mask=torch.ones(len(old)).double(),
+            sample=torch.repeat_interleave(torch.arange(len(step)), lengths),
+            num_samples=len(step),
+        )
+    )
+    parts = zip(step, engine.split(lengths.tolist()), entropy.split(lengths.tolist()), strict=True)
+    expected = torch.cat([with_terms(one, one.reward - one.group_mean, *rest) for one, *rest in parts])
+    torch.testing.assert_close(outputs.loss, expected, rtol=1e-6, atol=1e-6)
+    outputs.loss.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(new.grad, torch.cat([one.new.grad for one in step]), rtol=1e-5, atol=1e-6)

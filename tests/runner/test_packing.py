@@ -110,6 +110,30 @@ def test_schedule_has_the_same_samples_in_each_step_and_no_more_micro_batches(ro
                 assert len(batch) == 1 or sum(lengths[i] for i in batch) <= budget
 
 
+@pytest.mark.parametrize(
+    "row",
+    [row for row in rows("build_dp_schedule") if "raises" in row["out"]],
+    ids=lambda row: str(row["in"]),
+)
+def test_what_micro_batches_of_a_fixed_number_of_samples_cannot_schedule_is_no_error(row):
+    """The reference gives up where so many samples do not make whole rounds; budgets of tokens always do."""
+    given = row["in"]
+    sequences = [
+        sequence(length, str(execution))
+        for length, execution in zip(given["total_lengths"], given["rollout_indices"], strict=True)
+    ]
+    (step,) = plan_steps(
+        sequences,
+        optimizer_steps=1,
+        reduction="per_sample_mean",
+        max_tokens=given["micro_batch_size"] * max(given["total_lengths"]),
+        max_length=10**6,
+        max_response_tokens=1,
+        data_degree=given["dp"],
+    )
+    check(step.micro_batches, given["total_lengths"], 10**6, given["dp"])
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.integers(1, 400), min_size=1, max_size=60),

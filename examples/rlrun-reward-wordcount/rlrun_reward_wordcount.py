@@ -1,5 +1,7 @@
 """A reward for rlrun: how close a response is to a given number of words."""
 
+from typing import Any, ClassVar
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlrun.plugins.types import Sample
@@ -21,6 +23,7 @@ class WordCount:
 
     Params = WordCountParams
     api_version = 1
+    example: ClassVar[dict[str, Any]] = {"target": 4}
 
     def __init__(self, params: WordCountParams) -> None:
         self.params = params

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -52,6 +53,53 @@ def show(
         for parameter in each["parameters"]:
             print(f"  {parameter['name']}: {parameter['type']} = {parameter['default']}")
             print(f"      {parameter['about']}")
+
+
+@app.command()
+def new(
+    kind: Annotated[str, typer.Argument(help="reward, filter, data, tracker or algorithm.")],
+    name: Annotated[str, typer.Argument(help="What a spec will write as `type`.")],
+    folder: Annotated[Path, typer.Option(help="Where the package's folder is made.")] = Path(),
+) -> None:
+    """Write a package with a plugin of your own, tests included."""
+    from rlrun.plugins.scaffold import TEMPLATES, write_package
+
+    kinds = {**{one: one for one in TEMPLATES}, **{template.noun: one for one, template in TEMPLATES.items()}}
+    if kind not in kinds:
+        meant = nearest(kind, list(kinds))
+        guess = f'did you mean "{meant}"? ' if meant else ""
+        raise ValueError(f'no kind of plugin is named "{kind}"; {guess}kinds: {", ".join(TEMPLATES)}')
+    written = write_package(kinds[kind], name, folder)
+    print(f"{written}\nnext: pip install -e {written} && rlrun plugins check {written.name}")
+
+
+@app.command()
+def check(
+    package: Annotated[str, typer.Argument(help="An installed package, as pip names it.")],
+) -> None:
+    """Check every plugin of an installed package against its contract; exit code 2 where one fails."""
+    from rlrun.plugins.registry import PluginError, entries_of
+
+    failed = 0
+    for entry in entries_of(package):
+        problem = _problem(entry.kind, entry.name)
+        failed += bool(problem)
+        print(f"{entry.kind} {entry.name}: {problem or 'keeps its contract'}")
+    if failed:
+        raise PluginError(f"{failed} of the plugins of {package} cannot be used as they are")
+
+
+def _problem(kind: str, name: str) -> str:
+    """What is wrong with a plugin; empty for nothing."""
+    from rlrun.plugins.testing import check_plugin
+
+    try:
+        check_plugin(kind, name)
+    except (AssertionError, ValueError) as error:
+        return str(error)
+    except Exception as error:  # the boundary to other people's code
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _describe(kind: str, name: str) -> dict[str, Any]:

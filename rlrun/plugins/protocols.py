@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 API_VERSION = 1
 """Raised when a protocol grows or changes; a plugin says which one it was written for."""
 OLDEST_API_VERSION = 1
-"""Plugins written for this version and all up to `API_VERSION` work; raised when a change breaks older ones."""
+"""Plugins written for this version up to `API_VERSION` work; raised when a change breaks older ones."""
 
 
 class Plugin(Protocol):
@@ -38,7 +38,10 @@ class Plugin(Protocol):
     Params: ClassVar[type[BaseModel]]
     """Its parameters: the keys that stand beside `type` in the spec."""
     api_version: ClassVar[int]
-    """The `API_VERSION` it was written for."""
+    """The `API_VERSION` it was written for.
+
+    A class may also have `example`, parameters to check it with, where they do not all have defaults.
+    """
 
     def __init__(self, params: Any) -> None:
         """Called once in each process that uses it; heavy work belongs here, not at import."""
@@ -62,8 +65,6 @@ class Algorithm(Plugin, Protocol):
         """Token losses of one micro-batch; no reduction, no mask, no collective."""
 
 
-class DataSource(Plugin, Protocol):
-    """Rows by position; the framework shuffles, tokenises and drops."""
 class ActorCritic(Algorithm, Protocol):
     """An algorithm with `needs.critic`: samples carry the critic's values when advantages are made."""
 
@@ -74,6 +75,8 @@ class ActorCritic(Algorithm, Protocol):
         """The critic's token losses of one micro-batch; no reduction, no mask, no collective."""
 
 
+class DataSource(Plugin, Protocol):
+    """Rows by position; the framework shuffles, tokenises and drops."""
 
     def __len__(self) -> int:
         """Number of rows, broken ones included."""

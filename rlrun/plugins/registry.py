@@ -64,6 +64,24 @@ def entries(kind: str) -> list[PluginEntry]:
     return sorted(_announced(tuple(sys.path))[kind], key=lambda entry: (entry.name, entry.distribution))
 
 
+def entries_of(distribution: str) -> list[PluginEntry]:
+    """All plugins that a distribution announces. PluginError when it announces none, or is not installed."""
+    wanted = distribution.replace("_", "-").lower()
+    found = [
+        entry
+        for kind in METHODS
+        for entry in entries(kind)
+        if entry.distribution.replace("_", "-").lower() == wanted
+    ]
+    if not found:
+        owners = sorted({entry.distribution for kind in METHODS for entry in entries(kind)})
+        raise PluginError(
+            f"no installed package {distribution!r} announces plugins; those that do: {', '.join(owners)}. "
+            "A package in a folder is installed by: pip install -e FOLDER"
+        )
+    return found
+
+
 def names(kind: str) -> list[str]:
     """The names a spec may give as `type` in sections of this kind."""
     return sorted({entry.name for entry in entries(kind)})

@@ -14,6 +14,7 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,41 @@ def check_parameters(kind: str, name: str, params: Params) -> None:
     assert not undocumented, f"{name}'s parameters {sorted(undocumented)} have no docstring"
 
 
+def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
+    """The contract of any plugin, with parameters of your own, or its `example` ones, or none.
+
+    A plugin whose parameters all have defaults needs neither. AssertionError says what it does wrong,
+    PluginError what keeps it from being made.
+    """
+    given = params if params is not None else getattr(load(kind, name), "example", {})
+    match kind:
+        case "rewards":
+            check_parameters(kind, name, given)
+            _check_any_samples(name, given)
+        case "filters":
+            check_filter(name, given, [group([1.0, 0.0]), group([1.0, 1.0, 1.0]), group([0.0])])
+        case "data":
+            check_data(name, given)
+        case "trackers":
+            with TemporaryDirectory() as folder:
+                check_tracker(name, given, folder)
+        case "algorithms":
+            check_algorithm(name, given)
+        case _:
+            raise AssertionError(f"no such kind of plugin: {kind}")
+
+
+def _check_any_samples(name: str, params: Params) -> None:
+    """Samples that any reward may meet; it may call a row broken (ValueError), with a reason."""
+    texts = ["an answer", "", "42", "\\boxed{42}", "word " * 2000, "\U0001f600 \x00"]
+    for number, text in enumerate(texts):
+        one = sample(text, label="42", id=f"{number}-0")
+        try:
+            check_reward(name, params, [one])
+        except ValueError as error:
+            assert str(error), f"{name} refuses {text[:20]!r} without saying why"
+
+
 def check_reward(name: str, params: Params, samples: Sequence[Sample]) -> list[Any]:
     """Finite numbers (or tables of them), always the same, samples untouched. Returns the scores."""
     check_parameters("rewards", name, params)
@@ -142,11 +178,11 @@ def check_reward(name: str, params: Params, samples: Sequence[Sample]) -> list[A
     again = asyncio.run(_scores(second, pickle.loads(before)))
     assert len(scores) == len(samples), f"{name} gives {len(scores)} scores for {len(samples)} samples"
     for one, score, other in zip(samples, scores, again, strict=True):
-        assert score == other, f"{name} scores {one.text!r} differently the second time"
         values = list(score.values()) if isinstance(score, Mapping) else [score]
         numbers = [value for value in values if not (isinstance(score, Mapping) and isinstance(value, str))]
         finite = all(isinstance(value, int | float) and np.isfinite(value) for value in numbers)
         assert numbers and finite, f"{name} scores {one.text!r} as {score!r}, not a finite number"
+        assert score == other, f"{name} scores {one.text!r} differently the second time"
     return scores
 
 

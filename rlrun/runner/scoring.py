@@ -19,7 +19,7 @@ from typing import Any
 from rlrun.plugins.types import Sample, Status
 from rlrun.runner.errors import JobError
 from rlrun.runner.reward_process import Outcome, ProcessDied, RewardProcess
-from rlrun.runner.scoring_protocol import RewardSetup, Task, group_key
+from rlrun.runner.scoring_protocol import RewardSetup, Shape, Task, group_key
 from rlrun.specs.scoring import RewardSpec, ScoringSpec
 from rlrun.specs.section import PluginSection
 
@@ -66,9 +66,10 @@ class Scorer:
             RewardSetup(name, spec.type, spec.params, spec.key, spec.type_key, usual_key)
             for name, spec in zip(self.names, rewards, strict=True)
         ]
-        logs = [log_folder and log_folder / f"reward-{number}.log" for number in range(scoring.workers)]
-        self._processes = [RewardProcess(setups, scoring, log) for log in logs]
+        logs = [log_folder and log_folder / f"reward-{number}.log" for number in range(scoring.workers + 1)]
+        *self._processes, self._spare = (RewardProcess(setups, scoring, log) for log in logs)
         self._chunks: asyncio.Queue[_Chunk] = asyncio.Queue()
+        self._shapes: Sequence[Shape] = ()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -82,7 +83,9 @@ class Scorer:
         except* JobError as errors:
             await self.close()
             raise errors.exceptions[0] from None
-        self._tasks = [asyncio.create_task(self._serve(process)) for process in self._processes]
+        self._shapes = self._processes[0].shapes
+        await self._spare.spawn()
+        self._tasks = [asyncio.create_task(self._serve(place)) for place in range(len(self._processes))]
 
     async def score(self, samples: Sequence[Sample]) -> None:
         """Fills `rewards` and `reward` (their weighted sum), and `failure` where a reward failed.
@@ -107,15 +110,15 @@ class Scorer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        await asyncio.gather(*(process.stop() for process in self._processes))
+        await asyncio.gather(*(process.stop() for process in [*self._processes, self._spare]))
 
-    async def _serve(self, process: RewardProcess) -> None:
+    async def _serve(self, place: int) -> None:
         while True:
             chunk = await self._chunks.get()
             try:
-                await self._score_chunk(process, chunk.samples)
+                await self._score_chunk(place, chunk.samples)
             except Exception as error:
-                await process.stop()  # it may still be answering what nobody reads any more
+                await self._processes[place].stop()  # it may still be answering what nobody reads any more
                 if not chunk.done.done():
                     chunk.done.set_exception(error)
             else:
@@ -124,7 +127,7 @@ class Scorer:
 
     def _parts(self, samples: Sequence[Sample]) -> list[Sequence[Sample]]:
         """What the processes take at a time: groups stay whole where a reward wants them so."""
-        shapes = self._processes[0].shapes
+        shapes = self._shapes
         largest = LARGEST_CHUNK
         if any(shape.waits for shape in shapes):
             largest = max(largest, self._scoring.concurrency)
@@ -133,10 +136,15 @@ class Scorer:
             return _whole_groups(samples, size)
         return [samples[begin : begin + size] for begin in range(0, len(samples), size)]
 
-    async def _score_chunk(self, process: RewardProcess, samples: Sequence[Sample]) -> None:
+    async def _replace(self, place: int) -> None:
+        """Put the spare, which has long begun to start, in place of a process that died; begin another."""
+        self._processes[place], self._spare = self._spare, self._processes[place]
+        await self._spare.spawn()
+
+    async def _score_chunk(self, place: int, samples: Sequence[Sample]) -> None:
         batches = deque([[Task(sample, tuple(range(len(self.names)))) for sample in samples]])
         while batches:
-            tasks = batches.popleft()
+            tasks, process = batches.popleft(), self._processes[place]
             open_pairs = {(at, reward) for at, task in enumerate(tasks) for reward in task.rewards}
             try:
                 async with aclosing(process.outcomes(tasks)) as outcomes:
@@ -149,7 +157,7 @@ class Scorer:
                         open_pairs.discard((at, death.call.reward))
                         outcome = Outcome(at, death.call.reward, None, str(death))
                         self._record(tasks[at].sample, outcome, process)
-                await process.spawn()
+                await self._replace(place)
                 grouped = [] if death.call is not None else [shape.grouped for shape in process.shapes]
                 batches.extendleft(reversed(_left_over(tasks, open_pairs, grouped)))
         for sample in samples:

@@ -1,0 +1,203 @@
+"""A package for a plugin of one's own, complete with tests: what `rlrun plugins new` writes."""
+
+import keyword
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent, indent
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What differs between the kinds."""
+
+    noun: str
+    imports: str
+    about: str
+    parameter: str
+    methods: str
+
+
+TEMPLATES: Mapping[str, Template] = {
+    "rewards": Template(
+        "reward",
+        "from rlrun.plugins.types import Sample",
+        "1 for an answer of at most `limit` words, else 0.",
+        '"""Words that an answer may have."""',
+        '''
+        def score(self, sample: Sample) -> float:
+            """1 or 0. An exception is this sample's error, and stops nothing else."""
+            return float(len(sample.text.split()) <= self.params.limit)
+        ''',
+    ),
+    "filters": Template(
+        "filter",
+        "from rlrun.plugins.types import Drop, Group",
+        "Drops groups with fewer than `limit` samples.",
+        '"""Samples that a group must have."""',
+        '''
+        def __call__(self, group: Group) -> Drop | None:
+            """None keeps the group; the reason stands in a metric's name."""
+            return Drop("small") if len(group.samples) < self.params.limit else None
+        ''',
+    ),
+    "data": Template(
+        "data",
+        "from rlrun.plugins.types import Row",
+        "Additions, as many as `limit`.",
+        '"""Number of rows."""',
+        '''
+        def __len__(self) -> int:
+            return self.params.limit
+
+        def __getitem__(self, index: int) -> Row:
+            """Row `index`, the same every time; ValueError for a broken one."""
+            return Row(id=str(index), prompt=f"What is {index} + 1?", label=str(index + 1))
+        ''',
+    ),
+    "trackers": Template(
+        "tracker",
+        "from collections.abc import Mapping\nfrom pathlib import Path\nfrom typing import Any",
+        "Writes the first `limit` metrics of each step to a text file in the run's folder.",
+        '"""Metrics to write."""',
+        '''
+        def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
+            """Called once; a resumed run starts again in the same folder."""
+            self._file = Path(run_folder) / "NAME.txt"
+
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            """Metrics of one step."""
+            with self._file.open("a") as file:
+                for name in sorted(metrics)[: self.params.limit]:
+                    file.write(f"{step} {name} {metrics[name]}\\n")
+
+        def close(self) -> None:
+            """Called once at the end, also where start was not."""
+        ''',
+    ),
+    "algorithms": Template(
+        "algorithm",
+        "from collections.abc import Sequence\nfrom typing import Any\n\nimport numpy as np\n\n"
+        "from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs",
+        "Policy gradient with rewards cut off at `limit`: a place to start from.",
+        '"""Largest advantage, either way."""',
+        '''
+        @property
+        def needs(self) -> Needs:
+            """No reference, no comparison within groups."""
+            return Needs()
+
+        def advantages(self, groups: Sequence[Group]) -> list[Any]:
+            """One float32 array a sample, a number a token."""
+            limit = self.params.limit
+            return [
+                np.full(len(sample.tokens), np.clip(np.nan_to_num(sample.reward), -limit, limit), np.float32)
+                for group in groups
+                for sample in group.samples
+            ]
+
+        def loss(self, inputs: LossInputs) -> LossOutputs:
+            """One number a token; rlrun masks and reduces it."""
+            ratio = (inputs.log_probs - inputs.old_log_probs).exp()
+            return LossOutputs(-ratio * inputs.advantages, {"ratio": ratio.detach()})
+        ''',
+    ),
+}
+
+_PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{package}"
+version = "0.1.0"
+description = "{about}"
+requires-python = ">=3.11"
+dependencies = ["rlrun"]
+
+[project.entry-points."rlrun.{kind}"]
+{name} = "{module}:{class_name}"
+
+[tool.setuptools]
+py-modules = ["{module}"]
+"""
+_MODULE = '''\
+"""{about}"""
+
+{imports}
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class {class_name}Params(BaseModel):
+    """The keys that stand beside `type = "{name}"` in a spec."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    limit: int = Field(default=3, ge=1)
+    {parameter}
+
+
+class {class_name}:
+    """{about}"""
+
+    Params = {class_name}Params
+    api_version = 1
+
+    def __init__(self, params: {class_name}Params) -> None:
+        self.params = params
+
+{methods}'''
+_TEST = '''\
+"""The contract that every plugin of this kind keeps. Run with pytest after installing."""
+
+from rlrun.plugins.testing import check_plugin
+
+
+def test_contract() -> None:
+    check_plugin("{kind}", "{name}")
+'''
+_README = """\
+# {package}
+
+{about}
+
+```
+pip install -e .
+rlrun plugins check {package}
+pytest
+```
+"""
+
+
+def write_package(kind: str, name: str, parent: Path) -> Path:
+    """Write the package's folder under `parent`. ValueError for an impossible name, or a folder in use."""
+    template = TEMPLATES[kind]
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ValueError(f"{name!r} is no name for a plugin: use small letters, digits and underscores")
+    package = f"rlrun-{template.noun}-{name.replace('_', '-')}"
+    folder = parent / package
+    if folder.exists():
+        raise ValueError(f"{folder} is there already")
+    fields = {
+        "kind": kind,
+        "name": name,
+        "package": package,
+        "module": package.replace("-", "_"),
+        "class_name": "".join(part.capitalize() for part in name.split("_")),
+        "about": template.about,
+        "imports": template.imports,
+        "parameter": template.parameter,
+        "methods": indent(dedent(template.methods).strip().replace("NAME", name), "    ") + "\n",
+    }
+    files = {
+        "pyproject.toml": _PYPROJECT,
+        f"{fields['module']}.py": _MODULE,
+        f"test_{name}.py": _TEST,
+        "README.md": _README,
+    }
+    folder.mkdir(parents=True)
+    for file, text in files.items():
+        (folder / file).write_text(text.format(**fields))
+    return folder

@@ -69,7 +69,9 @@ def print_plan(conversion: Conversion, destination: Path, commit: str | None, fu
     tensors = sum(len(file.tensors) for file in weights)
     files = f"{len(weights)} file{'s' if len(weights) > 1 else ''}"
     print(f"{conversion.target}: {destination}: {tensors} tensors, {gigabytes(conversion.nbytes)} in {files}")
-    for verdict, names in (("missing", conversion.mapped.missing), ("left out", conversion.mapped.unknown)):
+    mapped = conversion.mapped
+    left = mapped.unknown + (mapped.passed if conversion.target == "dcp" else [])
+    for verdict, names in (("missing", mapped.missing), ("left out", left)):
         if names:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             print(f"{verdict}: {', '.join(names[:_SHOWN])}{more}")

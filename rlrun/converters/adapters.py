@@ -23,7 +23,6 @@ from rlrun.converters.safetensors_format import Described
 from rlrun.converters.stored import Files, Stored
 
 PACKAGES = {
-    "deepseek_v3": "deepseek_v3",
     "kimi_k25": "kimi_k2_7",
     "muse_glimmer": "muse_glimmer",
     "qwen3_5": "qwen3_5",

@@ -22,12 +22,12 @@ from rlrun.converters.dcp_folder import DcpFolder
 from rlrun.converters.destination import write_whole
 from rlrun.converters.families import check_family, map_to_hf, map_to_parameters, other_names
 from rlrun.converters.fp8 import Granularity, dequantised, quantisation_config, quantised
-from rlrun.converters.hf_folder import companions, read_tensors
+from rlrun.converters.hf_folder import companions, is_hf_folder, read_tensors
 from rlrun.converters.locate import Format, Found
 from rlrun.converters.lora import merged
 from rlrun.converters.mapping import STRICT, Lenience, Mapped
 from rlrun.converters.output_files import OutputFile, distcp_files, safetensors_files, small_file
-from rlrun.converters.precision import dtype_named
+from rlrun.converters.precision import dtype_named, is_kept
 from rlrun.converters.stored import Files, Stored
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -36,8 +36,6 @@ _OWN = "parameters."
 _OPTIMIZER = "optimizer"
 _OTHER_STATE = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")
 """What torchtitan's own checkpoints hold besides parameters."""
-_PRECISE = ("e_score_correction_bias",)
-"""Kept in float32 whatever the rest is."""
 _VERIFY_BYTES = 16 << 20
 
 
@@ -122,7 +120,8 @@ def plan_conversion(source: Found, target: Format, options: Options) -> Conversi
     else:
         if options.quantise:
             raise ValueError("a distributed checkpoint is for training: it is not quantised")
-        contents = map_to_parameters(config, contents, str(source.folder), options.lenience).contents
+        mapped = map_to_parameters(config, contents, str(source.folder), options.lenience)
+        contents = mapped.contents
         aliases = {new: old for new, old in other_names(config).items() if old in contents}
         files = distcp_files(contents, aliases, options.shard_bytes)
     files += _companion_files(source, _with_dtype(config, options.dtype))
@@ -187,7 +186,17 @@ def _from_parameters(
     def read(name: str) -> Stored:
         return folder.read(start + name)
 
-    return map_to_hf(config, described, read, where=str(source.folder), lenience=lenience, own=own)
+    fixed = _fixed(source) if own else {}
+    return map_to_hf(
+        config, described, read, where=str(source.folder), lenience=lenience, own=own, fixed=fixed
+    )
+
+
+def _fixed(source: Found) -> dict[str, Content]:
+    """Tensors that the trainer leaves as they were, and out of its checkpoints: those of the run's model."""
+    if source.model is None or not is_hf_folder(source.model):
+        return {}
+    return {name: plain(tensor) for name, tensor in read_tensors(source.model).items() if is_kept(name)}
 
 
 def _optimizer_files(source: Found, config: Mapping[str, Any], options: Options) -> list[OutputFile]:
@@ -245,9 +254,9 @@ def _quantised(
 
 
 def _cast(name: str, content: Content, dtype: torch.dtype | None) -> Content:
-    if dtype is None or content.tensor.dtype.itemsize == 1:
+    if dtype is None or content.tensor.dtype.itemsize == 1 or is_kept(name):
         return content
-    return cast(content, torch.float32 if name.endswith(_PRECISE) else dtype)
+    return cast(content, dtype)
 
 
 def _dtype(config: Mapping[str, Any]) -> torch.dtype:

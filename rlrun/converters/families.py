@@ -37,15 +37,17 @@ def map_to_hf(
     where: str,
     lenience: Lenience,
     own: bool,
+    fixed: Mapping[str, Content],
 ) -> Mapped:
     """Hugging Face tensors of torchtitan's parameters. ValueError names what is missing or not known.
 
-    `own`: the checkpoint is of rlrun's trainer.
+    `own`: the checkpoint is of rlrun's trainer. `fixed`: Hugging Face tensors that nobody trains, and that it
+    may not hold.
     """
     check_family(config)
     if config["model_type"] in FAMILIES:
         model = architecture(config)
-        return to_hf(model, described, read, where=where, lenience=lenience, own=own)
+        return to_hf(model, described, read, where=where, lenience=lenience, own=own, fixed=fixed)
     return AdaptedFamily(config).to_hf(described, read, where, lenience)
 
 

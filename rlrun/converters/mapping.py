@@ -31,6 +31,8 @@ class Mapped:
     contents: dict[str, Content] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
+    """Tensors that are known and have no place among the parameters."""
 
 
 def check_names(
@@ -65,6 +67,7 @@ def to_parameters(
     known = {name: content for name, content in contents.items() if not is_derived(name, model)}
     shapes = {name: content.tensor.shape for name, content in known.items()}
     mapped = check_names(hf_shapes(model), shapes, where, lenience)
+    mapped.passed = sorted(contents.keys() - known.keys() - second_names(model).keys())
     for name, tensors in _by_parameter(model).items():
         if all(tensor.name in known for tensor in tensors):
             members = [known[tensor.name] for tensor in tensors]
@@ -81,16 +84,26 @@ def to_hf(
     where: str,
     lenience: Lenience,
     own: bool,
+    fixed: Mapping[str, Content],
 ) -> Mapped:
     """Hugging Face tensors of torchtitan's parameters, which `read` finds.
 
-    `own`: they are of rlrun's trainer, which keeps rotary pairs as Hugging Face does.
+    `own`: they are of rlrun's trainer, which keeps rotary pairs as Hugging Face does. `fixed`: Hugging Face
+    tensors that nobody trains, for where the checkpoint does not hold them.
     """
     twice = second_names(model)
     shapes = {name: tensor.shape for name, tensor in described.items() if name not in twice}
+    absent = {
+        tensor.parameter: fixed[tensor.name]
+        for tensor in hf_tensors(model)
+        if tensor.name in fixed and tensor.parameter not in described
+    }
+    shapes |= {name: content.tensor.shape for name, content in absent.items()}
     mapped = check_names(_parameter_shapes(model), shapes, where, lenience)
     stored = {name: read(name) for name in _by_parameter(model) if name in described}
     for tensor in hf_tensors(model):
+        if tensor.parameter in absent:
+            mapped.contents[tensor.name] = absent[tensor.parameter]
         if tensor.parameter not in stored:
             continue
         whole = stored[tensor.parameter]

@@ -11,6 +11,13 @@ def dtype_named(name: str) -> torch.dtype:
     return dtype
 
 
+def is_kept(name: str) -> bool:
+    """Whether a weight keeps its precision whatever the others get: a bias that decides which experts are
+    chosen.
+    """
+    return name.endswith("e_score_correction_bias")
+
+
 def torch_threads(count: int) -> None:
     """On how many threads torch computes each operation; one where the caller has threads of its own."""
     torch.set_num_threads(count)

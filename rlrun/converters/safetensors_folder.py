@@ -14,6 +14,7 @@ from rlrun.converters.architecture import Architecture
 from rlrun.converters.hf_folder import INDEX, companions, read_tensors
 from rlrun.converters.hf_names import HfTensor, is_derived
 from rlrun.converters.mapping import STRICT, check_names, hf_shapes
+from rlrun.converters.precision import is_kept
 from rlrun.converters.safetensors_format import Described, make_header, make_index, split_shards
 from rlrun.converters.stored import Files
 
@@ -63,14 +64,16 @@ def write_folder(
     dtype: torch.dtype,
 ) -> None:
     """Write a model folder: the tensors (in the order of `shapes`) as safetensors, the rest copied from
-    `source`.
+    `source`. What keeps its precision (`is_kept`) is written in float32, as it is trained.
 
     Holds one tensor in memory at a time. An OSError (a full disk) reaches the caller.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, path in companions(source).items():
         (folder / name).write_bytes(path.read_bytes())
-    described = {name: Described(dtype, shape) for name, shape in shapes.items()}
+    described = {
+        name: Described(torch.float32 if is_kept(name) else dtype, shape) for name, shape in shapes.items()
+    }
     shards = split_shards(described, SHARD_BYTES)
     stream = iter(tensors)
     for file, names in shards.items():

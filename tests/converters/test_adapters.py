@@ -14,7 +14,6 @@ from rlrun.converters.copying import Effort
 from rlrun.converters.mapping import Lenience
 
 FLAVORS = {
-    "deepseek_v3": "debugmodel",
     "kimi_k25": "debugmodel",
     "muse_glimmer": "debugmodel",
     "muse_glimmer-vision": "debugmodel_mm",

@@ -1,5 +1,6 @@
 """Conversions of whole folders, read back by the libraries that others read them with."""
 
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -30,8 +31,10 @@ def test_there_and_back_is_exact(family, tied, tmp_path):
         assert (back / name).read_bytes() == (source / name).read_bytes()
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [*itertools.product(["llama", "qwen3", "qwen3_moe"], [False, True]), ("deepseek_v3", False)],
+)
 def test_torchtitan_gives_the_same_parameters(family, tied, tmp_path):
     source = make_tiny_model(tmp_path / "hf", family, tied=tied)
     read = read_dcp(convert(source, "dcp", tmp_path / "dcp"))
@@ -40,15 +43,18 @@ def test_torchtitan_gives_the_same_parameters(family, tied, tmp_path):
 
 def torchtitan_parameters(source):
     """By torchtitan's adapter, which looks at a few sizes of its config."""
+    from torchtitan.models.deepseek_v3.state_dict_adapter import DeepSeekV3StateDictAdapter
     from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
     from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
+    adapters = {"llama": Llama3StateDictAdapter, "deepseek_v3": DeepSeekV3StateDictAdapter}
     model = read_architecture(source)
     attention = SimpleNamespace(n_heads=model.heads, n_kv_heads=model.kv_heads, head_dim=model.head_dim)
+    attention.q_lora_rank = (model.latent.query_rank or 0) if model.latent else 0
     moe = SimpleNamespace(num_experts=model.experts.count) if model.experts else None
     layers = [SimpleNamespace(attention=attention, moe=moe)] * model.layers
     config = SimpleNamespace(dim=model.hidden, enable_weight_tying=model.tied, layers=layers)
-    adapter = (Llama3StateDictAdapter if model.family == "llama" else Qwen3StateDictAdapter)(config, None)
+    adapter = adapters.get(model.family, Qwen3StateDictAdapter)(config, None)
     adapter._validate_hf_rope_config = ignore
     return adapter.from_hf(read_hf(source))
 
@@ -64,6 +70,21 @@ def test_several_files_have_an_index_that_transformers_reads(tmp_path):
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in read_hf(source).values())
     read = transformers.AutoModelForCausalLM.from_pretrained(out).state_dict()
     assert same(read_hf(source), dict(read))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_transformers_computes_the_same_with_what_came_back(family, tmp_path):
+    import transformers
+
+    source = make_tiny_model(tmp_path / "hf", family, tied=family == "qwen3")
+    back = convert(convert(source, "dcp", tmp_path / "dcp"), "hf", tmp_path / "back", shard_bytes=SMALL)
+    tokens = torch.arange(60).view(2, 30)
+    ours, theirs = (
+        transformers.AutoModelForCausalLM.from_pretrained(folder)(tokens).logits.log_softmax(-1)
+        for folder in (source, back)
+    )
+    assert torch.equal(ours, theirs)
+    assert transformers.AutoTokenizer.from_pretrained(back).chat_template
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -1,8 +1,11 @@
 """The shell reader: what a script says, without running it."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlrun.converters.shell import read_script
 
@@ -68,6 +71,39 @@ def test_what_cannot_be_known_is_noted(tmp_path: Path) -> None:
         "run.sh: ${MISSING[@]} is an array that nothing sets",
         "run.sh:7: run.sh sources itself; read once",
     ]
+
+
+PIECES = [
+    "a",
+    " ",
+    "\n",
+    "$",
+    "${",
+    "}",
+    "(",
+    ")",
+    "'",
+    '"',
+    "\\",
+    "`",
+    "#",
+    "=",
+    "X=(",
+    "${X[@]}",
+    "<<E",
+    "E",
+    ";",
+    "if",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join) | st.text(max_size=30))
+def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.sh"
+    path.write_text(text, encoding="utf-8", errors="surrogatepass", newline="")
+    with suppress(ValueError):
+        read_script(path)
 
 
 @pytest.mark.parametrize("text", ["run 'a", 'run "a', "run $(a", "run ${a", "run `a"])

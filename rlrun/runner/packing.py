@@ -132,20 +132,23 @@ def _assigned(
     """Pack, and share the bins out. Where that leaves ranks uneven (there are few bins), share the sequences
     out first and then pack, and keep what makes fewer micro-batches, then what takes less time.
     """
-    ranks = share_bins(best_fit_decreasing(lengths, max_tokens), work, data_degree)
-    if data_degree > 1 and _duration(ranks, work) > FLAT * work.sum() / data_degree:
-        other = share_items(lengths, work, max_tokens, data_degree)
-        ranks = min(ranks, other, key=lambda plan: (len(plan[0]), _duration(plan, work)))
-    return tuple(
-        tuple(tuple(rank[place]) for place in np.argsort(-loads_of(rank, work), kind="stable").tolist())
-        for rank in ranks
-    )
+    ranks, duration = _in_order(share_bins(best_fit_decreasing(lengths, max_tokens), work, data_degree), work)
+    if data_degree > 1 and duration > FLAT * work.sum() / data_degree:
+        others, other_duration = _in_order(share_items(lengths, work, max_tokens, data_degree), work)
+        if (len(others[0]), other_duration) < (len(ranks[0]), duration):
+            ranks = others
+    return tuple(tuple(tuple(batch) for batch in rank) for rank in ranks)
 
 
-def _duration(ranks: Sequence[Sequence[Bin]], work: NDArray[np.float64]) -> float:
-    """Work of the slowest rank in every round, as ranks wait for each other after each micro-batch."""
-    loads = np.array([np.sort(loads_of(rank, work)) for rank in ranks])
-    return float(loads.max(axis=0).sum())
+def _in_order(ranks: Sequence[list[Bin]], work: NDArray[np.float64]) -> tuple[list[list[Bin]], float]:
+    """Each rank's micro-batches with the most work first, and the work of the slowest rank in every round:
+    ranks wait for each other after each micro-batch.
+    """
+    loads = [loads_of(rank, work) for rank in ranks]
+    orders = [np.argsort(-own, kind="stable") for own in loads]
+    rounds = np.array([own[order] for own, order in zip(loads, orders, strict=True)])
+    ordered = [[rank[place] for place in order.tolist()] for rank, order in zip(ranks, orders, strict=True)]
+    return ordered, float(rounds.max(axis=0).sum())
 
 
 def _units(members: Sequence[int], sequences: Sequence[TrainSequence], together: bool) -> list[list[int]]:

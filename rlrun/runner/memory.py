@@ -107,7 +107,9 @@ def optimizer_bytes(share: Share, spec: OptimizerSpec) -> int:
 
 
 def cache_token_bytes(model: Architecture, dtype: str) -> int:
-    """KV cache of one token in all layers."""
+    """KV cache of one token in all layers; latent attention keeps one vector and the key's rotated part."""
+    if model.latent is not None:
+        return model.layers * (model.latent.rank + model.latent.rotated) * ITEM[dtype]
     return 2 * model.layers * model.kv_heads * model.head_dim * ITEM[dtype]
 
 
@@ -171,6 +173,7 @@ def _activations(model: Architecture, trainer: TrainerSpec, share: Share, tokens
     if experts := model.experts:
         sparse = len(experts.layers) / model.layers
         routed = experts.per_token * (4 * experts.intermediate + 2 * model.hidden)
+        routed += experts.shared * 4 * experts.intermediate
         feed_forward = sparse * routed + (1 - sparse) * 4 * model.intermediate
     else:
         feed_forward = 4 * model.intermediate

@@ -11,6 +11,9 @@ from rlrun.converters.hf_names import HfTensor, hf_tensors
 from rlrun.runner.trainer.layout import stage_layers, stages_of
 from rlrun.specs.trainer import ParallelSpec
 
+_WHOLE = (".router.", ".wq_a.", ".wkv_a.")
+"""Matrices that tensor parallelism leaves whole: routers, and the way into latent vectors."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -141,7 +144,7 @@ def _gathered(stack: _Stack, parallel: ParallelSpec) -> int:
     tensor = stack.tensor
     if tensor.expert is not None:
         return -(-stack.size // parallel.expert)
-    is_split = len(tensor.shape) > 1 and ".router." not in tensor.parameter
+    is_split = len(tensor.shape) > 1 and not any(name in tensor.parameter for name in _WHOLE)
     return -(-stack.size // (parallel.tensor if is_split else 1))
 
 

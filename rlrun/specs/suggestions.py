@@ -87,6 +87,16 @@ OTHER_NAMES = {
     "reward_model": "rewards",
     "rm_type": "rewards",
     "report_to": "trackers",
+    "pp_size": "trainer.parallel.pipeline",
+    "ep_size": "trainer.parallel.expert",
+    "kl_loss_coef": "algorithm.kl.in_loss.coef",
+    "beta": "algorithm.kl.in_loss.coef",
+    "kl_coef": "algorithm.kl.in_reward.coef",
+    "critic_lr": "critic.lr",
+    "ref_update_interval": "reference.update_interval",
+    "mem_fraction_static": "engine.sglang.mem_fraction_static",
+    "gpu_memory_utilization": "engine.sglang.mem_fraction_static",
+    "teacher_model": "teacher.path",
 }
 """What other trainers call a setting -> its key here."""
 

@@ -68,7 +68,7 @@ def test_shares_add_up_to_the_model(layout: dict[str, int]) -> None:
     assert held / parallel.pipeline == pytest.approx(parameter_count(QWEN3_8B), rel=0.001)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "deepseek_v3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_training_state_is_as_large_as_planned(tmp_path: Path, family: str, dtype: Any, tied: bool) -> None:

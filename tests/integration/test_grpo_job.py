@@ -105,8 +105,9 @@ def test_a_job_that_streams_aborts_its_surplus_and_stays_on_policy(jobs: Jobs) -
         assert line["perf/peak_memory/engine"] > 0
 
 
-def test_two_ranks_train_as_one(jobs: Jobs, reference: Ended) -> None:
-    sharded = jobs.run("sharded", trainer__parallel={"fsdp": 2}, trainer__steps=3)
+@pytest.mark.parametrize("kind", ["fsdp", "pipeline"])
+def test_two_ranks_train_as_one(kind: str, jobs: Jobs, reference: Ended) -> None:
+    sharded = jobs.run(f"two-{kind}", trainer__parallel={kind: 2}, trainer__steps=3)
     assert sharded.code == 0, sharded.output
     for one, two in zip(reference.metrics, sharded.metrics, strict=False):
         assert two["rollout/reward/mean"] == pytest.approx(one["rollout/reward/mean"], abs=0.05)

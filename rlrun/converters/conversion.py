@@ -7,7 +7,7 @@ byte is written.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,27 +15,23 @@ from typing import Any
 import torch
 
 from rlrun.converters.adapters import group_bytes
-from rlrun.converters.architecture import FAMILIES, read_config
-from rlrun.converters.content import Content, Plain, cast, plain
+from rlrun.converters.architecture import read_config
+from rlrun.converters.content import Content, Plain, plain
 from rlrun.converters.copying import Advance, Effort, as_bytes, blocks
 from rlrun.converters.dcp_folder import DcpFolder
 from rlrun.converters.destination import write_whole
-from rlrun.converters.families import check_family, map_to_hf, map_to_parameters, other_names
-from rlrun.converters.fp8 import Granularity, dequantised, quantisation_config, quantised
-from rlrun.converters.hf_folder import companions, is_hf_folder, read_tensors
+from rlrun.converters.families import check_family, map_to_parameters, other_names
+from rlrun.converters.fp8 import Granularity, quantisation_config, quantised
+from rlrun.converters.hf_folder import companions, read_tensors
 from rlrun.converters.locate import Format, Found
 from rlrun.converters.lora import merged
 from rlrun.converters.mapping import STRICT, Lenience, Mapped
 from rlrun.converters.output_files import OutputFile, distcp_files, safetensors_files, small_file
-from rlrun.converters.precision import dtype_named, is_kept
+from rlrun.converters.sources import cast_weight, checked_contents, config_of, optimizer_contents
 from rlrun.converters.stored import Files, Stored
+from rlrun.converters.tying import with_tying
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_OWN = "parameters."
-"""Before the names of parameters in checkpoints of rlrun's trainer."""
 _OPTIMIZER = "optimizer"
-_OTHER_STATE = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")
-"""What torchtitan's own checkpoints hold besides parameters."""
 _VERIFY_BYTES = 16 << 20
 
 
@@ -106,17 +102,20 @@ def plan_conversion(source: Found, target: Format, options: Options) -> Conversi
     """
     if options.optimizer and (source.format, target) != ("dcp", "hf"):
         raise ValueError("only a checkpoint of training has an optimizer's state: leave --optimizer out")
-    config = _config(source)
+    config = config_of(source)
     wide = target == "dcp" or options.dequantise or bool(options.quantise or options.adapter)
-    contents, mapped = _hf_contents(source, config, options, wide)
+    mapped = checked_contents(source, config, options.dtype, wide=wide, lenience=options.lenience)
+    contents = mapped.contents
     if options.adapter is not None:
         contents = merged(contents, options.adapter)
-    contents, config = _tied(contents, config, options.tied)
-    contents = {name: _cast(name, content, options.dtype) for name, content in contents.items()}
+    contents, config = with_tying(contents, config, options.tied)
+    contents = {name: cast_weight(name, content, options.dtype) for name, content in contents.items()}
     if target == "hf":
         contents, config = _quantised(contents, config, options.quantise)
         files = safetensors_files(contents, options.shard_bytes)
-        files += _optimizer_files(source, config, options) if options.optimizer else []
+        if options.optimizer:
+            extra = safetensors_files(optimizer_contents(source, config), options.shard_bytes)
+            files += [replace(file, name=f"{_OPTIMIZER}/{file.name}") for file in extra]
     else:
         if options.quantise:
             raise ValueError("a distributed checkpoint is for training: it is not quantised")
@@ -130,118 +129,6 @@ def plan_conversion(source: Found, target: Format, options: Options) -> Conversi
     )
 
 
-def hf_contents(source: Found) -> dict[str, Content]:
-    """A checkpoint's tensors by Hugging Face name, as they are. ValueError where they are not in order."""
-    if source.format == "hf":
-        return {name: plain(tensor) for name, tensor in read_tensors(source.folder).items()}
-    return _from_parameters(source, _config(source), Lenience(True, True)).contents
-
-
-def _config(source: Found) -> dict[str, Any]:
-    if source.model is None:
-        raise ValueError(
-            f"{source.folder} does not say which model it is of: give --model, a folder with its config.json"
-        )
-    return read_config(source.model)
-
-
-def _hf_contents(
-    source: Found, config: Mapping[str, Any], options: Options, wide: bool
-) -> tuple[dict[str, Content], Mapped]:
-    """The source's tensors by Hugging Face name; `wide`: none of them quantised."""
-    if source.format == "hf":
-        return _stored_hf(source, config, options, wide)
-    mapped = _from_parameters(source, config, options.lenience)
-    precision = options.dtype or _dtype(config)
-    return {name: _cast(name, content, precision) for name, content in mapped.contents.items()}, mapped
-
-
-def _stored_hf(
-    source: Found, config: Mapping[str, Any], options: Options, wide: bool
-) -> tuple[dict[str, Content], Mapped]:
-    found: dict[str, Content] = {name: plain(tensor) for name, tensor in read_tensors(source.folder).items()}
-    if wide:
-        found = dequantised(found, config, options.dtype or _dtype(config))
-    elif config.get("quantization_config"):
-        return found, Mapped()
-    if config.get("model_type") not in FAMILIES:
-        return found, Mapped()
-    mapped = map_to_parameters(config, found, str(source.folder), options.lenience)
-    return {name: content for name, content in found.items() if name not in mapped.unknown}, mapped
-
-
-def _from_parameters(
-    source: Found, config: Mapping[str, Any], lenience: Lenience, prefix: str | None = None
-) -> Mapped:
-    """The tensors of a distributed checkpoint whose names begin with `prefix`; None: the parameters."""
-    folder = DcpFolder(source.folder)
-    own = any(name.startswith(_OWN) for name in folder.tensors)
-    start = prefix if prefix is not None else _OWN if own else ""
-    described = {
-        name.removeprefix(start): tensor
-        for name, tensor in folder.tensors.items()
-        if name.startswith(start) and not name.startswith(_OTHER_STATE)
-    }
-
-    def read(name: str) -> Stored:
-        return folder.read(start + name)
-
-    fixed = _fixed(source) if own else {}
-    return map_to_hf(
-        config, described, read, where=str(source.folder), lenience=lenience, own=own, fixed=fixed
-    )
-
-
-def _fixed(source: Found) -> dict[str, Content]:
-    """Tensors that the trainer leaves as they were, and out of its checkpoints: those of the run's model."""
-    if source.model is None or not is_hf_folder(source.model):
-        return {}
-    return {name: plain(tensor) for name, tensor in read_tensors(source.model).items() if is_kept(name)}
-
-
-def _optimizer_files(source: Found, config: Mapping[str, Any], options: Options) -> list[OutputFile]:
-    """The optimizer's tensors under the names of the weights they belong to, in a folder of their own."""
-    names = DcpFolder(source.folder).tensors
-    weights = {name.removeprefix(_OWN) for name in names if name.startswith(_OWN)}
-    kinds = {kind for kind, _, weight in (name.partition(".") for name in names) if weight in weights}
-    kinds -= {_OWN.removesuffix(".")}
-    if not kinds:
-        raise ValueError(f"{source.folder} holds no optimizer's state")
-    contents: dict[str, Content] = {}
-    for kind in sorted(kinds):
-        found = _from_parameters(source, config, Lenience(missing=True), f"{kind}.")
-        contents |= {f"{kind}.{name}": content for name, content in found.contents.items()}
-    files = safetensors_files(contents, options.shard_bytes)
-    return [replace(file, name=f"{_OPTIMIZER}/{file.name}") for file in files]
-
-
-def _tied(
-    contents: dict[str, Content], config: dict[str, Any], tied: bool | None
-) -> tuple[dict[str, Content], dict[str, Any]]:
-    """With one tensor for embedding and head, or two."""
-    if tied is None or tied == bool(config.get("tie_word_embeddings", False)):
-        return contents, config
-    if EMBEDDING not in contents:
-        raise ValueError(f"the model has no {EMBEDDING} to tie or untie")
-    config = config | {"tie_word_embeddings": tied}
-    if not tied:
-        return contents | {HEAD: contents[EMBEDDING]}, config
-    _check_same(contents)
-    return {name: content for name, content in contents.items() if name != HEAD}, config
-
-
-def _check_same(contents: Mapping[str, Content]) -> None:
-    """Tying must lose nothing."""
-    embedding, head, files = contents[EMBEDDING], contents[HEAD], Files()
-    same = embedding.tensor == head.tensor and all(
-        torch.equal(as_bytes(embedding.rows(files, *block)), as_bytes(head.rows(files, *block)))
-        for block in blocks(embedding, _VERIFY_BYTES)
-    )
-    files.close()
-    if not same:
-        raise ValueError(f"{HEAD} and {EMBEDDING} differ: tying them would throw one away")
-
-
 def _quantised(
     contents: dict[str, Content], config: dict[str, Any], granularity: Granularity | None
 ) -> tuple[dict[str, Content], dict[str, Any]]:
@@ -251,16 +138,6 @@ def _quantised(
     check_family(config)  # of others it is not known which tensors are projections
     settings = quantisation_config(contents, granularity)
     return quantised(contents, granularity), config | {"quantization_config": settings}
-
-
-def _cast(name: str, content: Content, dtype: torch.dtype | None) -> Content:
-    if dtype is None or content.tensor.dtype.itemsize == 1 or is_kept(name):
-        return content
-    return cast(content, dtype)
-
-
-def _dtype(config: Mapping[str, Any]) -> torch.dtype:
-    return dtype_named(str(config.get("dtype") or config.get("torch_dtype") or "float32"))
 
 
 def _with_dtype(config: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:

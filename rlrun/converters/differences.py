@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlrun.converters.content import Content, plain
-from rlrun.converters.conversion import hf_contents
 from rlrun.converters.copying import blocks
 from rlrun.converters.dcp_folder import DcpFolder
 from rlrun.converters.locate import Found
+from rlrun.converters.sources import hf_contents
 from rlrun.converters.stored import Files
 
 _BLOCK_BYTES = 16 << 20

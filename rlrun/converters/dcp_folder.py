@@ -8,15 +8,13 @@ two consist of are let in, and none of them does more than hold values.
 import io
 import math
 import pickle
-import zipfile
-from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
+from rlrun.converters.dcp_item import Item, data_position
 from rlrun.converters.paths import check_tensor_name, inside
 from rlrun.converters.safetensors_format import CODES, Described
 from rlrun.converters.stored import Chunk, Stored
@@ -32,19 +30,6 @@ _METADATA_CLASSES = {
     "StorageMeta",
     "_MEM_FORMAT_ENCODING",
 }
-_RECORD_HEADER = 30
-"""Bytes of a zip record's own header, before its name and padding."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """What `.metadata` says of a chunk."""
-
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
-    file: str
-    position: int
-    length: int
 
 
 class DcpFolder:
@@ -92,12 +77,12 @@ class DcpFolder:
             data = bytearray(file.read(stored.nbytes))
         return int(torch.frombuffer(data, dtype=stored.dtype))
 
-    def _chunk(self, name: str, dtype: torch.dtype, item: _Item) -> Chunk:
+    def _chunk(self, name: str, dtype: torch.dtype, item: Item) -> Chunk:
         path = inside(self.folder, item.file)
         if item.position + item.length > path.stat().st_size:
             raise ValueError(f"{path} is cut off: {name} would end at byte {item.position + item.length}")
         try:
-            position = item.position + _data_position(path, dtype, item)
+            position = item.position + data_position(path, dtype, item)
         except Exception as error:  # as above
             raise ValueError(f"{path} does not hold {name} at {item.position}: {_line(error)}") from None
         return Chunk(path, position, item.offsets, item.shape)
@@ -125,32 +110,10 @@ class _MetadataPickle(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds {module}.{name}, which no metadata needs")
 
 
-class _TensorPickle(pickle.Unpickler):
-    """Reads the small pickle of a tensor: `(storage's key, offset, size, stride)`."""
-
-    def persistent_load(self, pid: Any) -> Any:
-        return pid[2]
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"):
-            return lambda key, offset, size, stride, *_: (key, offset, tuple(size), tuple(stride))
-        if (module, name) == ("torch._utils", "_rebuild_parameter"):
-            return lambda tensor, *_: tensor
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("torch", "Size"):
-            return torch.Size
-        if module in ("torch", "torch.storage") and name.endswith("Storage"):
-            return name
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return name
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, which no tensor needs")
-
-
-def _items(table: Any) -> dict[str, list[_Item]]:
+def _items(table: Any) -> dict[str, list[Item]]:
     """The chunks of every tensor; objects that are no tensors are left out."""
     infos = {(index.fqn, _shape(index.offset or ())): info for index, info in table.storage_data.items()}
-    found: dict[str, list[_Item]] = {}
+    found: dict[str, list[Item]] = {}
     for name, entry in table.state_dict_metadata.items():
         if not isinstance(entry, metadata.TensorStorageMetadata):
             continue
@@ -160,7 +123,7 @@ def _items(table: Any) -> dict[str, list[_Item]]:
             if getattr(info, "transform_descriptors", None):
                 raise ValueError(f"{name} is stored compressed, which is not supported")
             (position,), (length,) = _shape((info.offset,)), _shape((info.length,))
-            found[name].append(_Item(offsets, _shape(chunk.sizes), info.relative_path, position, length))
+            found[name].append(Item(offsets, _shape(chunk.sizes), info.relative_path, position, length))
     if not found:
         raise ValueError("it has no tensors")
     return found
@@ -173,7 +136,7 @@ def _shape(values: Any) -> tuple[int, ...]:
     return shape
 
 
-def _check_filled(name: str, tensor: Described, items: list[_Item]) -> None:
+def _check_filled(name: str, tensor: Described, items: list[Item]) -> None:
     """The chunks must fill the tensor, and lie within it."""
     if tensor.dtype not in CODES:
         raise ValueError(f"{name} has type {tensor.dtype}, which is not supported")
@@ -183,74 +146,6 @@ def _check_filled(name: str, tensor: Described, items: list[_Item]) -> None:
             raise ValueError(f"{name} has a chunk that reaches beyond it")
     if sum(math.prod(item.shape) for item in items) != math.prod(tensor.shape):
         raise ValueError(f"the chunks of {name} do not fill it")
-
-
-def _data_position(path: Path, dtype: torch.dtype, item: _Item) -> int:
-    """Where, from the item's beginning, its bytes are."""
-    with path.open("rb") as file:
-        file.seek(item.position)
-        archive = io.BytesIO(file.read(item.length)) if item.length < 1 << 16 else _Window(file, item)
-        with zipfile.ZipFile(archive) as records:
-            root = next(name for name in records.namelist() if name.endswith("/data.pkl"))[: -len("data.pkl")]
-            if f"{root}byteorder" in records.namelist() and records.read(f"{root}byteorder") != b"little":
-                raise ValueError("its bytes are big-endian, which is not supported")
-            key, offset, size, stride = _TensorPickle(records.open(f"{root}data.pkl")).load()
-            record = records.getinfo(f"{root}data/{key}")
-        archive.seek(record.header_offset)
-        header = archive.read(_RECORD_HEADER)
-    begin = (
-        record.header_offset
-        + _RECORD_HEADER
-        + sum(int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
-    )
-    used = (offset + math.prod(size)) * dtype.itemsize
-    if tuple(size) != item.shape or used > record.file_size or record.compress_type != zipfile.ZIP_STORED:
-        raise ValueError(f"it is a tensor of shape {size}, not {item.shape}")
-    if begin + used > item.length:
-        raise ValueError("it is cut off")
-    if math.prod(size) and not _is_contiguous(size, stride):
-        raise ValueError(f"it is stored with strides {stride}, only row-major tensors are supported")
-    return begin + offset * dtype.itemsize
-
-
-class _Window(io.RawIOBase):
-    """The bytes of one item, as a file of its own."""
-
-    def __init__(self, file: Any, item: _Item) -> None:
-        self._file = file
-        self._begin, self._length = item.position, item.length
-        self._at = 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        rest = max(0, self._length - self._at)
-        size = rest if size is None or size < 0 else min(size, rest)
-        self._file.seek(self._begin + self._at)
-        data: bytes = self._file.read(size)
-        self._at += len(data)
-        return data
-
-
-def _is_contiguous(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    expected = 1
-    for length, step in zip(reversed(size), reversed(stride), strict=True):
-        if length > 1 and step != expected:
-            return False
-        expected *= length
-    return True
 
 
 def _line(error: Exception) -> str:

@@ -134,7 +134,10 @@ class Tokenizer:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    list(messages), add_generation_prompt=generation_prompt, tokenize=False
+                    list(messages),
+                    tools=row.metadata.get("tools"),
+                    add_generation_prompt=generation_prompt,
+                    tokenize=False,
                 )
             )
         except Exception as error:  # the boundary to the template, a program that came with the model

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.plugins.data.jsonl import split_slice
+from rlrun.plugins.data.rows import split_slice
 from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.testing import check_data, check_reward, sample
 

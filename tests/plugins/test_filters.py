@@ -77,3 +77,17 @@ def test_every_filter_keeps_the_contract(name: str) -> None:
 def test_wrong_parameters_are_named(name: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(PluginError, match=message):
         build("filters", name, params)
+
+
+def test_repetition_drops_groups_that_repeat_themselves() -> None:
+    looping, varied = "again and again " * 30, " ".join(map(str, range(60)))
+    groups = []
+    for texts in ([looping, looping], [looping, varied], [varied, varied]):
+        one = group([1.0, 0.0])
+        for sample, text in zip(one.samples, texts, strict=True):
+            sample.text = text
+        groups.append(one)
+    reasons = [verdict and verdict.reason for verdict in check_filter("repetition", {}, groups)]
+    assert reasons == ["repetition", "repetition", None]
+    stricter = check_filter("repetition", {"samples": 1.0}, groups)
+    assert [verdict and verdict.reason for verdict in stricter] == ["repetition", None, None]

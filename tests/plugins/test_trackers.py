@@ -1,17 +1,43 @@
 """What trackers leave in the run folder."""
 
+import urllib.request
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlrun.plugins.registry import names
+from rlrun.plugins.registry import build, names
 from rlrun.plugins.testing import check_tracker
+
+PARAMS = {"wandb": {"mode": "offline"}, "prometheus": {"port": 0}}
 
 
 @pytest.mark.parametrize("name", names("trackers"))
 def test_every_tracker_keeps_the_contract(name: str, tmp_path: Path) -> None:
-    check_tracker(name, {}, str(tmp_path))
+    if name == "wandb":
+        pytest.importorskip("wandb")
+    check_tracker(name, PARAMS.get(name, {}), str(tmp_path))
+    if name == "wandb":
+        [run_id] = (tmp_path / "wandb-id.txt").read_text().split()
+        runs = {path.name.rpartition("-")[2] for path in (tmp_path / "wandb").glob("offline-run-*")}
+        assert runs == {run_id}, "a resumed run goes on with its id"
+
+
+def test_prometheus_finds_the_newest_metrics(tmp_path: Path) -> None:
+    tracker = build("trackers", "prometheus", {"port": 0})
+    tracker.start(str(tmp_path), 'my "run"', {})
+    try:
+        tracker.log(1, {"rollout/reward/mean": 0.25, "train/loss": float("nan")})
+        tracker.log(2, {"train/kl-x": float("inf")})
+        with urllib.request.urlopen(tracker.url, timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+    finally:
+        tracker.close()
+    assert 'rlrun_rollout_reward_mean{run="my \\"run\\""} 0.25' in lines
+    assert 'rlrun_train_loss{run="my \\"run\\""} NaN' in lines
+    assert 'rlrun_train_kl_x{run="my \\"run\\""} +Inf' in lines
+    assert 'rlrun_step{run="my \\"run\\""} 2.0' in lines
+    assert lines[0] == "# TYPE rlrun_rollout_reward_mean gauge"
 
 
 def test_tensorboard_holds_every_point_also_of_a_resumed_run(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ class MathVerify:
 
     Answers in a box that are plain numbers, expressions, tuples, sets or matrices are compared without it,
     and what it made of a text is remembered: a group shares its label and, often, answers. It looks at the
-    last 20,000 characters of a response without a single box. Its own time-outs are off: `scoring.timeout` ends
-    what hangs. A label without `$` or a box is read as LaTeX.
+    last 20,000 characters of a response without a single box. Its own time-outs are off: `scoring.timeout`
+    ends what hangs. A label without `$` or a box is read as LaTeX.
     """
 
     Params = MathVerifyParams

@@ -1,0 +1,67 @@
+"""Prompts from a dataset of the `datasets` library: an id on the Hugging Face hub, or a local copy."""
+
+from pathlib import Path
+from typing import Any
+
+from rlrun.plugins.data.rows import RowKeys, first_of_each_prompt, row_of, split_slice
+from rlrun.plugins.types import Row
+
+SAVED = ("dataset_info.json", "dataset_dict.json")
+"""One of them lies in a folder that `save_to_disk` wrote."""
+
+
+class HfParams(RowKeys):
+    """Which dataset."""
+
+    path: str
+    """Id such as `openai/gsm8k`, or a folder: one that `save_to_disk` wrote, or one with data files."""
+    name: str | None = None
+    """Configuration of the dataset, such as `main`. None: the only one."""
+    split: str = "train"
+    """Which split; `train@[100:200]` takes some of its rows."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub. None: the default branch."""
+
+
+class Hf:
+    """Row i is the i-th row of the split; the library keeps rows on disk, so that they may exceed memory."""
+
+    Params = HfParams
+    api_version = 1
+
+    def __init__(self, params: HfParams) -> None:
+        """ValueError where the library cannot load it."""
+        import datasets  # the data extra, and seconds; checking a spec does not need it
+
+        self.params = params
+        split, rows = split_slice(params.split)
+        try:
+            if any((Path(params.path) / marker).is_file() for marker in SAVED):
+                found: Any = datasets.load_from_disk(params.path)
+                self._table = found[split] if isinstance(found, datasets.DatasetDict) else found
+            else:
+                self._table = datasets.load_dataset(
+                    params.path, params.name, split=split, revision=params.revision
+                )
+        except Exception as error:  # the boundary to a library that raises whatever its loaders raise
+            raise ValueError(
+                f"{params.path} ({split}) cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+        self._rows: Any = range(len(self._table))[rows]
+        if not len(self._rows):
+            raise ValueError(
+                f"{params.path} has no rows in {params.split} (the split has {len(self._table)})"
+            )
+        if params.unique:
+            self._rows = [self._rows[index] for index in first_of_each_prompt(self)]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Row:
+        """ValueError for a row without its columns, naming it."""
+        number = self._rows[index]
+        try:
+            return row_of(dict(self._table[number]), self.params, str(number))
+        except ValueError as error:
+            raise ValueError(f"{self.params.path}, row {number}: {error}") from error

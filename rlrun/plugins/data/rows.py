@@ -1,0 +1,121 @@
+"""From a table's values to a Row: what the sources that read files have in common."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun.plugins.protocols import DataSource
+from rlrun.plugins.types import Row
+from rlrun.specs.section import Section
+
+_SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
+
+
+class RowKeys(Section):
+    """The keys, or columns, that a row's values stand under."""
+
+    prompt_key: str = "prompt"
+    """Text, or a list of chat messages."""
+    label_key: str | None = "label"
+    """What rewards compare with. None: there is no label."""
+    metadata_key: str = "metadata"
+    """A table of anything else the rewards need; may be missing."""
+    metadata_columns: tuple[str, ...] = ()
+    """Other columns to carry along in the metadata, such as images; each must be there."""
+    tools_key: str | None = None
+    """Tools for the chat template, as JSON schemas or their text; `tools` in the metadata. None: none."""
+    system_prompt: str | None = None
+    """Stands before every prompt that has no system message of its own. None: nothing does."""
+    response_key: str | None = None
+    """The demonstration for SFT, the preferred answer for DPO. None: rows are prompts only; or, for SFT,
+    chats that end with an answer, of which all answers are trained."""
+    rejected_key: str | None = None
+    """The answer that the other was preferred to, for DPO. None: there is none."""
+    unique: bool = False
+    """Of rows with the same prompt only the first is used; the whole source is read once to find them."""
+
+
+def row_of(values: Any, keys: RowKeys, row_id: str) -> Row:
+    """The row in one table of values. ValueError says what is missing or wrong."""
+    if not isinstance(values, dict):
+        raise ValueError(f"expected a JSON object, found {type(values).__name__}")
+    return Row(
+        id=row_id,
+        prompt=_with_system(_prompt(required(values, keys.prompt_key), keys.prompt_key), keys.system_prompt),
+        label=required(values, keys.label_key) if keys.label_key is not None else None,
+        metadata=_metadata(values, keys),
+        response=_response(values, keys.response_key),
+        rejected=_response(values, keys.rejected_key),
+    )
+
+
+def split_slice(path: str) -> tuple[str, slice]:
+    """`rows.jsonl@[2:9]` -> `("rows.jsonl", slice(2, 9))`; ValueError where the slice is malformed."""
+    found = _SLICED.fullmatch(path)
+    if found is None:
+        if "@[" in path:
+            raise ValueError(
+                f"{path!r} ends in no valid slice; write rows.jsonl@[start:end], either may be left out"
+            )
+        return path, slice(None)
+    start, end = (int(found[name]) if found[name] else None for name in ("start", "end"))
+    return found["path"], slice(start, end)
+
+
+def first_of_each_prompt(rows: DataSource) -> list[int]:
+    """Indices of the rows whose prompt no row before has; broken rows stay, to be counted as broken."""
+    seen: set[str] = set()
+    kept = []
+    for index in range(len(rows)):
+        try:
+            prompt = json.dumps(rows[index].prompt, default=str)
+        except ValueError:
+            kept.append(index)
+            continue
+        if prompt not in seen:
+            seen.add(prompt)
+            kept.append(index)
+    return kept
+
+
+def required(values: Mapping[str, Any], key: str) -> Any:
+    """The value under a key. ValueError with the keys there are."""
+    if key not in values:
+        raise ValueError(f"no key {key!r}; the line has {', '.join(map(repr, values)) or 'no keys'}")
+    return values[key]
+
+
+def _metadata(values: Mapping[str, Any], keys: RowKeys) -> dict[str, Any]:
+    metadata = values.get(keys.metadata_key) or {}
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{keys.metadata_key!r} is not a table but {type(metadata).__name__}")
+    carried = {column: required(values, column) for column in keys.metadata_columns}
+    if keys.tools_key is not None:
+        tools = required(values, keys.tools_key)
+        carried["tools"] = json.loads(tools) if isinstance(tools, str) else tools
+    return {**metadata, **carried}
+
+
+def _with_system(prompt: str | list[dict[str, Any]], system: str | None) -> str | list[dict[str, Any]]:
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if system is None or messages[0]["role"] == "system":
+        return prompt
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _prompt(value: Any, key: str) -> str | list[dict[str, Any]]:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "role" in item for item in value):
+        return value
+    raise ValueError(f"{key!r} must be text or a list of messages with a role, neither empty")
+
+
+def _response(values: Mapping[str, Any], key: str | None) -> str | None:
+    if key is None:
+        return None
+    response = required(values, key)
+    if not isinstance(response, str) or not response:
+        raise ValueError(f"{key!r} must be text and not empty")
+    return response

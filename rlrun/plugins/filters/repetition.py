@@ -1,0 +1,36 @@
+"""Drops groups in which too many responses repeat themselves."""
+
+from pydantic import Field
+
+from rlrun.plugins.rewards.repetition import repeated_share
+from rlrun.plugins.types import Drop, Group
+from rlrun.specs.section import Section
+
+
+class RepetitionParams(Section):
+    """What counts as repetition, and how much of it is kept."""
+
+    ngram: int = Field(default=20, ge=1)
+    """Words in a row that count as repeated when they stand there again."""
+    share: float = Field(default=0.5, gt=0, le=1)
+    """Share of a response's n-grams that must be repetitions for it to count as one that repeats itself."""
+    samples: float = Field(default=0.5, gt=0, le=1)
+    """Share of a group's responses that must repeat themselves for the group to be dropped."""
+
+
+class Repetition:
+    """Drops a group where at least `samples` of the responses consist of repetitions for at least `share`."""
+
+    Params = RepetitionParams
+    api_version = 1
+
+    def __init__(self, params: RepetitionParams) -> None:
+        self.params = params
+
+    def __call__(self, group: Group) -> Drop | None:
+        """Reason: `repetition`."""
+        params = self.params
+        repeating = sum(repeated_share(one.text, params.ngram) >= params.share for one in group.samples)
+        if group.samples and repeating >= params.samples * len(group.samples):
+            return Drop("repetition")
+        return None

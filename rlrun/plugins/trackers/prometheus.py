@@ -1,0 +1,93 @@
+"""The newest metrics at an HTTP address, for Prometheus to collect."""
+
+import math
+import re
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from pydantic import Field
+
+from rlrun.specs.section import Section
+
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+class PrometheusParams(Section):
+    """Where Prometheus finds them."""
+
+    port: int = Field(default=9400, ge=0, le=65535)
+    """TCP port of `/metrics`; 0: any that is free, as the log says."""
+    host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` for all."""
+
+
+class Prometheus:
+    """One gauge a metric, and `rlrun_step`: `rollout/reward/mean` is `rlrun_rollout_reward_mean{run="…"}`."""
+
+    Params = PrometheusParams
+    api_version = 1
+
+    def __init__(self, params: PrometheusParams) -> None:
+        self.params = params
+        self._server: _Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the metrics are, once started."""
+        assert self._server is not None, "start() comes first"
+        return f"http://{self._server.server_address[0]!s}:{self._server.server_port}/metrics"
+
+    def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
+        """Listens from now on; OSError where the port is taken."""
+        self._server = _Server((self.params.host, self.params.port), _Handler)
+        self._server.run = name
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What a collector sees from now on; metrics that a step lacks keep their values."""
+        assert self._server is not None, "start() comes first"
+        self._server.gauges = {**self._server.gauges, **metrics, "step": step}
+
+    def close(self) -> None:
+        """Stops listening."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+
+class _Server(ThreadingHTTPServer):
+    """Serves the gauges it was last given."""
+
+    daemon_threads = True
+    run = ""
+    gauges: Mapping[str, float] = {}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        """The text format, whatever the path."""
+        body = exposition(self.server.run, self.server.gauges).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Collectors come every few seconds; nobody wants to read of it."""
+
+
+def exposition(run: str, gauges: Mapping[str, float]) -> str:
+    """Metrics in Prometheus' text format."""
+    lines = []
+    for metric, value in sorted(gauges.items()):
+        name = "rlrun_" + _NOT_IN_NAMES.sub("_", metric)
+        number = "NaN" if math.isnan(value) else f"{value:+}" if math.isinf(value) else repr(float(value))
+        lines.append(f'# TYPE {name} gauge\n{name}{{run="{run.translate(_ESCAPES)}"}} {number}\n')
+    return "".join(lines).replace("+inf", "+Inf").replace("-inf", "-Inf")

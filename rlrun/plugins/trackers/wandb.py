@@ -1,0 +1,72 @@
+"""Weights & Biases, online or offline (https://docs.wandb.ai)."""
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from rlrun.specs.section import Section
+
+ID_FILE = "wandb-id.txt"
+
+
+class WandbParams(Section):
+    """Where runs are shown."""
+
+    project: str = "rlrun"
+    """Project of the run."""
+    entity: str | None = None
+    """Team or user. None: your default one."""
+    mode: Literal["online", "offline"] = "online"
+    """`offline` writes to the run's folder only; `wandb sync` sends it later."""
+    group: str | None = None
+    """Group of runs. None: none."""
+    tags: tuple[str, ...] = ()
+    """Of the run."""
+
+
+class Wandb:
+    """One run; a resumed job goes on with it. The key comes from WANDB_API_KEY or `wandb login`.
+
+    The spec is sent without its secrets; console output and code are not sent.
+    """
+
+    Params = WandbParams
+    api_version = 1
+
+    def __init__(self, params: WandbParams) -> None:
+        self.params = params
+        self._run: Any = None
+
+    def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
+        """Begins the run, or goes on with the one whose id is in the run's folder."""
+        import wandb  # the trackers extra; checking a spec does not need it
+
+        folder = Path(run_folder)
+        id_file = folder / ID_FILE
+        run_id = id_file.read_text().strip() if id_file.is_file() else secrets.token_hex(4)
+        params = self.params
+        self._run = wandb.init(
+            project=params.project,
+            entity=params.entity,
+            mode=params.mode,
+            group=params.group,
+            tags=list(params.tags) or None,
+            name=name,
+            id=run_id,
+            resume="allow",
+            dir=str(folder),
+            config=dict(spec),
+            settings=wandb.Settings(console="off", save_code=False, disable_git=True, init_timeout=60),
+        )
+        id_file.write_text(run_id + "\n")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of one step; evaluation comes as a second call for the same one."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Sends what is pending."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

@@ -1,13 +1,15 @@
 """What the trainer's ranks wrote together becomes the same Hugging Face folder as their own export."""
 
 import json
+import shutil
 
 import pytest
 import torch
-from conversions import convert, read_hf, same
+from conversions import EFFORT, convert, ignore, read_hf, same
 from tiny_models import make_tiny_model
 from trainer_process import save_on_ranks
 
+from rlrun.converters.conversion import Options, plan_conversion
 from rlrun.converters.dcp_folder import DcpFolder
 from rlrun.converters.describe import describe
 from rlrun.converters.locate import find_checkpoint
@@ -70,3 +72,11 @@ def test_the_optimizer_s_state_can_be_kept(runs, tmp_path):
     assert {name.partition(".")[0] for name in moments} == {"exp_avg", "exp_avg_sq"}
     assert {name.partition(".")[2] for name in moments} == weights.keys()
     assert all(tensor.dtype == torch.float32 for tensor in moments.values())
+
+
+def test_a_running_job_may_remove_what_is_being_read(runs, tmp_path):
+    run = shutil.copytree(runs / "qwen3", tmp_path / "run")
+    conversion = plan_conversion(find_checkpoint(run), "hf", Options())
+    shutil.rmtree(run)
+    conversion.write(tmp_path / "out", EFFORT, ignore, None)
+    assert same(read_hf(runs / "qwen3" / "model"), read_hf(tmp_path / "out"))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlrun.cli.arguments import Overrides, Profiles, Specs, load
+from rlrun.cli.arguments import AllowLocalPlugins, Overrides, Profiles, Specs, load
 from rlrun.specs.problems import SpecError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def command(
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run, instead of the spec's.")] = None,
+    allow_local_plugins: AllowLocalPlugins = False,
 ) -> None:
     """Run a job to its end; Ctrl-C stops it cleanly."""
     if resume and new:

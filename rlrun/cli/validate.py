@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlrun.cli.arguments import AsJson, Overrides, Profiles, Specs, load
+from rlrun.cli.arguments import AllowLocalPlugins, AsJson, Overrides, Profiles, Specs, load
 from rlrun.cli.report import print_problems
-from rlrun.specs.problems import SpecError, shown
+from rlrun.specs.problems import SpecError, problem_without_place, shown
 from rlrun.specs.spelling import nearest
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def command(
     specs: Specs,
+    *,
     overrides: Overrides = None,
     profiles: Profiles = None,
     as_json: AsJson = False,
@@ -25,6 +26,7 @@ def command(
             metavar="KEY", help="Say where the value of a key, or of each key of a table, comes from."
         ),
     ] = None,
+    allow_local_plugins: AllowLocalPlugins = False,
 ) -> None:
     """Check a spec without starting anything: no GPU, no network, no torch."""
     try:
@@ -34,6 +36,12 @@ def command(
             print(json.dumps({"valid": False, "problems": [problem.as_dict() for problem in error.problems]}))
         else:
             print_problems(error.problems)
+        raise typer.Exit(2) from None
+    except ValueError as error:
+        if not as_json:
+            raise
+        problem = problem_without_place(str(error), " + ".join(specs))
+        print(json.dumps({"valid": False, "problems": [problem.as_dict()]}))
         raise typer.Exit(2) from None
     if explain is not None:
         _explain(loaded, explain, as_json)

@@ -112,7 +112,7 @@ def _check(report: PluginReport, explainer: Explainer, found: _PluginTable) -> N
 
 def _unusable(path: KeyPath, kind: str, name: str, error: PluginError) -> Finding:
     known = names(kind)
-    if name in known:
+    if name in known or ".py:" in name:
         return Finding(path, str(error), found=name)
     suggestion = nearest(name, known)
     noun = _noun(kind)

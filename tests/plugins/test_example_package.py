@@ -12,6 +12,7 @@ import pytest
 from rlrun.plugins.registry import PluginError, find, load
 from rlrun.plugins.testing import sample
 from rlrun.runner.scoring import Scorer
+from rlrun.specs.paths import RECIPES
 from rlrun.specs.scoring import RewardSpec, ScoringSpec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rlrun-reward-wordcount"
@@ -62,3 +63,55 @@ def test_its_own_tests_pass(site: Path) -> None:
 def test_uninstalled_it_is_an_unknown_name() -> None:
     with pytest.raises(PluginError, match="no rewards plugin is named 'wordcount'"):
         load("rewards", "wordcount")
+
+
+@pytest.mark.slow
+def test_in_a_fresh_environment_from_wheel_to_uninstall(tmp_path: Path) -> None:
+    """Built, installed, listed, checked, used by a spec, uninstalled; rlrun itself comes by a .pth file."""
+    source = shutil.copytree(EXAMPLE, tmp_path / "source")
+    pip("wheel", source, "--no-build-isolation", "--wheel-dir", tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    folder = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip())
+    outside = [entry for entry in sys.path if entry.endswith("site-packages")]
+    (folder / "rlrun.pth").write_text("\n".join([*outside, str(Path(__file__).parents[2])]) + "\n")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "p", "response": "one two three four", "label": ""}\n')
+    spec = tmp_path / "job.toml"
+    spec.write_text(SPEC.format(recipe=RECIPES / "quickstart.toml"))
+    run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", wheel)
+    assert "wordcount" in run(python, "-m", "rlrun", "plugins", "list").stdout
+    assert (
+        "keeps its contract"
+        in run(python, "-m", "rlrun", "plugins", "check", "rlrun-reward-wordcount").stdout
+    )
+    scored = run(python, "-m", "rlrun", "score", rows, "--reward", "wordcount", "--set", "target=4").stdout
+    assert '"reward": 1.0' in scored
+    run(python, "-m", "rlrun", "validate", spec)
+    misspelt = run(python, "-m", "rlrun", "validate", spec, "--set", "rewards.0.tagret=3", code=2)
+    assert "target" in misspelt.stderr
+    run(python, "-m", "pip", "uninstall", "--yes", "--quiet", "rlrun-reward-wordcount")
+    gone = run(python, "-m", "rlrun", "validate", spec, code=2)
+    assert 'there is no reward "wordcount"' in " ".join(gone.stderr.split())
+
+
+SPEC = """
+extends = ["{recipe}"]
+[[rewards]]
+type = "wordcount"
+target = 4
+"""
+
+
+def run(*command: str | Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
+    done = subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**{key: value for key, value in os.environ.items() if key != "PYTHONPATH"}, "COLUMNS": "200"},
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done

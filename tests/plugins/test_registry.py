@@ -99,8 +99,14 @@ def test_a_name_announced_twice_is_refused_naming_both(install_plugin: InstallPl
         (GOOD.replace("api_version = 1", "api_version = 99"), "has api_version 99, .*; upgrade rlrun"),
         (GOOD.replace("Params = Params", ""), "has no pydantic model named Params"),
         (GOOD.replace('extra="forbid"', ""), "would ignore misspelt parameters"),
-        (GOOD.replace("def score", "def grade"), "needs a method score or score_group that takes 1 arguments beside self"),
-        (GOOD.replace("(self, sample)", "(self, sample, label)"), "needs a method score or score_group that takes 1"),
+        (
+            GOOD.replace("def score", "def grade"),
+            "needs a method score or score_group that takes 1 arguments beside self",
+        ),
+        (
+            GOOD.replace("(self, sample)", "(self, sample, label)"),
+            "needs a method score or score_group that takes 1",
+        ),
         (GOOD.replace("(self, sample)", "(sample)"), "needs a method score or score_group that takes 1"),
         (GOOD.replace("(self, params)", "(self)"), "needs a method __init__ that takes 1"),
     ],

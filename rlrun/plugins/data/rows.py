@@ -3,9 +3,8 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from rlrun.plugins.protocols import DataSource
 from rlrun.plugins.types import Row
 from rlrun.specs.section import Section
 
@@ -36,6 +35,16 @@ class RowKeys(Section):
     """Of rows with the same prompt only the first is used; the whole source is read once to find them."""
 
 
+class Rows(Protocol):
+    """What can be read by position."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def __getitem__(self, index: int) -> Row:
+        """Row `index`; ValueError for a broken one."""
+
+
 def row_of(values: Any, keys: RowKeys, row_id: str) -> Row:
     """The row in one table of values. ValueError says what is missing or wrong."""
     if not isinstance(values, dict):
@@ -63,7 +72,7 @@ def split_slice(path: str) -> tuple[str, slice]:
     return found["path"], slice(start, end)
 
 
-def first_of_each_prompt(rows: DataSource) -> list[int]:
+def first_of_each_prompt(rows: Rows) -> list[int]:
     """Indices of the rows whose prompt no row before has; broken rows stay, to be counted as broken."""
     seen: set[str] = set()
     kept = []

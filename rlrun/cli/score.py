@@ -111,9 +111,7 @@ async def _score(file: Path, spec: "RewardSpec", scoring: "ScoringSpec") -> int:
             while block := list(islice(numbered, BLOCK)):
                 await scorer.score([sample for _, sample in block if not isinstance(sample, str)])
                 for line_id, sample in block:
-                    print(
-                        json.dumps(_result(line_id, sample, scorer.details), ensure_ascii=False, default=str)
-                    )
+                    print(json.dumps(_result(line_id, sample, scorer.details), default=str))
                 scorer.details.clear()
     except JobError as error:
         print_error(str(error))

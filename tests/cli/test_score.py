@@ -55,11 +55,12 @@ def test_what_cannot_be_scored_is_said_on_its_own_line(rlrun: Command, tmp_path:
         {"response": "x", "metadata": instruction},
         {"response": "x", "metadata": {"rm_type": "no_such_reward"}},
         {"response": "x", "metadata": "text"},
+        {"id": "\ud800", "response": "Answer: \ud800\x00", "metadata": {"rm_type": "dapo"}},
     )
     done = rlrun("score", file, "--reward", "ifbench")
     assert done.code == 0
     errors = [result["detail"].get("error", "") for result in results(done.out)]
-    assert [result["reward"] for result in results(done.out)] == [None, None, None, None, 0.0]
+    assert [result["reward"] for result in results(done.out)] == [None, None, None, None, 0.0, -1.0]
     assert "line 1: Expecting property name" in errors[0]
     assert "expected a JSON object, found list" in errors[1]
     assert "did you mean 'format:no_whitespace'" in errors[2]

@@ -62,6 +62,8 @@ BILLION_DIGITS = "9^{9^{9}}"
         ("5 million", "5000000"),
         (r"\frac{\sqrt[3]{8}}{3}", r"\frac23"),
         ("i^2x", "-x"),
+        ("52_{8}", "52_8"),
+        (r"\varnothing", r"\emptyset"),
     ],
 )
 def test_the_same_in_another_spelling(answer: str, label: str) -> None:
@@ -318,3 +320,19 @@ def test_repetition_costs_its_share() -> None:
     texts = ["a b c d e f", "a b a b a b", "word", "x " * 101]
     scores = check_reward("repetition", {"ngram": 2, "penalty": 2}, [sample(text) for text in texts])
     assert scores == [0, pytest.approx(-2 * 3 / 5), 0, pytest.approx(-2 * 99 / 100)]
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "right", "pred"),
+    [
+        ("Answer: 40 + 2 = 42", "42", True, "42"),
+        ("Answer: 1,234", "1,234", True, "1234"),
+        ('Answer: **an "42"**', r"\boxed{42}", True, "42"),
+        ("Answer: 42 apples", "42", False, "42 apples"),
+        ("Answer: 84/2", "42", False, "84/2"),
+        ("42", "42", False, "[INVALID]"),
+    ],
+)
+def test_dapo_says_what_it_graded(response: str, label: str, right: bool, pred: str) -> None:
+    (score,) = check_reward("dapo", {}, [sample(response, label=label)])
+    assert score == {"score": 1 if right else -1, "acc": float(right), "pred": pred}

@@ -15,7 +15,6 @@ TAIL = 300
 _ANSWER = re.compile(r"answer\**\s*:\s*([^\n]+)", re.IGNORECASE)
 _DECORATION = re.compile(r"\*\*|\"|\\l?dots")
 _ARTICLE = re.compile(r"^an?\s+(?=\S)", re.IGNORECASE)
-_DEGREES = re.compile(r"\^\{?\\circ\}?$")
 _END_TOKEN = re.compile(r"<\|[a-z_]+\|>|</s>")
 
 
@@ -40,18 +39,22 @@ class Dapo:
         """`{"score": 1 or -1, "acc": 1 or 0, "pred": "42"}`; `[INVALID]` where nothing is stated."""
         answer = final_answer(sample.text)
         right = answer is not None and same_answer(answer, _whole(sample.prompt.row.label))
-        return {"score": 1.0 if right else -1.0, "acc": float(right), "pred": answer or "[INVALID]"}
+        return {
+            "score": 1.0 if right else -1.0,
+            "acc": float(right),
+            "pred": answer if answer is not None else "[INVALID]",
+        }
 
 
 def final_answer(text: str) -> str | None:
-    """What follows the last `Answer:` near the end of the text, out of its box if it stands in one."""
+    """What follows the last `Answer:` near the end of the text, out of box and decoration."""
     found = _ANSWER.findall(text[-TAIL:])
     if not found:
         return None
     answer = _DECORATION.sub("", _END_TOKEN.sub("", found[-1])).strip()
     boxed = last_boxed(answer)
     answer = answer if boxed is None else boxed
-    return _DEGREES.sub("", _ARTICLE.sub("", answer)).strip()
+    return normalised(_ARTICLE.sub("", answer.rpartition("=")[2].strip()))
 
 
 def _whole(label: Any) -> str:

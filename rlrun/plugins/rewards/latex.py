@@ -45,6 +45,8 @@ _RULES = _rules(
     (r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf)|[mh]box)\s*\{([^{}]*)\}", r" \1 "),
     (r"\\overline\s*\{([A-Za-z]+)\}", r"\1"),
     (r"\\(le|ge|ne)q(?![a-zA-Z])", r"\\\1"),
+    (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+    (r"_\{(\w)\}", r"_\1"),
     (r"\\([{}])\s*", r"\\\1"),
     (rf"(?<=\d)\s*({'|'.join(_POWERS_OF_TEN)})s?\b", _scale),
     (r"\s+(?:or|and)\s+", ","),

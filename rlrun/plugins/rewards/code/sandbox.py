@@ -58,7 +58,7 @@ class Sandbox:
     def __init__(self, limits: Limits) -> None:
         """Tries itself out; SandboxError says what this machine does not allow."""
         self._limits = limits
-        self._folder = tempfile.TemporaryDirectory(prefix="rlrun-jail-")
+        self._folder = _mount_point()
         ending = self.run("print('ready')", b"")
         if ending.output != b"ready\n":
             raise SandboxError(
@@ -89,7 +89,7 @@ class Sandbox:
     def _jail_limits(self) -> dict[str, object]:
         limits = self._limits
         return {
-            "folder": self._folder.name,
+            "folder": str(self._folder),
             "python": [sys.executable, *_python_folders()],
             "memory": limits.memory * MIB,
             "cpu": int(limits.seconds) + 1,
@@ -97,6 +97,15 @@ class Sandbox:
             "scratch": limits.scratch * MIB,
             "number": next(_numbers) % 10_000,
         }
+
+
+def _mount_point() -> Path:
+    """An empty folder that every jail mounts its own root on, for itself alone; one a user."""
+    folder = Path(tempfile.gettempdir()) / f"rlrun-jail-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise SandboxError(f"{folder} belongs to somebody else; remove it")
+    return folder
 
 
 def _python_folders() -> list[str]:

@@ -1,6 +1,7 @@
 """From a spec to running parts: inputs, rewards, trainer ranks and engines, all started side by side."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +13,10 @@ from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
-from rlrun.runner.cluster.start import start_processes
+from rlrun.runner.cluster.start import Started, start_processes
 from rlrun.runner.demonstrations import DemonstrationSource
 from rlrun.runner.engines.pool import EnginePool
+from rlrun.runner.engines.supervisor import Supervisor
 from rlrun.runner.evaluate import Evaluator
 from rlrun.runner.inputs import Inputs, read_inputs
 from rlrun.runner.interfaces import Policy
@@ -40,6 +42,7 @@ class Parts:
     steps: int
     inputs: Inputs
     cluster: Cluster
+    started: Started
     trainer: TrainerGroup
     pool: EnginePool | None
     scorer: Scorer
@@ -61,12 +64,24 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
         teacher = await in_background(fetch_model, spec.teacher)
     starting = asyncio.create_task(start_processes(spec, plan, model, folder, cluster, teacher=teacher))
     await gather_or_first_cause([starting, reading, asyncio.create_task(scorer.start())])
-    trainers, clients = starting.result()
-    pool = EnginePool(clients) if clients else None
+    started = starting.result()
+    mended = spec.fault_tolerance.engine_restarts > 0
+    pool = EnginePool(started.clients, mended=mended) if started.clients else None
     if pool is not None:
         stack.push_async_callback(pool.close)
-    trainer = TrainerGroup(trainers, [rank.data_rank for rank in plan.ranks])
-    return Parts(plan, plan.steps, reading.result(), cluster, trainer, pool, scorer)
+    trainer = TrainerGroup(started.trainers, [rank.data_rank for rank in plan.ranks])
+    return Parts(plan, plan.steps, reading.result(), cluster, started, trainer, pool, scorer)
+
+
+async def watch(spec: Spec, parts: Parts, say: Callable[[str], None]) -> None:
+    """Return never; the failure of the first process that is gone or not well and cannot be started again."""
+    watches = [process.watch() for process in parts.started.trainers]
+    restarts = spec.fault_tolerance.engine_restarts
+    if parts.pool is not None and restarts:
+        watches.append(Supervisor(parts.pool, parts.started.engines, restarts, say).run())
+    else:
+        watches += [engine.watch() for engine in parts.started.engines]
+    await gather_or_first_cause(watches)
 
 
 def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, checkpoints: Checkpoints) -> Job:

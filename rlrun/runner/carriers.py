@@ -127,14 +127,15 @@ class SerializedWeights:
     version: int
     payloads: tuple[str, ...]
     """Base64, each for one reading process; a payload is read once."""
+    copies: int = 1
+    """Times that every process may read, each time its own payload: an engine may have to start again."""
 
-    def share(self, engine: int, engines: int) -> "SerializedWeights":
+    def share(self, engine: int, engines: int, copy: int = 0) -> "SerializedWeights":
         """What one of several engines, of equally many processes each, is to read."""
-        count, rest = divmod(len(self.payloads), engines)
+        count, rest = divmod(len(self.payloads), engines * self.copies)
         assert not rest, "as many payloads for each engine"
-        return SerializedWeights(
-            self.size, self.version, self.payloads[engine * count : (engine + 1) * count]
-        )
+        first = (copy * engines + engine) * count
+        return SerializedWeights(self.size, self.version, self.payloads[first : first + count])
 
 
 WeightUpdate = WeightManifest | SerializedWeights

@@ -20,3 +20,7 @@ class EngineError(JobError):
     """An engine cannot be reached or refuses a call. A rollout's group fails with it, and the job goes on;
     anywhere else it ends the job.
     """
+
+
+class EngineGone(EngineError):
+    """The connection to an engine broke, or none can be made: it died, hangs, or is being started again."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.plugins.registry import build
-from rlrun.runner.assembly import make_job, start_parts
+from rlrun.runner.assembly import make_job, start_parts, watch
 from rlrun.runner.atomic import write_json, write_text
 from rlrun.runner.background import cancel_all, in_background
 from rlrun.runner.checkpoint import Checkpoints, clear_unfinished, read_driver, trainer_folder
@@ -96,7 +96,12 @@ async def _run(
         job = make_job(spec, model, parts, journal, checkpoints)
         stack.push_async_callback(job.source.close)
         work = _train(job, folder, journal, loaded, resume=resume)
-        await _watched(work, parts.cluster)
+
+        def say(text: str) -> None:
+            console.say(text)
+            journal.note(parts.cluster.traces)
+
+        await _watched(work, watch(spec, parts, say), parts.cluster)
 
 
 async def _train(job: Job, folder: RunFolder, journal: Journal, loaded: LoadedSpec, *, resume: bool) -> None:
@@ -142,10 +147,12 @@ async def _export(job: Job, folder: RunFolder) -> None:
     temporary.rename(folder.model)
 
 
-async def _watched(work: Coroutine[Any, Any, None], cluster: Cluster) -> None:
-    """Run `work` while every process of the cluster is well; the first cause of whatever goes wrong."""
+async def _watched(
+    work: Coroutine[Any, Any, None], watching_over: Coroutine[Any, Any, None], cluster: Cluster
+) -> None:
+    """Run `work` while those watched over are well; the first cause of whatever goes wrong."""
     working = asyncio.create_task(work)
-    watching = asyncio.create_task(cluster.watch())
+    watching = asyncio.create_task(watching_over)
     try:
         await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
         failures = [error for one in (watching, working) if one.done() and (error := one.exception())]

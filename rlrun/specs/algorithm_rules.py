@@ -119,7 +119,7 @@ def without_rollouts(spec: Spec, demands: Demands) -> Iterator[Finding]:
     """An algorithm without rollouts has no engine, reward or filter: settings of these would do nothing."""
     if demands.rollout:
         return
-    sections = ("rewards", "filters", "scoring", "engine", "eval")
+    sections = ("rewards", "filters", "scoring", "engine", "eval", "fault_tolerance")
     paths: list[KeyPath] = [(name,) for name in sections if given(spec, name) and getattr(spec, name) != ()]
     paths += [("rollout", name) for name in sorted(spec.rollout.model_fields_set - DEMONSTRATION_KEYS)]
     paths += [("trainer", name) for name in ("optimizer_steps",) if given(spec.trainer, name)]

@@ -8,6 +8,7 @@ from rlrun.specs.companions import CriticSpec, ReferenceSpec, TeacherSpec
 from rlrun.specs.data import DataSpec
 from rlrun.specs.engine import EngineSpec
 from rlrun.specs.evaluation import EvalSpec
+from rlrun.specs.fault_tolerance import FaultToleranceSpec
 from rlrun.specs.model import ModelSpec
 from rlrun.specs.rollout import RolloutSpec
 from rlrun.specs.scoring import FilterSpec, RewardSpec, ScoringSpec
@@ -65,6 +66,8 @@ class Spec(Section):
     """The machines."""
     eval: EvalSpec = EvalSpec()
     """Held-out datasets."""
+    fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
+    """What is started again when it dies."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """What is saved, and when."""
     trackers: tuple[TrackerSpec, ...] = ()

@@ -42,7 +42,8 @@ def test_asked_to_stop_it_stops_cleanly(jobs: Jobs, number: signal.Signals) -> N
 
 @pytest.mark.parametrize("victim", ["trainer 0", "engine 0"])
 def test_a_process_that_dies_is_named_with_its_log(jobs: Jobs, victim: str) -> None:
-    running = at_work(jobs, f"killed-{victim.replace(' ', '-')}")
+    name = f"killed-{victim.replace(' ', '-')}"
+    running = at_work(jobs, name, fault_tolerance__engine_restarts=0)
     processes = running.children()
     psutil.Process(running.pid(victim)).kill()
     ended = running.wait(60)

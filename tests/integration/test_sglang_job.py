@@ -50,3 +50,18 @@ def test_nothing_of_the_server_is_left(sharded: Ended) -> None:
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
     assert not list(sharded.folder.logs.glob("*.keys.yaml"))
     assert not list(Path("/dev/shm").glob("torch_*"))
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_is_started_again_with_the_current_weights(jobs: Jobs) -> None:
+    settings = SETTINGS | {"engine__python": python(), "trainer__steps": 40}
+    running = jobs.start("sglang-killed", **settings)
+    running.until_step(2)
+    actor = psutil.Process(running.pid("engine 0"))
+    next(one for one in actor.children() if "sglang" in " ".join(one.cmdline())).kill()
+    ended = running.wait(600)
+    assert ended.code == 0, ended.output
+    assert "engine 0 failed: EngineError: the SGLang server ended (signal SIGKILL)" in ended.output
+    assert "is back after" in ended.output
+    assert [line["step"] for line in ended.metrics] == list(range(1, 41))
+    assert all(line["train/train_rollout_logprob_abs_diff"] < 1e-4 for line in ended.metrics)

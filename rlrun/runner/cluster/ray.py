@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.runner.cluster.actors import EngineActor, SglangActor, TrainerActor
-from rlrun.runner.cluster.failures import Failure, ProcessFailure, gather_or_first_cause
+from rlrun.runner.cluster.failures import Failure, ProcessFailure
 from rlrun.runner.cluster.placement import Placement, Seat
 from rlrun.runner.cluster.processes import children, end, remove_segments
 from rlrun.runner.errors import JobError
@@ -77,14 +77,23 @@ class Process:
     """One process of the job, as the driver sees it."""
 
     def __init__(self, request: Request, actor: Any, host: str) -> None:
-        self.name = request.name
+        self.request = request
         self.host = host
         """Address of its node."""
-        self.log = request.log
         self.pid: int | None = None
         self.peak_memory = 0.0
         """Bytes, as of the last ping."""
         self._actor = actor
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+        return self.request.name
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return self.request.log
 
     async def call(self, method: str, *args: Any, deadline: float) -> Any:
         """Run a method there; ProcessFailure when the process dies or the method raises.
@@ -111,10 +120,12 @@ class Process:
         """Send a large argument ahead once, for several processes' calls."""
         return ray.put(value)
 
-    async def watch(self) -> None:
-        """Return never; ProcessFailure as soon as the process is gone or not well."""
+    async def watch(self, deadline: float = _PASS_SECONDS) -> None:
+        """Return never; ProcessFailure as soon as the process is gone or not well, JobError when it says
+        nothing for `deadline` seconds.
+        """
         while True:
-            await self.identify(_PASS_SECONDS)
+            await self.identify(deadline)
             await asyncio.sleep(_PING_SECONDS)
 
     async def identify(self, deadline: float) -> None:
@@ -185,9 +196,12 @@ class Cluster:
         self._processes += made
         return made
 
-    async def watch(self) -> None:
-        """Return never; the failure of the first process that is gone or not well."""
-        await gather_or_first_cause([process.watch() for process in self._processes])
+    def replace(self, process: Process) -> Process:
+        """Kill a process, and begin to start another in its place."""
+        process.kill()
+        self._processes.remove(process)
+        [made] = self.launch([process.request])
+        return made
 
     async def diagnose(self) -> ProcessFailure | None:
         """The process that is gone or not well, if any: it explains whatever else failed."""

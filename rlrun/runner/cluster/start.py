@@ -6,6 +6,7 @@ Ray up ─▶ actors up (all at once) ─┬▶ ranks: import, meet at rank 0's 
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.runner.carriers import TrainerSetup
@@ -13,7 +14,7 @@ from rlrun.runner.cluster.actors import TrainerActor
 from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.cluster.placement import Placement
 from rlrun.runner.cluster.ray import Cluster, Process, Request
-from rlrun.runner.cluster.start_engines import engine_requests, start_engines
+from rlrun.runner.cluster.start_engines import EngineHandle, engine_handles, engine_requests
 from rlrun.runner.cluster.threads import thread_variables
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.errors import JobError
@@ -28,6 +29,17 @@ _BOOT_SECONDS = 120.0
 """Deadline for a process to come up."""
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What runs."""
+
+    trainers: list[Process]
+    """By rank."""
+    engines: list[EngineHandle]
+    clients: list[EngineClient]
+    """One of each engine."""
+
+
 async def start_processes(
     spec: Spec,
     plan: Plan,
@@ -36,8 +48,8 @@ async def start_processes(
     cluster: Cluster,
     *,
     teacher: ModelFiles | None = None,
-) -> tuple[list[Process], list[EngineClient]]:
-    """Start Ray, ranks and engines: the ranks, and the engines' clients. JobError: the first cause."""
+) -> Started:
+    """Start Ray, trainer ranks and engines. JobError: the first cause of what went wrong."""
     await cluster.start()
     trainers = cluster.launch(_trainer_requests(plan, cluster.placement, folder))
     engines = cluster.launch(engine_requests(spec, plan, cluster.placement, folder))
@@ -45,10 +57,11 @@ async def start_processes(
     if not cluster.is_local:
         await _check_hosts(trainers, engines, [*folders, folder.path])
     starting = asyncio.create_task(_start_trainers(spec, plan, folders, trainers))
-    serving = asyncio.create_task(start_engines(spec, plan, model, engines))
+    handles = engine_handles(spec, plan, model, cluster, engines)
+    serving = asyncio.create_task(gather_or_first_cause([handle.start() for handle in handles]))
     await gather_or_first_cause([starting, serving])
-    await gather_or_first_cause([process.identify(_BOOT_SECONDS) for process in (*trainers, *engines)])
-    return trainers, serving.result()
+    await gather_or_first_cause([process.identify(_BOOT_SECONDS) for process in trainers])
+    return Started(trainers, handles, serving.result())
 
 
 def _trainer_requests(plan: Plan, placement: Placement, folder: RunFolder) -> list[Request]:

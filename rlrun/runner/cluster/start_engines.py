@@ -1,13 +1,12 @@
-"""Starts a job's engines, native or SGLang, and hands back a client of each."""
+"""A job's engines, native or SGLang: started, watched, and started again."""
 
 import secrets
 import sys
 from collections.abc import Sequence
 
 from rlrun.runner.cluster.actors import EngineActor, SglangActor
-from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.cluster.placement import Placement
-from rlrun.runner.cluster.ray import Process, Request
+from rlrun.runner.cluster.ray import Cluster, Process, Request
 from rlrun.runner.cluster.threads import thread_variables
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.setup import EngineSetup
@@ -16,6 +15,8 @@ from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.plan import EnginePlan, Plan
 from rlrun.runner.run_folder import RunFolder
 from rlrun.specs.job import Spec
+
+Setup = EngineSetup | SglangSetup
 
 _ANSWER_SECONDS = 30.0
 """Beyond an engine's own deadline, for it to say what it waited for."""
@@ -36,24 +37,55 @@ def engine_requests(spec: Spec, plan: Plan, placement: Placement, folder: RunFol
     ]
 
 
-async def start_engines(
-    spec: Spec, plan: Plan, model: ModelFiles, engines: Sequence[Process]
-) -> list[EngineClient]:
-    """Load the model in every engine; clients of them all. ProcessFailure with the first cause."""
-    key = secrets.token_hex(16) if spec.engine.type == "sglang" else None
-    setups = [
-        _sglang_setup(spec, plan, model, engine, process, key=key)
-        if key
-        else _native_setup(spec, plan, model, engine, process)
+class EngineHandle:
+    """An engine of the plan: the process that holds it now, and how another is started in its place."""
+
+    def __init__(self, cluster: Cluster, process: Process, setup: Setup, spec: Spec) -> None:
+        self._cluster = cluster
+        self._process = process
+        self._setup = setup
+        self._spec = spec
+
+    @property
+    def name(self) -> str:
+        """As messages call it: `engine 0`."""
+        return self._process.name
+
+    async def start(self) -> EngineClient:
+        """Load the model; a client. ProcessFailure where it does not come up."""
+        deadline = self._spec.engine.start_timeout + _ANSWER_SECONDS
+        url = await self._process.call("start", self._setup, deadline=deadline)
+        await self._process.identify(_ANSWER_SECONDS)
+        key = self._setup.api_key if isinstance(self._setup, SglangSetup) else None
+        return EngineClient(url, self._spec.rollout.request_timeout, api_key=key)
+
+    async def watch(self) -> None:
+        """Return never; JobError as soon as it is gone, not well, or says nothing."""
+        await self._process.watch(self._spec.fault_tolerance.engine_timeout)
+
+    async def restart(self) -> EngineClient:
+        """Kill what is left of it, and start it again in a process of its own."""
+        self._process = self._cluster.replace(self._process)
+        return await self.start()
+
+
+def engine_handles(
+    spec: Spec, plan: Plan, model: ModelFiles, cluster: Cluster, engines: Sequence[Process]
+) -> list[EngineHandle]:
+    """Handles of the plan's engines; nothing is started yet."""
+    key = secrets.token_hex(16)
+    sglang = spec.engine.type == "sglang"
+    return [
+        EngineHandle(
+            cluster,
+            process,
+            _sglang_setup(spec, plan, model, engine, process, key=key)
+            if sglang
+            else _native_setup(spec, plan, model, engine, process),
+            spec,
+        )
         for process, engine in zip(engines, plan.engines, strict=True)
     ]
-    deadline = spec.engine.start_timeout + _ANSWER_SECONDS
-    calls = [
-        process.call("start", setup, deadline=deadline)
-        for process, setup in zip(engines, setups, strict=True)
-    ]
-    urls: list[str] = await gather_or_first_cause(calls)
-    return [EngineClient(url, spec.rollout.request_timeout, api_key=key) for url in urls]
 
 
 def _native_setup(

@@ -23,7 +23,7 @@ from rlrun.runner.engines.wire import (
     payload_body,
     version_number,
 )
-from rlrun.runner.errors import EngineError
+from rlrun.runner.errors import EngineError, EngineGone
 
 ATTEMPTS = 4
 FIRST_DELAY = 0.1
@@ -168,10 +168,10 @@ class EngineClient:
                         return await self._once(method, path, body)
                     except repeatable as error:
                         if attempt == attempts - 1:
-                            raise EngineError(
-                                f"engine {self.url}{path} cannot be reached: {error}"
-                            ) from error
+                            raise EngineGone(f"engine {self.url}{path} cannot be reached: {error}") from error
                         await asyncio.sleep(FIRST_DELAY * 2**attempt * random.uniform(0.5, 1.5))
+                    except aiohttp.ClientConnectionError as error:
+                        raise EngineGone(f"engine {self.url}{path}: {error!r}") from error
                     except aiohttp.ClientError as error:
                         raise EngineError(f"engine {self.url}{path}: {error!r}") from error
         except TimeoutError:

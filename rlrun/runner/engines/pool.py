@@ -1,89 +1,184 @@
-"""All engines of a job as one."""
+"""All engines of a job as one. An engine that is lost is asked nothing until it is mended; what it was asked
+is asked again.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeVar
+from typing import Literal
 
 from rlrun.runner.carriers import GenerateRequest, Generation, SerializedWeights, WeightUpdate
 from rlrun.runner.engines.client import EngineClient
-from rlrun.runner.errors import EngineError
+from rlrun.runner.errors import EngineError, EngineGone
 
-T = TypeVar("T")
+
+class _Seat:
+    """One engine: how it is reached, how much it has to do, and whether it can be asked."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
+        self.load = 0
+        self.repairs = 0
+        """Since the last update of the weights."""
+        self.up = asyncio.Event()
+        self.down = asyncio.Event()
+        self.up.set()
+
+    def lose(self) -> None:
+        self.up.clear()
+        self.down.set()
+
+    def find(self) -> None:
+        self.down.clear()
+        self.up.set()
 
 
 class EnginePool:
     """Routes requests over engines, and tells all of them what concerns all."""
 
-    def __init__(self, clients: Sequence[EngineClient]) -> None:
+    def __init__(self, clients: Sequence[EngineClient], *, mended: bool = False) -> None:
+        """`mended`: somebody starts engines again that are lost, and calls `mend`; else a lost engine is an
+        error of whoever asked it.
+        """
         assert clients, "a pool needs an engine"
-        self._clients = list(clients)
-        self._loads = [0] * len(self._clients)
+        self._seats = [_Seat(client) for client in clients]
+        self._mended = mended
+        self._weights: WeightUpdate | None = None
+        self._updating = asyncio.Lock()
+        self._changed = asyncio.Event()
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """The n samples of one request, on the engine with the fewest samples running."""
-        engine = min(range(len(self._clients)), key=self._loads.__getitem__)
-        return (await self._on(engine, [request]))[0]
+        while True:
+            answer = await self._ask(await self._least_loaded(), [request])
+            if answer is not None:
+                return answer[0]
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
         """All requests, one call an engine: which runs what together depends on nothing but their order."""
-        size = -(-len(requests) // len(self._clients)) or 1
+        size = -(-len(requests) // len(self._seats)) or 1
         parts = [requests[start : start + size] for start in range(0, len(requests), size)]
-        answers = await asyncio.gather(*(self._on(engine, part) for engine, part in enumerate(parts)))
+        asked = zip(self._seats, parts, strict=False)
+        answers = await asyncio.gather(*(self._ask_until_answered(seat, part) for seat, part in asked))
         return [generations for part in answers for generations in part]
 
     async def abort_all(self) -> None:
         """End every running request; each answers with what it has."""
-        await self._all(lambda client: client.abort_all())
+        await self._all(lambda seat: seat.client.abort_all())
 
     async def pause(self, mode: Literal["abort", "in_place", "retract"] = "in_place") -> None:
         """Stop generating until `resume`."""
-        await self._all(lambda client: client.pause(mode))
+        await self._all(lambda seat: seat.client.pause(mode))
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        await self._all(lambda client: client.resume())
+        await self._all(lambda seat: seat.client.resume())
 
     async def flush_cache(self) -> None:
         """Forget cached prefixes. EngineError while requests run."""
-        await self._all(lambda client: client.flush_cache())
+        await self._all(lambda seat: seat.client.flush_cache())
 
     async def health(self) -> dict[str, bool]:
         """Whether each engine works, by URL."""
-        states = await self._all(lambda client: client.health())
-        return {client.url: state for client, state in zip(self._clients, states, strict=True)}
+        states = await asyncio.gather(*(seat.client.health() for seat in self._seats))
+        return {seat.client.url: state for seat, state in zip(self._seats, states, strict=True)}
 
     async def update_weights(self, update: WeightUpdate) -> int:
-        """Serve new weights from the next forward pass on; the version all engines confirm."""
-        count = len(self._clients)
-        shares = [
-            update.share(engine, count) if isinstance(update, SerializedWeights) else update
-            for engine in range(count)
-        ]
-        updates = [client.update_weights(own) for client, own in zip(self._clients, shares, strict=True)]
-        return self._agreed(await asyncio.gather(*updates))
+        """Serve new weights from the next forward pass on; the version that every engine confirmed.
+
+        An engine that is lost gets them when it is mended.
+        """
+        async with self._updating:
+            self._weights = update
+            for seat in self._seats:
+                seat.repairs = 0
+            await self._all(lambda seat: self._update(seat, update))
+        return update.version
 
     async def update_weights_from_disk(self, folder: str, version: int) -> int:
-        """Serve a folder's weights; the version all engines confirm."""
-        return self._agreed(await self._all(lambda client: client.update_weights_from_disk(folder, version)))
+        """Serve a folder's weights; the version that every engine confirmed."""
+
+        async def update(seat: _Seat) -> None:
+            _check(seat, await seat.client.update_weights_from_disk(folder, version), version)
+
+        await self._all(update)
+        return version
+
+    async def lost(self, engine: int) -> None:
+        """Return once this engine is lost."""
+        await self._seats[engine].down.wait()
+
+    def lose(self, engine: int) -> None:
+        """Ask this engine nothing more."""
+        self._seats[engine].lose()
+
+    async def mend(self, engine: int, client: EngineClient) -> None:
+        """Ask this engine again, by another client, as soon as it serves the weights that the others do."""
+        seat = self._seats[engine]
+        async with self._updating:
+            await seat.client.close()
+            seat.client = client
+            if self._weights is not None:
+                seat.repairs += 1
+                await self._update(seat, self._weights)
+            seat.find()
+            self._changed.set()
 
     async def close(self) -> None:
         """Close the connections; the engines go on."""
-        await self._all(lambda client: client.close())
+        await asyncio.gather(*(seat.client.close() for seat in self._seats))
 
-    async def _on(self, engine: int, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+    async def _least_loaded(self) -> _Seat:
+        while not (up := [seat for seat in self._seats if seat.up.is_set()]):
+            self._changed.clear()
+            await self._changed.wait()
+        return min(up, key=lambda seat: seat.load)
+
+    async def _ask_until_answered(
+        self, seat: _Seat, requests: Sequence[GenerateRequest]
+    ) -> list[list[Generation]]:
+        while True:
+            await seat.up.wait()
+            answer = await self._ask(seat, requests)
+            if answer is not None:
+                return answer
+
+    async def _ask(self, seat: _Seat, requests: Sequence[GenerateRequest]) -> list[list[Generation]] | None:
+        """The answer; None when the engine is lost, and somebody mends it."""
         samples = sum(len(request.seeds) for request in requests)
-        self._loads[engine] += samples
+        client = seat.client
+        seat.load += samples
         try:
-            return await self._clients[engine].generate_batch(requests)
+            return await client.generate_batch(requests)
+        except EngineGone:
+            if not self._mended:
+                raise
+            if client is seat.client:
+                seat.lose()
+            return None
         finally:
-            self._loads[engine] -= samples
+            seat.load -= samples
 
-    async def _all(self, call: Callable[[EngineClient], Awaitable[T]]) -> list[T]:
-        return list(await asyncio.gather(*(call(client) for client in self._clients)))
+    async def _update(self, seat: _Seat, update: WeightUpdate) -> None:
+        own = update
+        if isinstance(update, SerializedWeights):
+            if seat.repairs >= update.copies:
+                raise EngineError(f"engine {seat.client.url} was lost {seat.repairs} times within one step")
+            own = update.share(self._seats.index(seat), len(self._seats), seat.repairs)
+        _check(seat, await seat.client.update_weights(own), update.version)
 
-    def _agreed(self, versions: Sequence[int]) -> int:
-        if len(set(versions)) > 1:
-            pairs = zip(self._clients, versions, strict=True)
-            listed = ", ".join(f"{client.url}: {version}" for client, version in pairs)
-            raise EngineError(f"engines serve different weights after an update ({listed})")
-        return versions[0]
+    async def _all(self, call: Callable[[_Seat], Awaitable[None]]) -> None:
+        """Tell every engine that is up; one that turns out to be gone is lost, where somebody mends it."""
+        await asyncio.gather(*(self._tell(seat, call) for seat in self._seats if seat.up.is_set()))
+
+    async def _tell(self, seat: _Seat, call: Callable[[_Seat], Awaitable[None]]) -> None:
+        try:
+            await call(seat)
+        except EngineGone:
+            if not self._mended:
+                raise
+            seat.lose()
+
+
+def _check(seat: _Seat, found: int, version: int) -> None:
+    if found != version:
+        raise EngineError(f"engine {seat.client.url} serves weights {found} after an update to {version}")

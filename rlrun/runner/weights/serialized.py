@@ -19,6 +19,9 @@ from rlrun.runner.carriers import SerializedWeights
 from rlrun.runner.weights.fill import fill
 from rlrun.runner.weights.layout import ITEM_SIZE, end, layout, num_bytes
 
+_COPIES = 3
+"""Two more than are read while all is well; handles only, the weights lie there once."""
+
 
 class SerializedWriter:
     """The writer's side: one buffer, made at the first write, gone with `close`.
@@ -41,8 +44,8 @@ class SerializedWriter:
         if not self._views:
             self._views = self._allocate()
         fill(dict(self._views), tensors)
-        payloads = tuple(self._payload() for _ in range(self._readers))
-        return SerializedWeights(end(self._slots), version, payloads)
+        payloads = tuple(self._payload() for _ in range(self._readers * _COPIES))
+        return SerializedWeights(end(self._slots), version, payloads, _COPIES)
 
     def close(self) -> None:
         """Let go of the buffer; it is gone when no reader holds it any more."""

@@ -287,6 +287,6 @@ async def test_a_pool_tells_all_and_checks_that_they_agree(make_peer: Any) -> No
     assert len(good.asked) == 6
     await pool.close()
     split = EnginePool([EngineClient(good.url), EngineClient(bad.url)])
-    with pytest.raises(EngineError, match=rf"different weights after an update .*{bad.url}: 2"):
+    with pytest.raises(EngineError, match=rf"{bad.url} serves weights 2 after an update to 3"):
         await split.update_weights(MANIFEST)
     await split.close()

@@ -29,7 +29,8 @@ from rlrun.runner.loop import Job, Progress, run
 from rlrun.runner.overlap import OverlappedSource
 from rlrun.runner.packing import plan_steps
 from rlrun.runner.rollout import RolloutSource
-from rlrun.runner.simulation import World, simulate, spread_lengths
+from rlrun.runner.simulated_engines import World
+from rlrun.runner.simulation import simulate, spread_lengths
 from rlrun.specs.rollout import RolloutSpec
 from tests.runner.loop_fakes import Decoder, Grader, Journal, Prompts, Relative, Trainer
 

@@ -50,18 +50,26 @@ def command(
     plan = make_plan(spec)
     case, reason = _case(spec, plan, gpu, (prompt_tokens, response_tokens))
     if sweep or simulate:
-        from rlrun.cli.plan_sweep import print_simulations, print_sweep
-
         if case is None or not spec.cluster.gpus_per_node:
             raise ValueError(reason or "layouts are compared on GPUs: set cluster.gpus_per_node")
-        if sweep:
-            print_sweep(case, as_json)
-        if simulate:
-            print_simulations(case, spread, as_json)
-        return
-    if as_json:
+        _compare(case, as_json, sweep=sweep, spread=spread if simulate else None)
+    elif as_json:
         print(json.dumps(_as_dict(plan, case, reason)))
-        return
+    else:
+        _show(spec, plan, case, reason)
+
+
+def _compare(case: "Case", as_json: bool, *, sweep: bool, spread: float | None) -> None:
+    """Layouts, and where `spread` is given their simulations, side by side."""
+    from rlrun.cli.plan_sweep import print_simulations, print_sweep
+
+    if sweep:
+        print_sweep(case, as_json)
+    if spread is not None:
+        print_simulations(case, spread, as_json)
+
+
+def _show(spec: "Spec", plan: "Plan", case: "Case | None", reason: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -74,9 +82,9 @@ def command(
     console.print(placement_table(spec, plan))
     if case is None:
         console.print(f"memory and time are not planned: {reason}")
-    else:
-        for part in sizing_report(case):
-            console.print(part, soft_wrap=isinstance(part, Text))
+        return
+    for part in sizing_report(case):
+        console.print(part, soft_wrap=isinstance(part, Text))
 
 
 def _case(

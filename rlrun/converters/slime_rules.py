@@ -1,14 +1,12 @@
 """Flags of slime that only make sense together."""
 
-import math
 import re
 from collections.abc import Callable, Mapping
 
 from rlrun.converters.slime_draft import Draft
+from rlrun.converters.slime_layout import layout
+from rlrun.converters.slime_sources import evaluation, filters, rewards
 from rlrun.converters.slime_table import flag_table
-
-_NONZERO_STD = "check_reward_nonzero_std"
-_LAYOUT = ("tensor", "pipeline", "context", "expert")
 
 
 def steps(draft: Draft) -> None:
@@ -110,152 +108,6 @@ def correction(draft: Draft) -> None:
         if name in draft.flags:
             default = {"high": 2.0, "low": 0.0}[key]
             draft.set(f"algorithm.correction.{key}", draft.number(name, default), (name,))
-
-
-def rewards(draft: Draft) -> None:
-    """One reward by name; what is a function of the user's becomes a plugin."""
-    flags = draft.given("--rm-type", "--reward-key", "--rm-url", "--group-rm")
-    if draft.algorithm == "sft":
-        for flag in flags:
-            draft.note(flag, "demonstrations are not scored")
-        return
-    names = flag_table()["--rm-type"].values
-    named = (draft.text("--rm-type") or "").removeprefix("boxed_")
-    if named == "remote_rm":
-        grouped = draft.given("--group-rm")
-        kind = "remote_group" if grouped else "remote"
-        draft.set("rewards.*.type", kind, ("--rm-type", *(flag.name for flag in grouped)))
-        draft.set("rewards.*.url", draft.text("--rm-url") or "http://HOST", ("--rm-url",))
-        return
-    for flag in draft.given("--rm-url", "--group-rm"):
-        draft.note(flag, "no effect without --rm-type remote_rm")
-    if named in names:
-        draft.set("rewards.*.type", names[named], ("--rm-type",))
-    elif named:
-        draft.note(
-            draft.flags["--rm-type"], "no such reward: choose one of `rlrun plugins list`, or write one"
-        )
-    if named not in names and (key := draft.given("--reward-key")):
-        draft.note(key[0], "`key` of the reward that you choose")
-    elif "--reward-key" in draft.flags:
-        draft.set("rewards.*.key", draft.text("--reward-key"), ("--reward-key",))
-    if named not in names:
-        draft.notes.append("no reward: add a table [[rewards]]")
-
-
-def filters(draft: Draft) -> None:
-    """Dynamic sampling by the spread of rewards is built in."""
-    name = "--dynamic-sampling-filter-path"
-    for flag in draft.given(name):
-        if draft.algorithm == "sft":
-            draft.note(flag, "demonstrations are not filtered")
-        elif (draft.text(name) or "").endswith(_NONZERO_STD):
-            draft.set("filters.*.type", "nonzero_std", (name,))
-        else:
-            draft.note(flag, "make it a filter plugin: a class that is called with a group (docs/plugins.md)")
-
-
-def evaluation(draft: Draft) -> None:
-    """Datasets in pairs of name and path, and the settings that they share."""
-    names = [row.name for row in flag_table().values() if row.rule == "evaluation"]
-    words = draft.flags["--eval-prompt-data"].values if "--eval-prompt-data" in draft.flags else []
-    if not words or draft.algorithm == "sft":
-        for flag in draft.given(*names):
-            draft.note(flag, "no effect without --eval-prompt-data, and none on demonstrations")
-        return
-    if len(words) % 2:
-        draft.note(draft.flags["--eval-prompt-data"], "the last word has no partner, and is left out")
-    for number in range(len(words) // 2):
-        _dataset(draft, f"eval.datasets.{number}", *words[2 * number : 2 * number + 2])
-    if "--eval-interval" not in draft.flags:
-        draft.notes.append(
-            "no --eval-interval: slime does not evaluate; rlrun does before training and at its end"
-        )
-    kinds = {"interval": int, "max_response_tokens": int, "temperature": float, "top_p": float}
-    for row in (flag_table()[name] for name in names):
-        key = (row.key or "").removeprefix("eval.")
-        if key in kinds and row.name in draft.flags:
-            draft.set(row.key or "", kinds[key](draft.number(row.name, 1)), (row.name,))
-    samples = draft.whole("--n-samples-per-eval-prompt", 1)
-    draft.set("eval.samples_per_prompt", samples, ("--n-samples-per-eval-prompt",))
-
-
-def _dataset(draft: Draft, table: str, name: str, path: str) -> None:
-    draft.set(
-        f"{table}.name",
-        re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("-._") or "eval",
-        ("--eval-prompt-data",),
-    )
-    draft.set(f"{table}.path", path, ("--eval-prompt-data",))
-    for key, own, shared, default in (
-        ("prompt_key", "--eval-input-key", "--input-key", "input"),
-        ("label_key", "--eval-label-key", "--label-key", None),
-    ):
-        value = draft.text(own) or draft.text(shared) or default
-        if value is not None:
-            draft.set(f"{table}.{key}", value, (own if own in draft.flags else shared,))
-    chat = "--apply-chat-template"
-    draft.set(f"{table}.apply_chat_template", chat in draft.flags, (chat,))
-
-
-def layout(draft: Draft) -> None:
-    """Nodes, GPUs and the degrees of parallelism; what is left over for data is `fsdp`."""
-    nodes, gpus = draft.whole("--actor-num-nodes", 1), draft.whole("--actor-num-gpus-per-node", 8)
-    ranks = nodes * gpus
-    degrees = {}
-    for name, megatron in zip(
-        _LAYOUT, ("tensor-model", "pipeline-model", "context", "expert-model"), strict=True
-    ):
-        degrees[name] = draft.whole(f"--{megatron}-parallel-size", 1)
-        if f"--{megatron}-parallel-size" in draft.flags:
-            draft.set(f"trainer.parallel.{name}", degrees[name], (f"--{megatron}-parallel-size",))
-    model = degrees["tensor"] * degrees["pipeline"] * degrees["context"]
-    draft.set("trainer.parallel.fsdp", max(1, ranks // model), (), f"{ranks} ranks / {model}")
-    if ranks % model:
-        draft.notes.append(
-            f"{ranks} GPUs do not split over {model} model-parallel ranks: change trainer.parallel"
-        )
-    _machines(draft, nodes, gpus)
-
-
-def _machines(draft: Draft, nodes: int, gpus: int) -> None:
-    """Where ranks and engines stand."""
-    colocated, rollout = "--colocate" in draft.flags, draft.whole("--rollout-num-gpus", 0)
-    if not colocated and not rollout and draft.algorithm != "sft":
-        draft.notes.append("neither --colocate nor --rollout-num-gpus: how many GPUs generate?")
-    if colocated and rollout:
-        draft.note(
-            draft.flags["--rollout-num-gpus"], "no effect with --colocate: engines take the trainer's GPUs"
-        )
-    apart = 0 if colocated else rollout
-    per_node = draft.whole("--num-gpus-per-node", 8)
-    if apart and nodes == 1 and gpus + apart <= per_node:
-        gpus += apart
-    elif apart:
-        nodes += math.ceil(apart / gpus)
-    used = draft.whole("--actor-num-nodes", 1) * draft.whole("--actor-num-gpus-per-node", 8) + apart
-    if used != nodes * gpus:
-        draft.notes.append(
-            f"{used} GPUs are asked for and {nodes} nodes of {gpus} have {nodes * gpus}: see [cluster]"
-        )
-    draft.set("cluster.nodes", nodes, ("--actor-num-nodes", *(["--rollout-num-gpus"] if apart else [])))
-    draft.set(
-        "cluster.gpus_per_node",
-        gpus,
-        ("--actor-num-gpus-per-node", *(["--rollout-num-gpus"] if apart else [])),
-    )
-    if draft.algorithm == "sft":
-        for flag in draft.given("--colocate"):
-            draft.note(flag, "no effect: there are no engines")
-    elif apart or colocated:
-        kind = "colocated" if colocated else "disaggregated"
-        draft.set("cluster.placement", kind, ("--colocate" if colocated else "--rollout-num-gpus",))
-    if nodes > 1:
-        head = draft.variables.get("MASTER_ADDR", "HOST")
-        draft.set("cluster.address", f"{head}:6379", (), "the Ray cluster to join")
-        draft.notes.append("cluster.address: name the Ray cluster that the nodes have joined")
-    for flag in draft.given("--num-gpus-per-node"):
-        draft.note(flag, "taken into account in cluster.gpus_per_node")
 
 
 def betas(draft: Draft) -> None:

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from rlrun.runner.hardware import GIB
+from rlrun.runner.hardware import GIB, driver_gpus
 
 Verdict = Literal["ok", "note", "bad"]
 RAY_PORT = 6379
@@ -48,7 +48,7 @@ def examine(folder: Path) -> Iterator[Check]:
     """Every check of this host; `folder` is where runs would go."""
     yield python(sys.version_info[:2])
     yield from packages(_installed())
-    yield from torch_and_gpus(_ask_torch(), _driver())
+    yield from torch_and_gpus(_ask_torch(), driver_gpus())
     yield sglang(_installed().get("sglang"))
     yield compiler(shutil.which("c++") or shutil.which("g++") or shutil.which("clang++"))
     yield disk(folder, shutil.disk_usage(_existing(folder)).free)
@@ -181,17 +181,6 @@ def _ask_torch() -> dict[str, object] | str:
         written = getattr(error, "stderr", "") or str(error)
         return str(written).strip().splitlines()[-1] if str(written).strip() else "no output"
     return answer
-
-
-def _driver() -> list[str]:
-    """GPUs by the driver's names."""
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split(
-            "\n"
-        )[:-1]
-    except (OSError, subprocess.SubprocessError):
-        return []
 
 
 def _in_use(number: int) -> bool:

@@ -60,14 +60,19 @@ def find_gpu(name: str) -> Device:
     raise ValueError(f"no GPU is known as {name}; {guess}known: {', '.join(GPUS)}")
 
 
-def this_gpu() -> Device | None:
-    """The GPU of this host, by its driver's name for it; None where there is none or it is not known."""
+def driver_gpus() -> list[str]:
+    """The GPUs of this host by their driver's names; none where there is no driver."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        names = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return None
-    words = names.splitlines()[0].replace("-", " ").split() if names.strip() else []
+        return []
+    return found.splitlines()
+
+
+def this_gpu() -> Device | None:
+    """The GPU of this host; None where there is none or it is not known."""
+    words = " ".join(driver_gpus()[:1]).replace("-", " ").split()
     fitting = [gpu for gpu in GPUS.values() if gpu.name.split("-")[-1 if "RTX" in gpu.name else 0] in words]
     sized = [gpu for gpu in fitting if gpu.name.partition("-")[2] in "".join(words)]
     return (sized or fitting)[-1] if fitting else None

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlrun.runner.estimate import Case, decode_seconds, prompt_seconds, step_training_seconds, sync_seconds
-from rlrun.runner.simulation import Outcome, World, simulate, spread_lengths
+from rlrun.runner.simulated_engines import World
+from rlrun.runner.simulation import Outcome, simulate, spread_lengths
 from rlrun.runner.sizing import Sizing, running_samples
 from rlrun.runner.sweep import Candidate, sweep
 

@@ -1,62 +1,19 @@
 """Many sources to one document: `extends`, several files, profiles, `--set`; then variables. Later wins."""
 
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import tomli
 
+from rlrun.specs.composition import Composition
+from rlrun.specs.expansion import add_profiles, put_in_variables
 from rlrun.specs.overlay import Origin, lay_on
 from rlrun.specs.paths import absolute_path, kind_of, shown_path, similar_path
-from rlrun.specs.positions import KeyPath, Mark, find_positions, line_and_column
+from rlrun.specs.positions import KeyPath, Mark, find_positions
 from rlrun.specs.problems import Finding, Problem, Source, problem_at, problem_without_place
-from rlrun.specs.profiles import origins_of, profile_findings, unknown_profile, usable
 from rlrun.specs.syntax import parse
-from rlrun.specs.variables import Substitution, variable_findings, variable_names
-
-
-@dataclass(slots=True)
-class Composition:
-    """The merged document, before anyone has checked what it says."""
-
-    data: dict[str, Any] = field(default_factory=dict)
-    origins: dict[KeyPath, Origin] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    files: list[Source] = field(default_factory=list)
-    """Every file read, in the order of merging; the last one is what the user named last."""
-    complete: bool = True
-    """False when a file or statement could not be read: a missing key may only be unreadable."""
-    findings: list[Finding] = field(default_factory=list)
-    """What is wrong with variables and profiles."""
-    variables: dict[str, Any] = field(default_factory=dict)
-    """`[vars]`."""
-    used: dict[KeyPath, str] = field(default_factory=dict)
-    """Where a variable was put in, and which."""
-    referenced: set[str] = field(default_factory=set)
-    """Variables that any source refers to, overridden keys included."""
-    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """For each profile that nobody asked for, the document with that profile on top."""
-
-    def fail(self, problem: Problem) -> None:
-        """Note a problem that keeps something from being read."""
-        self.problems.append(problem)
-        self.complete = False
-
-    def place(self, finding: Finding) -> Problem:
-        """A finding where its key was written, else another key that takes part, else the table around it."""
-        path = next((path for path in (finding.path, *finding.others) if path in self.origins), finding.path)
-        for depth in range(len(path), 0, -1):
-            if origin := self.origins.get(path[:depth]):
-                mark = origin.mark
-                at_value = finding.at_value and depth == len(path)
-                start, end = (
-                    (mark.value_start, mark.value_end) if at_value else (mark.key_start, mark.key_end)
-                )
-                return problem_at(finding, origin.source, start, end)
-        source = self.files[-1] if self.files else Source("--set", "", Path())
-        return problem_at(finding, source, 0, 1)
+from rlrun.specs.variables import variable_names
 
 
 def compose(
@@ -66,56 +23,11 @@ def compose(
     composition = Composition()
     for path in paths:
         _add_file(composition, path, shown_path(path), ())
-    _add_profiles(composition, profiles)
+    add_profiles(composition, profiles)
     for override in overrides:
         _add_override(composition, override)
-    _put_in_variables(composition)
+    put_in_variables(composition)
     return composition
-
-
-def locate(origin: Origin) -> str:
-    """`file:line` of an origin."""
-    return f"{origin.source.name}:{line_and_column(origin.source.text, origin.mark.key_start)[0]}"
-
-
-def _add_profiles(composition: Composition, chosen: Sequence[str]) -> None:
-    """Lay the chosen profiles on the document, and each of the others on a copy of it."""
-    written = composition.data.pop("profiles", {})
-    composition.findings += profile_findings(written)
-    profiles = usable(written, composition.findings)
-    for name in chosen:
-        if name not in profiles and name not in (written if isinstance(written, dict) else {}):
-            message, cure, meant = unknown_profile(name, profiles)
-            composition.fail(problem_without_place(message, f"--profile {name}", cure, meant))
-    plain = deepcopy(composition.data)
-    for name in dict.fromkeys(chosen):
-        if name in profiles:
-            origins = origins_of(name, composition.origins)
-            lay_on(composition.data, composition.origins, deepcopy(profiles[name]), origins)
-    for name, table in profiles.items():
-        if name not in chosen:
-            variant, origins = deepcopy(plain), dict(composition.origins)
-            lay_on(variant, origins, deepcopy(table), origins_of(name, composition.origins))
-            composition.variants[name] = variant
-
-
-def _put_in_variables(composition: Composition) -> None:
-    variables = composition.data.pop("vars", {})
-    composition.findings += variable_findings(variables, composition.referenced)
-    composition.variables = variables if isinstance(variables, dict) else {}
-    substitution = Substitution(composition.variables)
-    composition.data = substitution.apply(composition.data)
-    composition.findings += substitution.findings
-    composition.used = substitution.used
-    for name, variant in composition.variants.items():
-        own = variant.pop("vars", {})
-        quiet = Substitution(own if isinstance(own, dict) else {})
-        composition.variants[name] = quiet.apply(variant)
-        composition.findings += [
-            replace(finding, path=("profiles", name, *finding.path))
-            for finding in quiet.findings
-            if ("profiles", name, *finding.path) in composition.origins
-        ]
 
 
 def _add_file(composition: Composition, path: Path, name: str, chain: tuple[Path, ...]) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rlrun.specs.algorithm_rules import Demands
-from rlrun.specs.compose import Composition, compose, locate
+from rlrun.specs.compose import compose
+from rlrun.specs.composition import Composition, locate
 from rlrun.specs.job import Spec
 from rlrun.specs.messages import Explainer
 from rlrun.specs.overlay import Origin

@@ -90,6 +90,9 @@ def test_validate_as_json(rlrun: Command) -> None:
     assert bad.code == 2
     assert (problem["line"], problem["column"], problem["key"]) == (3, 1, "trainer.learning_rte")
     assert problem["suggestion"] == "lr"
+    unknown = rlrun("validate", "quikstart", "--json")
+    assert unknown.code == 2
+    assert 'did you mean "quickstart"?' in json.loads(unknown.out)["problems"][0]["message"]
 
 
 def test_validate_explains_where_values_come_from(rlrun: Command) -> None:

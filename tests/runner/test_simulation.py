@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun.runner.simulation import World, simulate, spread_lengths
+from rlrun.runner.simulated_engines import World
+from rlrun.runner.simulation import simulate, spread_lengths
 
 
 def same(length: int) -> World:

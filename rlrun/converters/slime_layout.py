@@ -1,0 +1,67 @@
+"""Flags of slime about machines and parallelism."""
+
+import math
+
+from rlrun.converters.slime_draft import Draft
+
+_LAYOUT = ("tensor", "pipeline", "context", "expert")
+
+
+def layout(draft: Draft) -> None:
+    """Nodes, GPUs and the degrees of parallelism; what is left over for data is `fsdp`."""
+    nodes, gpus = draft.whole("--actor-num-nodes", 1), draft.whole("--actor-num-gpus-per-node", 8)
+    ranks = nodes * gpus
+    degrees = {}
+    for name, megatron in zip(
+        _LAYOUT, ("tensor-model", "pipeline-model", "context", "expert-model"), strict=True
+    ):
+        degrees[name] = draft.whole(f"--{megatron}-parallel-size", 1)
+        if f"--{megatron}-parallel-size" in draft.flags:
+            draft.set(f"trainer.parallel.{name}", degrees[name], (f"--{megatron}-parallel-size",))
+    model = degrees["tensor"] * degrees["pipeline"] * degrees["context"]
+    draft.set("trainer.parallel.fsdp", max(1, ranks // model), (), f"{ranks} ranks / {model}")
+    if ranks % model:
+        draft.notes.append(
+            f"{ranks} GPUs do not split over {model} model-parallel ranks: change trainer.parallel"
+        )
+    _machines(draft, nodes, gpus)
+
+
+def _machines(draft: Draft, nodes: int, gpus: int) -> None:
+    """Where ranks and engines stand."""
+    colocated, rollout = "--colocate" in draft.flags, draft.whole("--rollout-num-gpus", 0)
+    if not colocated and not rollout and draft.algorithm != "sft":
+        draft.notes.append("neither --colocate nor --rollout-num-gpus: how many GPUs generate?")
+    if colocated and rollout:
+        draft.note(
+            draft.flags["--rollout-num-gpus"], "no effect with --colocate: engines take the trainer's GPUs"
+        )
+    apart = 0 if colocated else rollout
+    per_node = draft.whole("--num-gpus-per-node", 8)
+    if apart and nodes == 1 and gpus + apart <= per_node:
+        gpus += apart
+    elif apart:
+        nodes += math.ceil(apart / gpus)
+    used = draft.whole("--actor-num-nodes", 1) * draft.whole("--actor-num-gpus-per-node", 8) + apart
+    if used != nodes * gpus:
+        draft.notes.append(
+            f"{used} GPUs are asked for and {nodes} nodes of {gpus} have {nodes * gpus}: see [cluster]"
+        )
+    draft.set("cluster.nodes", nodes, ("--actor-num-nodes", *(["--rollout-num-gpus"] if apart else [])))
+    draft.set(
+        "cluster.gpus_per_node",
+        gpus,
+        ("--actor-num-gpus-per-node", *(["--rollout-num-gpus"] if apart else [])),
+    )
+    if draft.algorithm == "sft":
+        for flag in draft.given("--colocate"):
+            draft.note(flag, "no effect: there are no engines")
+    elif apart or colocated:
+        kind = "colocated" if colocated else "disaggregated"
+        draft.set("cluster.placement", kind, ("--colocate" if colocated else "--rollout-num-gpus",))
+    if nodes > 1:
+        head = draft.variables.get("MASTER_ADDR", "HOST")
+        draft.set("cluster.address", f"{head}:6379", (), "the Ray cluster to join")
+        draft.notes.append("cluster.address: name the Ray cluster that the nodes have joined")
+    for flag in draft.given("--num-gpus-per-node"):
+        draft.note(flag, "taken into account in cluster.gpus_per_node")

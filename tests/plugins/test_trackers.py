@@ -14,8 +14,8 @@ PARAMS = {"wandb": {"mode": "offline"}, "prometheus": {"port": 0}}
 
 @pytest.mark.parametrize("name", names("trackers"))
 def test_every_tracker_keeps_the_contract(name: str, tmp_path: Path) -> None:
-    if name == "wandb":
-        pytest.importorskip("wandb")
+    if name in {"wandb", "mlflow"}:
+        pytest.importorskip(name)
     check_tracker(name, PARAMS.get(name, {}), str(tmp_path))
     if name == "wandb":
         [run_id] = (tmp_path / "wandb-id.txt").read_text().split()
@@ -46,3 +46,15 @@ def test_tensorboard_holds_every_point_also_of_a_resumed_run(tmp_path: Path) -> 
     events.Reload()
     points = [(point.step, point.value) for point in events.Scalars("train/loss")]
     assert points == [(0, 1.0), (1, 0.5), (2, pytest.approx(1 / 3))]
+
+
+def test_mlflow_holds_every_point_of_a_run_and_of_its_resumption(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    check_tracker("mlflow", {"experiment": "sums"}, str(tmp_path))
+    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("sums")
+    [run] = client.search_runs([experiment.experiment_id])
+    points = [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "train/loss")]
+    assert points == [(0, 1.0), (1, 0.5), (2, pytest.approx(1 / 3))]
+    assert run.data.params == {"name": "run"}
+    assert "rollout/reward" not in run.data.metrics, "it was no number"

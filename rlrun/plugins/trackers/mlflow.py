@@ -1,0 +1,93 @@
+"""MLflow (https://mlflow.org): a tracking server, or files in the run's folder."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlrun.specs.section import Section
+
+ID_FILE = "mlflow-id.txt"
+LONGEST_VALUE = 6000
+"""Characters of a parameter that every MLflow server takes."""
+PARAMETERS_AT_ONCE = 100
+METRICS_AT_ONCE = 1000
+
+
+class MlflowParams(Section):
+    """Where runs are kept."""
+
+    tracking_uri: str | None = None
+    """Address of the tracking server. None: a folder `mlruns` in the run's."""
+    experiment: str = "rlrun"
+    """Experiment of the run; made where there is none of that name."""
+
+
+class Mlflow:
+    """One run; a resumed job goes on with it. Parameters are the spec's keys, without secrets."""
+
+    Params = MlflowParams
+    api_version = 1
+
+    def __init__(self, params: MlflowParams) -> None:
+        self.params = params
+        self._client: Any = None
+        self._run_id = ""
+
+    def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
+        """Begins the run, or goes on with the one whose id is in the run's folder."""
+        folder = Path(run_folder)
+        uri = self.params.tracking_uri
+        if uri is None:
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # files are what a laptop has
+            uri = (folder / "mlruns").resolve().as_uri()
+        from mlflow import MlflowClient  # the trackers extra; checking a spec does not need it
+
+        self._client = MlflowClient(tracking_uri=uri)
+        id_file = folder / ID_FILE
+        if id_file.is_file():
+            self._run_id = id_file.read_text().strip()
+            return
+        self._run_id = self._client.create_run(self._experiment(), run_name=name).info.run_id
+        id_file.write_text(self._run_id + "\n")
+        self._log_parameters(spec)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of one step; what is no finite number is left out, which some servers refuse."""
+        from mlflow.entities import Metric
+
+        now = round(time.time() * 1000)
+        found = [
+            Metric(name, float(value), now, step) for name, value in metrics.items() if math.isfinite(value)
+        ]
+        for begin in range(0, len(found), METRICS_AT_ONCE):
+            self._client.log_batch(self._run_id, metrics=found[begin : begin + METRICS_AT_ONCE])
+
+    def close(self) -> None:
+        """Ends the run; a resumed job opens it again by logging."""
+        if self._client is not None:
+            self._client.set_terminated(self._run_id)
+            self._client = None
+
+    def _experiment(self) -> str:
+        found = self._client.get_experiment_by_name(self.params.experiment)
+        return str(found.experiment_id if found else self._client.create_experiment(self.params.experiment))
+
+    def _log_parameters(self, spec: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        parameters = [Param(key, value[:LONGEST_VALUE]) for key, value in _flat(spec)]
+        for begin in range(0, len(parameters), PARAMETERS_AT_ONCE):
+            self._client.log_batch(self._run_id, params=parameters[begin : begin + PARAMETERS_AT_ONCE])
+
+
+def _flat(spec: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and their values as text."""
+    for key, value in spec.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value if isinstance(value, str) else json.dumps(value, default=str)

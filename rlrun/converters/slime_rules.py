@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from rlrun.converters.slime_draft import Draft
 from rlrun.converters.slime_layout import layout
-from rlrun.converters.slime_sources import evaluation, filters, rewards
+from rlrun.converters.slime_sources import data, evaluation, filters, rewards
 from rlrun.converters.slime_table import flag_table
 
 
@@ -150,9 +150,20 @@ def _optimizer_steps(draft: Draft) -> int | None:
 
 
 def trackers(draft: Draft) -> None:
-    """TensorBoard."""
+    """TensorBoard, Weights & Biases, or both."""
+    number = 0
     if "--use-tensorboard" in draft.flags:
-        draft.set("trackers.*.type", "tensorboard", ("--use-tensorboard",))
+        draft.set("trackers.0.type", "tensorboard", ("--use-tensorboard",))
+        number = 1
+    settings = draft.given("--wandb-project", "--wandb-team", "--wandb-group", "--wandb-mode")
+    if "--use-wandb" not in draft.flags or draft.text("--wandb-mode") == "disabled":
+        for flag in [*settings, *draft.given("--use-wandb")]:
+            draft.note(flag, "no effect: W&B is off")
+        return
+    draft.set(f"trackers.{number}.type", "wandb", ("--use-wandb",))
+    for flag in settings:
+        key = (flag_table()[flag.name].key or "").rpartition(".")[2]
+        draft.set(f"trackers.{number}.{key}", draft.text(flag.name) or "", (flag.name,))
 
 
 def run_name(draft: Draft) -> None:
@@ -180,6 +191,7 @@ RULES: Mapping[str, Callable[[Draft], None]] = {
     "betas": betas,
     "least_rate": least_rate,
     "warmup_share": warmup_share,
-    "tensorboard": trackers,
+    "trackers": trackers,
+    "data": data,
 }
 """By the name that slime_flags.toml gives them; each looks at the flags it needs, and all are run."""

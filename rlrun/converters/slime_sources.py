@@ -8,6 +8,18 @@ from rlrun.converters.slime_table import flag_table
 _NONZERO_STD = "check_reward_nonzero_std"
 
 
+def data(draft: Draft) -> None:
+    """Rows by the kind of file they are in."""
+    for flag in draft.given("--prompt-data"):
+        _rows(draft, "data", draft.text(flag.name) or "", flag.name)
+
+
+def _rows(draft: Draft, table: str, path: str, flag: str) -> None:
+    if path.partition("@[")[0].endswith(".parquet"):
+        draft.set(f"{table}.type", "parquet", (), "by the file's name")
+    draft.set(f"{table}.path", path, (flag,))
+
+
 def rewards(draft: Draft) -> None:
     """One reward by name; what is a function of the user's becomes a plugin."""
     flags = draft.given("--rm-type", "--reward-key", "--rm-url", "--group-rm")
@@ -82,10 +94,11 @@ def _dataset(draft: Draft, table: str, name: str, path: str) -> None:
         re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("-._") or "eval",
         ("--eval-prompt-data",),
     )
-    draft.set(f"{table}.path", path, ("--eval-prompt-data",))
+    _rows(draft, table, path, "--eval-prompt-data")
     for key, own, shared, default in (
         ("prompt_key", "--eval-input-key", "--input-key", "input"),
         ("label_key", "--eval-label-key", "--label-key", None),
+        ("tools_key", "--eval-tool-key", "--tool-key", None),
     ):
         value = draft.text(own) or draft.text(shared) or default
         if value is not None:

@@ -21,6 +21,7 @@ LIST = (HERE.parent / "data" / "slime_flags.txt").read_text().split()
 ROWS = list(flag_table().values())
 SPEC_KEYS = set(KeyIndex(Spec).paths())
 PLUGIN_KINDS = {"algorithm": "algorithms", "data": "data", "rewards": "rewards", "eval.datasets": "data"}
+PLUGIN_KINDS |= {"trackers": "trackers"}
 SAMPLES = {"int": "3", "float": "0.5", "str": "x", "ints": "1 2", "strs": "a b", "flag": ""}
 
 
@@ -58,7 +59,9 @@ def key_exists(row: FlagRow) -> bool:
     kind = PLUGIN_KINDS[table]
     if key == "rewards.url":
         return has_field(load("rewards", "remote").Params, ["url"])
-    plugins = row.of or ({"algorithms": ("grpo",), "data": ("jsonl",)}[kind])
+    plugins = (
+        row.of or ({"algorithms": ("grpo",), "data": ("jsonl", "parquet"), "trackers": ("wandb",)}[kind])
+    )
     return all(
         has_field(load(kind, name).Params, key.removeprefix(f"{table}.").split(".")) for name in plugins
     )
@@ -132,6 +135,14 @@ def test_no_flag_is_dropped_in_silence(tmp_path: Path, row: FlagRow) -> None:
         ),
         ("--actor-num-nodes 2 --rollout-num-gpus 16", "cluster.nodes", 4),
         ("--tensor-model-parallel-size 2 --context-parallel-size 2", "trainer.parallel.fsdp", 2),
+        ("--use-tensorboard", "trackers", [{"type": "tensorboard"}]),
+        (
+            "--use-tensorboard --use-wandb --wandb-project p --wandb-team t",
+            "trackers",
+            [{"type": "tensorboard"}, {"type": "wandb", "project": "p", "entity": "t"}],
+        ),
+        ("--prompt-data rows.parquet@[:9]", "data.type", "parquet"),
+        ("--use-fault-tolerance", "fault_tolerance.engine_restarts", 3),
         ("--tb-experiment-name 'my run/1'", "name", "my-run-1"),
     ],
 )
@@ -153,6 +164,7 @@ def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: A
         ("--kl-coef 0", "0 is no penalty, and no key"),
         ("--kl-coef 0.1", "grpo has no KL in the reward"),
         ("--ref-update-interval 5", "no effect: there is no KL term"),
+        ("--wandb-project p", "--wandb-project p: no effect: W&B is off"),
         ("--critic-lr 1e-5", "grpo has no such parameter"),
         ("--advantage-estimator on_policy_distillation", "teacher.path: name the teacher's"),
         ("--rm-url http://x", "no effect without --rm-type remote_rm"),

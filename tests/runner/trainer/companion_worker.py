@@ -28,7 +28,7 @@ def main():
     aside = plan_steps(sequences, **settings, max_response_tokens=64, data_degree=world_size)
     batches = all_micro_batches(aside)
     result = {"teacher": trainer.teacher_log_probs(sequences, batches), "metrics": []}
-    for _ in range(3):
+    for _ in range(2):
         values = trainer.values(sequences, batches)
         mine = range(len(sequences))
         known = {

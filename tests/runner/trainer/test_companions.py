@@ -213,7 +213,7 @@ def test_companions_have_layouts_of_their_own(folder, teacher, tmp_path):
     for size in (1, 2):
         out = tmp_path / str(size)
         out.mkdir()
-        run_ranks(worker, size, cases, out)
+        run_ranks(worker, size, cases, out, timeout=280)
     alone = torch.load(tmp_path / "1" / "0.pt", weights_only=False)
     shards = [torch.load(tmp_path / "2" / f"{rank}.pt", weights_only=False) for rank in range(2)]
     # Muon orthogonalises in bfloat16, in another order on two ranks

@@ -70,6 +70,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gigabytes", type=float, default=2)
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sides", nargs="*", choices=SIDES, default=[], help="these and cp alone")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", type=float, default=4, help="GiB")
     return parser.parse_args()
@@ -80,9 +81,10 @@ def compare(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     make_model(folder / "hf", options.gigabytes * 1e9)
     run_side("hf-to-dcp", folder / "hf", folder / "dcp", options)
     run_side("fp8-block", folder / "hf", folder / "fp8", options)
-    runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    sides = [side for side in SIDES if not options.sides or side in options.sides or side.startswith("cp")]
+    runs: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for _ in range(options.rounds + 1):
-        for side in SIDES:
+        for side in sides:
             source = "dcp" if side.startswith(("dcp", "cp dcp")) else "fp8" if side.endswith("back") else "hf"
             runs[side].append(run_side(side, folder / source, folder / "out", options))
             shutil.rmtree(folder / "out")
@@ -92,15 +94,26 @@ def compare(folder: Path, options: argparse.Namespace) -> dict[str, object]:
         for side, found in runs.items()
     }
     peaks = {side: max(run["peak_bytes"] for run in found) / 2**30 for side, found in runs.items()}
-    copy = statistics.mean([rates["cp hf"], rates["cp dcp"]])
+    shares = {side: share(found[1:], runs[copied(side)][1:]) for side, found in runs.items()}
     return {
         "gigabytes": round(size / 1e9, 2),
         "threads": options.threads,
         "memory_set_gib": options.memory,
         "gigabytes_per_second": {side: round(rate, 2) for side, rate in rates.items()},
-        "share_of_cp": {side: round(rate / copy, 2) for side, rate in rates.items()},
+        "share_of_cp": {side: round(value, 2) for side, value in shares.items()},
         "peak_gib": {side: round(peak, 2) for side, peak in peaks.items() if not side.startswith("cp")},
     }
+
+
+def copied(side: str) -> str:
+    """The copy that a side is compared with: of the folder that it reads."""
+    return "cp dcp" if side.startswith("dcp") or side == "cp dcp" else "cp hf"
+
+
+def share(found: list[dict[str, float]], copies: list[dict[str, float]]) -> float:
+    """Median over the rounds of the share of that round's own copy."""
+    pairs = zip(found, copies, strict=True)
+    return statistics.median(copy["seconds"] / run["seconds"] for run, copy in pairs)
 
 
 def make_model(folder: Path, size: float) -> None:

@@ -39,6 +39,7 @@ class DcpFolder:
         """Read the metadata. ValueError where the folder is no complete checkpoint."""
         self.folder = folder
         self.tensors: dict[str, Described] = {}
+        self._files: dict[str, tuple[Path, int]] = {}
         path = inside(folder, METADATA)
         try:
             table = _MetadataPickle(io.BytesIO(path.read_bytes())).load()
@@ -77,9 +78,16 @@ class DcpFolder:
             data = bytearray(file.read(stored.nbytes))
         return int(torch.frombuffer(data, dtype=stored.dtype))
 
+    def _file(self, name: str) -> tuple[Path, int]:
+        """A file's path and size; many tensors are in one."""
+        if name not in self._files:
+            path = inside(self.folder, name)
+            self._files[name] = path, path.stat().st_size
+        return self._files[name]
+
     def _chunk(self, name: str, dtype: torch.dtype, item: Item) -> Chunk:
-        path = inside(self.folder, item.file)
-        if item.position + item.length > path.stat().st_size:
+        path, size = self._file(item.file)
+        if item.position + item.length > size:
             raise ValueError(f"{path} is cut off: {name} would end at byte {item.position + item.length}")
         try:
             position = item.position + data_position(path, dtype, item)

@@ -1,9 +1,12 @@
 """`rlrun schema`: the spec's shape, for editors and for the documentation."""
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 _KINDS = {
     "AlgorithmSpec": "algorithms",
@@ -30,9 +33,8 @@ def command(
 
 
 def spec_schema() -> dict[str, Any]:
-    """The schema, with the names of the installed plugins for each `type`."""
+    """The schema, with the installed plugins for each `type`, and their parameters."""
     from rlrun.plugins.registry import names
-    from rlrun.specs.docstrings import field_docstrings
     from rlrun.specs.job import Spec
     from rlrun.specs.suggestions import all_models
 
@@ -52,9 +54,35 @@ def spec_schema() -> dict[str, Any]:
         "additionalProperties": {"type": "object"},
     }
     for model in all_models(Spec):
-        properties = (schema if model is Spec else schema["$defs"][model.__name__])["properties"]
-        for key, about in field_docstrings(model).items():
-            properties[key]["description"] = about
+        _explain(schema if model is Spec else schema["$defs"][model.__name__], model)
     for definition, kind in _KINDS.items():
-        schema["$defs"][definition]["properties"]["type"]["enum"] = names(kind)
+        table = schema["$defs"][definition]
+        table["properties"]["type"]["enum"] = names(kind)
+        table["allOf"] = [_when(kind, name, schema["$defs"]) for name in names(kind)]
     return schema
+
+
+def _when(kind: str, name: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a table whose `type` is that plugin; the tables inside them join `definitions`."""
+    from rlrun.plugins.registry import load
+    from rlrun.specs.suggestions import all_models
+
+    params = load(kind, name).Params
+    shape = params.model_json_schema()
+    found = shape.pop("$defs", {})
+    for model in all_models(params):
+        _explain(shape if model is params else found[model.__name__], model)
+    definitions |= found
+    chosen = {"properties": {"type": {"const": name}}, "required": ["type"]}
+    return {"if": chosen, "then": {key: shape[key] for key in ("properties", "required") if key in shape}}
+
+
+def _explain(shape: dict[str, Any], model: type["BaseModel"]) -> None:
+    """Put in the docstrings of a model's fields, and the defaults that are made anew for each."""
+    from rlrun.specs.docstrings import field_docstrings
+
+    for key, about in field_docstrings(model).items():
+        shape["properties"][key]["description"] = about
+    for key, field in model.model_fields.items():
+        if field.default_factory is not None:
+            shape["properties"][key]["default"] = field.get_default(call_default_factory=True)

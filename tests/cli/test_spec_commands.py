@@ -296,6 +296,14 @@ def test_schema_describes_every_key(rlrun: Command) -> None:
         for key, field in definition["properties"].items():
             assert field.get("description"), f"{name}.{key} has no docstring"
     assert "grpo" in schema["$defs"]["AlgorithmSpec"]["properties"]["type"]["enum"]
+    (grpo,) = (
+        each["then"]["properties"]
+        for each in schema["$defs"]["AlgorithmSpec"]["allOf"]
+        if each["if"]["properties"]["type"]["const"] == "grpo"
+    )
+    assert grpo["clip"]["default"] == 0.2
+    assert all(field.get("description") for field in grpo.values())
+    assert schema["$defs"]["EngineSpec"]["properties"]["sglang"]["default"] == {}
 
 
 def test_the_page_of_the_spec_is_current(rlrun: Command) -> None:

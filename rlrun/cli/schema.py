@@ -40,6 +40,7 @@ def spec_schema() -> dict[str, Any]:
 
     schema = Spec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    del schema["required"]  # a file may leave to those it extends what it does not say itself
     schema["properties"]["extends"] = {
         "description": "Files to start from; this one is laid on top of them.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],

@@ -20,6 +20,7 @@ from rlrun.runner.engines.sglang.command import command, environment, key_file
 from rlrun.runner.engines.sglang.server import SglangServer, last_error
 from rlrun.runner.errors import EngineError
 from rlrun.runner.weights.serialized import SerializedWriter
+from tests.converters.conversions import convert
 from tests.sglang_cpu.servers import tiny_setup
 
 PROMPT = np.arange(5, 25, dtype=np.int32)
@@ -178,3 +179,13 @@ def test_our_packages_are_kept_from_the_server(tmp_path: Path) -> None:
 )
 def test_the_last_error_of_a_log(output: str, error: str) -> None:
     assert last_error(output) == error
+
+
+async def test_a_server_loads_what_was_converted_there_and_back(
+    client: EngineClient, models: list[Path], tmp_path: Path
+) -> None:
+    """HF to DCP and back, in several files, as `rlrun convert` writes them."""
+    middle = convert(models[1], "dcp", tmp_path / "dcp", shard_bytes=40_000)
+    back = convert(middle, "hf", tmp_path / "back", shard_bytes=40_000)
+    assert await client.update_weights_from_disk(str(back), 9) == 9
+    assert largest_difference(models[1], await client.generate(request())) < 1e-4

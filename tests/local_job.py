@@ -14,6 +14,7 @@ from rlrun.runner.carriers import TrainerSetup
 from rlrun.runner.checkpoint import Checkpoints, read_driver, trainer_folder
 from rlrun.runner.cluster.actors import TrainerActor
 from rlrun.runner.cluster.failures import Failure
+from rlrun.runner.cluster.start import Started
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.native.server import NativeServer
 from rlrun.runner.engines.pool import EnginePool
@@ -130,7 +131,17 @@ async def _run(
     needs = needs_of(spec)
     inputs = read_inputs(spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)
     trainer = TrainerGroup([rank], [0])
-    parts = Parts(plan, plan.steps, inputs, Nobody(), trainer, pool, LocalGrader(spec))  # type: ignore[arg-type]
+    alone = Started([], [], [])
+    parts = Parts(
+        plan,
+        plan.steps,
+        inputs,
+        Nobody(),
+        alone,
+        trainer,
+        pool,
+        LocalGrader(spec),  # type: ignore[arg-type]
+    )
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(folder / "checkpoints", spec.checkpoint.keep)
     job = make_job(spec, model, parts, journal, checkpoints)  # type: ignore[arg-type]

@@ -42,6 +42,11 @@ class Tally:
         self.scored = [group for group in self.scored if prompt_index(group) not in waiting]
         return later
 
+    def drop_stale(self, indices: Collection[int]) -> None:
+        """Count the groups of these prompts as too old, and nothing else of them."""
+        self.dropped["staleness", "too_old"] += len(indices)
+        self.scored = [group for group in self.scored if prompt_index(group) not in indices]
+
     def starved(self, kept: int, wanted: int) -> JobError:
         """What was tried, and why so little was kept."""
         why = ", ".join(f"{n} by {name} ({reason})" for (name, reason), n in self.dropped.most_common())

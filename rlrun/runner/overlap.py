@@ -131,11 +131,14 @@ class OverlappedSource:
             self._fill()
 
     def _drop_stale(self, version: int) -> None:
+        """Drop what is too old to be trained on; the metrics of staleness are of what is trained."""
         oldest = version - self._spec.max_staleness
-        for group in [group for group in self._ready if _oldest(group) < oldest]:
-            self._ready.remove(group)
-            self._feed.finish(group.prompt.index)
-            self._tally.dropped["staleness", "too_old"] += 1
+        stale = {prompt_index(group) for group in self._ready if _oldest(group) < oldest}
+        if stale:
+            self._ready = [group for group in self._ready if prompt_index(group) not in stale]
+            self._tally.drop_stale(stale)
+            for index in stale:
+                self._feed.finish(index)
 
     def _raise_failures(self) -> None:
         """Pass on what a task raised, and forget those that are done."""

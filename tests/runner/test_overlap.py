@@ -89,6 +89,7 @@ async def test_a_group_that_took_too_long_is_dropped_and_counted() -> None:
     batches = await steps(rollouts, engines, 8)
     dropped = [batch.measure().get("rollout/dropped/staleness/too_old", 0) for batch in batches]
     assert sum(dropped) == 1
+    assert max(batch.measure()["rollout/staleness/max"] for batch in batches) == 1
     assert 5 not in [index for batch in batches for index in indices(batch.groups)]
     await rollouts.close()
 

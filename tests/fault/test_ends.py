@@ -18,7 +18,7 @@ def assert_nothing_left(processes: list[psutil.Process], ended: Ended) -> None:
     state = ended.folder.read_state()
     assert not Path(state["scratch"]).exists()
     for pid in state["processes"].values():
-        assert not list(Path("/dev/shm").glob(f"rlrun-*-{pid}-*"))
+        assert not list(Path("/dev/shm").glob(f"rlrun-*.{pid}-*"))
 
 
 def at_work(jobs: Jobs, name: str, **settings: object) -> Running:

@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 
 _WAIT_SECONDS = 3.0
-_SEGMENT = re.compile(r"rlrun-.*-(\d+)-[01]")
+_SEGMENT = re.compile(r"rlrun-.+-\d+\.(\d+)-\d+|torch_(\d+)_\d+_\d+")
+"""Shared weights and the process that wrote them: ours, and torch's for SGLang servers."""
 
 
 def children() -> set[psutil.Process]:
@@ -44,7 +45,7 @@ def clean_up_after(state: Mapping[str, Any]) -> None:
 def remove_segments(pids: Iterable[int], folder: Path = Path("/dev/shm")) -> None:
     """Remove the shared weights that these processes, dead by now, left behind."""
     owners = set(pids)
-    for path in folder.glob("rlrun-*"):
+    for path in folder.iterdir():
         found = _SEGMENT.fullmatch(path.name)
-        if found and int(found[1]) in owners:
+        if found and int(found[1] or found[2]) in owners:
             path.unlink(missing_ok=True)

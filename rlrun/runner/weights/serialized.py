@@ -11,6 +11,7 @@ import base64
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
 import torch
 import torch.multiprocessing
@@ -19,6 +20,7 @@ from rlrun.runner.carriers import SerializedWeights
 from rlrun.runner.weights.fill import fill
 from rlrun.runner.weights.layout import ITEM_SIZE, end, layout, num_bytes
 
+_FOLDER = Path("/dev/shm")
 _COPIES = 3
 """Two more than are read while all is well; handles only, the weights lie there once."""
 
@@ -48,8 +50,15 @@ class SerializedWriter:
         return SerializedWeights(end(self._slots), version, payloads, _COPIES)
 
     def close(self) -> None:
-        """Let go of the buffer; it is gone when no reader holds it any more."""
-        self._views = {}
+        """Remove the buffer; a server that reads it keeps it until it has.
+
+        torch would leave it there, since not every payload is read.
+        """
+        if self._views:
+            storage = next(iter(self._views.values())).untyped_storage()
+            _, handle, _ = storage._share_filename_cpu_()
+            self._views = {}
+            (_FOLDER / handle.decode().lstrip("/")).unlink(missing_ok=True)
 
     def _allocate(self) -> dict[str, torch.Tensor]:
         buffer = torch.empty(self._items, dtype=self._dtype).share_memory_()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -65,6 +66,11 @@ def largest_difference(model: Path, generations: list[Generation]) -> float:
     return worst
 
 
+def buffers() -> list[Path]:
+    """Shared buffers that this process has made."""
+    return list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
+
+
 async def test_log_probs_are_the_models_own_before_and_after_each_way_of_updating_it(
     client: EngineClient, models: list[Path]
 ) -> None:
@@ -80,7 +86,9 @@ async def test_log_probs_are_the_models_own_before_and_after_each_way_of_updatin
         updated = await client.generate(request())
         assert {span.version for one in updated for span in one.versions} == {version}
         assert largest_difference(models[1], updated) < 1e-4
+    assert buffers()
     writer.close()
+    assert not buffers()
 
     assert await pool.update_weights_from_disk(str(models[2]), 3) == 3
     assert largest_difference(models[2], await client.generate(request())) < 1e-4

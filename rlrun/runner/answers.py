@@ -47,7 +47,14 @@ class Tally:
         self.dropped["staleness", "too_old"] += len(indices)
         self.scored = [group for group in self.scored if prompt_index(group) not in indices]
 
-    def starved(self, kept: int, wanted: int) -> JobError:
+    def make_do(self, kept: Sequence[Group], wanted: int) -> list[Group]:
+        """Fill up with spare groups once nothing more may be tried. JobError when they do not suffice."""
+        groups = [*kept, *sorted(self.spare, key=prompt_index)[: wanted - len(kept)]]
+        if len(groups) < wanted:
+            raise self._starved(len(kept), wanted)
+        return sorted(groups, key=prompt_index)
+
+    def _starved(self, kept: int, wanted: int) -> JobError:
         """What was tried, and why so little was kept."""
         why = ", ".join(f"{n} by {name} ({reason})" for (name, reason), n in self.dropped.most_common())
         return JobError(

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from rlrun.specs.cache import cache_folder
+
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -62,7 +64,7 @@ def find_compiler() -> str | None:
 
 def _library(source: Path, compiler: str) -> Path:
     """The compiled library of `source`, from the cache or built now."""
-    folder = Path(os.environ.get("RLRUN_CACHE") or Path.home() / ".cache" / "rlrun") / "operators"
+    folder = cache_folder() / "operators"
     library = folder / f"{source.stem}-{_key(source, compiler)}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)

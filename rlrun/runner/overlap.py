@@ -23,10 +23,8 @@ from rlrun.runner.errors import EngineError
 from rlrun.runner.feed import PromptFeed
 from rlrun.runner.grouping import prompt_index
 from rlrun.runner.interfaces import GroupFilter, Policy
-from rlrun.runner.rollout import Batch
+from rlrun.runner.rollout import ABORT_SECONDS, Batch
 from rlrun.specs.rollout import RolloutSpec
-
-_ABORT_SECONDS = 5.0
 
 
 class OverlappedSource:
@@ -61,7 +59,7 @@ class OverlappedSource:
             if len(self._ready) >= wanted:
                 break
             if self._tally.submitted - self._in_flight >= self._spec.max_attempts * wanted:
-                self._make_do(wanted)
+                self._ready = self._tally.make_do(self._ready, wanted)
                 break
             self._fill()
             await self._changed.wait()
@@ -82,7 +80,7 @@ class OverlappedSource:
         self._room = 0
         if self._tasks:
             with suppress(TimeoutError, EngineError):
-                async with asyncio.timeout(_ABORT_SECONDS):
+                async with asyncio.timeout(ABORT_SECONDS):
                     await self._engines.abort_all()
         await cancel_all(self._tasks)
         await self._feed.close()
@@ -99,13 +97,6 @@ class OverlappedSource:
         self._fill()
         measure = partial(tally.metrics, version)
         return Batch(sorted(groups, key=prompt_index), tally.generated_tokens, measure, overlapped=True)
-
-    def _make_do(self, wanted: int) -> None:
-        """Take spare groups once enough was tried. JobError when they do not suffice."""
-        spare = sorted(self._tally.spare, key=prompt_index)[: wanted - len(self._ready)]
-        if len(self._ready) + len(spare) < wanted:
-            raise self._tally.starved(len(self._ready), wanted)
-        self._ready += spare
 
     def _fill(self) -> None:
         """Begin as many groups as there is room for."""

@@ -23,7 +23,7 @@ from rlrun.runner.grouping import prompt_index
 from rlrun.runner.interfaces import GroupFilter, Policy
 from rlrun.specs.rollout import RolloutSpec
 
-_ABORT_SECONDS = 5.0
+ABORT_SECONDS = 5.0
 """How long aborted requests may take to answer before their tasks are given up."""
 
 
@@ -90,7 +90,7 @@ class RolloutSource:
                     answers = [self._answers.one(prompt, lambda: tally, enough) for prompt in prompts]
                     running |= {asyncio.create_task(answer) for answer in answers}
                 if not running:
-                    return self._make_do(kept, tally)
+                    return tally.make_do(kept, self._spec.batch_size)
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 kept += [group for task in done if (group := task.result())]
         finally:
@@ -103,7 +103,7 @@ class RolloutSource:
         kept: list[Group] = []
         while len(kept) < self._spec.batch_size:
             if self._exhausted(tally):
-                return self._make_do(kept, tally)
+                return tally.make_do(kept, self._spec.batch_size)
             kept += await self._answers.wave(await self._more(tally), tally)
         return kept[: self._spec.batch_size]
 
@@ -115,21 +115,13 @@ class RolloutSource:
     def _exhausted(self, tally: Tally) -> bool:
         return tally.submitted >= self._spec.max_attempts * self._spec.batch_size
 
-    def _make_do(self, kept: list[Group], tally: Tally) -> list[Group]:
-        """Fill up with spare groups once nothing more may be tried. JobError when they do not suffice."""
-        wanted = self._spec.batch_size
-        spare = sorted(tally.spare, key=prompt_index)[: wanted - len(kept)]
-        if len(kept) + len(spare) == wanted:
-            return sorted(kept + spare, key=prompt_index)
-        raise tally.starved(len(kept), wanted)
-
     async def _abort(self, running: set[asyncio.Task[Group | None]]) -> None:
         """End what is still being generated; nothing of this step runs on when the weights change."""
         if not running:
             return
         try:
-            async with asyncio.timeout(_ABORT_SECONDS):
+            async with asyncio.timeout(ABORT_SECONDS):
                 await self._engines.abort_all()
-            await asyncio.wait(running, timeout=_ABORT_SECONDS)
+            await asyncio.wait(running, timeout=ABORT_SECONDS)
         finally:
             await cancel_all(running)

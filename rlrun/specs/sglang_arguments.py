@@ -9,7 +9,8 @@ import os
 import subprocess
 from collections.abc import Mapping
 from hashlib import sha256
-from pathlib import Path
+
+from rlrun.specs.cache import cache_folder
 
 OWN = {
     "model-path": "model.path",
@@ -55,7 +56,7 @@ def installed_arguments(python: str, environment: Mapping[str, str]) -> list[str
     where = _ask(python, _WHERE, environment)
     if where is None:
         return None
-    kept = _cache_folder() / f"sglang-{sha256(f'{python} {where}'.encode()).hexdigest()[:16]}.json"
+    kept = cache_folder() / f"sglang-{sha256(f'{python} {where}'.encode()).hexdigest()[:16]}.json"
     if kept.exists():
         return list(json.loads(kept.read_text()))
     answer = _ask(python, _NAMES, environment)
@@ -82,7 +83,3 @@ def _ask(python: str, code: str, environment: Mapping[str, str]) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip().rpartition("\n")[2] or None
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("RLRUN_CACHE") or Path.home() / ".cache" / "rlrun")

@@ -25,8 +25,9 @@ from typing import Any
 from rlrun.runner.cluster.actors import EngineActor, SglangActor, TrainerActor
 from rlrun.runner.cluster.failures import Failure, ProcessFailure
 from rlrun.runner.cluster.placement import Placement, Seat
-from rlrun.runner.cluster.processes import children, end, remove_segments
+from rlrun.runner.cluster.processes import children, end
 from rlrun.runner.errors import JobError
+from rlrun.runner.weights.segment_files import remove_of
 from rlrun.specs.cluster import ClusterSpec
 
 _ENVIRONMENT = {
@@ -287,7 +288,7 @@ class Cluster:
         end(ours)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        remove_segments(pids)
+        remove_of(pids)
 
     async def _in_thread(self, function: Any) -> None:
         """Also when this task is cancelled: what is begun here must be known to have ended."""

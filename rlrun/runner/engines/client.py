@@ -118,7 +118,7 @@ class EngineClient:
         body = {"model_path": folder, "weight_version": str(version), "flush_cache": False}
         await self._post("/update_weights_from_disk", body)
         await self.flush_cache()
-        return version_number((await self.model_info()).get("weight_version"))
+        return await self._version()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -144,6 +144,10 @@ class EngineClient:
             await self._post("/end_weight_update", {})
         await self.flush_cache()
         await self.resume()
+        return await self._version()
+
+    async def _version(self) -> int:
+        """Of the weights that the engine says it serves."""
         return version_number((await self.model_info()).get("weight_version"))
 
     async def _post(self, path: str, body: dict[str, Any]) -> bytes:

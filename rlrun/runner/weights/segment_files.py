@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
@@ -12,6 +13,8 @@ _PREFIX = "rlrun-"
 _NAME = re.compile(rf"{_PREFIX}[A-Za-z0-9._-]+")
 _OWNED = re.compile(rf"{_PREFIX}.+-(\d+)\.(\d+)-\d+")
 """The writer's space of process ids, and its process."""
+_TORCHS = re.compile(r"torch_(\d+)_\d+_\d+")
+"""A buffer that torch shares, for SGLang servers, and its process."""
 _NUMBERS = itertools.count()
 
 
@@ -38,6 +41,15 @@ def remove_stale() -> list[str]:
             path.unlink(missing_ok=True)
             removed.append(path.name)
     return removed
+
+
+def remove_of(pids: Iterable[int], folder: Path = FOLDER) -> None:
+    """Remove the shared weights, ours and torch's, that these processes, dead by now, left behind."""
+    owners = set(pids)
+    for path in folder.iterdir():
+        ours, torchs = _OWNED.fullmatch(path.name), _TORCHS.fullmatch(path.name)
+        if (ours and int(ours[2]) in owners) or (torchs and int(torchs[1]) in owners):
+            path.unlink(missing_ok=True)
 
 
 class ExclusiveLock:

@@ -11,7 +11,6 @@ import base64
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 
 import torch
 import torch.multiprocessing
@@ -19,8 +18,8 @@ import torch.multiprocessing
 from rlrun.runner.carriers import SerializedWeights
 from rlrun.runner.weights.fill import fill
 from rlrun.runner.weights.layout import ITEM_SIZE, end, layout, num_bytes
+from rlrun.runner.weights.segment_files import FOLDER
 
-_FOLDER = Path("/dev/shm")
 _COPIES = 3
 """Two more than are read while all is well; handles only, the weights lie there once."""
 
@@ -58,7 +57,7 @@ class SerializedWriter:
             storage = next(iter(self._views.values())).untyped_storage()
             _, handle, _ = storage._share_filename_cpu_()
             self._views = {}
-            (_FOLDER / handle.decode().lstrip("/")).unlink(missing_ok=True)
+            (FOLDER / handle.decode().lstrip("/")).unlink(missing_ok=True)
 
     def _allocate(self) -> dict[str, torch.Tensor]:
         buffer = torch.empty(self._items, dtype=self._dtype).share_memory_()

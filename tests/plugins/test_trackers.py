@@ -1,20 +1,32 @@
 """What trackers leave in the run folder."""
 
+import os
+import sqlite3
 import urllib.request
 from pathlib import Path
 
+import orjson
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlrun.plugins.registry import build, names
+from rlrun.plugins.registry import PluginError, build, names
 from rlrun.plugins.testing import check_tracker
+
+
+@pytest.fixture(autouse=True, scope="module")
+def trackio_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Trackio keeps its database; it asks once, when it is imported."""
+    folder = tmp_path_factory.mktemp("trackio")
+    os.environ["TRACKIO_DIR"] = str(folder)
+    return folder
+
 
 PARAMS = {"wandb": {"mode": "offline"}, "prometheus": {"port": 0}}
 
 
 @pytest.mark.parametrize("name", names("trackers"))
 def test_every_tracker_keeps_the_contract(name: str, tmp_path: Path) -> None:
-    if name in {"wandb", "mlflow"}:
+    if name in {"wandb", "mlflow", "trackio"}:
         pytest.importorskip(name)
     check_tracker(name, PARAMS.get(name, {}), str(tmp_path))
     if name == "wandb":
@@ -58,3 +70,20 @@ def test_mlflow_holds_every_point_of_a_run_and_of_its_resumption(tmp_path: Path)
     assert points == [(0, 1.0), (1, 0.5), (2, pytest.approx(1 / 3))]
     assert run.data.params == {"name": "run"}
     assert "rollout/reward" not in run.data.metrics, "it was no number"
+
+
+def test_trackio_holds_every_point_of_a_run_and_of_its_resumption(
+    tmp_path: Path, trackio_folder: Path
+) -> None:
+    pytest.importorskip("trackio")
+    check_tracker("trackio", {"project": "sums"}, str(tmp_path))
+    with sqlite3.connect(trackio_folder / "sums.db") as database:
+        points = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
+    name = (tmp_path / "trackio-name.txt").read_text().strip()
+    logged = [(run, step, orjson.loads(metrics)) for run, step, metrics in points]
+    assert logged == [(name, step, {"train/loss": 1 / (step + 1)}) for step in range(3)]
+
+
+def test_metrics_go_to_one_trackio() -> None:
+    with pytest.raises(PluginError, match="set space or server, not both"):
+        build("trackers", "trackio", {"space": "me/runs", "server": "http://localhost:7860"})

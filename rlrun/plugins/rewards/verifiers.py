@@ -1,0 +1,67 @@
+"""The score that a task of the verifiers library gives an answer (https://github.com/PrimeIntellect-ai/verifiers)."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun.plugins.data.verifiers import load_taskset, prompt_messages
+from rlrun.plugins.types import Sample
+from rlrun.specs.section import Section
+
+
+class VerifiersRewardParams(Section):
+    """Which of a task's rewards counts."""
+
+    reward: str | None = None
+    """Name of one of the task's rewards. None: their sum, weighted as the task says."""
+
+
+class Verifiers:
+    """For rows of the `verifiers` data source. Judges that a taskset brings are asked as it says."""
+
+    Params = VerifiersRewardParams
+    api_version = 1
+
+    def __init__(self, params: VerifiersRewardParams) -> None:
+        import verifiers.v1  # noqa: F401  (three seconds, paid before the first sample's clock runs)
+
+        self.params = params
+        self._tasksets: dict[str, Any] = {}
+
+    async def score(self, sample: Sample) -> float:
+        """The task's reward. ValueError for a row of another source, or a reward that the task has not."""
+        metadata = sample.prompt.row.metadata
+        if not {"taskset", "config", "task"} <= metadata.keys():
+            raise ValueError("the row has no task of verifiers; use the verifiers data source")
+        task = self._task(metadata)
+        trace = _trace(task, sample.text)
+        await task.score(trace)
+        if self.params.reward is None:
+            return float(trace.reward)
+        found = trace.rewards.get(self.params.reward)
+        if found is None:
+            raise ValueError(f"the task has no reward {self.params.reward!r} but {', '.join(trace.rewards)}")
+        return float(found.score)
+
+    def _task(self, metadata: Mapping[str, Any]) -> Any:
+        key = json.dumps([metadata["taskset"], metadata["config"]], sort_keys=True, default=str)
+        if key not in self._tasksets:
+            self._tasksets[key] = load_taskset(metadata["taskset"], metadata["config"])
+        taskset = self._tasksets[key]
+        kind = taskset.task_type()
+        return kind(kind.data_type().model_validate(metadata["task"]), taskset.config.task)
+
+
+def _trace(task: Any, answer: str) -> Any:
+    """A finished conversation: what was asked, and the answer."""
+    from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.trace import AgentInfo, MessageNode, Trace, TraceTask
+
+    messages = [*prompt_messages(task), {"role": "assistant", "content": answer}]
+    nodes = [
+        MessageNode(parent=place - 1 if place else None, message=message, sampled=place == len(messages) - 1)
+        for place, message in enumerate(messages)
+    ]
+    told = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    agent = AgentInfo(config=AgentConfig())
+    return Trace(task=told, agent=agent, nodes=nodes, is_completed=True, ok=True)

@@ -90,6 +90,19 @@ def test_datasets_from_a_folder_and_from_files(tmp_path: Path) -> None:
         build("data", "hf", {"path": str(saved)})
 
 
+def test_images_are_carried_as_they_are_stored(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    stored = {"bytes": b"no need to be an image \xff", "path": None}
+    rows = [{"prompt": "What is this?", "label": "a cat", "image": stored}]
+    params = {"metadata_columns": ["image"]}
+    (row,) = check_data("parquet", {"path": parquet(tmp_path, rows), **params})
+    assert row.metadata == {"image": stored}
+    table = datasets.Dataset.from_list(rows).cast_column("image", datasets.Image())
+    table.save_to_disk(str(tmp_path / "saved"))
+    (row,) = check_data("hf", {"path": str(tmp_path / "saved"), **params})
+    assert row.metadata == {"image": stored}
+
+
 def test_a_mixture_has_each_source_by_its_weight(tmp_path: Path) -> None:
     many, few = jsonl(tmp_path, ROWS), jsonl(tmp_path, ROWS[:2], "few.jsonl")
     sources = [

@@ -1,5 +1,6 @@
 """Prompts from a dataset of the `datasets` library: an id on the Hugging Face hub, or a local copy."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Hf:
             raise ValueError(
                 f"{params.path} ({split}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error
+        self._table = _undecoded(self._table)
         self._rows: Any = range(len(self._table))[rows]
         if not len(self._rows):
             raise ValueError(
@@ -65,3 +67,11 @@ class Hf:
             return row_of(dict(self._table[number]), self.params, str(number))
         except ValueError as error:
             raise ValueError(f"{self.params.path}, row {number}: {error}") from error
+
+
+def _undecoded(table: Any) -> Any:
+    """Images, sound and video as the bytes and the path they are stored as, not as decoded objects."""
+    for column, feature in table.features.items():
+        if getattr(feature, "decode", False):
+            table = table.cast_column(column, replace(feature, decode=False))
+    return table

@@ -6,11 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import field_validator
-
-from rlrun.plugins.data.rows import RowKeys, first_of_each_prompt, row_of, split_slice
+from rlrun.plugins.data.rows import RowKeys, SlicedPath, first_of_each_prompt, row_of, split_slice
 from rlrun.plugins.types import Row
-from rlrun.specs.paths import SpecPath
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,14 +19,8 @@ else:
 class JsonlParams(RowKeys):
     """The file and the keys that a line's values stand under."""
 
-    path: SpecPath
+    path: SlicedPath
     """File of JSON lines; `train.jsonl@[100:200]` takes some of its rows, counted as in Python."""
-
-    @field_validator("path")
-    @classmethod
-    def _slice_is_well_formed(cls, path: str) -> str:
-        split_slice(path)
-        return path
 
 
 class Jsonl:

@@ -6,11 +6,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pydantic import field_validator
-
-from rlrun.plugins.data.rows import RowKeys, first_of_each_prompt, row_of, split_slice
+from rlrun.plugins.data.rows import RowKeys, SlicedPath, first_of_each_prompt, row_of, split_slice
 from rlrun.plugins.types import Row
-from rlrun.specs.paths import SpecPath
 
 GROUPS_IN_MEMORY = 8
 
@@ -18,14 +15,8 @@ GROUPS_IN_MEMORY = 8
 class ParquetParams(RowKeys):
     """The file and its columns."""
 
-    path: SpecPath
+    path: SlicedPath
     """Parquet file, or a folder of them; `train.parquet@[100:200]` takes some of its rows."""
-
-    @field_validator("path")
-    @classmethod
-    def _slice_is_well_formed(cls, path: str) -> str:
-        split_slice(path)
-        return path
 
 
 class Parquet:

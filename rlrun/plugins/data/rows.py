@@ -3,12 +3,37 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import AfterValidator
 
 from rlrun.plugins.types import Row
+from rlrun.specs.paths import SpecPath
 from rlrun.specs.section import Section
 
 _SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
+
+
+def split_slice(path: str) -> tuple[str, slice]:
+    """`rows.jsonl@[2:9]` -> `("rows.jsonl", slice(2, 9))`; ValueError where the slice is malformed."""
+    found = _SLICED.fullmatch(path)
+    if found is None:
+        if "@[" in path:
+            raise ValueError(
+                f"{path!r} ends in no valid slice; write rows.jsonl@[start:end], either may be left out"
+            )
+        return path, slice(None)
+    start, end = (int(found[name]) if found[name] else None for name in ("start", "end"))
+    return found["path"], slice(start, end)
+
+
+def _well_formed(path: str) -> str:
+    split_slice(path)
+    return path
+
+
+SlicedPath = Annotated[SpecPath, AfterValidator(_well_formed)]
+"""A path in a spec that may end in a slice."""
 
 
 class RowKeys(Section):
@@ -57,19 +82,6 @@ def row_of(values: Any, keys: RowKeys, row_id: str) -> Row:
         response=_response(values, keys.response_key),
         rejected=_response(values, keys.rejected_key),
     )
-
-
-def split_slice(path: str) -> tuple[str, slice]:
-    """`rows.jsonl@[2:9]` -> `("rows.jsonl", slice(2, 9))`; ValueError where the slice is malformed."""
-    found = _SLICED.fullmatch(path)
-    if found is None:
-        if "@[" in path:
-            raise ValueError(
-                f"{path!r} ends in no valid slice; write rows.jsonl@[start:end], either may be left out"
-            )
-        return path, slice(None)
-    start, end = (int(found[name]) if found[name] else None for name in ("start", "end"))
-    return found["path"], slice(start, end)
 
 
 def first_of_each_prompt(rows: Rows) -> list[int]:

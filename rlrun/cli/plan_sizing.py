@@ -51,6 +51,8 @@ def _rest(case: Case, sizing: Sizing) -> RenderableType:
         )
     if sizing.reference:
         rows.append(("reference policy, host memory of a rank", gib(sizing.reference), "between its passes"))
+    if sizing.offloaded:
+        rows.append(("training state, host memory of a rank", gib(sizing.offloaded), "trainer.offload"))
     rows.append(
         ("disk for checkpoints and the model", gib(sizing.disk), "checkpoint.keep and one in the making")
     )

@@ -3,6 +3,7 @@
 Parameters, gradients, optimizer state and KV cache are counted; activations are estimated, and say so.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rlrun.converters.architecture import Architecture
@@ -60,13 +61,7 @@ def training(model: Architecture, trainer: TrainerSpec, longest: int = 0, *, gpu
     share = largest_share(model, trainer.parallel, trainer.freeze)
     alone = trainer.parallel.world_size == 1
     item = ITEM[trainer.dtype]
-    copies = 4 + (item if alone and item < 4 else 0)
-    state = optimizer_bytes(share, trainer)
-    parts = [
-        Part("parameters", share.parameters * copies, f"{share.parameters:,} × {copies} bytes"),
-        Part("gradients", share.trained * 4, f"{share.trained:,} × 4 bytes"),
-        Part("optimizer", state, f"{trainer.optimizer}: {state / max(share.trained, 1):.3g} bytes each"),
-    ]
+    parts = list(_state(share, trainer, trainer.offload if gpu else "none"))
     if not alone:
         gathered = 3 * share.block * item
         parts.append(Part("gathered layers", gathered, "two layers and one's gradient, whole, between ranks"))
@@ -78,12 +73,35 @@ def training(model: Architecture, trainer: TrainerSpec, longest: int = 0, *, gpu
     return Phase("training", tuple(part for part in parts if part.bytes))
 
 
-def critic(model: Architecture, trainer: TrainerSpec, spec: CriticSpec) -> Part:
+def offloaded(model: Architecture, trainer: TrainerSpec) -> int:
+    """Host memory of a rank for the policy's state that `trainer.offload` keeps there."""
+    share = largest_share(model, trainer.parallel, trainer.freeze)
+    state = optimizer_bytes(share, trainer)
+    masters = share.parameters * 4 + share.trained * 4
+    return {"none": 0, "optimizer": state, "all": masters + state}[trainer.offload]
+
+
+def _state(share: Share, spec: TrainerSpec, offload: str) -> Iterator[Part]:
+    """What a rank holds on its device between forward and backward passes. What is offloaded comes by: a few
+    parameters' optimizer state when activations are gone, a layer's shard while it is gathered.
+    """
+    alone, item = spec.parallel.world_size == 1, ITEM[spec.dtype]
+    copies = (item if alone else 0) if offload == "all" else 4 + (item if alone and item < 4 else 0)
+    yield Part("parameters", share.parameters * copies, f"{share.parameters:,} × {copies} bytes")
+    if offload != "all":
+        yield Part("gradients", share.trained * 4, f"{share.trained:,} × 4 bytes")
+    if offload == "none":
+        state = optimizer_bytes(share, spec)
+        yield Part("optimizer", state, f"{spec.optimizer}: {state / max(share.trained, 1):.3g} bytes each")
+
+
+def critic(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, gpu: bool) -> Part:
     """A critic's parameters, gradients and optimizer state: the policy with a value head for a head."""
     ranks = trainer.parallel.world_size
-    share = largest_share(replace(model, tied=True), side_layout(spec.parallel, ranks))
-    copies = 8 + (ITEM[trainer.dtype] if ranks == 1 and trainer.dtype != "float32" else 0)
-    size = share.parameters * copies + optimizer_bytes(share, spec)
+    layout = side_layout(spec.parallel, ranks)
+    share = largest_share(replace(model, tied=True), layout)
+    own = trainer.model_copy(update={"optimizer": spec.optimizer, "parallel": layout})
+    size = sum(part.bytes for part in _state(share, own, trainer.offload if gpu else "none"))
     return Part("critic", size, f"{share.parameters:,} parameters, trained by {spec.optimizer}")
 
 

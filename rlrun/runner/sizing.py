@@ -20,6 +20,7 @@ from rlrun.runner.memory import (
     critic,
     export_bytes,
     generating,
+    offloaded,
     teacher,
     training,
 )
@@ -40,6 +41,8 @@ class Sizing:
     """None without rollouts."""
     reference: int
     """Bytes of host memory for the reference policy, of each rank."""
+    offloaded: int
+    """Bytes of host memory for the training state that `trainer.offload` keeps there, of each rank."""
     disk: int
     """Bytes of all checkpoints that are kept at once, and of the exported model."""
     estimate: Estimate
@@ -99,7 +102,8 @@ def size_job(case: Case) -> Sizing:
     found = Sizing(
         phases=tuple(phases),
         engine=engine,
-        reference=train.part("parameters") if case.needs.reference else 0,
+        reference=_reference(case) if case.needs.reference else 0,
+        offloaded=offloaded(model, spec.trainer),
         disk=_disk(case),
         estimate=estimate(case, running_samples(case, engine)),
         warnings=(),
@@ -115,11 +119,17 @@ def running_samples(case: Case, engine: EngineMemory | None) -> int:
     return max(1, min(case.spec.engine.max_running, int(engine.cache_tokens / mean)))
 
 
+def _reference(case: Case) -> int:
+    """As large as the policy where that is not offloaded."""
+    at_home = case.spec.trainer.model_copy(update={"offload": "none"})
+    return training(case.model, at_home, gpu=False).part("parameters")
+
+
 def _companions(case: Case) -> Iterator[Part]:
     """Other models on the trainer's devices."""
     spec = case.spec
     if case.needs.critic:
-        yield critic(case.model, spec.trainer, spec.critic)
+        yield critic(case.model, spec.trainer, spec.critic, gpu=spec.cluster.gpus_per_node > 0)
     if case.teacher is not None and spec.teacher is not None:
         yield teacher(case.teacher, spec.trainer, spec.teacher)
 

@@ -79,6 +79,10 @@ class TrainerSpec(OptimizerSpec):
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again instead of keeping it: nothing; all but attention and every other
     matrix product; or whole layers."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """What lies in host memory rather than on the GPU: nothing; optimizer state, which visits it for its step
+    a few parameters at a time; or parameters and gradients too, with layers fetched as they are computed and
+    the step taken on the host. The critic's as well."""
     logits_chunk: int = Field(default=1024, ge=1)
     """Tokens whose float32 logits exist at a time."""
     parallel: ParallelSpec = ParallelSpec()

@@ -9,7 +9,7 @@ import torch
 from rlrun.converters.architecture import Architecture, architecture, read_architecture
 from rlrun.runner.engines.native.loading import load
 from rlrun.runner.engines.setup import EngineSetup
-from rlrun.runner.memory import checkpoint_bytes, generating, optimizer_bytes, training
+from rlrun.runner.memory import checkpoint_bytes, generating, offloaded, optimizer_bytes, training
 from rlrun.runner.model_size import active_parameters, largest_share, parameter_count, shares
 from rlrun.runner.trainer.model import build_model
 from rlrun.runner.trainer.parameters import Parameters
@@ -105,6 +105,22 @@ def test_an_engine_is_as_large_as_planned(
     assert planned.phase.part("weights") == pytest.approx(
         stored * (1 if dtype == "float32" else 0.5), rel=0.1
     )
+
+
+def test_what_is_offloaded_lies_on_the_host() -> None:
+    def state(offload: Any, *, gpu: bool = True, **layout: int) -> list[int]:
+        spec = TrainerSpec(steps=1, offload=offload, parallel=ParallelSpec(**layout))
+        phase = training(QWEN3_8B, spec, gpu=gpu)
+        parts = [phase.part(name) for name in ("parameters", "gradients", "optimizer")]
+        return [*parts, offloaded(QWEN3_8B, spec)]
+
+    size = parameter_count(QWEN3_8B)
+    assert state("none") == [6 * size, 4 * size, 8 * size, 0]
+    assert state("optimizer") == [6 * size, 4 * size, 0, 8 * size]
+    assert state("all") == [2 * size, 0, 0, 16 * size]
+    assert state("all", gpu=False)[:3] == state("none")[:3]
+    shard = parameter_count(QWEN3_8B) / 8
+    assert state("all", fsdp=8) == pytest.approx([0, 0, 0, 16 * shard], rel=0.01)
 
 
 def test_what_is_frozen_has_no_gradient() -> None:

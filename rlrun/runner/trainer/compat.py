@@ -12,6 +12,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,9 @@ if ON_CPU:
     _use_cpu()
 
 import spmd_types._dist  # noqa: E402
-from torch.distributed.fsdp import FSDPModule  # noqa: E402
+import torchtitan.distributed.fsdp  # noqa: E402
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.distributed.tensor.debug import (  # noqa: E402
     _clear_fast_path_sharding_prop_cache,
     _clear_sharding_prop_cache,
@@ -145,14 +148,19 @@ __all__ = [
     "set_spmd_backend",
     "shard_data_parallel",
 ]
+    "local_part",
 
 
 HAS_ONEDNN = ON_CPU and torch.backends.mkldnn.is_available()
+    "mesh_device",
 
 
 def onednn_linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`input @ weight.T` in float32 through oneDNN, of any strides; no gradient.
 
+    "varlen_backward",
+    "varlen_forward",
+    "with_local_part",
     torch's own float32 product is MKL's, which on AMD processors reaches between 40 and 85 % of this.
     """
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, None, "none", [], "")
@@ -199,9 +207,12 @@ def checkpoint_activations(model: nn.Module, kind: str) -> None:
     policy.Config(preserve_rng_state=False).build().apply(model)
 
 
-def shard_data_parallel(model: nn.Module, dims: ParallelDims, dtype: torch.dtype) -> None:
+def shard_data_parallel(
+    model: nn.Module, dims: ParallelDims, dtype: torch.dtype, *, on_host: bool = False
+) -> None:
     """FSDP (HSDP where there are replicas) around each block, the embedding and the head; gradients summed in
-    float32. Experts that are shared out are sharded over the ranks that hold the same ones.
+    float32. Experts that are shared out are sharded over the ranks that hold the same ones. `on_host`: shards
+    and their gradients lie in host memory.
     """
     mesh, mesh_dims = resolve_fsdp_mesh(dims)
     expert_mesh, expert_mesh_dims = resolve_sparse_fsdp_mesh(dims)
@@ -269,3 +280,26 @@ class _GlooDist(types.ModuleType):
 
 if ON_CPU:
     spmd_types._dist.set_dist(_GlooDist("gloo_dist"))
+        cpu_offload=on_host,
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, without a gradient; the same memory."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def mesh_device(tensor: torch.Tensor) -> torch.device:
+    """The device that a tensor's ranks exchange it on; its own where nobody shares it."""
+    return torch.device(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor.device
+
+
+def with_local_part(like: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """A tensor laid out over the ranks like another, with this part of it here, on whatever device the part
+    lies: the public way would move it to the mesh's.
+    """
+    if not isinstance(like, DTensor):
+        return part
+    laid_out: torch.Tensor = DTensor(part, like._spec, requires_grad=False)
+    return laid_out
+
+
+    # page-locked memory needs a GPU
+    torchtitan.distributed.fsdp.CPUOffloadPolicy = partial(CPUOffloadPolicy, pin_memory=False)

@@ -20,6 +20,7 @@ from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep
 from rlrun.runner.packing import MicroBatches
 from rlrun.runner.trainer.batch import make_loss_batch
 from rlrun.runner.trainer.checkpoint import load_checkpoint, save_checkpoint
+from rlrun.runner.trainer.compat import reshard
 from rlrun.runner.trainer.forward import Sequences, response_values
 from rlrun.runner.trainer.layout import data_rank
 from rlrun.runner.trainer.meter import Meter
@@ -60,11 +61,15 @@ class Critic:
             device,
             head=value_head_config(model),
             checkpointing=spec.trainer.activation_checkpointing,
+            on_host=spec.trainer.offload == "all",
         )
         self._model = Policy(decoders, model, dims, PolicySettings(1.0, 1, layout, device, dtype))
-        self._parameters = Parameters(decoders, model, tensors=critic_tensors(model))
+        self._parameters = Parameters(
+            decoders, model, tensors=critic_tensors(model), on_host=spec.trainer.offload == "all"
+        )
         self._parameters.load(lambda tensor: _start(tensor, model, read))
-        self._optimizer = Optimizer(spec.critic, self._parameters.masters)
+        on_host = spec.trainer.offload == "optimizer"
+        self._optimizer = Optimizer(spec.critic, self._parameters.masters, on_host=on_host)
         self._spec, self._stops = spec.critic, spec.trainer.non_finite == "stop"
         self._algorithm, self._device = algorithm, device
         self._rank, self._data_rank = setup.rank, data_rank(setup.rank, layout)
@@ -89,6 +94,12 @@ class Critic:
         """Go on from `save`, also on another layout."""
         self._step = load_checkpoint(folder, self._parameters.masters, self._optimizer, self._rank)
         self._parameters.refresh()
+
+    def release(self) -> list[torch.Tensor]:
+        """Give up what can be made again; what is left, for others to put elsewhere for a while."""
+        self._optimizer.zero_grad()
+        reshard(self._model.decoders)
+        return [*self._parameters.held, *self._optimizer.held]
 
     def _train_step(self, sequences: Sequences, step: TrainStep) -> dict[str, float]:
         meter = Meter()

@@ -50,12 +50,14 @@ def build_model(
     head: Any = None,
     checkpointing: str = "none",
 ) -> list[PackedDecoder]:
+    on_host: bool = False,
     """The decoder in memory with undefined parameters, sharded over `dims` (None: one rank, nothing sharded);
     with a pipeline the stages that lie on this rank, in order.
 
     One rank holds its parameters in `dtype`. Several hold float32 shards, and FSDP computes in `dtype`.
     `head`: the config of another head than the policy's. `checkpointing`: `trainer.activation_checkpointing`.
     """
+    `on_host`: shards lie in host memory; what one rank computes with stays on its device.
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head = head or config.lm_head
     if dims is not None:
@@ -68,7 +70,7 @@ def build_model(
         with torch.device("meta"), _default_dtype(torch.float32 if dims is not None else dtype):
             decoder: PackedDecoder = config.build()
         _prune(decoder, ranges[stage], first=stage == 0, last=stage == parallel.stages - 1)
-        decoders.append(_placed(decoder, dims, dtype, device, checkpointing))
+        decoders.append(_placed(decoder, dims, dtype, device, checkpointing, on_host=on_host))
     return decoders
 
 
@@ -90,6 +92,8 @@ def _placed(
     device: torch.device,
     checkpointing: str,
 ) -> PackedDecoder:
+    *,
+    on_host: bool,
     """From meta into memory, laid out over the ranks."""
     if dims is not None:
         decoder.parallelize(dims)
@@ -97,11 +101,14 @@ def _placed(
     if checkpointing != "none":
         checkpoint_activations(decoder, checkpointing)
     if dims is not None:
-        shard_data_parallel(decoder, dims, dtype)
-    decoder.to_empty(device=device)
+        shard_data_parallel(decoder, dims, dtype, on_host=on_host)
+    decoder.to_empty(device="cpu" if on_host and dims is not None else device)
     if dims is None:
         _tie(decoder)
     for buffer in decoder.buffers():
+    for module in decoder.modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
         buffer.zero_()
     placed: PackedDecoder = decoder.train()
     return placed

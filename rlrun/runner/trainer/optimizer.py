@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from rlrun.runner.trainer.compat import mesh_device
 from rlrun.specs.optimizer import OptimizerSpec
 
 
@@ -49,11 +50,13 @@ def clip_gradients(
     for name, parameter in parameters.items():
         if parameter.grad is not None:
             by_mesh.setdefault(_mesh_axes(parameter.grad), []).append(name)
-    squares = torch.zeros((), device=next(iter(parameters.values())).device)
+    squares = torch.zeros((), device=mesh_device(next(iter(parameters.values()))))
     for names in by_mesh.values():
         grads = [parameters[name].grad for name in names if name not in copies]
         norm = get_total_norm([grad for grad in grads if grad is not None], foreach=True)
-        squares += (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
+        if isinstance(norm, DTensor):  # reduced on the device, also where gradients lie in host memory
+            norm = norm.to(squares.device).full_tensor()
+        squares += norm**2
     if stages is not None:
         dist.all_reduce(squares, dist.ReduceOp.SUM, stages)
     total = squares.sqrt()

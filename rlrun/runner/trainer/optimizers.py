@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from rlrun.runner.trainer.offload import host_zeros, step_in_turns
 from rlrun.specs.optimizer import OptimizerSpec
 
 NOT_HIDDEN = ("tok_embeddings.", "lm_head.")
@@ -15,12 +16,16 @@ ADAM_STATE, MOMENTUM_STATE = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
 class Optimizer:
     """The optimizer of a spec over parameters by name."""
 
-    def __init__(self, spec: OptimizerSpec, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Weight decay is for matrices alone: norms have nothing to decay to."""
-        self._spec = spec
+    def __init__(
+        self, spec: OptimizerSpec, parameters: Mapping[str, nn.Parameter], *, on_host: bool = False
+    ) -> None:
+        """Weight decay is for matrices alone: norms and biases have nothing to decay to. `on_host`: state lies
+        in host memory and visits the parameters' device for the step.
+        """
+        self._spec, self._on_host = spec, on_host
         self._parameters = dict(parameters)
-        matrices = {name: one for name, one in parameters.items() if one.ndim > 1}
-        vectors = [one for one in parameters.values() if one.ndim == 1]
+        matrices = {name: one for name, one in parameters.items() if _is_matrix(name, one)}
+        vectors = [one for name, one in parameters.items() if name not in matrices]
         hidden = {name: one for name, one in matrices.items() if _is_hidden(name, one)}
         self._decayed = list(matrices.values())
         match spec.optimizer:
@@ -44,10 +49,15 @@ class Optimizer:
         """One step at this learning rate."""
         if self._spec.optimizer == "sgd" and self._decayed:  # torch's own would pass through the momentum
             torch._foreach_mul_(self._decayed, 1.0 - rate * self._spec.weight_decay)
+        if self._on_host:
+            self.tensors()
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = rate
-            part.step()
+            if self._on_host:
+                step_in_turns(part)
+            else:
+                part.step()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """State by kind and parameter name; what does not exist yet is made."""
@@ -57,7 +67,7 @@ class Optimizer:
             part = owners[parameter]
             state = part.state[parameter]
             if not state:
-                state |= {kind: torch.zeros_like(parameter, requires_grad=False) for kind in _kinds(part)}
+                state |= {kind: self._zeros(parameter) for kind in _kinds(part)}
                 if isinstance(part, torch.optim.AdamW):
                     state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             found |= {f"{kind}.{name}": state[kind] for kind in _kinds(part)}
@@ -76,6 +86,14 @@ class Optimizer:
                 if "step" in state:
                     state["step"].copy_(count)
 
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """The state that exists."""
+        return [one for part in self._parts for state in part.state.values() for one in state.values()]
+
+    def _zeros(self, parameter: nn.Parameter) -> torch.Tensor:
+        return host_zeros(parameter) if self._on_host else torch.zeros_like(parameter, requires_grad=False)
+
     def _owners(self) -> dict[nn.Parameter, torch.optim.Optimizer]:
         return {
             parameter: part
@@ -83,6 +101,11 @@ class Optimizer:
             for group in part.param_groups
             for parameter in group["params"]
         }
+
+
+def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Biases of a layer's experts have two dimensions, too."""
+    return parameter.ndim > 1 and "bias" not in name.rpartition(".")[2]
 
 
 def _is_hidden(name: str, parameter: nn.Parameter) -> bool:

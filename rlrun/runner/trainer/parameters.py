@@ -1,9 +1,9 @@
 """The trained parameters: float32 masters, what the model computes with, and their way from and to HF
 tensors.
 
-One rank that computes in bfloat16 keeps a bfloat16 copy in the model, refreshed once an optimizer step;
-gradients are added up in float32 on the masters. Everywhere else the model's own parameters are the masters
-(FSDP casts by itself).
+One rank that computes in bfloat16, or keeps its parameters in host memory, has a copy in the model, refreshed
+once an optimizer step; gradients are added up in float32 on the masters. Everywhere else the model's own
+parameters are the masters (FSDP casts and fetches by itself).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.hf_names import HfTensor, hf_tensors
+from rlrun.runner.trainer.compat import mesh_device
 
 _CHECKPOINT_PREFIX = "_checkpoint_wrapped_module."
 """What torch puts into names of layers whose activations are computed again."""
@@ -36,14 +37,16 @@ class Parameters:
         stages: dist.ProcessGroup | None = None,
         tensors: list[HfTensor] | None = None,
         trained: bool = True,
+        on_host: bool = False,
     ) -> None:
         """`stages` are the ranks of the pipeline. `tensors` are the model's own unless it has another head
-        than a policy's; without training there are no masters.
+        than a policy's; without training there are no masters. `on_host`: masters, and with them gradients,
+        lie in host memory.
         """
         self._tensors = tensors or hf_tensors(model)
         self._stages = stages
         self._compute = {
-            name.replace(_CHECKPOINT_PREFIX, ""): parameter
+            plain_name(name): parameter
             for decoder in decoders
             for name, parameter in decoder.named_parameters()
         }
@@ -55,9 +58,12 @@ class Parameters:
         self._owners = _owners((self._compute.keys() | self._fixed.keys()) - self.copies, stages)
         assert self._owners.keys() == expected
         self.masters: dict[str, nn.Parameter] = dict(self._compute)
-        if trained and any(parameter.dtype != torch.float32 for parameter in self._compute.values()):
+        sharded = any(isinstance(parameter, DTensor) for parameter in self._compute.values())
+        apart = any(parameter.dtype != torch.float32 for parameter in self._compute.values())
+        if trained and not sharded and (apart or on_host):
+            where = torch.device("cpu") if on_host else None
             self.masters = {
-                name: nn.Parameter(torch.empty_like(parameter, dtype=torch.float32))
+                name: nn.Parameter(torch.empty_like(parameter, dtype=torch.float32, device=where))
                 for name, parameter in self._compute.items()
             }
             for name, parameter in self._compute.items():
@@ -79,6 +85,11 @@ class Parameters:
         return {name: master for name, master in self.masters.items() if name not in self.copies}
 
     @property
+    def held(self) -> list[torch.Tensor]:
+        """Everything that takes memory here."""
+        return [*self._compute.values(), *self.masters.values()]
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every HF tensor, in order."""
         return {tensor.name: tensor.shape for tensor in self._tensors}
@@ -92,7 +103,7 @@ class Parameters:
         for name, master in (self.masters | self._fixed).items():
             tensors = holders[EMBEDDING if name in self.copies else name]
             if tensors[0].expert is None:
-                full = read(tensors[0])
+                full = _swapped(tensors[0], read(tensors[0]))
             else:
                 full = torch.stack([read(tensor) for tensor in tensors])
             _copy_part(master, full)
@@ -120,7 +131,7 @@ class Parameters:
         for tensor in self._tensors:
             if tensor.expert is None:
                 stacks.clear()
-                yield tensor.name, self._whole(tensor.parameter, tensor.shape)
+                yield tensor.name, _swapped(tensor, self._whole(tensor.parameter, tensor.parameter_shape))
                 continue
             if tensor.parameter not in stacks:
                 shape = (len(holders[tensor.parameter]), *tensor.shape)
@@ -138,7 +149,7 @@ class Parameters:
         if mine:
             dist.send(full.contiguous(), group=self._stages, group_dst=0)
         elif dist.get_rank(self._stages) == 0:
-            full = torch.empty(shape, device=next(iter(self.masters.values())).device)
+            full = torch.empty(shape, device=mesh_device(next(iter(self.masters.values()))))
             dist.recv(full, group=self._stages, group_src=owner)
         return full
 
@@ -162,10 +173,15 @@ class Parameters:
             _local(parameter).copy_(values[name])
 
 
+def plain_name(name: str) -> str:
+    """A parameter's name without what torch puts into it."""
+    return name.replace(_CHECKPOINT_PREFIX, "")
+
+
 def _buffers(decoder: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """What a checkpoint may hold and nobody trains."""
     for name, buffer in decoder.named_buffers():
-        yield name.replace(_CHECKPOINT_PREFIX, ""), buffer
+        yield plain_name(name), buffer
 
 
 def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
@@ -174,9 +190,9 @@ def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
     def add(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
         if master.grad is None:
-            master.grad = parameter.grad.float()
+            master.grad = parameter.grad.to(master.device, torch.float32)
         else:
-            master.grad.add_(parameter.grad)
+            master.grad.add_(parameter.grad.to(master.device))
         parameter.grad = None
 
     return add
@@ -199,6 +215,11 @@ def _by_parameter(tensors: list[HfTensor]) -> dict[str, list[HfTensor]]:
     return holders
 
 
+def _swapped(tensor: HfTensor, value: torch.Tensor) -> torch.Tensor:
+    """Between an HF tensor and its parameter, either way; what another stage has is empty."""
+    return value.transpose(-1, -2) if tensor.transposed and len(value) else value
+
+
 def _copy_part(parameter: torch.Tensor, full: torch.Tensor) -> None:
     """Copy what this rank holds of a full tensor."""
     if isinstance(parameter, DTensor):
@@ -218,4 +239,7 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _full(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
+    """Gathered on the device, where parts in host memory go first."""
+    if not isinstance(parameter, DTensor):
+        return parameter.detach()
+    return parameter.detach().to(parameter.device_mesh.device_type).full_tensor()

@@ -26,6 +26,7 @@ from rlrun.plugins.types import Needs
 from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep, WeightUpdate
 from rlrun.runner.packing import MicroBatches
 from rlrun.runner.trainer.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
+from rlrun.runner.trainer.compat import reshard
 from rlrun.runner.trainer.critic import Critic
 from rlrun.runner.trainer.expert_load import ExpertLoad
 from rlrun.runner.trainer.forward import Sequences, response_values
@@ -34,6 +35,7 @@ from rlrun.runner.trainer.layout import data_rank, speaks
 from rlrun.runner.trainer.loss_pass import LossPass
 from rlrun.runner.trainer.meter import Meter
 from rlrun.runner.trainer.model import build_model
+from rlrun.runner.trainer.offload import Parking
 from rlrun.runner.trainer.optimizer import (
     clip_gradients,
     learning_rate,
@@ -75,6 +77,7 @@ class TrainerRank:
             dtype,
             self._device,
             checkpointing=spec.trainer.activation_checkpointing,
+            on_host=spec.trainer.offload == "all",
         )
         self._expert_load = ExpertLoad(decoders, self._model, self._device) if self._model.experts else None
         self._policy = make_policy(
@@ -86,18 +89,22 @@ class TrainerRank:
             ),
         )
         self._stages = None if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_group()
-        self._parameters = Parameters(decoders, self._model, stages=self._stages)
+        self._parameters = Parameters(
+            decoders, self._model, stages=self._stages, on_host=spec.trainer.offload == "all"
+        )
         self._tied = None
         if self._stages is not None and self._model.tied:
             self._tied = TiedHead(self._parameters, parallel, self._stages)
         self._load_weights()
         self._reference = self._parameters.host_copy() if self._needs.reference else None
         self._loss = LossPass(self._policy, self._algorithm, spec.trainer, self._device)
-        self._optimizer = Optimizer(spec.trainer, self._trainable())
+        on_host = spec.trainer.offload == "optimizer"
+        self._optimizer = Optimizer(spec.trainer, self._trainable(), on_host=on_host)
         self._teacher = Teacher(setup, spec, self._model, self._device) if self._needs.teacher else None
         self._critic = self._make_critic() if self._needs.critic else None
         self._step = 0
         self._writer: WeightWriter | None = None
+        self._parking = Parking(self._device)
 
     @property
     def _needs(self) -> Needs:
@@ -199,6 +206,22 @@ class TrainerRank:
             raise non_finite_error(self._step + 1, metrics["train/loss"], self._parameters.masters)
         for name in [name for name, value in metrics.items() if not math.isfinite(value)]:
             del metrics[name]
+
+    def offload(self) -> None:
+        """Leave the accelerator's memory to others until `reload`: parameters and optimizer state of all
+        models wait in host memory, gradients are forgotten.
+        """
+        self._optimizer.zero_grad()
+        reshard(self._policy.decoders)
+        held = [*self._parameters.held, *self._optimizer.held]
+        for companion in (self._teacher, self._critic):
+            if companion is not None:
+                held += companion.release()
+        self._parking.leave(held)
+
+    def reload(self) -> None:
+        """Take the accelerator's memory back; all is as it was before `offload`."""
+        self._parking.come_back()
 
     def write_weights(self, version: int) -> WeightUpdate | None:
         """Put the weights where engines on this host can read them; rank 0 returns where."""

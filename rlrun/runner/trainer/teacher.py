@@ -10,6 +10,7 @@ from rlrun.converters.architecture import Architecture, read_architecture
 from rlrun.converters.safetensors_folder import WeightFolder
 from rlrun.runner.carriers import TrainerSetup
 from rlrun.runner.packing import MicroBatches
+from rlrun.runner.trainer.compat import reshard
 from rlrun.runner.trainer.forward import Sequences, response_values
 from rlrun.runner.trainer.layout import data_rank
 from rlrun.runner.trainer.model import build_model
@@ -40,7 +41,8 @@ class Teacher:
         for decoder in decoders:
             decoder.requires_grad_(False)
         with WeightFolder(folder, model) as weights:
-            Parameters(decoders, model, trained=False).load(lambda tensor: weights.read(tensor.name))
+            self._parameters = Parameters(decoders, model, trained=False)
+            self._parameters.load(lambda tensor: weights.read(tensor.name))
         settings = PolicySettings(spec.rollout.temperature, spec.trainer.logits_chunk, layout, device, dtype)
         self._policy = Policy(decoders, model, dims, settings)
         self._data_rank = data_rank(setup.rank, layout)
@@ -48,3 +50,8 @@ class Teacher:
     def log_probs(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
         """`[R]` log-probs of this data rank's sequences by index, at the policy's sampling temperature."""
         return response_values(self._policy, sequences, micro_batches[self._data_rank])
+
+    def release(self) -> list[torch.Tensor]:
+        """Give up what can be made again; what is left, for others to put elsewhere for a while."""
+        reshard(self._policy.decoders)
+        return self._parameters.held

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.carriers import GenerateRequest, Generation, WeightManifest
 from rlrun.runner.checkpoint import Checkpoints
@@ -92,7 +93,14 @@ def main() -> None:
 async def real_step_seconds(world: World, steps: int) -> float:
     """Mean time of a step of the real loop."""
     engines = EnginePool([SleepingEngine(world) for _ in range(world.engines)])  # type: ignore[list-item]
-    policy = Policy(engines, Decoder(), Grader(), seed=7, deterministic=False)
+    policy = Policy(
+        engines,
+        Decoder(),
+        Grader(),
+        seed=7,
+        rollout=SingleTurn(SingleTurnParams()),
+        deterministic=False,
+    )
     spec = RolloutSpec(
         batch_size=world.prompts,
         samples_per_prompt=world.samples_per_prompt,

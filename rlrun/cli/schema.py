@@ -12,6 +12,7 @@ _KINDS = {
     "AlgorithmSpec": "algorithms",
     "DataSpec": "data",
     "EvalDatasetSpec": "data",
+    "RolloutFunctionSpec": "rollouts",
     "RewardSpec": "rewards",
     "FilterSpec": "filters",
     "TrackerSpec": "trackers",

@@ -1,6 +1,7 @@
 """The plugin kinds. A plugin is a class with a pydantic `Params` model, made once with its parameters.
 
-Entry-point groups: `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`, `rlrun.trackers`.
+Entry-point groups: `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`, `rlrun.rollouts`,
+`rlrun.trackers`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
+from rlrun.plugins.generation import Generation, Sampling, Trajectory
 from rlrun.plugins.types import (
     Drop,
     Group,
     LossInputs,
     LossOutputs,
+    Message,
     Needs,
+    Prompt,
     Rewarded,
     Row,
     Sample,
@@ -25,6 +29,8 @@ from rlrun.plugins.types import (
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    Tokens = NDArray[np.int32]
 
 API_VERSION = 1
 """Raised when a protocol grows or changes; a plugin says which one it was written for."""
@@ -110,6 +116,101 @@ class Filter(Plugin, Protocol):
 
     def __call__(self, group: Group) -> Drop | None:
         """The verdict on one group."""
+
+
+class Chat(Protocol):
+    """The model's tokenizer and chat template."""
+
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """Tokens that end a response."""
+
+    def encode(self, text: str) -> Tokens:
+        """Tokens of a text; special tokens that it names are special, and none are added."""
+
+    def decode_batch(self, batch: Sequence[Tokens], *, special: bool = False) -> list[str]:
+        """The texts of token sequences; `special`: with special tokens."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Tokens:
+        """A conversation by the chat template, up to where the policy's answer begins. ValueError where the
+        template refuses it.
+        """
+
+    def follow_up(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[Tokens, Tokens]:
+        """What the template puts between the text of an answer and that of the next: the token that ends the
+        answer (`[1]`, which the policy made itself unless it was cut off), and `messages` with what leads up
+        to the next answer.
+        """
+
+
+class Session(Protocol):
+    """One execution's way to the policy."""
+
+    @property
+    def id(self) -> str:
+        """Of the execution, its own in the run."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """What it starts from."""
+
+    @property
+    def seed(self) -> int:
+        """For what the rollout draws itself; told by the run's seed, the prompt and the sample's number."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """As the spec has it; `max_new_tokens` is what the policy may make in all."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sample, its prompt included."""
+
+    @property
+    def chat(self) -> Chat:
+        """Text to tokens and back."""
+
+    async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> Generation:
+        """What the policy makes of `tokens`, by `sampling` or else the spec's, within `max_tokens`.
+
+        Once the execution is no longer wanted the answer is empty, its finish `abort`; where `max_tokens`
+        leaves no room it is empty, its finish `length`. Let errors pass: they fail the execution.
+        """
+
+
+class SessionGroup(Protocol):
+    """All executions of a prompt."""
+
+    @property
+    def sessions(self) -> Sequence[Session]:
+        """One for each execution."""
+
+    async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> list[Generation]:
+        """The same question for every execution, asked of the policy at once: one answer for each."""
+
+
+Executed = Trajectory | Sequence[Trajectory]
+"""What an execution leaves: a training sample, or several that share its id and count once in the loss."""
+
+
+class Rollout(Plugin, Protocol):
+    """Answers prompts by asking the policy, in the driver's event loop: it must not block it.
+
+    It may have `tools`, JSON schemas for the chat template of every prompt, and `async close()`, called once
+    at the end.
+    """
+
+    async def run(self, session: Session) -> Executed:
+        """One execution. An exception, or running past `rollout.request_timeout`, fails it and no other."""
+
+
+class GroupRollout(Plugin, Protocol):
+    """A rollout that runs all executions of a prompt together."""
+
+    async def run_group(self, group: SessionGroup) -> Sequence[Executed]:
+        """What each execution leaves, in the order of `group.sessions`; an exception fails all of them."""
 
 
 class Tracker(Plugin, Protocol):

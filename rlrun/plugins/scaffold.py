@@ -56,6 +56,24 @@ TEMPLATES: Mapping[str, Template] = {
             return Row(id=str(index), prompt=f"What is {index} + 1?", label=str(index + 1))
         ''',
     ),
+    "rollouts": Template(
+        "rollout",
+        "from rlrun.plugins.generation import Trajectory\nfrom rlrun.plugins.protocols import Session\n"
+        "from rlrun.plugins.types import Status",
+        "Asks the policy whether it is sure of its answer, until it has answered `limit` times.",
+        '"""Answers of an execution."""',
+        '''
+        async def run(self, session: Session) -> Trajectory:
+            """One execution. An exception fails it, and no other."""
+            one = Trajectory(session.prompt.tokens)
+            one.add(await session.generate(one.tokens()))
+            _, question = session.chat.follow_up([{"role": "user", "content": "Are you sure?"}])
+            while len(one.turns) < self.params.limit and one.status is Status.COMPLETED:
+                one.give(question)
+                one.add(await session.generate(one.tokens()))
+            return one
+        ''',
+    ),
     "trackers": Template(
         "tracker",
         "from collections.abc import Mapping\nfrom pathlib import Path\nfrom typing import Any",

@@ -148,6 +148,11 @@ def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
             check_filter(name, given, [group([1.0, 0.0]), group([1.0, 1.0, 1.0]), group([0.0])])
         case "data":
             check_data(name, given)
+        case "rollouts":
+            from rlrun.plugins.rollout_testing import check_rollout  # runs sessions: no other check does
+
+            check_parameters("rollouts", name, given)
+            check_rollout(name, given)
         case "trackers":
             with TemporaryDirectory() as folder:
                 check_tracker(name, given, folder)

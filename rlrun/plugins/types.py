@@ -102,6 +102,8 @@ class Sample:
     """Each reward by its plugin's name."""
     failure: str | None = None
     """Why the sample failed, or its reward's error."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """What the rollout noted, for rewards and for the record: JSON values."""
     policy_log_probs: NDArray[np.float32] | None = None
     """`[R]` of the policy before the update, for advantages; None unless `needs.policy_log_probs`."""
     reference_log_probs: NDArray[np.float32] | None = None

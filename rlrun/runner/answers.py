@@ -1,6 +1,6 @@
 """Steps 2 to 4 for a prompt: asked, decoded, scored, judged.
 
-prompt ──▶ engines ──▶ decode ──▶ rewards ──▶ filters ──▶ the group as it is trained on, or None, counted
+prompt ──▶ rollout, engines ──▶ decode ──▶ rewards ──▶ filters ──▶ the group to train on, or None, counted
 """
 
 import asyncio
@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from rlrun.plugins.types import Group, Prompt, Status
-from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
+from rlrun.plugins.generation import Generation, Sampling, Trajectory
+from rlrun.plugins.types import Group, Prompt, Sample, Status
+from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import EngineError, JobError
-from rlrun.runner.grouping import groups_of, mask_truncated, prompt_index, request_for, without
+from rlrun.runner.executions import Executions
+from rlrun.runner.grouping import groups_of, mask_truncated, prompt_index, without
 from rlrun.runner.interfaces import GroupFilter, Policy
 from rlrun.runner.metrics import prefixed, rollout_metrics
+from rlrun.runner.sessions import Wanted, nothing
 from rlrun.specs.rollout import RolloutSpec
 
 
@@ -27,14 +30,21 @@ class Tally:
     cached_tokens: int = 0
     generated_tokens: int = 0
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failure: str = ""
+    """Why the first execution failed that did."""
     scored: list[Group] = field(default_factory=list)
     spare: list[Group] = field(default_factory=list)
     """Dropped by a filter that would rather keep them than let the step starve."""
 
-    def count(self, prompt: Prompt, generations: Sequence[Generation]) -> None:
-        self.prompt_tokens += len(prompt.tokens) * len(generations)
+    def count(self, request: GenerateRequest, generations: Sequence[Generation]) -> None:
+        """Note what an engine was asked, and what it answered."""
+        self.prompt_tokens += len(request.tokens) * len(generations)
         self.cached_tokens += sum(made.cached_tokens for made in generations)
         self.generated_tokens += sum(len(made.tokens) for made in generations)
+
+    def note_failures(self, samples: Sequence[Sample]) -> None:
+        """Remember why an execution failed."""
+        self.failure = self.failure or next((one.failure for one in samples if one.failure), "")
 
     def split(self, waiting: Collection[int]) -> "Tally":
         """A new tally with the groups of these prompts, which are told of when they are trained on."""
@@ -57,9 +67,10 @@ class Tally:
     def _starved(self, kept: int, wanted: int) -> JobError:
         """What was tried, and why so little was kept."""
         why = ", ".join(f"{n} by {name} ({reason})" for (name, reason), n in self.dropped.most_common())
+        first = f" The first execution that failed: {self.failure}." if self.failure else ""
         return JobError(
             f"the rollout starved: of {self.submitted} groups tried {kept} were kept, {wanted} are "
-            f"needed. Dropped: {why}. Choose prompts the policy sometimes solves, loosen the filters "
+            f"needed. Dropped: {why}.{first} Choose prompts the policy sometimes solves, loosen the filters "
             "(nonzero_std has keep_when_short), or raise rollout.max_attempts"
         )
 
@@ -80,16 +91,27 @@ class Answers:
         self._spec = spec
         self._policy = policy
         self._filters = filters
-        self._sampling = sampling_of(spec)
+        longest = spec.max_prompt_tokens + spec.max_response_tokens
+        self._executions = Executions(
+            policy,
+            Wanted("rollout", spec.samples_per_prompt, sampling_of(spec), longest, spec.request_timeout),
+        )
 
     async def one(self, prompt: Prompt, tally: Callable[[], Tally], enough: asyncio.Event) -> Group | None:
         """One group from prompt to verdict; None when it is dropped, or no longer wanted.
 
         `tally` is asked when there is something to count: answers may come steps after they were asked for.
         """
+
+        async def ask(request: GenerateRequest) -> list[Generation]:
+            if enough.is_set():
+                return [nothing("abort") for _ in request.seeds]
+            made = await self._policy.engines.generate(request)
+            tally().count(request, made)
+            return made
+
         try:
-            async with asyncio.timeout(self._spec.request_timeout):
-                generations = await self._policy.engines.generate(self._request(prompt))
+            left = await self._executions.of(prompt, ask)
         except TimeoutError:
             tally().dropped["generation", "timeout"] += 1
             return None
@@ -99,7 +121,7 @@ class Answers:
             return None
         if enough.is_set():
             return None
-        [group] = await self._grade([prompt], [generations], tally())
+        [group] = await self._grade([prompt], [left], tally())
         return self._settle(group, tally())
 
     async def wave(self, prompts: Sequence[Prompt], tally: Tally) -> list[Group]:
@@ -107,26 +129,32 @@ class Answers:
 
         JobError past `request_timeout`.
         """
-        requests = [self._request(prompt) for prompt in prompts]
+
+        async def ask_all(requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+            answers = await self._policy.engines.generate_batch(requests)
+            for request, generations in zip(requests, answers, strict=True):
+                tally.count(request, generations)
+            return answers
+
         seconds = self._spec.request_timeout
         try:
             async with asyncio.timeout(seconds):
-                answers = await self._policy.engines.generate_batch(requests)
+                left = await self._executions.wave(prompts, ask_all)
         except TimeoutError:
             raise JobError(
-                f"{len(requests)} prompts were not answered within {seconds:g} s, and in deterministic "
+                f"{len(prompts)} prompts were not answered within {seconds:g} s, and in deterministic "
                 "mode none can be replaced; raise rollout.request_timeout or lower max_response_tokens"
             ) from None
-        groups = await self._grade(prompts, answers, tally)
+        groups = await self._grade(prompts, left, tally)
         return [group for scored in groups if (group := self._settle(scored, tally))]
 
     async def _grade(
-        self, prompts: Sequence[Prompt], answers: Sequence[Sequence[Generation]], tally: Tally
+        self, prompts: Sequence[Prompt], left: Sequence[Sequence[Sequence[Trajectory]]], tally: Tally
     ) -> list[Group]:
-        for prompt, generations in zip(prompts, answers, strict=True):
-            tally.count(prompt, generations)
-        groups = groups_of(prompts, answers, self._policy.decoder)
-        await self._policy.grader.score([sample for group in groups for sample in group.samples])
+        groups = groups_of(prompts, left, self._policy.tokenizer)
+        samples = [sample for group in groups for sample in group.samples]
+        tally.note_failures(samples)
+        await self._policy.grader.score(samples)
         return groups
 
     def _settle(self, group: Group, tally: Tally) -> Group | None:
@@ -155,11 +183,6 @@ class Answers:
                     tally.spare.append(group)
                 return name, verdict.reason
         return None
-
-    def _request(self, prompt: Prompt) -> GenerateRequest:
-        return request_for(
-            prompt, self._sampling, self._spec.samples_per_prompt, self._policy.seed, "rollout"
-        )
 
 
 def sampling_of(spec: RolloutSpec) -> Sampling:

@@ -64,6 +64,7 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
         teacher = await in_background(fetch_model, spec.teacher)
     starting = asyncio.create_task(start_processes(spec, plan, model, folder, cluster, teacher=teacher))
     await gather_or_first_cause([starting, reading, asyncio.create_task(scorer.start())])
+    stack.push_async_callback(reading.result().close)
     started = starting.result()
     mended = spec.fault_tolerance.engine_restarts > 0
     pool = EnginePool(started.clients, mended=mended) if started.clients else None
@@ -88,7 +89,10 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
     """The loop's view of the parts."""
     policy = evaluation = None
     if parts.pool is not None:
-        policy = Policy(parts.pool, parts.inputs.tokenizer, parts.scorer, spec.seed, spec.deterministic)
+        inputs = parts.inputs
+        policy = Policy(
+            parts.pool, inputs.tokenizer, parts.scorer, spec.seed, inputs.rollout, spec.deterministic
+        )
         if parts.inputs.eval_sets:
             evaluation = Evaluator(parts.inputs.eval_sets, policy, spec.rollout.request_timeout)
     needs = needs_of(spec)

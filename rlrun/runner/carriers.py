@@ -13,20 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.plugins.types import VersionSpan
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How an engine draws tokens; SGLang's `sampling_params`."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_new_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+from rlrun.plugins.generation import Generation as Generation  # noqa: PLC0414
+from rlrun.plugins.generation import Sampling as Sampling  # noqa: PLC0414
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +28,9 @@ class GenerateRequest:
     seeds: tuple[int, ...]
     """One for each sample; their number is n."""
     sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One finished sample of a request."""
-
-    tokens: NDArray[np.int32]
-    """`[R]`, the stop token included."""
-    log_probs: NDArray[np.float32]
-    """`[R]` at the sampling temperature."""
-    finish: Literal["stop", "length", "abort"]
-    versions: tuple[VersionSpan, ...]
-    cached_tokens: int = 0
-    """Prompt tokens whose prefill was shared or cached."""
+    session: str = ""
+    """Requests of one session go on from each other: the engine that answered the last has their tokens in
+    its cache. "": of none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.types import Group, Prompt, Status
 from rlrun.runner.answers import sampling_of
-from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
 from rlrun.runner.errors import JobError
-from rlrun.runner.grouping import groups_of, request_for
+from rlrun.runner.executions import Executions
+from rlrun.runner.grouping import groups_of
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.metrics import pass_rates, prefixed, sample_metrics
+from rlrun.runner.sessions import Wanted
 from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
 from rlrun.specs.rollout import RolloutSpec
 
@@ -27,8 +29,7 @@ class EvalSet:
 
     name: str
     prompts: Sequence[Prompt]
-    sampling: Sampling
-    samples_per_prompt: int
+    wanted: Wanted
     pass_threshold: float
 
 
@@ -46,7 +47,9 @@ def eval_set(
         ),
     )
     samples = _first(dataset.samples_per_prompt, defaults.samples_per_prompt, rollout.samples_per_prompt)
-    return EvalSet(dataset.name, prompts, sampling, samples, dataset.pass_threshold)
+    longest = rollout.max_prompt_tokens + sampling.max_new_tokens
+    wanted = Wanted(f"eval-{dataset.name}", samples, sampling, longest, rollout.request_timeout)
+    return EvalSet(dataset.name, prompts, wanted, dataset.pass_threshold)
 
 
 def _first(own: Number | None, section: Number | None, rollout: Number) -> Number:
@@ -74,25 +77,22 @@ class Evaluator:
         return metrics
 
     async def _answer(self, one: EvalSet) -> list[Group]:
-        requests = [
-            request_for(prompt, one.sampling, one.samples_per_prompt, self._policy.seed, f"eval-{one.name}")
-            for prompt in one.prompts
-        ]
         try:
-            async with asyncio.timeout(self._timeout * max(1, len(requests))):
-                answers = await self._generate(requests)
+            async with asyncio.timeout(self._timeout * max(1, len(one.prompts))):
+                left = await self._run(one, Executions(self._policy, one.wanted))
         except TimeoutError:
             raise JobError(
                 f"evaluation on {one.name!r}: no answer within {self._timeout:g} s a prompt"
             ) from None
-        groups = groups_of(one.prompts, answers, self._policy.decoder)
+        groups = groups_of(one.prompts, left, self._policy.tokenizer)
         await self._policy.grader.score([sample for group in groups for sample in group.samples])
         return groups
 
-    async def _generate(self, requests: Sequence[GenerateRequest]) -> Sequence[Sequence[Generation]]:
+    async def _run(self, one: EvalSet, executions: Executions) -> Sequence[Sequence[Sequence[Trajectory]]]:
         if self._policy.deterministic:
-            return await self._policy.engines.generate_batch(requests)
-        return await asyncio.gather(*(self._policy.engines.generate(request) for request in requests))
+            return await executions.wave(one.prompts, self._policy.engines.generate_batch)
+        ask = self._policy.engines.generate
+        return await asyncio.gather(*(executions.of(prompt, ask) for prompt in one.prompts))
 
 
 def evaluation_metrics(groups: Sequence[Group], threshold: float) -> Mapping[str, float]:

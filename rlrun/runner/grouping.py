@@ -1,40 +1,24 @@
-"""Prompt -> request -> answers -> group, for rollouts and evaluation alike. Pure but for the decoder."""
+"""Trajectories -> samples -> group, for rollouts and evaluation alike. Pure but for the tokenizer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from rlrun.plugins.generation import Trajectory
+from rlrun.plugins.protocols import Chat
 from rlrun.plugins.types import Group, Prompt, Sample, Status
-from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
-from rlrun.runner.interfaces import Decoder
-from rlrun.runner.seeds import sample_seed
-
-_STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
-
-
-def request_for(
-    prompt: Prompt, sampling: Sampling, num_samples: int, run_seed: int, purpose: str
-) -> GenerateRequest:
-    """The request for a prompt's samples; their seeds depend on run, purpose, prompt and number alone."""
-    seeds = tuple(sample_seed(run_seed, purpose, prompt.index, number) for number in range(num_samples))
-    return GenerateRequest(f"{purpose}-{prompt.index}", prompt.tokens, seeds, sampling)
-
-
-def group_of(prompt: Prompt, generations: Sequence[Generation], decoder: Decoder) -> Group:
-    """The finished samples of a prompt, decoded and ready to be scored."""
-    return groups_of([prompt], [generations], decoder)[0]
 
 
 def groups_of(
-    prompts: Sequence[Prompt], answers: Sequence[Sequence[Generation]], decoder: Decoder
+    prompts: Sequence[Prompt], executions: Sequence[Sequence[Sequence[Trajectory]]], chat: Chat
 ) -> list[Group]:
-    """`group_of` for many prompts, decoded in one go."""
-    flat = [generation for generations in answers for generation in generations]
-    texts = iter(decoder.decode_batch([generation.tokens for generation in flat]))
-    return [
-        Group(prompt, [_sample(prompt, number, made, next(texts)) for number, made in enumerate(generations)])
-        for prompt, generations in zip(prompts, answers, strict=True)
-    ]
+    """The samples of each prompt, by execution, ready to be scored; all are decoded in one go."""
+    flat = [one for prompt in executions for execution in prompt for one in execution if one.text is None]
+    texts = iter(chat.decode_batch([turn.tokens for one in flat for turn in one.turns]))
+    for one in flat:
+        one.text = "\n".join(next(texts) for _ in one.turns)
+    return [_group(prompt, own) for prompt, own in zip(prompts, executions, strict=True)]
 
 
 def without(group: Group, status: Status) -> Group:
@@ -55,15 +39,34 @@ def prompt_index(group: Group) -> int:
     return group.prompt.index
 
 
-def _sample(prompt: Prompt, number: int, made: Generation, text: str) -> Sample:
-    """Tokens, log-probs and mask come together here and nowhere else, so they cannot drift apart."""
+def _group(prompt: Prompt, executions: Sequence[Sequence[Trajectory]]) -> Group:
+    samples = (_samples(prompt, number, left) for number, left in enumerate(executions))
+    return Group(prompt, [sample for own in samples for sample in own])
+
+
+def _samples(prompt: Prompt, number: int, left: Sequence[Trajectory]) -> list[Sample]:
+    """What execution `number` left; several samples share its id, and count once."""
+    execution = f"{prompt.index}-{number}"
+    if len(left) == 1:
+        return [_sample(prompt, execution, left[0])]
+    return [
+        _sample(prompt, f"{execution}.{place}", one, execution_id=execution) for place, one in enumerate(left)
+    ]
+
+
+def _sample(prompt: Prompt, id: str, one: Trajectory, execution_id: str = "") -> Sample:
+    tokens, log_probs, mask, versions = one.response()
+    assert one.text is not None, "decoded before"
     return Sample(
-        id=f"{prompt.index}-{number}",
-        prompt=prompt,
-        tokens=made.tokens,
-        log_probs=made.log_probs,
-        loss_mask=np.ones(len(made.tokens), dtype=np.float32),
-        versions=made.versions,
-        status=_STATUS[made.finish],
-        text=text,
+        id=id,
+        prompt=prompt if one.prompt is prompt.tokens else replace(prompt, tokens=one.prompt),
+        tokens=tokens,
+        log_probs=log_probs,
+        loss_mask=mask,
+        versions=versions,
+        status=one.status,
+        text=one.text,
+        execution_id=execution_id,
+        failure=one.failure,
+        info=one.info,
     )

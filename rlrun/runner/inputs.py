@@ -1,8 +1,9 @@
 """What a job reads before it starts: tokenizer, training rows, held-out rows. Takes seconds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from rlrun.specs.data import DataSpec
 from rlrun.specs.job import Spec
 
 Tokens = NDArray[np.int32]
+Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,13 @@ class Inputs:
     demonstrations: "Demonstrations | None"
     """None where the policy answers the prompts itself."""
     eval_sets: Sequence[EvalSet]
+    rollout: Any
+    """The plugin that answers prompts, whose tools stand in them; None where rows are demonstrations."""
+
+    async def close(self) -> None:
+        """End what the rollout keeps."""
+        if hasattr(self.rollout, "close"):
+            await self.rollout.close()
 
     def prompts(self, count: int) -> ReadAhead[Prompt]:
         """Prompts in batches of `count`."""
@@ -53,9 +62,13 @@ def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool, pairs: bool = 
     demonstrations = None
     if not rollout:
         demonstrations = Demonstrations(spec, tokenizer, keep=len(source) <= EAGER_ROWS, pairs=pairs)
-    encode = demonstrations.encode if demonstrations else _prompt_encoder(tokenizer, spec.data)
-    stream = PromptStream(source, encode, spec.data, limit, spec.seed)
-    return Inputs(tokenizer, stream, demonstrations, _eval_sets(spec, tokenizer) if rollout else ())
+    if demonstrations:
+        stream = PromptStream(source, demonstrations.encode, spec.data, limit, spec.seed)
+        return Inputs(tokenizer, stream, demonstrations, (), None)
+    function = build("rollouts", spec.rollout.function.type, spec.rollout.function.params)
+    tools = getattr(function, "tools", ())
+    stream = PromptStream(source, _prompt_encoder(tokenizer, spec.data, tools), spec.data, limit, spec.seed)
+    return Inputs(tokenizer, stream, None, _eval_sets(spec, tokenizer, tools), function)
 
 
 class Demonstrations:
@@ -127,17 +140,17 @@ class _Response:
         return cls(tokens, np.ones(len(tokens), dtype=np.float32), text or "")
 
 
-def _prompt_encoder(tokenizer: Tokenizer, data: DataSpec) -> Callable[[Row], Tokens]:
-    return lambda row: tokenizer.encode_prompt(row, data.apply_chat_template)
+def _prompt_encoder(tokenizer: Tokenizer, data: DataSpec, tools: Tools) -> Callable[[Row], Tokens]:
+    return lambda row: tokenizer.encode_prompt(row, data.apply_chat_template, tools)
 
 
-def _eval_sets(spec: Spec, tokenizer: Tokenizer) -> list[EvalSet]:
+def _eval_sets(spec: Spec, tokenizer: Tokenizer, tools: Tools) -> list[EvalSet]:
     """Every held-out dataset as a whole, in its own order."""
     sets = []
     for dataset in spec.eval.datasets:
         source = build("data", dataset.type, dataset.params)
         in_order = dataset.model_copy(update={"shuffle": False})
         limit = spec.rollout.max_prompt_tokens
-        stream = PromptStream(source, _prompt_encoder(tokenizer, dataset), in_order, limit, spec.seed)
+        stream = PromptStream(source, _prompt_encoder(tokenizer, dataset, tools), in_order, limit, spec.seed)
         sets.append(eval_set(dataset, spec.eval, spec.rollout, stream.epoch()))
     return sets

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.plugins.protocols import Chat
 from rlrun.plugins.types import Drop, Group, Needs, Prompt, Sample
 from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightUpdate
 from rlrun.runner.packing import MicroBatches
@@ -73,22 +74,17 @@ class Advantages(Protocol):
         """What the critic is fitted to, in the same order; called only where `needs.critic` says so."""
 
 
-class Decoder(Protocol):
-    """Tokens to text (rlrun.runner.tokenizer.Tokenizer)."""
-
-    def decode_batch(self, batch: Sequence[NDArray[np.int32]]) -> list[str]:
-        """The text of each response, without special tokens."""
-
-
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The policy as it can be asked: prompts in, scored samples out."""
 
     engines: Engines
-    decoder: Decoder
+    tokenizer: Chat
     grader: Grader
     seed: int
     """Of the run; every sample's own seed is hashed from it."""
+    rollout: Any
+    """The rollout plugin: a `Rollout` or a `GroupRollout`."""
     deterministic: bool
     """Ask in whole batches, so that answers do not depend on timing."""
 

@@ -16,7 +16,7 @@ Array = NDArray[np.float32]
 def to_sequences(groups: Sequence[Group]) -> list[TrainSequence]:
     """One sequence for each sample with a response, in order; advantages are still 0."""
     return [
-        _sequence(group.prompt, sample) for group in groups for sample in group.samples if len(sample.tokens)
+        _sequence(sample.prompt, sample) for group in groups for sample in group.samples if len(sample.tokens)
     ]
 
 

@@ -2,18 +2,21 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.plugins.types import Row
+from rlrun.plugins.types import Message, Row
 
 Tokens = NDArray[np.int32]
 Mask = NDArray[np.float32]
+Tools = Sequence[Mapping[str, Any]]
 
+_ANSWER = "An-answer-that-nobody-gives."
+"""Stands for what the policy answered, where the template is asked what comes after it."""
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
 """Where a template marks what the assistant generates."""
 
@@ -33,11 +36,14 @@ class Tokenizer:
         self.eos_token_ids = self._end_tokens()
         """Tokens that end a response, the tokenizer's own first."""
 
-    def encode_prompt(self, row: Row, apply_chat_template: bool) -> Tokens:
-        """The tokens of a prompt, up to where the response begins; ValueError says what is wrong with it."""
+    def encode_prompt(self, row: Row, apply_chat_template: bool, tools: Tools = ()) -> Tokens:
+        """The tokens of a prompt, up to where the response begins; ValueError says what is wrong with it.
+
+        `tools` are for the chat template; a row's own, under `tools` in its metadata, outrank them.
+        """
         if not apply_chat_template:
             return self._encode(_plain(row), special_tokens=True)
-        return self._encode(self._render(row, _messages(row), generation_prompt=True))
+        return self._encode(self._render(row, _messages(row), generation_prompt=True, tools=tools))
 
     def encode_demonstration(self, row: Row, apply_chat_template: bool) -> tuple[Tokens, Tokens]:
         """Prompt and response tokens of a row for SFT; the response ends in the token that stops generation.
@@ -81,11 +87,36 @@ class Tokenizer:
         """The text of a response, without special tokens."""
         return self.decode_batch([tokens])[0]
 
-    def decode_batch(self, batch: Sequence[Tokens]) -> list[str]:
-        """The text of each response, without special tokens."""
+    def encode(self, text: str) -> Tokens:
+        """Tokens of a text; special tokens that it names are special, and none are added."""
+        return self._encode(text)
+
+    def render(self, messages: Sequence[Message], tools: Tools = ()) -> Tokens:
+        """A conversation up to where the policy's answer begins (rlrun.plugins.protocols.Chat)."""
+        return self._encode(self._template(messages, tools, generation_prompt=True))
+
+    def follow_up(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[Tokens, Tokens]:
+        """What stands between an answer and the next (rlrun.plugins.protocols.Chat).
+
+        The template renders a conversation with an answer of a known text; what comes after that text begins
+        with the token that ends the answer, a special one, so that tokens cannot merge across it.
+        """
+        before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+        text = self._template([*before, *messages], tools, generation_prompt=True)
+        tail = self._encode(text.partition(_ANSWER)[2].lstrip())
+        if not len(tail) or tail[0] not in self.eos_token_ids:
+            raise ValueError(
+                f"the chat template of {self.folder} ends an answer with "
+                f"{self._tokenizer.decode(tail[:1])!r}, which is no end-of-sequence token; add it to "
+                "eos_token_id in generation_config.json"
+            )
+        return tail[:1], tail[1:]
+
+    def decode_batch(self, batch: Sequence[Tokens], *, special: bool = False) -> list[str]:
+        """The text of each response; `special`: with special tokens."""
         texts: list[str] = self._tokenizer.batch_decode(
             [tokens.tolist() for tokens in batch],
-            skip_special_tokens=True,
+            skip_special_tokens=not special,
             clean_up_tokenization_spaces=False,
         )
         return texts
@@ -126,7 +157,13 @@ class Tokenizer:
     def _encode(self, text: str, special_tokens: bool = False) -> Tokens:
         return np.array(self._tokenizer.encode(text, add_special_tokens=special_tokens), dtype=np.int32)
 
-    def _render(self, row: Row, messages: Sequence[Any], generation_prompt: bool) -> str:
+    def _render(self, row: Row, messages: Sequence[Any], generation_prompt: bool, tools: Tools = ()) -> str:
+        try:
+            return self._template(messages, row.metadata.get("tools") or tools, generation_prompt)
+        except ValueError as error:
+            raise ValueError(f"row {row.id}: {error}") from error
+
+    def _template(self, messages: Sequence[Any], tools: Tools, generation_prompt: bool) -> str:
         if self._tokenizer.chat_template is None:
             raise ValueError(
                 f"the tokenizer of {self.folder} has no chat template; set data.apply_chat_template = false"
@@ -135,13 +172,13 @@ class Tokenizer:
             return str(
                 self._tokenizer.apply_chat_template(
                     list(messages),
-                    tools=row.metadata.get("tools"),
+                    tools=list(tools) or None,
                     add_generation_prompt=generation_prompt,
                     tokenize=False,
                 )
             )
         except Exception as error:  # the boundary to the template, a program that came with the model
-            raise ValueError(f"row {row.id}: the chat template refuses it: {error}") from error
+            raise ValueError(f"the chat template refuses it: {error}") from error
 
     def _ended(self, response: Tokens) -> Tokens:
         """Cut after the last end token (the template may add more between turns), or with one appended."""

@@ -4,7 +4,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from rlrun.specs.section import Section
+from rlrun.specs.section import PluginSection, Section
+
+
+class RolloutFunctionSpec(PluginSection):
+    """How a prompt is answered; the parameters of the plugin stand beside `type`."""
+
+    type: str = "single_turn"
+    """Name of the rollout (`rlrun plugins list`)."""
 
 
 class RolloutSpec(Section):
@@ -21,7 +28,7 @@ class RolloutSpec(Section):
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longer prompts are dropped when the data is loaded, and counted."""
     max_response_tokens: int = Field(default=1024, ge=1)
-    """Longest response; one that reaches it is truncated."""
+    """Longest response, all turns and what is given between them; one that reaches it is truncated."""
     min_response_tokens: int = Field(default=0, ge=0)
     """No end-of-sequence before this many tokens."""
     temperature: float = Field(default=1.0, gt=0, le=10)
@@ -38,6 +45,8 @@ class RolloutSpec(Section):
     """What becomes of a response that reached `max_response_tokens`."""
     request_timeout: float = Field(default=600.0, gt=0)
     """Seconds a sample may take to generate before it is dropped, counted and replaced."""
+    function: RolloutFunctionSpec = RolloutFunctionSpec()
+    """How a prompt is answered: in one go, over several turns with tools, or by an agent of your own."""
     mode: Literal["sync", "async"] = "sync"
     """`sync`: generation and training alternate. `async`: engines generate while the trainer works, and take
     new weights in mid-sample; needs `cluster.placement = "disaggregated"`."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import Drop, Group, Needs, Prompt, Row, Sample, Status, VersionSpan
 from rlrun.runner.ahead import ReadAhead
 from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightManifest
@@ -117,7 +118,7 @@ class Grader:
 
     async def score(self, samples: Sequence[Sample]) -> None:
         await asyncio.sleep(0)
-        for one in samples:
+        for one in (one for one in samples if one.status is not Status.FAILED):
             one.reward = float(one.tokens[0])
             one.rewards["good"] = one.reward
             if one.prompt.index in self.fails:
@@ -232,8 +233,17 @@ class Journal:
         self.events.append("flush")
 
 
-def policy(engines: Engines, grader: Grader | None = None, *, deterministic: bool = False) -> Policy:
-    return Policy(engines, Decoder(), grader or Grader(), seed=7, deterministic=deterministic)
+def policy(
+    engines: Engines, grader: Grader | None = None, *, deterministic: bool = False, rollout: object = None
+) -> Policy:
+    return Policy(
+        engines,
+        Decoder(),  # type: ignore[arg-type]
+        grader or Grader(),
+        seed=7,
+        rollout=rollout or SingleTurn(SingleTurnParams()),
+        deterministic=deterministic,
+    )
 
 
 def pack(optimizer_steps: int = 1) -> Callable[[Sequence[TrainSequence]], list[TrainStep]]:

@@ -28,8 +28,8 @@ def test_settings_fall_back_to_the_section_then_to_the_rollout(
 ) -> None:
     spec = EvalDatasetSpec(name="held_out", type="jsonl", **dataset)
     one = eval_set(spec, EvalSpec(**section), ROLLOUT, [])
-    sampling = one.sampling
-    found = (sampling.temperature, sampling.top_p, sampling.max_new_tokens, one.samples_per_prompt)
+    sampling = one.wanted.sampling
+    found = (sampling.temperature, sampling.top_p, sampling.max_new_tokens, one.wanted.samples)
     assert found == expected
     assert sampling.stop == ("#",)
 

@@ -1,0 +1,95 @@
+"""Sessions: how an execution asks the policy (rlrun.plugins.protocols.Session). Pure but for the asking."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.plugins.generation import Generation, Sampling
+from rlrun.plugins.protocols import Chat
+from rlrun.plugins.types import Prompt
+from rlrun.runner.carriers import GenerateRequest
+from rlrun.runner.seeds import turn_seed
+
+Tokens = NDArray[np.int32]
+Ask = Callable[[GenerateRequest], Awaitable[list[Generation]]]
+"""Where requests go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is wanted of the policy for every prompt."""
+
+    purpose: str
+    """Names requests, and seeds them apart: training and every evaluation have their own."""
+    samples: int
+    """n: executions of a prompt."""
+    sampling: Sampling
+    max_tokens: int
+    """The longest sample, its prompt included."""
+    timeout: float
+    """Seconds for an execution."""
+
+    def sampling_for(self, tokens: Tokens, given: Sampling | None) -> Sampling | None:
+        """What may be drawn after these tokens; None where there is no room."""
+        sampling = given or self.sampling
+        room = min(sampling.max_new_tokens, self.max_tokens - len(tokens))
+        if room == sampling.max_new_tokens:
+            return sampling
+        least = min(sampling.min_new_tokens, room)
+        return replace(sampling, max_new_tokens=room, min_new_tokens=least) if room > 0 else None
+
+
+class PolicySession:
+    """One execution's way to the policy."""
+
+    def __init__(self, group: "PolicyGroup", number: int, seed: int) -> None:
+        self.id = f"{group.prompt.index}-{number}"
+        self.prompt = group.prompt
+        self.seed = seed
+        self.sampling = group.wanted.sampling
+        self.max_tokens = group.wanted.max_tokens
+        self.chat = group.chat
+        self.ask = group.ask
+        self._wanted = group.wanted
+        self._turns = 0
+
+    async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> Generation:
+        """What the policy makes of `tokens` (rlrun.plugins.protocols.Session)."""
+        chosen = self._wanted.sampling_for(tokens, sampling)
+        if chosen is None:
+            return nothing("length")
+        name = f"{self._wanted.purpose}-{self.id}"
+        turn, self._turns = self._turns, self._turns + 1
+        seeds = (turn_seed(self.seed, turn),)
+        [made] = await self.ask(GenerateRequest(f"{name}.{turn}", tokens, seeds, chosen, session=name))
+        return made
+
+
+class PolicyGroup:
+    """All executions of a prompt."""
+
+    def __init__(self, chat: Chat, wanted: Wanted, prompt: Prompt, seeds: Sequence[int], ask: Ask) -> None:
+        self.chat = chat
+        self.wanted = wanted
+        self.prompt = prompt
+        self.ask = ask
+        self.sessions = [PolicySession(self, number, seed) for number, seed in enumerate(seeds)]
+        self._turns = 0
+
+    async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> list[Generation]:
+        """One answer for each execution, in one request (rlrun.plugins.protocols.SessionGroup)."""
+        chosen = self.wanted.sampling_for(tokens, sampling)
+        if chosen is None:
+            return [nothing("length") for _ in self.sessions]
+        turn, self._turns = self._turns, self._turns + 1
+        seeds = tuple(turn_seed(session.seed, turn) for session in self.sessions)
+        name = f"{self.wanted.purpose}-{self.prompt.index}"
+        return await self.ask(GenerateRequest(f"{name}.{turn}" if turn else name, tokens, seeds, chosen))
+
+
+def nothing(finish: Literal["length", "abort"]) -> Generation:
+    """An empty answer."""
+    return Generation(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32), finish, ())

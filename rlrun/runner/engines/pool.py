@@ -10,6 +10,12 @@ from rlrun.runner.carriers import GenerateRequest, Generation, SerializedWeights
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.errors import EngineError, EngineGone
 
+BUSIER = 8
+"""Samples that an engine may run more than another and still be asked again by a session it knows: reading a
+conversation anew costs more than a few more rows in a batch."""
+SESSIONS = 65_536
+"""Sessions whose engine is remembered."""
+
 
 class _Seat:
     """One engine: how it is reached, how much it has to do, and whether it can be asked."""
@@ -45,11 +51,17 @@ class EnginePool:
         self._weights: WeightUpdate | None = None
         self._updating = asyncio.Lock()
         self._changed = asyncio.Event()
+        self._last: dict[str, _Seat] = {}
+        """Which engine answered a session last; the sessions that were longest silent come first."""
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
-        """The n samples of one request, on the engine with the fewest samples running."""
+        """The n samples of one request: on the engine that answered its session last, whose cache begins
+        with the same tokens, unless it is clearly busier than another; else on that with the fewest samples
+        running.
+        """
         while True:
-            answer = await self._ask(await self._least_loaded(), [request])
+            seat = await self._free_seat(request.session)
+            answer = await self._ask(seat, [request])
             if answer is not None:
                 return answer[0]
 
@@ -127,11 +139,20 @@ class EnginePool:
         """Close the connections; the engines go on."""
         await asyncio.gather(*(seat.client.close() for seat in self._seats))
 
-    async def _least_loaded(self) -> _Seat:
+    async def _free_seat(self, session: str) -> _Seat:
+        """Where a request of this session goes, once an engine is up."""
         while not (up := [seat for seat in self._seats if seat.up.is_set()]):
             self._changed.clear()
             await self._changed.wait()
-        return min(up, key=lambda seat: seat.load)
+        seat = min(up, key=lambda seat: seat.load)
+        if session:
+            last = self._last.pop(session, seat)
+            if last in up and last.load <= seat.load + BUSIER:
+                seat = last
+            self._last[session] = seat
+            while len(self._last) > SESSIONS:
+                del self._last[next(iter(self._last))]
+        return seat
 
     async def _ask_until_answered(
         self, seat: _Seat, requests: Sequence[GenerateRequest]

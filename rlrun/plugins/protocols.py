@@ -17,6 +17,7 @@ from rlrun.plugins.types import (
     Group,
     LossInputs,
     LossOutputs,
+    Mask,
     Message,
     Needs,
     Prompt,
@@ -109,12 +110,13 @@ class GroupReward(Plugin, Protocol):
 
 
 class Filter(Plugin, Protocol):
-    """Keeps a scored group (None) or drops it, with a reason.
+    """Keeps a scored group (None), drops it or some of its samples, or masks some, with a reason.
 
     Where its attribute `keep_when_short` is true, what it dropped is used after all when a step falls short.
+    One that remembers has `state()`, JSON values that go into every checkpoint, and `restore(state)`.
     """
 
-    def __call__(self, group: Group) -> Drop | None:
+    def __call__(self, group: Group) -> Drop | Mask | None:
         """The verdict on one group."""
 
 

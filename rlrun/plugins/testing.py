@@ -12,6 +12,7 @@ name and parameters, so a check also finds a missing entry point.
 import asyncio
 import copy
 import inspect
+import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from tempfile import TemporaryDirectory
@@ -26,6 +27,7 @@ from rlrun.plugins.types import (
     Group,
     LossInputs,
     LossOutputs,
+    Mask,
     Needs,
     Prompt,
     Row,
@@ -199,21 +201,36 @@ async def _scores(reward: Any, samples: Sequence[Sample]) -> list[Any]:
     return list(results[0]) if grouped else results
 
 
-def check_filter(name: str, params: Params, groups: Sequence[Group]) -> list[Drop | None]:
-    """None or a Drop with a reason, the same every time, groups untouched. Returns the verdicts."""
+def check_filter(name: str, params: Params, groups: Sequence[Group]) -> list[Drop | Mask | None]:
+    """None, or a Drop or Mask with a reason, the same every time, groups untouched; one that remembers goes on
+    from its state. Returns the verdicts.
+    """
     check_parameters("filters", name, params)
     first, second = build("filters", name, params), build("filters", name, params)
-    verdicts = []
+    verdicts: list[Drop | Mask | None] = []
     for one in groups:
         before = pickle.dumps(one)
+        if hasattr(second, "state"):
+            second = _restored(name, params, second)
         verdict = first(one)
         assert pickle.dumps(one) == before, f"{name} changes the group it looks at"
         assert verdict == second(one), f"{name} judges the same group differently the second time"
-        assert verdict is None or (isinstance(verdict, Drop) and verdict.reason), (
+        assert verdict is None or (isinstance(verdict, Drop | Mask) and verdict.reason), (
             f"{name} returned {verdict!r}"
         )
+        places = verdict and verdict.samples
+        assert all(0 <= place < len(one.samples) for place in places or ()), f"{name} judges samples {places}"
         verdicts.append(verdict)
     return verdicts
+
+
+def _restored(name: str, params: Params, judge: Any) -> Any:
+    """Another filter that goes on from the state of this one."""
+    state = judge.state()
+    assert json.loads(json.dumps(state)) == state, f"{name}'s state is not JSON"
+    other = build("filters", name, params)
+    other.restore(state)
+    return other
 
 
 def check_data(name: str, params: Params) -> list[Row]:

@@ -139,9 +139,30 @@ Text in a table is for people: `rlrun score` shows it."""
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A filter's verdict against a group; `reason` names the metric `rollout/dropped/<filter>/<reason>`."""
+    """A filter's verdict against a group, or against some of its samples, which then are no part of it.
+
+    Example: `Drop("too_long", samples=(0, 3))`
+    """
 
     reason: str
+    """Names the metric: `rollout/dropped/<filter>/<reason>` of groups, `rollout/dropped_samples/…` of
+    samples."""
+    samples: tuple[int, ...] | None = None
+    """Places in `group.samples`; None: the whole group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A filter's verdict against samples of a group: they are not trained on, and their rewards still count
+    in the group's statistics.
+
+    Example: `Mask("repetition", samples=(2,))`
+    """
+
+    reason: str
+    """Names the metric `rollout/masked_samples/<filter>/<reason>`."""
+    samples: tuple[int, ...]
+    """Places in `group.samples`."""
 
 
 @dataclass(frozen=True, slots=True)

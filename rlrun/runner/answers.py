@@ -13,8 +13,9 @@ from rlrun.plugins.types import Group, Prompt, Sample, Status
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import EngineError, JobError
 from rlrun.runner.executions import Executions
+from rlrun.runner.filtering import Filters, Judged, Verdict
 from rlrun.runner.grouping import groups_of, mask_truncated, prompt_index, without
-from rlrun.runner.interfaces import GroupFilter, Policy
+from rlrun.runner.interfaces import Policy
 from rlrun.runner.metrics import prefixed, rollout_metrics
 from rlrun.runner.sessions import Wanted, nothing
 from rlrun.specs.rollout import RolloutSpec
@@ -29,7 +30,9 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    dropped: Counter[Verdict] = field(default_factory=Counter)
+    dropped_samples: Counter[Verdict] = field(default_factory=Counter)
+    masked_samples: Counter[Verdict] = field(default_factory=Counter)
     failure: str = ""
     """Why the first execution failed that did."""
     scored: list[Group] = field(default_factory=list)
@@ -52,10 +55,20 @@ class Tally:
         self.scored = [group for group in self.scored if prompt_index(group) not in waiting]
         return later
 
-    def drop_stale(self, indices: Collection[int]) -> None:
-        """Count the groups of these prompts as too old, and nothing else of them."""
-        self.dropped["staleness", "too_old"] += len(indices)
+    def drop_waiting(self, indices: Collection[int], who: str, why: str) -> None:
+        """Count the groups of these prompts as dropped, and nothing else of them."""
+        if indices:
+            self.dropped[who, why] += len(indices)
         self.scored = [group for group in self.scored if prompt_index(group) not in indices]
+
+    def note_verdicts(self, judged: Judged) -> None:
+        """Count what filters said of a group."""
+        self.dropped_samples += judged.dropped_samples
+        self.masked_samples += judged.masked_samples
+        if judged.dropped is not None:
+            self.dropped[judged.dropped] += 1
+            if judged.spare:
+                self.spare.append(judged.group)
 
     def make_do(self, kept: Sequence[Group], wanted: int) -> list[Group]:
         """Fill up with spare groups once nothing more may be tried. JobError when they do not suffice."""
@@ -77,7 +90,9 @@ class Tally:
     def metrics(self, version: int) -> dict[str, float]:
         """`rollout/…` over every group that was scored; `version` is what the trainer holds."""
         metrics: dict[str, float] = {"failed": self.failed}
-        metrics |= {f"dropped/{name}/{reason}": n for (name, reason), n in sorted(self.dropped.items())}
+        for kind in ("dropped", "dropped_samples", "masked_samples"):
+            counts: Counter[Verdict] = getattr(self, kind)
+            metrics |= {f"{kind}/{name}/{reason}": n for (name, reason), n in sorted(counts.items())}
         if self.prompt_tokens:
             metrics["prefix_cache_hit_rate"] = self.cached_tokens / self.prompt_tokens
         return rollout_metrics(sorted(self.scored, key=prompt_index), version) | prefixed("rollout", metrics)
@@ -86,8 +101,7 @@ class Tally:
 class Answers:
     """The policy's answers to prompts, under one spec and its filters."""
 
-    def __init__(self, spec: RolloutSpec, policy: Policy, filters: Sequence[tuple[str, GroupFilter]]) -> None:
-        """`filters` by the names their drops are counted under."""
+    def __init__(self, spec: RolloutSpec, policy: Policy, filters: Filters) -> None:
         self._spec = spec
         self._policy = policy
         self._filters = filters
@@ -162,27 +176,20 @@ class Answers:
         tally.scored.append(group)
         tally.failed += sum(sample.status is Status.FAILED for sample in group.samples)
         group = without(without(group, Status.FAILED), Status.ABORTED)
-        if verdict := self._verdict(group, tally):
-            tally.dropped[verdict] += 1
-            return None
-        if self._spec.truncated == "drop":
-            return without(group, Status.TRUNCATED)
-        return mask_truncated(group) if self._spec.truncated == "mask" else group
+        judged = self._judged(group)
+        tally.note_verdicts(judged)
+        return judged.group if judged.dropped is None else None
 
-    def _verdict(self, group: Group, tally: Tally) -> tuple[str, str] | None:
-        """Who drops the group and why; None keeps it."""
+    def _judged(self, group: Group) -> Judged:
         if not group.samples:
-            return "generation", "failed"
+            return Judged(group, ("generation", "failed"))
+        if self._spec.truncated == "mask":
+            mask_truncated(group)
         if self._spec.truncated == "drop":
             group = without(group, Status.TRUNCATED)
             if not group.samples:
-                return "truncated", "all"
-        for name, judge in self._filters:
-            if verdict := judge(group):
-                if getattr(judge, "keep_when_short", False):
-                    tally.spare.append(group)
-                return name, verdict.reason
-        return None
+                return Judged(group, ("truncated", "all"))
+        return self._filters.judge(group)
 
 
 def sampling_of(spec: RolloutSpec) -> Sampling:

@@ -18,6 +18,7 @@ from rlrun.runner.demonstrations import DemonstrationSource
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.supervisor import Supervisor
 from rlrun.runner.evaluate import Evaluator
+from rlrun.runner.filtering import Filters
 from rlrun.runner.inputs import Inputs, read_inputs
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.journal import Journal
@@ -126,10 +127,10 @@ def _source(spec: Spec, parts: Parts, policy: Policy | None) -> BatchSource:
     if policy is None:
         return DemonstrationSource(parts.inputs.groups(parts.plan.batch.prompts))
     names = unique_names(spec.filters)
-    filters = [build("filters", one.type, one.params) for one in spec.filters]
+    built = [build("filters", one.type, one.params) for one in spec.filters]
     prompts = parts.inputs.prompts(spec.rollout.oversample or spec.rollout.batch_size)
     kind = RolloutSource if spec.rollout.mode == "sync" else OverlappedSource
-    return kind(spec.rollout, policy, prompts, list(zip(names, filters, strict=True)))
+    return kind(spec.rollout, policy, prompts, Filters(list(zip(names, built, strict=True))))
 
 
 def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget: int) -> Pack:

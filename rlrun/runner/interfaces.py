@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.protocols import Chat
-from rlrun.plugins.types import Drop, Group, Needs, Prompt, Sample
+from rlrun.plugins.types import Drop, Group, Mask, Needs, Prompt, Sample
 from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightUpdate
 from rlrun.runner.packing import MicroBatches
 
@@ -56,8 +56,8 @@ class Grader(Protocol):
 class GroupFilter(Protocol):
     """A filter plugin."""
 
-    def __call__(self, group: Group) -> Drop | None:
-        """Keep (None) or drop."""
+    def __call__(self, group: Group) -> Drop | Mask | None:
+        """Keep (None), or drop or mask, all or some."""
 
 
 class Advantages(Protocol):

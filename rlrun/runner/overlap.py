@@ -10,7 +10,6 @@ and counted.
 """
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,9 +19,10 @@ from rlrun.runner.ahead import ReadAhead
 from rlrun.runner.answers import Answers, Tally
 from rlrun.runner.background import cancel_all
 from rlrun.runner.errors import EngineError
-from rlrun.runner.feed import PromptFeed
+from rlrun.runner.feed import FILTERS, PromptFeed
+from rlrun.runner.filtering import Filters
 from rlrun.runner.grouping import prompt_index
-from rlrun.runner.interfaces import GroupFilter, Policy
+from rlrun.runner.interfaces import Policy
 from rlrun.runner.rollout import ABORT_SECONDS, Batch
 from rlrun.specs.rollout import RolloutSpec
 
@@ -35,11 +35,12 @@ class OverlappedSource:
         spec: RolloutSpec,
         policy: Policy,
         prompts: ReadAhead[Prompt],
-        filters: Sequence[tuple[str, GroupFilter]],
+        filters: Filters,
     ) -> None:
         """As for RolloutSource."""
         self._spec = spec
         self._engines = policy.engines
+        self._filters = filters
         self._answers = Answers(spec, policy, filters)
         self._feed = PromptFeed(prompts)
         self._ready: list[Group] = []
@@ -68,11 +69,14 @@ class OverlappedSource:
         return self._take(version)
 
     def state(self) -> dict[str, Any]:
-        """The place in the data: prompts that are in flight or ready will be asked again."""
-        return self._feed.state()
+        """The place in the data: prompts that are in flight or ready will be asked again. And what filters
+        remember.
+        """
+        return {**self._feed.state(), FILTERS: self._filters.state()}
 
     async def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved place."""
+        self._filters.restore(state.get(FILTERS, {}))
         await self._feed.restore(state)
 
     async def close(self) -> None:
@@ -125,11 +129,10 @@ class OverlappedSource:
         """Drop what is too old to be trained on; the metrics of staleness are of what is trained."""
         oldest = version - self._spec.max_staleness
         stale = {prompt_index(group) for group in self._ready if _oldest(group) < oldest}
-        if stale:
-            self._ready = [group for group in self._ready if prompt_index(group) not in stale]
-            self._tally.drop_stale(stale)
-            for index in stale:
-                self._feed.finish(index)
+        self._ready = [group for group in self._ready if prompt_index(group) not in stale]
+        self._tally.drop_waiting(stale, "staleness", "too_old")
+        for index in stale:
+            self._feed.finish(index)
 
     def _raise_failures(self) -> None:
         """Pass on what a task raised, and forget those that are done."""

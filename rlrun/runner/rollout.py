@@ -9,7 +9,7 @@ nothing depends on which is first.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,9 +18,10 @@ from rlrun.plugins.types import Group, Prompt
 from rlrun.runner.ahead import ReadAhead
 from rlrun.runner.answers import Answers, Tally
 from rlrun.runner.background import cancel_all
-from rlrun.runner.feed import split_state
+from rlrun.runner.feed import FILTERS, joined_state, split_state
+from rlrun.runner.filtering import Filters
 from rlrun.runner.grouping import prompt_index
-from rlrun.runner.interfaces import GroupFilter, Policy
+from rlrun.runner.interfaces import Policy
 from rlrun.specs.rollout import RolloutSpec
 
 ABORT_SECONDS = 5.0
@@ -49,12 +50,13 @@ class RolloutSource:
         spec: RolloutSpec,
         policy: Policy,
         prompts: ReadAhead[Prompt],
-        filters: Sequence[tuple[str, GroupFilter]],
+        filters: Filters,
     ) -> None:
-        """`prompts` come in batches of `oversample`; `filters` by the names their drops are counted under."""
+        """`prompts` come in batches of `oversample`."""
         self._spec = spec
         self._engines = policy.engines
         self._prompts = prompts
+        self._filters = filters
         self._answers = Answers(spec, policy, filters)
         self._collect = self._waves if policy.deterministic else self._stream
         self._finished: set[int] = set()
@@ -66,12 +68,13 @@ class RolloutSource:
         return Batch(kept, tally.generated_tokens, partial(tally.metrics, version))
 
     def state(self) -> dict[str, Any]:
-        """The place in the data."""
-        return self._prompts.state()
+        """The place in the data, and what filters remember."""
+        return joined_state(self._prompts.state(), self._finished, self._filters.state())
 
     async def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved place, also one that an `OverlappedSource` saved."""
         place, self._finished = split_state(state)
+        self._filters.restore(state.get(FILTERS, {}))
         await self._prompts.restore(place)
 
     async def close(self) -> None:
@@ -108,7 +111,9 @@ class RolloutSource:
         return kept[: self._spec.batch_size]
 
     async def _more(self, tally: Tally) -> list[Prompt]:
-        prompts = [one for one in await self._prompts.next() if one.index not in self._finished]
+        read = await self._prompts.next()
+        prompts = [one for one in read if one.index not in self._finished]
+        self._finished.difference_update(one.index for one in read)
         tally.submitted += len(prompts)
         return prompts
 

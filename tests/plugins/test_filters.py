@@ -6,7 +6,7 @@ import pytest
 
 from rlrun.plugins.registry import PluginError, build, names
 from rlrun.plugins.testing import check_filter, group
-from rlrun.plugins.types import Status
+from rlrun.plugins.types import Drop, Mask, Prompt, Row, Status
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,45 @@ def test_repetition_drops_groups_that_repeat_themselves() -> None:
     assert reasons == ["repetition", "repetition", None]
     stricter = check_filter("repetition", {"samples": 1.0}, groups)
     assert [verdict and verdict.reason for verdict in stricter] == ["repetition", None, None]
+
+
+@pytest.mark.parametrize(
+    ("single", "verdict"), [("drop", Drop("repetition", (0,))), ("mask", Mask("repetition", (0,)))]
+)
+def test_single_responses_that_repeat_themselves_are_dropped_or_masked(
+    single: str, verdict: Drop | Mask
+) -> None:
+    one = group([1.0, 0.0])
+    one.samples[0].text = "again and again " * 30
+    assert check_filter("repetition", {"single": single}, [one]) == [verdict]
+
+
+def test_single_responses_beyond_the_range_of_lengths_are_dropped_or_masked() -> None:
+    one = group([1, 0, 0], lengths=[1, 3, 9])
+    params = {"min_tokens": 2, "max_tokens": 5}
+    assert check_filter("length", {**params, "single": "drop"}, [one]) == [Drop("length", (0, 2))]
+    assert check_filter("length", {**params, "single": "mask"}, [one]) == [Mask("length", (0, 2))]
+
+
+@pytest.mark.parametrize(
+    ("window", "visits", "reasons"),
+    [
+        (1, ["11", "10", "00"], ["always", None, "never"]),
+        (2, ["11", "11", "11", "10", "11"], [None, "always", "always", None, None]),
+        (2, ["00", "11", "00", "00"], [None, None, None, "never"]),
+        (3, ["10", "10", "10"], [None, None, None]),
+    ],
+)
+def test_prompts_solved_always_or_never_over_their_last_visits_are_dropped(
+    window: int, visits: list[str], reasons: list[str | None]
+) -> None:
+    groups = [group([float(reward) for reward in rewards]) for rewards in visits]
+    verdicts = check_filter("online_difficulty", {"window": window}, groups)
+    assert [verdict and verdict.reason for verdict in verdicts] == reasons
+
+
+def test_every_prompt_has_visits_of_its_own() -> None:
+    one, other = group([1, 1]), group([1, 1])
+    other.prompt = Prompt(Row("1", "another"), 1, one.prompt.tokens)
+    verdicts = check_filter("online_difficulty", {"window": 2}, [one, other, one])
+    assert verdicts == [None, None, Drop("always")]

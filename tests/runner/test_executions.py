@@ -12,6 +12,7 @@ from rlrun.plugins.types import Status, VersionSpan
 from rlrun.runner.answers import Answers, Tally
 from rlrun.runner.errors import EngineError, JobError
 from rlrun.runner.executions import Executions
+from rlrun.runner.filtering import Filters
 from rlrun.runner.sessions import Wanted
 from rlrun.specs.rollout import RolloutSpec
 from tests.runner.loop_fakes import Engines, policy, prompt
@@ -178,7 +179,7 @@ async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> N
             raise AssertionError("nobody reads what is left")
 
     spec = RolloutSpec(samples_per_prompt=2)
-    answers = Answers(spec, policy(engines, rollout=Asks()), [])
+    answers = Answers(spec, policy(engines, rollout=Asks()), Filters([]))
     assert await answers.one(prompt(0), Tally, enough) is None
     assert [one.finish for one in made] == ["abort", "abort"]
     assert not engines.requests
@@ -186,5 +187,5 @@ async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> N
 
 async def answer(rollout: object, engines: Engines, tally: Tally):
     spec = RolloutSpec(samples_per_prompt=2, max_response_tokens=8, request_timeout=0.05)
-    answers = Answers(spec, policy(engines, rollout=rollout), [])
+    answers = Answers(spec, policy(engines, rollout=rollout), Filters([]))
     return await answers.one(prompt(3), lambda: tally, asyncio.Event())

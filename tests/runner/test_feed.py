@@ -38,3 +38,25 @@ async def test_a_restored_feed_hands_out_what_was_unfinished_and_nothing_twice()
 def test_a_place_without_finished_prompts_is_that_of_a_synchronous_job() -> None:
     assert split_state({"place": 3}) == ({"place": 3}, set())
     assert split_state({"place": 3, "finished": [5]}) == ({"place": 3}, {5})
+
+
+async def test_what_was_finished_before_it_is_read_again_is_never_handed_out() -> None:
+    feed = PromptFeed(Prompts().ahead(2))
+    await feed.restore({"place": 0, "finished": [5]})
+    assert feed.state() == {"place": 0, "finished": [5]}
+    feed.finish(3)
+    assert await taken(feed, 4) == [0, 1, 2, 4]
+    assert feed.state() == {"place": 0, "finished": [3, 5]}
+    assert await taken(feed, 1) == [6]
+    await feed.close()
+
+
+async def test_held_prompts_are_passed_over_and_stay_unfinished() -> None:
+    feed = PromptFeed(Prompts().ahead(2))
+    feed.hold([1])
+    assert await taken(feed, 2) == [0, 2]
+    feed.finish(0)
+    assert feed.state() == {"place": 0, "finished": [0]}
+    feed.finish(1)
+    assert feed.state() == {"place": 2, "finished": []}
+    await feed.close()

@@ -9,6 +9,7 @@ from rlrun.plugins.types import Group, Needs
 from rlrun.runner.ahead import ReadAhead
 from rlrun.runner.checkpoint import Checkpoints, read_driver, trainer_folder
 from rlrun.runner.demonstrations import DemonstrationSource, demonstration
+from rlrun.runner.filtering import Filters
 from rlrun.runner.loop import Job, Progress, run
 from rlrun.runner.rollout import RolloutSource
 from rlrun.specs.rollout import RolloutSpec
@@ -35,7 +36,7 @@ def job(folder: Path, steps: int = 3, optimizer_steps: int = 1, **changes: objec
     engines = Engines()
     parts = {
         "steps": steps,
-        "source": RolloutSource(SPEC, policy(engines, deterministic=True), Prompts().ahead(4), []),
+        "source": RolloutSource(SPEC, policy(engines, deterministic=True), Prompts().ahead(4), Filters([])),
         "algorithm": Relative(),
         "pack": pack(optimizer_steps),
         "trainer": Trainer(events),

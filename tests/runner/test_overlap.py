@@ -5,6 +5,7 @@ import pytest
 
 from rlrun.plugins.types import Drop, Group, Prompt
 from rlrun.runner.errors import JobError
+from rlrun.runner.filtering import Filters
 from rlrun.runner.overlap import OverlappedSource
 from rlrun.runner.rollout import Batch, RolloutSource
 from rlrun.specs.rollout import RolloutSpec
@@ -30,7 +31,7 @@ class Instant(Prompts):
 
 
 def source(engines: Engines, spec: RolloutSpec = SPEC, filters=()) -> OverlappedSource:
-    return OverlappedSource(spec, policy(engines), Instant(), list(filters))  # type: ignore[arg-type]
+    return OverlappedSource(spec, policy(engines), Instant(), Filters(list(filters)))  # type: ignore[arg-type]
 
 
 def indices(groups: list[Group]) -> list[int]:
@@ -150,7 +151,7 @@ async def test_a_synchronous_job_goes_on_where_an_asynchronous_one_stopped() -> 
     state = rollouts.state()
     await rollouts.close()
     spec = SPEC.model_copy(update={"mode": "sync"})
-    resumed = RolloutSource(spec, policy(engines), Prompts().ahead(4), [])
+    resumed = RolloutSource(spec, policy(engines), Prompts().ahead(4), Filters([]))
     await resumed.restore(state)
     second = await resumed.next(1)
     assert not set(indices(first.groups)) & set(indices(second.groups))

@@ -5,6 +5,7 @@ import pytest
 
 from rlrun.plugins.types import Drop, Group
 from rlrun.runner.errors import JobError
+from rlrun.runner.filtering import Filters
 from rlrun.runner.rollout import RolloutSource
 from rlrun.specs.rollout import RolloutSpec
 from tests.runner.loop_fakes import Engines, Grader, Prompts, drop_even, policy
@@ -14,7 +15,9 @@ SPEC = RolloutSpec(batch_size=4, samples_per_prompt=3, max_response_tokens=8)
 
 def source(engines: Engines, spec: RolloutSpec = SPEC, filters=(), grader=None, deterministic=False):
     prompts = Prompts().ahead(spec.oversample or spec.batch_size)
-    return RolloutSource(spec, policy(engines, grader, deterministic=deterministic), prompts, list(filters))
+    return RolloutSource(
+        spec, policy(engines, grader, deterministic=deterministic), prompts, Filters(list(filters))
+    )
 
 
 def indices(groups: list[Group]) -> list[int]:

@@ -1,12 +1,12 @@
-"""Drops groups whose responses are, on average, too short or too long."""
+"""Drops groups whose responses are, on average, too short or too long, or the responses that are."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.plugins.types import Drop, Group
+from rlrun.plugins.types import Drop, Group, Mask
 from rlrun.specs.section import Section
 
 if TYPE_CHECKING:
@@ -16,12 +16,15 @@ else:
 
 
 class LengthParams(Section):
-    """The range of mean response lengths that is kept, ends included, in tokens."""
+    """The range of response lengths that is kept, ends included, in tokens."""
 
     min_tokens: int = Field(default=0, ge=0)
-    """Smallest mean length."""
+    """Smallest length."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Largest mean length. None: any."""
+    """Largest length. None: any."""
+    single: Literal["drop", "mask"] | None = None
+    """What becomes of a single response beyond the range: it leaves the group, or is not trained on. None:
+    the mean of the group's lengths is judged, and the group dropped."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -31,7 +34,7 @@ class LengthParams(Section):
 
 
 class Length:
-    """Keeps a group when min_tokens <= mean response length <= max_tokens."""
+    """Keeps a group, or each response of it, when min_tokens <= (mean) response length <= max_tokens."""
 
     Params = LengthParams
     api_version = 1
@@ -39,11 +42,20 @@ class Length:
     def __init__(self, params: LengthParams) -> None:
         self.params = params
 
-    def __call__(self, group: Group) -> Drop | None:
-        """Reasons: `short`, `long`."""
-        mean = float(np.mean([len(sample.tokens) for sample in group.samples]))
-        if mean < self.params.min_tokens:
-            return Drop("short")
-        if self.params.max_tokens is not None and mean > self.params.max_tokens:
-            return Drop("long")
+    def __call__(self, group: Group) -> Drop | Mask | None:
+        """Reasons: `short`, `long`; `length` of single responses."""
+        lengths = [len(sample.tokens) for sample in group.samples]
+        if self.params.single is None:
+            reason = self._beyond(float(np.mean(lengths)))
+            return Drop(reason) if reason else None
+        beyond = tuple(place for place, length in enumerate(lengths) if self._beyond(length))
+        if not beyond:
+            return None
+        return (Drop if self.params.single == "drop" else Mask)("length", beyond)
+
+    def _beyond(self, length: float) -> str | None:
+        if length < self.params.min_tokens:
+            return "short"
+        if self.params.max_tokens is not None and length > self.params.max_tokens:
+            return "long"
         return None

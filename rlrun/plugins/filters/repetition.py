@@ -1,9 +1,11 @@
 """Drops groups in which too many responses repeat themselves."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from rlrun.plugins.rewards.repetition import repeated_share
-from rlrun.plugins.types import Drop, Group
+from rlrun.plugins.types import Drop, Group, Mask
 from rlrun.specs.section import Section
 
 
@@ -14,12 +16,17 @@ class RepetitionParams(Section):
     """Words in a row that count as repeated when they stand there again."""
     share: float = Field(default=0.5, gt=0, le=1)
     """Share of a response's n-grams that must be repetitions for it to count as one that repeats itself."""
+    single: Literal["drop", "mask"] | None = None
+    """What becomes of a single response that repeats itself: it leaves the group, or is not trained on. None:
+    nothing; groups are judged as a whole."""
     samples: float = Field(default=0.5, gt=0, le=1)
     """Share of a group's responses that must repeat themselves for the group to be dropped."""
 
 
 class Repetition:
-    """Drops a group where at least `samples` of the responses consist of repetitions for at least `share`."""
+    """Drops a group where at least `samples` of the responses consist of repetitions for at least `share`, or
+    drops or masks the responses that do.
+    """
 
     Params = RepetitionParams
     api_version = 1
@@ -27,10 +34,16 @@ class Repetition:
     def __init__(self, params: RepetitionParams) -> None:
         self.params = params
 
-    def __call__(self, group: Group) -> Drop | None:
+    def __call__(self, group: Group) -> Drop | Mask | None:
         """Reason: `repetition`."""
         params = self.params
-        repeating = sum(repeated_share(one.text, params.ngram) >= params.share for one in group.samples)
-        if group.samples and repeating >= params.samples * len(group.samples):
-            return Drop("repetition")
-        return None
+        repeating = tuple(
+            place
+            for place, one in enumerate(group.samples)
+            if repeated_share(one.text, params.ngram) >= params.share
+        )
+        if not repeating:
+            return None
+        if params.single is not None:
+            return (Drop if params.single == "drop" else Mask)("repetition", repeating)
+        return Drop("repetition") if len(repeating) >= params.samples * len(group.samples) else None

@@ -9,6 +9,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from rlrun.runner.trainer.cpu_ops.attention import cut_attention
 from rlrun.runner.trainer.cpu_ops.attention import packed_attention as document_attention
+from rlrun.runner.trainer.cpu_ops.library import on_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def _attention(
     documents: Documents | CutDocuments,
     scale: float,
 ) -> torch.Tensor:
-    plain = query.dtype == torch.float32 or not query.is_cuda
+    plain = query.dtype == torch.float32 or not on_gpu(query)
     if isinstance(documents, Documents):
         if plain:
             return document_attention(query, key, value, documents.lengths, scale)

@@ -83,10 +83,12 @@ import spmd_types._dist  # noqa: E402
 import torchtitan.distributed.fsdp  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
+from torch.distributed.tensor._sharding_prop import ShardingPropagator  # noqa: E402
 from torch.distributed.tensor.debug import (  # noqa: E402
     _clear_fast_path_sharding_prop_cache,
     _clear_sharding_prop_cache,
 )
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # noqa: E402
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder  # noqa: E402
@@ -111,6 +113,7 @@ from torchtitan.models.common.linear import Linear  # noqa: E402
 from torchtitan.models.common.moe import GroupedExperts  # noqa: E402
 from torchtitan.models.common.nn_modules import RMSNorm  # noqa: E402
 from torchtitan.models.common.rope import RoPE  # noqa: E402
+from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher  # noqa: E402
 from torchtitan.models.deepseek_v3.model import Attention as LatentAttention  # noqa: E402
 from torchtitan.models.deepseek_v3.sharding import (  # noqa: E402
     _set_deepseek_v3_layer_sharding,
@@ -123,7 +126,9 @@ from torchtitan.protocols.sharding import ShardingConfig  # noqa: E402
 __all__ = [
     "HAS_ONEDNN",
     "ON_CPU",
+    "AllToAllTokenDispatcher",
     "Embedding",
+    "FakeStore",
     "FeedForward",
     "GQAttention",
     "GroupedExperts",
@@ -136,6 +141,7 @@ __all__ = [
     "Qwen3TransformerBlock",
     "RMSNorm",
     "RoPE",
+    "ShardingPropagator",
     "checkpoint_activations",
     "forget_meshes",
     "get_spmd_context",

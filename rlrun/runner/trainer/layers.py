@@ -20,6 +20,7 @@ from rlrun.runner.trainer.compat import (
     onednn_linear,
 )
 from rlrun.runner.trainer.cpu_ops.elementwise import rms_norm, silu_mul
+from rlrun.runner.trainer.cpu_ops.library import on_gpu
 
 
 class PackedAttention(Module):
@@ -115,20 +116,26 @@ class Experts(GroupedExperts):
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
         """`[R, D]` routed tokens sorted by expert."""
-        if x_RD.is_cuda and x_RD.dtype == torch.bfloat16:
+        if on_gpu(x_RD) and x_RD.dtype == torch.bfloat16:
             result: torch.Tensor = super().forward(x_RD, num_tokens_per_expert_E)
             return result
         gate, down, up = (
             weight.to_local() if isinstance(weight, DTensor) else weight
             for weight in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
         )
-        counts = num_tokens_per_expert_E.long().tolist()
+        counts = self.counts(num_tokens_per_expert_E, len(x_RD))
         parts = x_RD.split([*counts, len(x_RD) - sum(counts)])
         outputs = [
             linear(silu_mul(linear(part, w1), linear(part, w3)), w2)
             for part, w1, w2, w3 in zip(parts, gate.unbind(), down.unbind(), up.unbind(), strict=False)
         ]
         return torch.cat([*outputs, parts[-1] * 0])
+
+    @staticmethod
+    def counts(num_tokens_per_expert_E: torch.Tensor, rows: int) -> list[int]:
+        """How many of the rows are each expert's."""
+        counts: list[int] = num_tokens_per_expert_E.long().tolist()
+        return counts
 
 
 class Float32Linear(Linear):

@@ -1,24 +1,31 @@
 """The C++ operators beside this file, as `torch.ops.rlrun_trainer`, where they can serve."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from rlrun.runner.cpp_build import load_operators
+from rlrun.runner.trainer.cpu_ops.shapes import register_shapes
 
 operators = torch.ops.rlrun_trainer
 _DTYPES = (torch.float32, torch.bfloat16)
+_PRETENDING = ContextVar("pretending", default=False)
 
 
 def serves(*tensors: torch.Tensor) -> bool:
     """Whether the C++ operators can take these tensors; compiles them at the first plain CPU tensor.
 
-    They know float32 and bfloat16, one type a call, and no subclasses (DTensor, FakeTensor).
+    They know float32 and bfloat16, one type a call, and of torch's subclasses only what has no content.
     """
     return (
-        all(
-            type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        not _PRETENDING.get()
+        and all(
+            type(tensor) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
             and tensor.device.type == "cpu"
             and tensor.dtype in _DTYPES
             and tensor.dtype == tensors[0].dtype
@@ -26,6 +33,21 @@ def serves(*tensors: torch.Tensor) -> bool:
         )
         and _loaded()
     )
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether CUDA's kernels compute with a tensor."""
+    return tensor.is_cuda or _PRETENDING.get()
+
+
+@contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """Choose kernels for tensors without content, which lie on the CPU, as if they lay on a GPU."""
+    before = _PRETENDING.set(True)
+    try:
+        yield
+    finally:
+        _PRETENDING.reset(before)
 
 
 @cache
@@ -36,4 +58,6 @@ def serves_attention(dtype: torch.dtype) -> bool:
 
 @cache
 def _loaded() -> bool:
-    return load_operators(Path(__file__).with_name("operators.cpp"))
+    if loaded := load_operators(Path(__file__).with_name("operators.cpp")):
+        register_shapes()
+    return loaded

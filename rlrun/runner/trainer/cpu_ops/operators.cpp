@@ -25,17 +25,27 @@ bool has_bfloat16_kernels() {
 
 TORCH_LIBRARY(rlrun_trainer, m) {
   m.def("has_bfloat16_kernels() -> bool", &has_bfloat16_kernels);
-  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", &ops::rms_norm);
-  m.def("rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scales) -> (Tensor, Tensor)",
-        &ops::rms_norm_backward);
-  m.def("rotate(Tensor x, Tensor table, bool back) -> Tensor", &ops::rotate);
-  m.def("silu_mul(Tensor gate, Tensor up) -> Tensor", &ops::silu_mul);
-  m.def("silu_mul_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)", &ops::silu_mul_backward);
-  m.def("softmax_statistics(Tensor logits, Tensor targets, float temperature) -> Tensor", &ops::softmax_statistics);
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
+  m.def("rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scales) -> (Tensor, Tensor)");
+  m.def("rotate(Tensor x, Tensor table, bool back) -> Tensor");
+  m.def("silu_mul(Tensor gate, Tensor up) -> Tensor");
+  m.def("silu_mul_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  m.def("softmax_statistics(Tensor logits, Tensor targets, float temperature) -> Tensor");
   m.def("softmax_slopes_(Tensor(a!) logits, Tensor targets, Tensor ours, Tensor log_sums, Tensor log_prob_slopes, "
-        "Tensor? entropies, Tensor? entropy_slopes, float temperature) -> ()", &ops::softmax_slopes_);
-  m.def("attention(Tensor q, Tensor k, Tensor v, int[] lengths, float scale) -> (Tensor, Tensor)",
-        &ops::attention);
+        "Tensor? entropies, Tensor? entropy_slopes, float temperature) -> ()");
+  m.def("attention(Tensor q, Tensor k, Tensor v, int[] lengths, float scale) -> (Tensor, Tensor)");
   m.def("attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor output, Tensor log_sums, "
-        "int[] lengths, float scale) -> (Tensor, Tensor, Tensor)", &ops::attention_backward);
+        "int[] lengths, float scale) -> (Tensor, Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(rlrun_trainer, CPU, m) {
+  m.impl("rms_norm", &ops::rms_norm);
+  m.impl("rms_norm_backward", &ops::rms_norm_backward);
+  m.impl("rotate", &ops::rotate);
+  m.impl("silu_mul", &ops::silu_mul);
+  m.impl("silu_mul_backward", &ops::silu_mul_backward);
+  m.impl("softmax_statistics", &ops::softmax_statistics);
+  m.impl("softmax_slopes_", &ops::softmax_slopes_);
+  m.impl("attention", &ops::attention);
+  m.impl("attention_backward", &ops::attention_backward);
 }

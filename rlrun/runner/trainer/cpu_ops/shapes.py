@@ -1,0 +1,63 @@
+"""What the C++ operators return, without computing it: for tensors that have a shape and no content."""
+
+import torch
+from torch.library import register_fake
+
+Tensor = torch.Tensor
+
+
+def register_shapes() -> None:
+    """Make the operators known to torch's fake tensors; once, after the library is loaded."""
+    for name, shape in _SHAPES.items():
+        register_fake(f"rlrun_trainer::{name}", shape)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+def _rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
+def _rotate(x: Tensor, table: Tensor, back: bool) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    return gate.new_empty(gate.shape)
+
+
+def _silu_mul_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    return gate.new_empty(gate.shape), up.new_empty(up.shape)
+
+
+def _softmax_statistics(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    return logits.new_empty((4, len(logits)), dtype=torch.float32)
+
+
+def _softmax_slopes_(logits: Tensor, *others: object) -> None:
+    return None
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *settings: object) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+
+
+def _attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+_SHAPES = {
+    "rms_norm": _rms_norm,
+    "rms_norm_backward": _rms_norm_backward,
+    "rotate": _rotate,
+    "silu_mul": _silu_mul,
+    "silu_mul_backward": _silu_mul_backward,
+    "softmax_statistics": _softmax_statistics,
+    "softmax_slopes_": _softmax_slopes_,
+    "attention": _attention,
+    "attention_backward": _attention_backward,
+}

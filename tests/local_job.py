@@ -131,7 +131,7 @@ async def _run(
     needs = needs_of(spec)
     inputs = read_inputs(spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)
     trainer = TrainerGroup([rank], [0])
-    alone = Started([], [], [])
+    alone = Started(None, [], [])  # type: ignore[arg-type]
     parts = Parts(
         plan,
         plan.steps,

@@ -10,7 +10,7 @@ from rlrun.plugins.registry import build
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.background import in_background
 from rlrun.runner.checkpoint import Checkpoints
-from rlrun.runner.cluster.failures import gather_or_first_cause
+from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.start import Started, start_processes
@@ -71,19 +71,29 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     pool = EnginePool(started.clients, mended=mended) if started.clients else None
     if pool is not None:
         stack.push_async_callback(pool.close)
-    trainer = TrainerGroup(started.trainers, [rank.data_rank for rank in plan.ranks])
+    trainer = trainer_of(started, plan)
     return Parts(plan, plan.steps, reading.result(), cluster, started, trainer, pool, scorer)
 
 
-async def watch(spec: Spec, parts: Parts, say: Callable[[str], None]) -> None:
-    """Return never; the failure of the first process that is gone or not well and cannot be started again."""
-    watches = [process.watch() for process in parts.started.trainers]
+def trainer_of(started: Started, plan: Plan) -> TrainerGroup:
+    """The trainer of the ranks that run now."""
+    return TrainerGroup(started.trainer.processes, [rank.data_rank for rank in plan.ranks])
+
+
+async def diagnose_engines(parts: Parts) -> ProcessFailure | None:
+    """An engine that is gone or not well, if any."""
+    return await parts.cluster.diagnose([engine.process for engine in parts.started.engines])
+
+
+async def watch_engines(spec: Spec, parts: Parts, say: Callable[[str], None]) -> None:
+    """Return never; the failure of the first engine that is not well and cannot be started again."""
     restarts = spec.fault_tolerance.engine_restarts
     if parts.pool is not None and restarts:
-        watches.append(Supervisor(parts.pool, parts.started.engines, restarts, say).run())
+        await Supervisor(parts.pool, parts.started.engines, restarts, say).run()
+    elif parts.started.engines:
+        await gather_or_first_cause([engine.watch() for engine in parts.started.engines])
     else:
-        watches += [engine.watch() for engine in parts.started.engines]
-    await gather_or_first_cause(watches)
+        await asyncio.Event().wait()
 
 
 def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, checkpoints: Checkpoints) -> Job:

@@ -37,6 +37,11 @@ class Console:
             self._live = Live(self, console=self._terminal, refresh_per_second=4, transient=True)
             self._live.start()
 
+    def go_back(self, step: int) -> None:
+        """Show progress from an earlier step on."""
+        self._step = step
+        self._clock = time.monotonic()
+
     def say(self, text: str, style: str = "") -> None:
         """One line, above the panel."""
         self._terminal.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

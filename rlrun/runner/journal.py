@@ -60,6 +60,12 @@ class Journal:
         for name, tracker in self._trackers:
             self._submit(self._track, name, tracker.start, str(self._folder.path), self._folder.name, spec)
 
+    def go_back(self, step: int) -> None:
+        """The job goes on from an earlier `step`; those after it are taken again."""
+        self._state |= {"step": step}
+        self._console.go_back(step)
+        self._submit(self._write_state)
+
     def note(self, facts: Mapping[str, Any]) -> None:
         """Add to what state.json says."""
         self._state |= facts

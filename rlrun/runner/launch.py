@@ -1,6 +1,6 @@
 """A launch from spec to exit code: the run folder, the parts, the loop, the end.
 
-claim folder ─▶ read inputs ∥ start Ray ∥ start rewards ─▶ start ranks ∥ engines ─▶ loop ─▶ export, report
+claim folder ─▶ read inputs ∥ start Ray ∥ start rewards ─▶ start ranks ∥ engines ─▶ attempts ─▶ report
                           any failure, Ctrl-C or SIGTERM ─▶ end every process ─▶ state.json, exit code
 """
 
@@ -8,26 +8,23 @@ import asyncio
 import json
 import logging
 import os
-import shutil
 import signal
-from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlrun.plugins.registry import build
-from rlrun.runner.assembly import make_job, start_parts, watch
+from rlrun.runner.assembly import diagnose_engines, start_parts, watch_engines
 from rlrun.runner.atomic import write_json, write_text
-from rlrun.runner.background import cancel_all, in_background
-from rlrun.runner.checkpoint import Checkpoints, clear_unfinished, read_driver, trainer_folder
-from rlrun.runner.cluster.failures import first_cause
+from rlrun.runner.attempts import Attempts
+from rlrun.runner.background import in_background
+from rlrun.runner.cluster.failures import run_watched
 from rlrun.runner.cluster.processes import clean_up_after, end_now
-from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.console import Console
 from rlrun.runner.errors import JobError
 from rlrun.runner.journal import Journal
 from rlrun.runner.lock import check_same_run, lock
-from rlrun.runner.loop import Job, Progress, run
 from rlrun.runner.model_files import fetch_model
 from rlrun.runner.report import write_report
 from rlrun.runner.run_folder import RunFolder, claim
@@ -92,76 +89,17 @@ async def _run(
         parts = await start_parts(spec, model, folder, stack)
         _write_specs(loaded, folder, await locking)
         journal.note(parts.cluster.traces)
-        checkpoints = Checkpoints(folder.checkpoints, spec.checkpoint.keep)
-        job = make_job(spec, model, parts, journal, checkpoints)
-        stack.push_async_callback(job.source.close)
-        work = _train(job, folder, journal, loaded, resume=resume)
 
         def say(text: str) -> None:
             console.say(text)
             journal.note(parts.cluster.traces)
 
-        await _watched(work, watch(spec, parts, say), parts.cluster)
-
-
-async def _train(job: Job, folder: RunFolder, journal: Journal, loaded: LoadedSpec, *, resume: bool) -> None:
-    """Load, run the loop, export."""
-    progress = await _load(job, folder) if resume else Progress()
-    journal.begin(progress.step, job.steps, loaded.spec.model_dump(mode="json"))
-    await run(job, progress)
-    await journal.flush()
-    if loaded.spec.checkpoint.export_hf:
-        journal.doing("exporting")
-        await _export(job, folder)
-
-
-async def _load(job: Job, folder: RunFolder) -> Progress:
-    """Go on from the newest complete checkpoint, or from the beginning where there is none."""
-    clear_unfinished(folder.checkpoints)
-    newest = job.checkpoints.newest()
-    if newest is None:
-        logger.warning("there is no checkpoint to go on from: the run begins anew")
-        folder.take_back(-1)
-        return Progress()
-    driver = read_driver(newest)
-    progress = Progress(**driver["progress"])
-    folder.take_back(progress.step)
-    await job.trainer.load(trainer_folder(newest))
-    await job.source.restore(driver["data"])
-    logger.info("resumed from %s", newest)
-    return progress
-
-
-async def _export(job: Job, folder: RunFolder) -> None:
-    temporary = folder.path / ".model.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        await job.trainer.export_hf(temporary)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise JobError(
-            f"the model could not be written to {folder.model}: {error.strerror or error}; the checkpoints "
-            "are untouched. Make room and run again with --resume"
-        ) from error
-    folder.set_aside(folder.model)
-    temporary.rename(folder.model)
-
-
-async def _watched(
-    work: Coroutine[Any, Any, None], watching_over: Coroutine[Any, Any, None], cluster: Cluster
-) -> None:
-    """Run `work` while those watched over are well; the first cause of whatever goes wrong."""
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(watching_over)
-    try:
-        await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
-        failures = [error for one in (watching, working) if one.done() and (error := one.exception())]
-        if failures:
-            if (death := await cluster.diagnose()) is not None:
-                failures.append(death)
-            raise first_cause(failures)
-    finally:
-        await cancel_all([working, watching])
+        attempts = Attempts(loaded, model, parts, folder, journal=journal, say=say)
+        await run_watched(
+            attempts.run(resume=resume),
+            watch_engines(spec, parts, say),
+            partial(diagnose_engines, parts),
+        )
 
 
 def _write_specs(loaded: LoadedSpec, folder: RunFolder, locked: dict[str, Any]) -> None:

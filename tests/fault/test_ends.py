@@ -43,7 +43,8 @@ def test_asked_to_stop_it_stops_cleanly(jobs: Jobs, number: signal.Signals) -> N
 @pytest.mark.parametrize("victim", ["trainer 0", "engine 0"])
 def test_a_process_that_dies_is_named_with_its_log(jobs: Jobs, victim: str) -> None:
     name = f"killed-{victim.replace(' ', '-')}"
-    running = at_work(jobs, name, fault_tolerance__engine_restarts=0)
+    settings = {"fault_tolerance__engine_restarts": 0, "fault_tolerance__trainer_restarts": 0}
+    running = at_work(jobs, name, **settings)
     processes = running.children()
     psutil.Process(running.pid(victim)).kill()
     ended = running.wait(60)
@@ -59,7 +60,8 @@ def test_a_process_that_dies_is_named_with_its_log(jobs: Jobs, victim: str) -> N
 
 
 def test_one_rank_of_two_dying_is_told_as_the_cause(jobs: Jobs) -> None:
-    running = at_work(jobs, "killed-rank", trainer__parallel={"fsdp": 2})
+    settings = {"trainer__parallel": {"fsdp": 2}, "fault_tolerance__trainer_restarts": 0}
+    running = at_work(jobs, "killed-rank", **settings)
     processes = running.children()
     psutil.Process(running.pid("trainer 1")).kill()
     ended = running.wait(60)

@@ -5,56 +5,64 @@ import signal
 import psutil
 import pytest
 
+from tests.fault.ids import check_each_once
+from tests.fault.moments import Fault, main_with
 from tests.fault.test_ends import assert_nothing_left
 from tests.integration.jobs import Ended, Jobs, Running
 
-STEPS = 30
+STEPS = 12
 
 
-def check(job: Ended) -> None:
-    """Every step was taken, with all its samples; the engine was started again."""
+@pytest.fixture(scope="module")
+def whole(jobs: Jobs) -> Ended:
+    """The run that nothing happens to."""
+    return jobs.run("whole", trainer__steps=STEPS)
+
+
+def check(job: Ended, restarts: int) -> None:
+    """Every step was taken, with all its samples; the engine was started again so many times."""
     assert job.code == 0, job.output
     assert [line["step"] for line in job.metrics] == list(range(1, STEPS + 1))
     assert all(line["train/train_rollout_logprob_abs_diff"] < 1e-4 for line in job.metrics)
-    assert job.output.count("starting engine 0 again") == 1
+    assert job.output.count("starting engine 0 again") == restarts
+    check_each_once(job)
+    print("\n".join(line for line in job.output.splitlines() if "is back after" in line))
 
 
-def hurt(running: Running, number: signal.Signals, engine: str = "engine 0") -> None:
-    """Send an engine's process a signal, once the job has done a step."""
+def test_engines_killed_at_any_moment_change_nothing_that_is_learnt(jobs: Jobs, whole: Ended) -> None:
+    faults = [
+        Fault("engine 0", "generation", 3),
+        Fault("engine 0", "weight sync", 7),
+        Fault("engine 0", "training", 8),  # the engine is idle
+    ]
+    running = jobs.start("engine-killed", main=main_with(faults), trainer__steps=STEPS)
     running.until_step(1)
-    psutil.Process(running.pid(engine)).send_signal(number)
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_an_engine_that_is_killed_is_started_again(jobs: Jobs, deterministic: bool) -> None:
-    name = f"engine-killed-{deterministic}"
-    running = jobs.start(name, trainer__steps=STEPS, deterministic=deterministic, engine__count=2)
-    hurt(running, signal.SIGKILL)
     processes = running.children()
     ended = running.wait()
-    check(ended)
+    check(ended, restarts=3)
     assert "engine 0 died: " in ended.output
+    assert ended.curve == whole.curve
     assert_nothing_left(processes, ended)
 
 
-def test_a_killed_engine_changes_nothing_that_is_learnt(jobs: Jobs) -> None:
-    whole = jobs.run("never-killed", trainer__steps=STEPS)
-    running = jobs.start("once-killed", trainer__steps=STEPS)
-    hurt(running, signal.SIGKILL)
-    ended = running.wait()
-    check(ended)
+def test_an_engine_that_hangs_is_killed_and_started_again(jobs: Jobs, whole: Ended) -> None:
+    faults = [Fault("engine 0", "generation", 4, hangs=True)]
+    settings = {"trainer__steps": STEPS, "fault_tolerance__engine_timeout": 3.0}
+    ended = jobs.run("engine-hung", main=main_with(faults), **settings)
+    check(ended, restarts=1)
+    assert "engine 0 hangs: 'ping' did not end within 3 s" in ended.output
     assert ended.curve == whole.curve
 
 
-def test_an_engine_that_hangs_is_killed_and_started_again(jobs: Jobs) -> None:
-    running = jobs.start("engine-hung", trainer__steps=STEPS, fault_tolerance__engine_timeout=3.0)
-    hurt(running, signal.SIGSTOP)
-    check(running.wait())
+def test_the_other_engine_takes_over_what_a_killed_one_was_asked(jobs: Jobs) -> None:
+    faults = [Fault("engine 0", "generation", 30)]
+    settings = {"trainer__steps": STEPS, "deterministic": False, "engine__count": 2}
+    check(jobs.run("engine-killed-of-two", main=main_with(faults), **settings), restarts=1)
 
 
 def test_a_job_ends_when_its_restarts_are_spent(jobs: Jobs) -> None:
     running = jobs.start("restarts-spent", trainer__steps=100_000, fault_tolerance__engine_restarts=1)
-    hurt(running, signal.SIGKILL)
+    kill(running)
     first = running.pid("engine 0")
     running.until(lambda: "is back after" in running.output, "the engine's return")
     running.until(lambda: running.pid("engine 0") != first, "its new process id")
@@ -62,3 +70,9 @@ def test_a_job_ends_when_its_restarts_are_spent(jobs: Jobs) -> None:
     ended = running.wait(60)
     assert ended.code == 3
     assert "failed: engine 0 died" in ended.output
+
+
+def kill(running: Running, engine: str = "engine 0") -> None:
+    """Kill an engine's process, once the job has done a step."""
+    running.until_step(1)
+    psutil.Process(running.pid(engine)).send_signal(signal.SIGKILL)

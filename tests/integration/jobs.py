@@ -149,10 +149,13 @@ class Jobs:
         lines = [f"{name} = acme_rewards:{cls}\n" for name, cls in names.items()]
         (info / "entry_points.txt").write_text("[rlrun.rewards]\n" + "".join(lines))
         (site / "acme_rewards.py").write_text(PLUGINS)
-        self.environment |= {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+        path = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.environment |= {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
 
-    def start(self, name: str, *arguments: str, spec: str = "job.toml", **settings: object) -> "Running":
-        """Begin a job; settings are `--set` overrides, a double underscore for a dot."""
+    def start(
+        self, name: str, *arguments: str, spec: str = "job.toml", main: str = MAIN, **settings: object
+    ) -> "Running":
+        """Begin a job; settings are `--set` overrides, a double underscore for a dot; `main` is Python."""
         if self.cluster is not None:
             settings = {"cluster__address": self.cluster} | settings
         overrides = [
@@ -160,7 +163,7 @@ class Jobs:
             for key, value in settings.items()
             for part in ("--set", f"{key.replace('__', '.')}={toml(value)}")
         ]
-        command = [sys.executable, "-c", MAIN, "launch", spec, "--name", name]
+        command = [sys.executable, "-c", main, "launch", spec, "--name", name]
         log = self.folder / f"{name}.out"
         with log.open("a") as out:
             process = subprocess.Popen(
@@ -173,9 +176,11 @@ class Jobs:
             )
         return Running(process, log, RunFolder(self.folder / "runs" / name))
 
-    def run(self, name: str, *arguments: str, spec: str = "job.toml", **settings: object) -> Ended:
+    def run(
+        self, name: str, *arguments: str, spec: str = "job.toml", main: str = MAIN, **settings: object
+    ) -> Ended:
         """A whole job."""
-        return self.start(name, *arguments, spec=spec, **settings).wait()
+        return self.start(name, *arguments, spec=spec, main=main, **settings).wait()
 
 
 class Running:

@@ -36,6 +36,21 @@ def test_a_death_explains_an_error_and_an_error_a_broken_connection(order: int) 
     assert first_cause([echo]) is echo
 
 
+@pytest.mark.parametrize(
+    ("kind", "what", "passes"),
+    [
+        ("died", "killed", True),
+        ("hung", "'ping' did not end within 3 s", True),
+        ("raised", "RuntimeError: [gloo/pair.cc] Connection closed by peer", True),
+        ("raised", "AcceleratorError: CUDA error: uncorrectable ECC error encountered", True),
+        ("raised", "NonFiniteError: the loss of step 3 is nan", False),
+        ("raised", "ValueError: no such model", False),
+    ],
+)
+def test_what_another_try_may_mend(kind: str, what: str, passes: bool) -> None:
+    assert failure("trainer 0", kind, what).may_pass is passes
+
+
 async def test_the_first_cause_may_come_second() -> None:
     async def late_death() -> None:
         await asyncio.sleep(0.01)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 from urllib.request import urlopen
 
 from rlrun.runner.carriers import TrainerSetup, TrainStep, WeightUpdate
@@ -50,7 +50,10 @@ def reports_failure(
 
 
 class Process:
-    """What both kinds share."""
+    """What all kinds share."""
+
+    pings_aside: ClassVar[bool] = False
+    """Whether a ping is answered in a thread of its own, whatever else the process is busy with."""
 
     def __init__(self, log: str) -> None:
         """Send everything this process prints to the end of `log`."""
@@ -76,6 +79,8 @@ class Process:
 
 class TrainerActor(Process):
     """One trainer rank."""
+
+    pings_aside = True
 
     @reports_failure
     def start(self, setup: TrainerSetup) -> None:

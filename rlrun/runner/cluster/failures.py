@@ -6,10 +6,10 @@ When one rank dies, the others fail too, in the collectives they wait in; what a
 import asyncio
 import errno as errno_names
 import traceback
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rlrun.runner.background import cancel_all
 from rlrun.runner.errors import JobError
@@ -21,6 +21,7 @@ LOG_LINES = 20
 _GRACE_SECONDS = 2.0
 """How long the other processes of a call get to say what they know, once one has failed."""
 _CONSEQUENCES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "broken pipe")
+_OF_THE_DEVICE = "cuda error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,14 @@ class ProcessFailure(JobError):
     """A process of the job died, or what it was asked to do failed there."""
 
     def __init__(
-        self, process: str, kind: Literal["died", "raised"], what: str, log: Path, errno: int | None = None
+        self,
+        process: str,
+        kind: Literal["died", "hung", "raised"],
+        what: str,
+        log: Path,
+        errno: int | None = None,
     ) -> None:
-        verb = "died" if kind == "died" else "failed"
+        verb = {"died": "died", "hung": "hangs", "raised": "failed"}[kind]
         super().__init__(f"{process} {verb}: {what}" if what else f"{process} {verb}", log_end(log))
         self.kind = kind
         self.errno = errno
@@ -55,9 +61,14 @@ class ProcessFailure(JobError):
     @property
     def rank(self) -> int:
         """How likely it is the consequence of another failure; 0 is a cause."""
-        if self.kind == "died":
+        if self.kind != "raised":
             return 0
         return 2 if any(word in str(self).lower() for word in _CONSEQUENCES) else 1
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether another try may go well: the process is gone, hangs, or lost the others or its device."""
+        return self.rank != 1 or _OF_THE_DEVICE in str(self).lower()
 
     def raise_os_error(self) -> None:
         """Raise the OSError of the other process as this process's own, if it was one."""
@@ -77,6 +88,28 @@ def log_end(log: Path) -> str:
 def first_cause(failures: Sequence[BaseException]) -> BaseException:
     """The failure to show: a death before an error, an error before a broken connection; then the first."""
     return min(failures, key=lambda failure: failure.rank if isinstance(failure, ProcessFailure) else 1)
+
+
+async def run_watched(
+    work: Coroutine[Any, Any, None],
+    watching_over: Coroutine[Any, Any, None],
+    diagnose: Callable[[], Awaitable[ProcessFailure | None]],
+) -> None:
+    """Run `work` while those watched over are well; the first cause of whatever goes wrong.
+
+    `diagnose` names a process that is gone, which explains whatever else failed.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(watching_over)
+    try:
+        await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
+        failures = [error for one in (watching, working) if one.done() and (error := one.exception())]
+        if failures:
+            if (death := await diagnose()) is not None:
+                failures.append(death)
+            raise first_cause(failures)
+    finally:
+        await cancel_all([working, watching])
 
 
 async def gather_or_first_cause(calls: Sequence[Awaitable[Result]]) -> list[Result]:

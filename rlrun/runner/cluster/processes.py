@@ -27,6 +27,13 @@ def end(processes: Iterable[psutil.Process], wait: float = _WAIT_SECONDS) -> Non
     psutil.wait_procs(left, timeout=_WAIT_SECONDS)
 
 
+def kill(pids: Iterable[int]) -> None:
+    """Kill processes of this host by their ids, also those that are stopped."""
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+
+
 def end_now() -> None:
     """Kill everything that this process started."""
     end(children(), wait=0.0)

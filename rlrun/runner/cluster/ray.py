@@ -25,7 +25,7 @@ from typing import Any
 from rlrun.runner.cluster.actors import EngineActor, SglangActor, TrainerActor
 from rlrun.runner.cluster.failures import Failure, ProcessFailure
 from rlrun.runner.cluster.placement import Placement, Seat
-from rlrun.runner.cluster.processes import children, end
+from rlrun.runner.cluster.processes import children, end, kill
 from rlrun.runner.errors import JobError
 from rlrun.runner.weights.segment_files import remove_of
 from rlrun.specs.cluster import ClusterSpec
@@ -58,7 +58,9 @@ _RESERVE_SECONDS = 60.0
 _PING_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
 _PASS_SECONDS = 4 * 3600.0
-"""A ping waits behind what the process is busy with."""
+"""A ping may wait behind what the process is busy with."""
+_PINGS = "pings"
+"""The concurrency group of those that do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +99,19 @@ class Process:
         return self.request.log
 
     async def call(self, method: str, *args: Any, deadline: float) -> Any:
-        """Run a method there; ProcessFailure when the process dies or the method raises.
-
-        JobError past `deadline` seconds.
+        """Run a method there; ProcessFailure when the process dies, the method raises, or does not end within
+        `deadline` seconds.
         """
-        reference = getattr(self._actor, method).remote(*args)
+        called = getattr(self._actor, method)
+        if method == "ping" and self.request.kind.pings_aside:
+            called = called.options(concurrency_group=_PINGS)
+        reference = called.remote(*args)
         try:
             async with asyncio.timeout(deadline):
                 answer = await reference
         except TimeoutError:
-            raise JobError(
-                f"{self.name} did not finish {method!r} within {deadline:g} s; see {self.log}"
-            ) from None
+            what = f"{method!r} did not end within {deadline:g} s"
+            raise ProcessFailure(self.name, "hung", what, self.log) from None
         except RayActorError as death:
             raise ProcessFailure(self.name, "died", _why(death), self.log) from None
         except RayError as error:
@@ -122,8 +125,8 @@ class Process:
         return ray.put(value)
 
     async def watch(self, deadline: float = _PASS_SECONDS) -> None:
-        """Return never; ProcessFailure as soon as the process is gone or not well, JobError when it says
-        nothing for `deadline` seconds.
+        """Return never; ProcessFailure as soon as the process is gone or not well, or says nothing for
+        `deadline` seconds.
         """
         while True:
             await self.identify(deadline)
@@ -149,6 +152,8 @@ class Cluster:
         self._group: Any = None
         self._others: set[psutil.Process] = set()
         self._processes: list[Process] = []
+        self._gone: list[int] = []
+        """Ids of those that were replaced."""
 
     @property
     def traces(self) -> dict[str, Any]:
@@ -197,18 +202,26 @@ class Cluster:
         self._processes += made
         return made
 
-    def replace(self, process: Process) -> Process:
-        """Kill a process, and begin to start another in its place."""
-        process.kill()
-        self._processes.remove(process)
-        [made] = self.launch([process.request])
-        return made
+    def replace(self, processes: Sequence[Process]) -> list[Process]:
+        """Kill processes, and begin to start others in their places."""
+        for process in processes:
+            process.kill()
+            self._processes.remove(process)
+            self._gone += [process.pid] if process.pid is not None else []
+        if self.is_local:
+            kill(process.pid for process in processes if process.pid is not None)
+        return self.launch([process.request for process in processes])
 
-    async def diagnose(self) -> ProcessFailure | None:
-        """The process that is gone or not well, if any: it explains whatever else failed."""
-        pings = [process.call("ping", deadline=_CLOSE_SECONDS) for process in self._processes]
+    async def diagnose(self, processes: Sequence[Process] | None = None) -> ProcessFailure | None:
+        """The process that is gone or not well, if any, of these or of all: it explains whatever else failed.
+
+        One that is merely busy is well.
+        """
+        asked = self._processes if processes is None else processes
+        pings = [process.call("ping", deadline=_CLOSE_SECONDS) for process in asked]
         answers = await asyncio.gather(*pings, return_exceptions=True)
-        return next((answer for answer in answers if isinstance(answer, ProcessFailure)), None)
+        failures = (answer for answer in answers if isinstance(answer, ProcessFailure))
+        return next((failure for failure in failures if failure.kind != "hung"), None)
 
     async def close(self) -> None:
         """End every process, and Ray where it is ours; takes seconds, whatever state they are in."""
@@ -274,10 +287,14 @@ class Cluster:
             "runtime_env": {"env_vars": dict(request.environment)},
             "scheduling_strategy": strategy,
         }
-        return ray.remote(request.kind).options(**options).remote(str(request.log))
+        if request.kind.pings_aside:
+            actor = ray.remote(concurrency_groups={_PINGS: 1})(request.kind)
+        else:
+            actor = ray.remote(request.kind)
+        return actor.options(**options).remote(str(request.log))
 
     def _end(self) -> None:
-        pids = [process.pid for process in self._processes if process.pid is not None]
+        pids = [process.pid for process in self._processes if process.pid is not None] + self._gone
         ours = children() - self._others if self.is_local else set()
         if ray.is_initialized():
             for process in self._processes:

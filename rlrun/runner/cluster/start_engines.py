@@ -51,6 +51,11 @@ class EngineHandle:
         """As messages call it: `engine 0`."""
         return self._process.name
 
+    @property
+    def process(self) -> Process:
+        """The one that holds it now."""
+        return self._process
+
     async def start(self) -> EngineClient:
         """Load the model; a client. ProcessFailure where it does not come up."""
         deadline = self._spec.engine.start_timeout + _ANSWER_SECONDS
@@ -65,7 +70,7 @@ class EngineHandle:
 
     async def restart(self) -> EngineClient:
         """Kill what is left of it, and start it again in a process of its own."""
-        self._process = self._cluster.replace(self._process)
+        [self._process] = self._cluster.replace([self._process])
         return await self.start()
 
 

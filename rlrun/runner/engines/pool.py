@@ -115,6 +115,10 @@ class EnginePool:
         await self._all(update)
         return version
 
+    def forget_weights(self) -> None:
+        """The update of before is no longer to be had; an engine that is mended waits for the next."""
+        self._weights = None
+
     async def lost(self, engine: int) -> None:
         """Return once this engine is lost."""
         await self._seats[engine].down.wait()

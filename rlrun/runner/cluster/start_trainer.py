@@ -1,0 +1,93 @@
+"""A job's trainer ranks: started together, watched, and started again together.
+
+actors ─▶ free port of rank 0's host ─▶ all ranks: import, meet there, load ─▶ known by pid
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.runner.carriers import TrainerSetup
+from rlrun.runner.cluster.actors import TrainerActor
+from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
+from rlrun.runner.cluster.placement import Placement
+from rlrun.runner.cluster.ray import Cluster, Process, Request
+from rlrun.runner.cluster.threads import thread_variables
+from rlrun.runner.plan import Plan, RankPlan
+from rlrun.runner.run_folder import RunFolder
+from rlrun.specs.job import Spec
+
+_START_SECONDS = 1800.0
+"""Deadline for a trainer rank to import, meet the others and load its model."""
+_BOOT_SECONDS = 120.0
+"""Deadline for a process to come up."""
+
+
+class TrainerRanks:
+    """The ranks of the plan: the processes that hold them now, and how others take their places."""
+
+    def __init__(
+        self, cluster: Cluster, processes: Sequence[Process], spec: Spec, plan: Plan, folders: Sequence[Path]
+    ) -> None:
+        """`folders` are those of the policy and, where there is one, the teacher."""
+        self.processes = list(processes)
+        """By rank."""
+        self._cluster = cluster
+        self._spec = spec
+        self._plan = plan
+        self._folders = folders
+
+    async def start(self) -> None:
+        """Have them meet and load the model. ProcessFailure: the first cause of what went wrong."""
+        first = self.processes[0]
+        master = (first.host, await first.call("free_port", deadline=_BOOT_SECONDS))
+        calls = [
+            process.call("start", self._setup(rank, master), deadline=_START_SECONDS)
+            for process, rank in zip(self.processes, self._plan.ranks, strict=True)
+        ]
+        await gather_or_first_cause(calls)
+        await gather_or_first_cause([process.identify(_BOOT_SECONDS) for process in self.processes])
+
+    async def watch(self) -> None:
+        """Return never; ProcessFailure as soon as one is gone or says nothing."""
+        seconds = self._spec.fault_tolerance.trainer_timeout
+        await gather_or_first_cause([process.watch(seconds) for process in self.processes])
+
+    async def diagnose(self) -> ProcessFailure | None:
+        """The rank that is gone, if any."""
+        return await self._cluster.diagnose(self.processes)
+
+    async def restart(self) -> None:
+        """Kill what is left of all ranks, and start them again in processes of their own."""
+        self.processes = self._cluster.replace(self.processes)
+        await self.start()
+
+    def _setup(self, rank: RankPlan, master: tuple[str, int]) -> TrainerSetup:
+        assert self._plan.optimizer_steps is not None
+        return TrainerSetup(
+            spec_json=self._spec.model_dump_json(),
+            model_folder=str(self._folders[0]),
+            teacher_folder=str(self._folders[1]) if len(self._folders) > 1 else None,
+            rank=rank.rank,
+            # a process sees only its own GPU, as device 0
+            local_rank=rank.local_rank if rank.place.gpu is None else 0,
+            world_size=len(self._plan.ranks),
+            master_addr=master[0],
+            master_port=master[1],
+            threads=rank.threads,
+            optimizer_steps=self._plan.optimizer_steps,
+        )
+
+
+def trainer_requests(plan: Plan, placement: Placement, folder: RunFolder) -> list[Request]:
+    """The processes of the plan's ranks."""
+    size = str(len(plan.ranks))
+    return [
+        Request(
+            f"trainer {rank.rank}",
+            TrainerActor,
+            seat,
+            {"RANK": str(rank.rank), "WORLD_SIZE": size, **thread_variables(rank.threads)},
+            folder.logs / f"trainer-{rank.rank}.log",
+        )
+        for rank, seat in zip(plan.ranks, placement.ranks, strict=True)
+    ]

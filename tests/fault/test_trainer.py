@@ -1,0 +1,71 @@
+"""Trainer ranks that die or hang while a job runs: it goes on from its last checkpoint."""
+
+import pytest
+
+from tests.fault.ids import check_each_once, trained_ids
+from tests.fault.moments import Fault, main_with
+from tests.fault.test_ends import assert_nothing_left
+from tests.integration.jobs import Ended, Jobs
+
+STEPS = 12
+ASYNC = {"deterministic": False, "rollout__mode": "async", "cluster__placement": "disaggregated"}
+
+
+@pytest.fixture(scope="module")
+def whole(jobs: Jobs) -> Ended:
+    """The run that nothing happens to."""
+    return jobs.run("whole", trainer__steps=STEPS)
+
+
+def check(job: Ended, went_on_from: list[int]) -> None:
+    """Every step counts once; the trainer was started again from these steps."""
+    assert job.code == 0, job.output
+    assert [line["step"] for line in job.metrics] == list(range(1, STEPS + 1))
+    back = [line for line in job.output.splitlines() if "the trainer is back after" in line]
+    assert [int(line.rpartition(" ")[2]) for line in back] == went_on_from
+    check_each_once(job)
+    print("\n".join(back))
+
+
+def test_ranks_that_die_or_hang_change_nothing_that_is_learnt(jobs: Jobs, whole: Ended) -> None:
+    faults = [
+        Fault("trainer 0", "training", 3),  # there is no checkpoint yet
+        Fault("trainer 0", "training", 9),  # the sixth step of the second attempt; the fourth is saved
+        Fault("trainer 0", "writing weights", 15, hangs=True),
+    ]
+    settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_timeout": 3.0}
+    running = jobs.start("trainer-killed", main=main_with(faults), **settings)
+    running.until_step(1)
+    processes = running.children()
+    ended = running.wait()
+    check(ended, went_on_from=[0, 4, 8])
+    assert "trainer 0 hangs: 'ping' did not end within 3 s" in ended.output
+    assert ended.curve == whole.curve
+    assert_nothing_left(processes, ended)
+
+
+def test_one_rank_of_two_dying_has_both_started_again(jobs: Jobs, whole: Ended) -> None:
+    faults = [Fault("trainer 1", "training", 6)]
+    settings = {"trainer__steps": STEPS, "trainer__parallel": {"fsdp": 2}}
+    ended = jobs.run("rank-killed", main=main_with(faults), **settings)
+    check(ended, went_on_from=[4])
+    assert "trainer 1 died" in ended.output
+    assert trained_ids(ended) == trained_ids(whole)
+
+
+def test_groups_under_way_are_asked_again_and_none_is_trained_on_twice(jobs: Jobs) -> None:
+    faults = [Fault("trainer 0", "training", 7)]
+    ended = jobs.run("async-killed", main=main_with(faults), trainer__steps=STEPS, **ASYNC)
+    check(ended, went_on_from=[4])
+    assert max(line["rollout/staleness/max"] for line in ended.metrics) <= 1
+
+
+def test_a_job_ends_with_one_error_when_its_restarts_are_spent(jobs: Jobs) -> None:
+    faults = [Fault("trainer 0", "training", 2), Fault("trainer 0", "training", 3)]
+    settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_restarts": 1}
+    ended = jobs.run("trainer-spent", main=main_with(faults), **settings)
+    assert ended.code == 3
+    [failed] = [line for line in ended.output.splitlines() if line.startswith("failed:")]
+    assert failed.startswith("failed: trainer 0 died: ")
+    assert failed.endswith("no restart is left (fault_tolerance.trainer_restarts = 1)")
+    assert "Traceback" not in ended.output

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
+    GptOssConfig,
     LlamaConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -19,6 +20,7 @@ END, PAD = "<|im_end|>", "<|endoftext|>"
 END_ID, PAD_ID = 1, 0
 CONFIGS = {
     "deepseek_v3": DeepseekV3Config,
+    "gpt_oss": GptOssConfig,
     "llama": LlamaConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
@@ -47,6 +49,22 @@ DEEPSEEK = {
         "original_max_position_embeddings": 128,
         "mscale": 1.0,
         "mscale_all_dim": 0.7,
+    },
+}
+GPT_OSS = {
+    "intermediate_size": 32,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "swiglu_limit": 1.0,  # low enough to be reached
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 128,
     },
 }
 TEMPLATE = (
@@ -93,8 +111,7 @@ def make_tiny_model(
             "moe_intermediate_size": 32,
             "norm_topk_prob": True,
         }
-    if family == "deepseek_v3":
-        fields |= DEEPSEEK
+    fields |= {"deepseek_v3": DEEPSEEK, "gpt_oss": GPT_OSS}.get(family, {})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIGS[family](**(fields | config)), dtype=dtype)
     for name, parameter in model.named_parameters():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FAMILIES = ("deepseek_v3", "llama", "qwen2", "qwen3", "qwen3_moe")
+FAMILIES = ("deepseek_v3", "gpt_oss", "llama", "qwen2", "qwen3", "qwen3_moe")
 """`model_type`s that load, train and export."""
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -53,6 +53,16 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """gpt-oss's activation: gate · sigmoid(`alpha` · gate) · (up + 1), the gate held below `limit` and up
+    within it on both sides. Gate and up are the even and odd outputs of one matrix.
+    """
+
+    limit: float
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """The mixture of experts in a sparse layer."""
 
@@ -74,6 +84,8 @@ class Experts:
     """A fixed bias by expert decides with the weights which ones are chosen."""
     layers: frozenset[int] = frozenset()
     """Which layers are sparse; the others have a dense feed-forward."""
+    clamped: ClampedGate | None = None
+    """Instead of SwiGLU; experts and router then have biases, and a layer's experts are stored as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +114,19 @@ class Architecture:
     """Precision of the stored weights: float32, bfloat16 or float16."""
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    sinks: bool = False
+    """Each head has a logit of a key that is not there, and the output projection a bias (gpt-oss)."""
+    windows: tuple[int | None, ...] = ()
+    """How many tokens each layer's attention sees, itself included; None: all. Empty: all in every layer."""
 
     @property
     def rotated(self) -> int:
         """Dimensions of a head that are rotated by position."""
         return self.latent.rotated if self.latent else self.head_dim
+
+    def window(self, layer: int) -> int | None:
+        """How many tokens a layer's attention sees; None: all."""
+        return self.windows[layer] if self.windows else None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -155,17 +175,28 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
         tied=config.get("tie_word_embeddings", False),
         rope=rope,
         qk_norm=family in ("qwen3", "qwen3_moe"),
-        qkv_bias=family == "qwen2",
+        qkv_bias=family in ("qwen2", "gpt_oss"),
         initializer_range=config.get("initializer_range", 0.02),
-        dtype=config.get("dtype") or config.get("torch_dtype") or "float32",
-        experts=_experts(config) if family in ("qwen3_moe", "deepseek_v3") else None,
+        dtype=weight_dtype(config),
+        experts=_experts(config) if family in ("qwen3_moe", "deepseek_v3", "gpt_oss") else None,
         latent=latent,
+        sinks=family == "gpt_oss",
+        windows=_windows(config) if family == "gpt_oss" else (),
     )
+
+
+def weight_dtype(config: Mapping[str, Any]) -> str:
+    """Precision of the weights; of quantised ones, that which they are computed in."""
+    named = config.get("dtype") or config.get("torch_dtype")
+    return named or ("bfloat16" if config.get("quantization_config") else "float32")
 
 
 def _refuse_variants(config: Mapping[str, Any]) -> None:
     """Options of these families that change the mathematics and that the trainer does not have."""
-    for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
+    biased = config["model_type"] == "gpt_oss"
+    if biased and not config.get("attention_bias", True):
+        raise ValueError("attention_bias = false in config.json is not supported for gpt_oss")
+    for key in ("mlp_bias", "use_sliding_window", *(() if biased else ("attention_bias",))):
         if config.get(key):
             raise ValueError(f"{key} = true in config.json is not supported for {config['model_type']}")
     if config.get("hidden_act", "silu") != "silu":
@@ -236,9 +267,24 @@ def _latent(config: Mapping[str, Any]) -> LatentAttention:
     )
 
 
+def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """gpt-oss: every other layer, beginning with the first, unless `layer_types` says otherwise."""
+    layers = config["num_hidden_layers"]
+    kinds = config.get("layer_types") or [
+        "full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)
+    ]
+    if len(kinds) != layers or not {"full_attention", "sliding_attention"}.issuperset(kinds):
+        raise ValueError(
+            f"layer_types in config.json must be full_attention or sliding_attention {layers} times"
+        )
+    return tuple(config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds)
+
+
 def _experts(config: Mapping[str, Any]) -> Experts:
     if config["model_type"] == "deepseek_v3":
         return _deepseek_experts(config)
+    if config["model_type"] == "gpt_oss":
+        return _gpt_oss_experts(config)
     count = config.get("num_experts") or config["num_local_experts"]
     dense = set(config.get("mlp_only_layers") or ())
     every = config.get("decoder_sparse_step", 1)
@@ -270,4 +316,16 @@ def _deepseek_experts(config: Mapping[str, Any]) -> Experts:
         shared=intermediate * config["n_shared_experts"],
         correction_bias=True,
         layers=frozenset(range(config["first_k_dense_replace"], config["num_hidden_layers"])),
+    )
+
+
+def _gpt_oss_experts(config: Mapping[str, Any]) -> Experts:
+    """A softmax over the logits of the chosen experts alone is one over all of them, normalised."""
+    return Experts(
+        count=config["num_local_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate=config["intermediate_size"],
+        normalize=True,
+        layers=frozenset(range(config["num_hidden_layers"])),
+        clamped=ClampedGate(config.get("swiglu_limit", 7.0), config.get("swiglu_alpha", 1.702)),
     )

@@ -154,6 +154,28 @@ class Paired:
         return heads.transpose(1, 2).reshape(source.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """Matrices, one for each row of the source, with their own rows and columns exchanged."""
+
+    source: Content
+
+    @property
+    def tensor(self) -> Described:
+        """Type and shape."""
+        described = self.source.tensor
+        return Described(described.dtype, (described.shape[0], described.shape[2], described.shape[1]))
+
+    @property
+    def step(self) -> int:
+        """The source's."""
+        return self.source.step
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Some matrices, whole."""
+        return self.source.rows(files, first, last).transpose(1, 2).contiguous()
+
+
 def plain(stored: Stored) -> Plain:
     """A stored tensor as it is."""
     return Plain(stored, stored.dtype)
@@ -166,6 +188,13 @@ def cast(content: Content, dtype: torch.dtype) -> Content:
     if isinstance(content, Plain) and content.stored.dtype == content.dtype:
         return replace(content, dtype=dtype)
     return Cast(content, dtype)
+
+
+def transposed(content: Content) -> Content:
+    """Matrices with rows and columns exchanged; twice is not at all."""
+    if isinstance(content, Cast) and isinstance(content.source, Transposed):
+        return Cast(content.source.source, content.dtype)
+    return content.source if isinstance(content, Transposed) else Transposed(content)
 
 
 def stacked(members: list[Content]) -> Content:

@@ -133,9 +133,11 @@ def _quantised(
     contents: dict[str, Content], config: dict[str, Any], granularity: Granularity | None
 ) -> tuple[dict[str, Content], dict[str, Any]]:
     if granularity is None:
-        kept = any(content.tensor.dtype == torch.float8_e4m3fn for content in contents.values())
+        kept = any(content.tensor.dtype.itemsize == 1 for content in contents.values())
         return contents, config if kept else {k: v for k, v in config.items() if k != "quantization_config"}
     check_family(config)  # of others it is not known which tensors are projections
+    if config["model_type"] == "gpt_oss":
+        raise ValueError("gpt_oss is not quantised to FP8: its experts are no matrices that engines look for")
     settings = quantisation_config(contents, granularity)
     return quantised(contents, granularity), config | {"quantization_config": settings}
 

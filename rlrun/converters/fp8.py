@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from rlrun.converters import mxfp4
 from rlrun.converters.content import Content
 from rlrun.converters.copying import blocks
 from rlrun.converters.safetensors_format import Described
@@ -81,17 +82,19 @@ def quantisation_config(contents: Mapping[str, Content], granularity: Granularit
 def dequantised(
     contents: Mapping[str, Content], config: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, Content]:
-    """The contents of an eight-bit checkpoint in `dtype`; ValueError for other kinds of quantisation."""
+    """The contents of a quantised checkpoint in `dtype`; ValueError for kinds that are not read."""
     if not (settings := config.get("quantization_config")):
         return dict(contents)
     method = settings.get("quant_method")
+    if method == "mxfp4":
+        return mxfp4.widened(contents, dtype)
     if method not in ("fp8", "compressed-tensors") or settings.get("format", "float-quantized") not in (
         "float-quantized",
         "naive-quantized",
     ):
         raise ValueError(
             f"the checkpoint is quantised by {method!r} ({settings.get('format', 'no format')}), which is "
-            "not read; FP8 is (quant_method fp8, or compressed-tensors with format float-quantized)"
+            "not read; MXFP4 is, and FP8 (quant_method fp8, or compressed-tensors as float-quantized)"
         )
     scales = ("_scale_inv", "_scale")
     made: dict[str, Content] = {}

@@ -20,6 +20,20 @@ class HfTensor:
     """torchtitan's name; the tensors of all experts share one, stacked along a first dimension."""
     expert: int | None = None
     """Place in that stack."""
+    stack: bool = False
+    """It holds all experts of a layer by itself (gpt-oss)."""
+    transposed: bool = False
+    """The parameter has the last two dimensions in the other order."""
+
+    @property
+    def routed(self) -> bool:
+        """Of experts that tokens are routed to."""
+        return self.stack or self.expert is not None
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        """Its shape, or its expert's, as a parameter."""
+        return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.transposed else self.shape
 
 
 def hf_tensors(model: Architecture) -> list[HfTensor]:
@@ -52,7 +66,7 @@ def _layer(model: Architecture, layer: int) -> Iterator[HfTensor]:
     yield from attention(model, f"{hf}.self_attn", f"{ours}.attention")
     yield HfTensor(f"{hf}.post_attention_layernorm.weight", (hidden,), f"{ours}.ffn_norm.weight")
     if model.experts and layer in model.experts.layers:
-        yield from _sparse(model, layer)
+        yield from (_clamped if model.experts.clamped else _sparse)(model, layer)
     else:
         yield from _feed_forward(f"{hf}.mlp", f"{ours}.feed_forward", model.intermediate, hidden)
 
@@ -69,6 +83,9 @@ def _attention(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:
         for name in ("q", "k"):
             yield HfTensor(f"{hf}.{name}_norm.weight", (model.head_dim,), f"{ours}.{name}_norm.weight")
     yield HfTensor(f"{hf}.o_proj.weight", (hidden, queries), f"{ours}.wo.weight")
+    if model.sinks:
+        yield HfTensor(f"{hf}.o_proj.bias", (hidden,), f"{ours}.wo.bias")
+        yield HfTensor(f"{hf}.sinks", (model.heads,), f"{ours}.sinks")
 
 
 def _latent_attention(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:
@@ -111,6 +128,26 @@ def _sparse(model: Architecture, layer: int) -> Iterator[HfTensor]:
         for name, ffn, shape in _matrices(experts.intermediate, model.hidden):
             parameter = f"{ours}.routed_experts.inner_experts.{stacks[ffn]}"
             yield HfTensor(f"{hf}.experts.{expert}.{name}_proj.weight", shape, parameter, expert)
+
+
+def _clamped(model: Architecture, layer: int) -> Iterator[HfTensor]:
+    """gpt-oss: a layer's experts in four tensors, matrices with their inputs first."""
+    experts, hidden = model.experts, model.hidden
+    assert experts is not None
+    hf, ours, count = f"model.layers.{layer}.mlp", f"layers.{layer}.moe", experts.count
+    yield HfTensor(f"{hf}.router.weight", (count, hidden), f"{ours}.router.gate.weight")
+    yield HfTensor(f"{hf}.router.bias", (count,), f"{ours}.router.gate.bias")
+    inner, both = f"{ours}.routed_experts.inner_experts", 2 * experts.intermediate
+    for name, parameter, shape in (
+        ("gate_up_proj", "mlp1_weight_EGD", (count, hidden, both)),
+        ("gate_up_proj_bias", "mlp1_bias_EG", (count, both)),
+        ("down_proj", "mlp2_weight_EDF", (count, experts.intermediate, hidden)),
+        ("down_proj_bias", "mlp2_bias_ED", (count, hidden)),
+    ):
+        transposed = len(shape) == 3
+        yield HfTensor(
+            f"{hf}.experts.{name}", shape, f"{inner}.{parameter}", stack=True, transposed=transposed
+        )
 
 
 def _matrices(inner: int, hidden: int) -> tuple[tuple[str, str, tuple[int, int]], ...]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rlrun.converters.architecture import Architecture
-from rlrun.converters.content import Content, Paired, plain, stacked
+from rlrun.converters.content import Content, Paired, plain, stacked, transposed
 from rlrun.converters.hf_names import HfTensor, hf_tensors, is_derived
 from rlrun.converters.paths import some
 from rlrun.converters.safetensors_format import Described
@@ -72,6 +72,8 @@ def to_parameters(
         if all(tensor.name in known for tensor in tensors):
             members = [known[tensor.name] for tensor in tensors]
             whole = members[0] if tensors[0].expert is None else stacked(members)
+            if tensors[0].transposed:
+                whole = transposed(whole)
             mapped.contents[name] = _paired(model, name, whole, side_by_side=True)
     return mapped
 
@@ -108,6 +110,8 @@ def to_hf(
             continue
         whole = stored[tensor.parameter]
         content: Content = plain(whole if tensor.expert is None else whole.index(tensor.expert))
+        if tensor.transposed:
+            content = transposed(content)
         if not own:
             content = _paired(model, tensor.parameter, content, side_by_side=False)
         mapped.contents[tensor.name] = content
@@ -128,7 +132,7 @@ def _by_parameter(model: Architecture) -> dict[str, list[HfTensor]]:
 
 def _parameter_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
     return {
-        name: tensors[0].shape if tensors[0].expert is None else (len(tensors), *tensors[0].shape)
+        name: (() if tensors[0].expert is None else (len(tensors),)) + tensors[0].parameter_shape
         for name, tensors in _by_parameter(model).items()
     }
 

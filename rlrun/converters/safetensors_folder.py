@@ -10,7 +10,7 @@ from types import TracebackType
 
 import torch
 
-from rlrun.converters.architecture import Architecture
+from rlrun.converters.architecture import Architecture, read_config
 from rlrun.converters.hf_folder import INDEX, companions, read_tensors
 from rlrun.converters.hf_names import HfTensor, is_derived
 from rlrun.converters.mapping import STRICT, check_names, hf_shapes
@@ -27,6 +27,7 @@ class WeightFolder:
     def __init__(self, folder: Path, model: Architecture) -> None:
         """Open the files; ValueError where names or shapes are not those of the architecture."""
         self.folder = folder
+        _check_wide(folder)
         self._tensors = read_tensors(folder)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items() if not is_derived(name, model)}
         check_names(hf_shapes(model), shapes, str(folder), STRICT)
@@ -46,12 +47,23 @@ class WeightFolder:
         return self._files.array(tensor.chunks[0], tensor.dtype)
 
 
+def _check_wide(folder: Path) -> None:
+    """ValueError where a model folder is quantised: engines would load it so, and could not be updated."""
+    if settings := read_config(folder).get("quantization_config"):
+        raise ValueError(
+            f"{folder} is quantised ({settings.get('quant_method')}), which is not trained: widen it first, "
+            "with `rlrun convert hf-to-hf SRC DST --quantize none`, and set model.path to DST"
+        )
+
+
 def random_tensor(tensor: HfTensor, model: Architecture, seed: int) -> torch.Tensor:
     """A starting value that depends on seed and name alone: ones for norms, zeros for biases, else
     normal with `initializer_range`.
     """
-    if len(tensor.shape) == 1:
-        return torch.zeros(tensor.shape) if tensor.name.endswith("bias") else torch.ones(tensor.shape)
+    if tensor.name.endswith("bias"):
+        return torch.zeros(tensor.shape)
+    if tensor.name.endswith("norm.weight"):
+        return torch.ones(tensor.shape)
     generator = torch.Generator().manual_seed(seed * 1_000_003 + _digest(tensor.name))
     return torch.empty(tensor.shape).normal_(0.0, model.initializer_range, generator=generator)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.architecture import FAMILIES, read_config
+from rlrun.converters.architecture import FAMILIES, read_config, weight_dtype
 from rlrun.converters.content import Content, cast, plain
 from rlrun.converters.dcp_folder import DcpFolder
 from rlrun.converters.families import map_to_hf, map_to_parameters
@@ -121,4 +121,4 @@ def _fixed(source: Found) -> dict[str, Content]:
 
 
 def _dtype(config: Mapping[str, Any]) -> torch.dtype:
-    return dtype_named(str(config.get("dtype") or config.get("torch_dtype") or "float32"))
+    return dtype_named(weight_dtype(config))

@@ -59,7 +59,7 @@ def active_parameters(model: Architecture) -> int:
     counted = 0
     for stack in _stacks(model):
         size = stack.size
-        if stack.tensor.expert is not None and model.experts:
+        if stack.tensor.routed and model.experts:
             size = size * model.experts.per_token // model.experts.count
         counted += 0 if stack.tensor.parameter == "tok_embeddings.weight" and not model.tied else size
     return counted
@@ -134,7 +134,7 @@ def _belongs(tensor: HfTensor, layers: set[int], embedding: bool, last: bool) ->
 def _part(stack: _Stack, parallel: ParallelSpec) -> int:
     """What one rank keeps: FSDP's shards lie over the context ranks too, experts over whoever shares them."""
     data = parallel.fsdp * parallel.context
-    if stack.tensor.expert is not None:
+    if stack.tensor.routed:
         return -(-stack.size // (data * parallel.tensor))
     return -(-_gathered(stack, parallel) // data)
 
@@ -142,11 +142,11 @@ def _part(stack: _Stack, parallel: ParallelSpec) -> int:
 def _gathered(stack: _Stack, parallel: ParallelSpec) -> int:
     """What one rank computes with: its tensor-parallel slice, or its experts."""
     tensor = stack.tensor
-    if tensor.expert is not None:
+    if tensor.routed:
         return -(-stack.size // parallel.expert)
     is_split = len(tensor.shape) > 1 and not any(name in tensor.parameter for name in _WHOLE)
     return -(-stack.size // (parallel.tensor if is_split else 1))
 
 
 def _is_hidden(tensor: HfTensor) -> bool:
-    return tensor.expert is None and len(tensor.shape) > 1 and tensor.parameter.startswith("layers.")
+    return not tensor.routed and len(tensor.shape) > 1 and tensor.parameter.startswith("layers.")

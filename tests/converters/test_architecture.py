@@ -67,7 +67,7 @@ def test_rope_of_both_generations_of_config(keys, rope):
     [
         (
             {"model_type": "mamba"},
-            "model_type 'mamba' is not supported; supported are deepseek_v3, llama, qwen2, qwen3",
+            "model_type 'mamba' is not supported; supported are deepseek_v3, gpt_oss, llama, qwen2, qwen3",
         ),
         ({"attention_bias": True}, "attention_bias = true in config.json is not supported for qwen3"),
         ({"use_sliding_window": True}, "use_sliding_window"),

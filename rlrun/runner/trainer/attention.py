@@ -3,13 +3,16 @@ lengths.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
+from rlrun.runner.trainer.compat import VarlenCall, varlen_backward, varlen_forward
 from rlrun.runner.trainer.cpu_ops.attention import cut_attention
 from rlrun.runner.trainer.cpu_ops.attention import packed_attention as document_attention
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
+from rlrun.runner.trainer.sinks import sink_slopes, with_sinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,24 @@ def offsets_of(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a layer's attention sees beside the keys of its document up to a query's own."""
+
+    scale: float
+    """Of the products of queries and keys."""
+    window: int | None = None
+    """How many of these keys, counted from the query's own; None: all."""
+    sinks: torch.Tensor | None = None
+    """`[N]` logits of a key without a value (`sinks`)."""
+
+
 def packed_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     documents: Documents | CutDocuments,
-    scale: float,
+    reach: Reach,
 ) -> torch.Tensor:
     """`[T, N, H]`: queries on `[T, K, H]` keys and values (K divides N), each document by itself.
 
@@ -63,7 +78,7 @@ def packed_attention(
     """
     width = value.shape[-1]
     value = torch.nn.functional.pad(value, (0, query.shape[-1] - width))
-    return _attention(query, key, value, documents, scale)[..., :width]
+    return _attention(query, key, value, documents, reach)[..., :width]
 
 
 def _attention(
@@ -71,19 +86,20 @@ def _attention(
     key: torch.Tensor,
     value: torch.Tensor,
     documents: Documents | CutDocuments,
-    scale: float,
+    reach: Reach,
 ) -> torch.Tensor:
     plain = query.dtype == torch.float32 or not on_gpu(query)
+    settings = reach.scale, reach.window, reach.sinks
     if isinstance(documents, Documents):
         if plain:
-            return document_attention(query, key, value, documents.lengths, scale)
+            return document_attention(query, key, value, documents.lengths, *settings)
         lengths = documents.lengths
-        return _varlen(query, key, value, (documents.offsets,) * 2, (max(lengths),) * 2, scale)
+        return _varlen(query, key, value, (documents.offsets,) * 2, (max(lengths),) * 2, reach)
     key, value = (x.index_select(0, documents.keys) for x in (key, value))
     if plain:
-        return cut_attention(query, key, value, documents.query_lengths, documents.key_lengths, scale)
+        return cut_attention(query, key, value, documents.query_lengths, documents.key_lengths, *settings)
     longest = max(documents.query_lengths), max(documents.key_lengths)
-    return _varlen(query, key, value, (documents.query_offsets, documents.key_offsets), longest, scale)
+    return _varlen(query, key, value, (documents.query_offsets, documents.key_offsets), longest, reach)
 
 
 def _varlen(  # noqa: PLR0917
@@ -92,17 +108,43 @@ def _varlen(  # noqa: PLR0917
     value: torch.Tensor,
     offsets: tuple[torch.Tensor, torch.Tensor],
     longest: tuple[int, int],
-    scale: float,
+    reach: Reach,
 ) -> torch.Tensor:
     """torch's kernel; the last query of a document sees its last key."""
+    call = VarlenCall(*offsets, *longest, reach.scale, -1 if reach.window is None else reach.window - 1)
+    if reach.sinks is not None:
+        sunk: torch.Tensor = _VarlenWithSinks.apply(query, key, value, reach.sinks, call)
+        return sunk
     output: torch.Tensor = varlen_attn(
         query,
         key,
         value,
         *offsets,
         *longest,
-        scale=scale,
-        window_size=(-1, 0),
+        scale=reach.scale,
+        window_size=(call.window, 0),
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return output
+
+
+class _VarlenWithSinks(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0917
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks: torch.Tensor,
+        call: VarlenCall,
+    ) -> torch.Tensor:
+        output, log_sums = with_sinks(*varlen_forward(query, key, value, call), sinks)
+        ctx.save_for_backward(query, key, value, output, log_sums, sinks)
+        ctx.call = call
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        query, key, value, output, log_sums, sinks = ctx.saved_tensors
+        slopes = varlen_backward(grad.contiguous(), query, key, value, output, log_sums, ctx.call)
+        return *slopes, sink_slopes(grad, output, log_sums, sinks), None

@@ -109,8 +109,8 @@ from torchtitan.models.common.decoder_sharding import (  # noqa: E402
 )
 from torchtitan.models.common.embedding import Embedding  # noqa: E402
 from torchtitan.models.common.feed_forward import FeedForward  # noqa: E402
-from torchtitan.models.common.linear import Linear  # noqa: E402
-from torchtitan.models.common.moe import GroupedExperts  # noqa: E402
+from torchtitan.models.common.linear import Linear, ScaledBiasRowwiseLinear  # noqa: E402
+from torchtitan.models.common.moe import GroupedExperts, TokenChoiceTopKRouter  # noqa: E402
 from torchtitan.models.common.nn_modules import RMSNorm  # noqa: E402
 from torchtitan.models.common.rope import RoPE  # noqa: E402
 from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher  # noqa: E402
@@ -118,6 +118,9 @@ from torchtitan.models.deepseek_v3.model import Attention as LatentAttention  # 
 from torchtitan.models.deepseek_v3.sharding import (  # noqa: E402
     _set_deepseek_v3_layer_sharding,
 )
+from torchtitan.models.gpt_oss.model import Attention as SinkAttention  # noqa: E402
+from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts  # noqa: E402
+from torchtitan.models.gpt_oss.sharding import _set_gpt_oss_layer_sharding  # noqa: E402
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock  # noqa: E402
 from torchtitan.models.qwen3.sharding import _set_qwen3_layer_sharding  # noqa: E402
 from torchtitan.protocols.module import Module  # noqa: E402
@@ -131,6 +134,7 @@ __all__ = [
     "FakeStore",
     "FeedForward",
     "GQAttention",
+    "GptOssGroupedExperts",
     "GroupedExperts",
     "LatentAttention",
     "Linear",
@@ -141,48 +145,117 @@ __all__ = [
     "Qwen3TransformerBlock",
     "RMSNorm",
     "RoPE",
+    "ScaledBiasRowwiseLinear",
     "ShardingPropagator",
+    "SinkAttention",
+    "TokenChoiceTopKRouter",
+    "VarlenCall",
     "checkpoint_activations",
     "forget_meshes",
     "get_spmd_context",
+    "local_part",
     "make_moe_config",
     "make_routed_experts_config",
     "make_router_config",
+    "mesh_device",
     "onednn_linear",
     "reshard",
     "set_sharding",
     "set_spmd_backend",
     "shard_data_parallel",
+    "varlen_backward",
+    "varlen_forward",
+    "with_local_part",
 ]
-    "local_part",
 
 
 HAS_ONEDNN = ON_CPU and torch.backends.mkldnn.is_available()
-    "mesh_device",
 
 
 def onednn_linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`input @ weight.T` in float32 through oneDNN, of any strides; no gradient.
 
-    "varlen_backward",
-    "varlen_forward",
-    "with_local_part",
     torch's own float32 product is MKL's, which on AMD processors reaches between 40 and 85 % of this.
     """
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, None, "none", [], "")
     return product
 
 
-def set_sharding(config: Any, parallel: ParallelSpec, *, latent: bool) -> None:
-    """Write the tensor-, context- and expert-parallel layout of every module into a model config; `latent`:
-    its attention is DeepSeek's.
+@dataclass(frozen=True, slots=True)
+class VarlenCall:
+    """What torch's attention of documents of several lengths gets beside its tensors."""
+
+    query_offsets: torch.Tensor
+    key_offsets: torch.Tensor
+    longest_queries: int
+    longest_keys: int
+    scale: float
+    window: int
+    """Keys that a query sees before its own; -1: all."""
+
+
+def varlen_forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: VarlenCall
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output `[T, N, H]` and log-sum-exp of the scores `[N, T]` float32; CUDA alone, half precision."""
+    output, log_sums, _ = torch.ops.torch_attn._varlen_attn(
+        query,
+        key,
+        value,
+        call.query_offsets,
+        call.key_offsets,
+        call.longest_queries,
+        call.longest_keys,
+        call.window == -1,
+        call.scale,
+        [call.window, 0],
+        query.shape[1] != key.shape[1],
+    )
+    return output, log_sums
+
+
+def varlen_backward(  # noqa: PLR0917
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    log_sums: torch.Tensor,
+    call: VarlenCall,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients for queries, keys and values of scores whose softmax has this output and log-sum-exp."""
+    slopes: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.torch_attn._varlen_attn_backward(
+        grad,
+        query,
+        key,
+        value,
+        output,
+        log_sums,
+        call.query_offsets,
+        call.key_offsets,
+        call.longest_queries,
+        call.longest_keys,
+        call.window == -1,
+        torch.zeros(2, dtype=torch.uint64, device=query.device),  # of a dropout that is off
+        call.scale,
+        [call.window, 0],
+    )
+    return slopes
+
+
+def set_sharding(config: Any, parallel: ParallelSpec) -> None:
+    """Write the tensor-, context- and expert-parallel layout of every module into a model config.
 
     The head differs from torchtitan's: it gives log-probs, which need no layout, in place of logits.
     """
     sequence_parallel = parallel.tensor > 1 and parallel.sequence_parallel
-    shard = _set_deepseek_v3_layer_sharding if latent else _set_qwen3_layer_sharding
     set_decoder_sharding_config(config, enable_sp=sequence_parallel)
     for layer in config.layers:
+        shard = _set_qwen3_layer_sharding
+        if isinstance(layer.attention, LatentAttention.Config):
+            shard = _set_deepseek_v3_layer_sharding
+        elif isinstance(layer.attention, SinkAttention.Config):
+            shard = _set_gpt_oss_layer_sharding
         shard(layer, enable_sp=sequence_parallel, enable_ep=parallel.expert > 1)
     import spmd_types as spmd
 
@@ -228,6 +301,7 @@ def shard_data_parallel(
         param_dtype=dtype,
         reduce_dtype=torch.float32,
         pp_enabled=dims.pp_enabled,
+        cpu_offload=on_host,
         dp_mesh_dims=mesh_dims,
         ep_degree=dims.ep,
         edp_mesh=expert_mesh,
@@ -246,6 +320,26 @@ def forget_meshes() -> None:
     """
     _clear_sharding_prop_cache()
     _clear_fast_path_sharding_prop_cache()
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, without a gradient; the same memory."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def mesh_device(tensor: torch.Tensor) -> torch.device:
+    """The device that a tensor's ranks exchange it on; its own where nobody shares it."""
+    return torch.device(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor.device
+
+
+def with_local_part(like: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """A tensor laid out over the ranks like another, with this part of it here, on whatever device the part
+    lies: the public way would move it to the mesh's.
+    """
+    if not isinstance(like, DTensor):
+        return part
+    laid_out: torch.Tensor = DTensor(part, like._spec, requires_grad=False)
+    return laid_out
 
 
 def reshard(models: Iterable[nn.Module]) -> None:
@@ -285,27 +379,6 @@ class _GlooDist(types.ModuleType):
 
 
 if ON_CPU:
-    spmd_types._dist.set_dist(_GlooDist("gloo_dist"))
-        cpu_offload=on_host,
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, without a gradient; the same memory."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
-
-
-def mesh_device(tensor: torch.Tensor) -> torch.device:
-    """The device that a tensor's ranks exchange it on; its own where nobody shares it."""
-    return torch.device(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor.device
-
-
-def with_local_part(like: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """A tensor laid out over the ranks like another, with this part of it here, on whatever device the part
-    lies: the public way would move it to the mesh's.
-    """
-    if not isinstance(like, DTensor):
-        return part
-    laid_out: torch.Tensor = DTensor(part, like._spec, requires_grad=False)
-    return laid_out
-
-
     # page-locked memory needs a GPU
     torchtitan.distributed.fsdp.CPUOffloadPolicy = partial(CPUOffloadPolicy, pin_memory=False)
+    spmd_types._dist.set_dist(_GlooDist("gloo_dist"))

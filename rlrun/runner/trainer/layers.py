@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 
-from rlrun.runner.trainer.attention import Documents, packed_attention
+from rlrun.runner.trainer.attention import Documents, Reach, packed_attention
 from rlrun.runner.trainer.compat import (
     HAS_ONEDNN,
     FeedForward,
@@ -28,10 +28,12 @@ class PackedAttention(Module):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
-        pass
+        window: int | None = None
+        """How many keys a query sees, its own included; None: all of its document's."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        self._window = config.window
 
     def forward(
         self,
@@ -42,11 +44,13 @@ class PackedAttention(Module):
         attention_masks: Documents,
         scale: float | None = None,
         enable_gqa: bool = False,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`[1, T, N, H]`; grouped-query attention follows from the numbers of heads."""
         scale = q_BLNH.shape[-1] ** -0.5 if scale is None else scale
+        reach = Reach(scale, self._window, sinks)
         return packed_attention(
-            q_BLNH.squeeze(0), k_BLNH.squeeze(0), v_BLNH.squeeze(0), attention_masks, scale
+            q_BLNH.squeeze(0), k_BLNH.squeeze(0), v_BLNH.squeeze(0), attention_masks, reach
         ).unsqueeze(0)
 
 
@@ -59,10 +63,15 @@ class Matrix(Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`[..., in]` -> `[..., out]`."""
-        if HAS_ONEDNN and input.dtype == torch.float32:
-            output: torch.Tensor = _OneDnnLinear.apply(input, self.weight)
-            return output if self.bias is None else output + self.bias
-        return linear(input, self.weight, self.bias)
+        return product(input, self.weight, self.bias)
+
+
+def product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`input @ weight.T + bias`; float32 on CPU runs on oneDNN."""
+    if HAS_ONEDNN and input.dtype == torch.float32:
+        output: torch.Tensor = _OneDnnLinear.apply(input, weight)
+        return output if bias is None else output + bias
+    return linear(input, weight, bias)
 
 
 class _OneDnnLinear(torch.autograd.Function):
@@ -147,4 +156,4 @@ class Float32Linear(Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`[..., in]` -> `[..., out]` float32."""
-        return linear(input.float(), self.weight.float())
+        return linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())

@@ -28,6 +28,7 @@ from rlrun.runner.trainer.compat import (
     shard_data_parallel,
 )
 from rlrun.runner.trainer.decoder import PackedDecoder
+from rlrun.runner.trainer.gpt_oss import ClampedExperts, SharedBiasMatrix, SinkAttention
 from rlrun.runner.trainer.head import ResponseHead
 from rlrun.runner.trainer.layers import Experts, Float32Linear, Matrix, Norm, PackedAttention, SwiGLU
 from rlrun.runner.trainer.layout import stage_layers, stages_of
@@ -49,20 +50,20 @@ def build_model(
     *,
     head: Any = None,
     checkpointing: str = "none",
-) -> list[PackedDecoder]:
     on_host: bool = False,
+) -> list[PackedDecoder]:
     """The decoder in memory with undefined parameters, sharded over `dims` (None: one rank, nothing sharded);
     with a pipeline the stages that lie on this rank, in order.
 
     One rank holds its parameters in `dtype`. Several hold float32 shards, and FSDP computes in `dtype`.
     `head`: the config of another head than the policy's. `checkpointing`: `trainer.activation_checkpointing`.
-    """
     `on_host`: shards lie in host memory; what one rank computes with stays on its device.
+    """
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head = head or config.lm_head
     if dims is not None:
         check_layout(model, parallel)
-        set_sharding(config, parallel, latent=model.latent is not None)
+        set_sharding(config, parallel)
     ranges = stage_layers(model.layers, parallel.stages)
     place = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()
     decoders = []
@@ -91,9 +92,9 @@ def _placed(
     dtype: torch.dtype,
     device: torch.device,
     checkpointing: str,
-) -> PackedDecoder:
     *,
     on_host: bool,
+) -> PackedDecoder:
     """From meta into memory, laid out over the ranks."""
     if dims is not None:
         decoder.parallelize(dims)
@@ -105,10 +106,10 @@ def _placed(
     decoder.to_empty(device="cpu" if on_host and dims is not None else device)
     if dims is None:
         _tie(decoder)
-    for buffer in decoder.buffers():
     for module in decoder.modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device)
+    for buffer in decoder.buffers():
         buffer.zero_()
     placed: PackedDecoder = decoder.train()
     return placed
@@ -162,9 +163,38 @@ def _block(model: Architecture, layer: int) -> Qwen3TransformerBlock.Config:
     return Qwen3TransformerBlock.Config(
         attention_norm=_norm(model.norm_eps, model.hidden),
         ffn_norm=_norm(model.norm_eps, model.hidden),
-        attention=_attention(model) if model.latent is None else _latent_attention(model, model.latent),
+        attention=_attention_of(model, layer),
         feed_forward=None if sparse else _feed_forward(model.hidden, model.intermediate),
         moe=_moe(model.hidden, model.experts) if sparse and model.experts else None,
+    )
+
+
+def _attention_of(
+    model: Architecture, layer: int
+) -> GQAttention.Config | LatentAttention.Config | SinkAttention.Config:
+    if model.latent is not None:
+        return _latent_attention(model, model.latent)
+    return _sink_attention(model, layer) if model.sinks else _attention(model)
+
+
+def _sink_attention(model: Architecture, layer: int) -> SinkAttention.Config:
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    return SinkAttention.Config(
+        n_heads=model.heads,
+        n_kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        dim=model.hidden,
+        qkv_linear=QKVLinear.Config(
+            head_dim=model.head_dim,
+            wq=_matrix(model.hidden, queries, bias=True),
+            wkv=_matrix(model.hidden, keys, bias=True),
+        ),
+        wo=SharedBiasMatrix.Config(
+            in_features=queries, out_features=model.hidden, bias=True, param_init=_FROM_CHECKPOINT
+        ),
+        inner_attention=PackedAttention.Config(window=model.window(layer)),
+        rope=_rope(model),
+        param_init=_FROM_CHECKPOINT,
     )
 
 
@@ -214,7 +244,8 @@ def _latent_attention(model: Architecture, latent: LatentShape) -> LatentAttenti
 
 def _rope(model: Architecture) -> TableRoPE.Config:
     kind = InterleavedRoPE if model.rope.interleaved else TableRoPE
-    stretched = model.rope.type == "yarn"
+    # torchtitan's latent attention takes its scale from here; the table has the others' in it
+    stretched = model.rope.type == "yarn" and model.latent is not None
     return kind.Config(
         dim=model.rotated,
         max_seq_len=model.max_positions,
@@ -236,12 +267,7 @@ def _moe(hidden: int, experts: ExpertShape) -> Any:
         param_init=_FROM_CHECKPOINT,
         comm_backend="standard",
     )
-    routed.inner_experts = Experts.Config(
-        dim=hidden,
-        hidden_dim=experts.intermediate,
-        num_experts=experts.count,
-        param_init=_FROM_CHECKPOINT,
-    )
+    routed.inner_experts = _inner_experts(hidden, experts)
     router = make_router_config(
         dim=hidden,
         num_experts=experts.count,
@@ -254,7 +280,10 @@ def _moe(hidden: int, experts: ExpertShape) -> Any:
         num_limited_groups=experts.chosen_groups if experts.groups > 1 else None,
     )
     router.gate = Float32Linear.Config(
-        in_features=hidden, out_features=experts.count, param_init=_FROM_CHECKPOINT
+        in_features=hidden,
+        out_features=experts.count,
+        bias=experts.clamped is not None,
+        param_init=_FROM_CHECKPOINT,
     )
     # torchtitan would move a balancing bias between steps; here it is what the checkpoint has, or none
     return make_moe_config(
@@ -263,6 +292,18 @@ def _moe(hidden: int, experts: ExpertShape) -> Any:
         routed_experts=routed,
         shared_experts=_feed_forward(hidden, experts.shared) if experts.shared else None,
         load_balance_coeff=1.0 if experts.correction_bias else None,
+    )
+
+
+def _inner_experts(hidden: int, experts: ExpertShape) -> Experts.Config | ClampedExperts.Config:
+    sizes = {"dim": hidden, "hidden_dim": experts.intermediate, "num_experts": experts.count}
+    if experts.clamped is None:
+        return Experts.Config(**sizes, param_init=_FROM_CHECKPOINT)
+    return ClampedExperts.Config(
+        **sizes,
+        swiglu_limit=experts.clamped.limit,
+        alpha=experts.clamped.alpha,
+        param_init=_FROM_CHECKPOINT,
     )
 
 

@@ -31,15 +31,19 @@ def angles(tokens, width):
     return torch.stack((theta.cos(), theta.sin()), 1)
 
 
-def dense_attention(query, key, value, lengths, scale):
-    """One softmax over all pairs of tokens, masked to earlier ones of the same document."""
+def dense_attention(query, key, value, lengths, scale, window=None, sinks=None):  # noqa: PLR0917
+    """One softmax over all pairs of tokens, masked to earlier ones of the document, within the window."""
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     order = torch.arange(len(document))
     mask = (document[:, None] == document) & (order[:, None] >= order)
+    mask &= order[:, None] - order < (window or len(order))
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = torch.einsum("qnh,knh->nqk", query, key) * scale
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:2], 1)), dim=-1)
+    weights = scores.softmax(-1)[..., : len(order)]
     return torch.einsum("nqk,knh->qnh", weights, value)
 
 
@@ -101,6 +105,25 @@ def test_packed_attention(path, dtype, heads, kv_heads, width):
         lambda q, k, v: packed_attention(q, k, v, LENGTHS, width**-0.5),
         lambda q, k, v: dense_attention(q, k, v, LENGTHS, width**-0.5),
         [leaf(tokens, heads, width), leaf(tokens, kv_heads, width), leaf(tokens, kv_heads, width)],
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("window", [2, 7, 32, 33, 100, None])
+def test_windows_and_sinks(path, dtype, window):
+    tokens, scale = sum(LENGTHS), 0.4
+    inputs = [leaf(tokens, 4, 16), leaf(tokens, 2, 16), leaf(tokens, 2, 16)]
+    agree(
+        lambda q, k, v: packed_attention(q, k, v, LENGTHS, scale, window),
+        lambda q, k, v: dense_attention(q, k, v, LENGTHS, scale, window),
+        inputs,
+        dtype,
+    )
+    agree(
+        lambda q, k, v, s: packed_attention(q, k, v, LENGTHS, scale, window, s),
+        lambda q, k, v, s: dense_attention(q, k, v, LENGTHS, scale, window, s),
+        [*inputs, leaf(4)],
         dtype,
     )
 

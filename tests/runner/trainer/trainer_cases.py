@@ -35,6 +35,7 @@ MODELS = {
         **LAYERS,
     },
     "deepseek": {"family": "deepseek_v3", **LAYERS},
+    "gpt-oss": {"family": "gpt_oss", "num_local_experts": 8, **LAYERS},
     "qwen2": {
         "family": "qwen2",
         "rope_parameters": {
@@ -146,8 +147,9 @@ class Reference:
         """HF-named weights after one AdamW step on the gradients at hand."""
         trainer = self.spec.trainer
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), trainer.max_grad_norm)
-        decayed = [p for p in self.model.parameters() if p.ndim > 1]
-        others = [p for p in self.model.parameters() if p.ndim == 1]
+        named = list(self.model.named_parameters())
+        decayed = [p for name, p in named if p.ndim > 1 and not name.endswith("bias")]
+        others = [p for name, p in named if p.ndim == 1 or name.endswith("bias")]
         torch.optim.AdamW(
             [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
             lr=trainer.lr,
@@ -163,7 +165,9 @@ def split_experts(tensors):
     """transformers stacks experts in memory; on disk each has its own tensors."""
     result = {}
     for name, value in tensors.items():
-        if name.endswith("experts.gate_up_proj"):
+        if f"{name}_bias" in tensors:  # gpt-oss's, as they are stored
+            result[name] = value
+        elif name.endswith("experts.gate_up_proj"):
             prefix, inner = name.removesuffix("gate_up_proj"), value.shape[1] // 2
             for i, expert in enumerate(value):
                 result[f"{prefix}{i}.gate_proj.weight"] = expert[:inner]

@@ -1,24 +1,31 @@
 // Causal attention within each document of a packed batch, forward and backward, at a cost of the sum of the squares
-// of their lengths. A task is one head of one document, cut into blocks of BLOCK tokens; of the scores only a block's
-// rows exist at a time, in cache, and the backward pass computes them again (Dao et al. 2022, arXiv:2205.14135).
+// of their lengths, or of their lengths times the window that each query sees. A task is one head of one document, cut
+// into blocks of BLOCK tokens; of the scores only a block's rows exist at a time, in cache, and the backward pass
+// computes them again (Dao et al. 2022, arXiv:2205.14135).
 #pragma once
+#include <limits>
 #include <numeric>
 
 #include "tiles.h"
 
 namespace rlrun_trainer {
 
-// Sizes of one call: q [tokens, heads, width], k and v [tokens, heads / group, width].
+// Sizes of one call: q [tokens, heads, width], k and v [tokens, heads / group, width]. A query sees `window` keys, its
+// own included; 0: all.
 struct Shape {
-  int64_t tokens, heads, width, group, panel, most_blocks;
+  int64_t tokens, heads, width, group, panel, window, most_blocks;
 
-  Shape(const at::Tensor& q, const at::Tensor& k, at::IntArrayRef lengths)
-      : tokens(q.size(0)), heads(q.size(1)), width(q.size(2)), group(heads / k.size(1)), panel(BLOCK * width) {
+  Shape(const at::Tensor& q, const at::Tensor& k, at::IntArrayRef lengths, int64_t window_)
+      : tokens(q.size(0)), heads(q.size(1)), width(q.size(2)), group(heads / k.size(1)), panel(BLOCK * width),
+        window(window_ > 0 ? window_ : std::numeric_limits<int64_t>::max()) {
     const int64_t sum = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     TORCH_CHECK(sum == tokens && tokens > 0, "the lengths add up to ", sum, ", not to ", tokens);
     most_blocks = blocks(*std::max_element(lengths.begin(), lengths.end()));
   }
   static int64_t blocks(int64_t length) { return (length + BLOCK - 1) / BLOCK; }
+  // The first key that a query sees, and the first block of keys that a block of queries does.
+  int64_t first_key(int64_t query) const { return query < window ? 0 : query - window + 1; }
+  int64_t first_block(int64_t block) const { return first_key(block * BLOCK) / BLOCK; }
 };
 
 constexpr int64_t TILE = BLOCK * BLOCK;
@@ -33,24 +40,33 @@ void for_documents(at::IntArrayRef lengths, int64_t heads, const F& task) {
   for (int64_t t = 0; t < tasks; ++t) task(starts[t / heads], lengths[t / heads], t % heads);
 }
 
-// Softmax numerators of a row block's scores against blocks 0..last (the last one its own), and each query's sum and
-// maximum.
+// Softmax numerators of a row block's scores against the blocks it sees up to `last` (its own), and each query's sum
+// and maximum.
 template <typename T>
-void exponentials(const float* scores, int64_t last, float scale, T* out, float* sums, float* maxima) {
+void exponentials(
+    const Shape& shape, const float* scores, int64_t last, float scale, T* out, float* sums, float* maxima) {
+  const int64_t start = shape.first_block(last);
   for (int64_t r = 0; r < BLOCK; ++r) {
+    const int64_t hidden = shape.first_key(last * BLOCK + r);  // keys before this one
     Vector most = Vector{} - INFINITY;
-    for (int64_t j = 0; j < last; ++j)
-      for (int64_t i = 0; i < BLOCK; i += LANES) most = larger(most, load(scores + (j * BLOCK + r) * BLOCK + i));
-    float maximum = largest(most);
-    const float* own = scores + (last * BLOCK + r) * BLOCK;
-    for (int64_t i = 0; i <= r; ++i) maximum = std::max(maximum, own[i]);
+    float maximum = -INFINITY;
+    for (int64_t j = start; j <= last; ++j) {
+      const float* row = scores + (j * BLOCK + r) * BLOCK;
+      if (j < last && hidden <= j * BLOCK)
+        for (int64_t i = 0; i < BLOCK; i += LANES) most = larger(most, load(row + i));
+      else
+        for (int64_t i = std::max(int64_t{0}, hidden - j * BLOCK); i < (j < last ? BLOCK : r + 1); ++i)
+          maximum = std::max(maximum, row[i]);
+    }
+    maximum = std::max(largest(most), maximum);
 
     Vector sum{};
-    for (int64_t j = 0; j <= last; ++j)
+    for (int64_t j = start; j <= last; ++j)
       for (int64_t i = 0; i < BLOCK; i += LANES) {
         const int64_t at = (j * BLOCK + r) * BLOCK + i;
         Vector e = exponential((load(scores + at) - maximum) * scale);
         if (j == last) e = first(e, r + 1 - i);
+        if (hidden > j * BLOCK + i) e -= first(e, hidden - j * BLOCK - i);
         sum += e;
         store(out + at, e);
       }
@@ -82,11 +98,12 @@ class Forward {
       copy_block(values, begin, count, width, block_);
       pack(block_, width, values_ + i * panel);
       copy_block(queries, begin, count, width, block_);
-      for (int64_t j = 0; j <= i; ++j)
+      const int64_t start = shape_.first_block(i);
+      for (int64_t j = start; j <= i; ++j)
         multiply(BLOCK, BLOCK, width, block_, keys_ + j * panel, scores_ + j * TILE, false);
-      exponentials(scores_, i, scale_, weights_, sums, maxima);
-      for (int64_t j = 0; j <= i; ++j)
-        multiply(BLOCK, width, BLOCK, weights_ + j * TILE, values_ + j * panel, sum_, j > 0);
+      exponentials(shape_, scores_, i, scale_, weights_, sums, maxima);
+      for (int64_t j = start; j <= i; ++j)
+        multiply(BLOCK, width, BLOCK, weights_ + j * TILE, values_ + j * panel, sum_, j > start);
       for (int64_t r = 0; r < count; ++r) {
         store_row(output[begin + r], sum_ + r * width, width, 1.f / sums[r]);
         log_sums[begin + r] = maxima[r] + std::log(sums[r]);
@@ -109,8 +126,9 @@ class Forward {
 
 // q [T, heads, width], k and v [T, kv heads, width] -> output like q, and log-sum-exp of the scores [heads, T].
 inline std::tuple<at::Tensor, at::Tensor> attention(
-    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::IntArrayRef lengths, double scale) {
-  const Shape shape(q, k, lengths);
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::IntArrayRef lengths, double scale,
+    int64_t window) {
+  const Shape shape(q, k, lengths, window);
   auto output = at::empty(q.sizes(), q.options());
   auto log_sums = at::empty({shape.heads, shape.tokens}, q.options().dtype(at::kFloat));
   for_dtype(q, [&](auto zero) {
@@ -159,13 +177,14 @@ class Backward {
     for (int64_t i = 0; i < Shape::blocks(length_); ++i) {
       const int64_t begin = i * BLOCK, count = std::min(BLOCK, length_ - begin);
       take_queries(queries, output, grad, log_sums, begin, count);
-      for (int64_t j = 0; j <= i; ++j) {
+      const int64_t start = shape_.first_block(i);
+      for (int64_t j = start; j <= i; ++j) {
         multiply(BLOCK, BLOCK, width, keys_ + j * panel, query_columns_, scores_, false);
         multiply(BLOCK, BLOCK, width, values_ + j * panel, slope_columns_, dweights_, false);
-        score_gradients(j == i);
+        score_gradients(i - j);
         multiply(BLOCK, width, BLOCK, weights_, slope_rows_, dvalues_ + j * panel, true);
         multiply(BLOCK, width, BLOCK, dscores_, query_rows_, dkeys_ + j * panel, true);
-        multiply(width, BLOCK, BLOCK, key_columns_ + j * panel, dscore_rows_, dquery_, j > 0);
+        multiply(width, BLOCK, BLOCK, key_columns_ + j * panel, dscore_rows_, dquery_, j > start);
       }
       transpose(dquery_, width, BLOCK, dquery_rows_);
       for (int64_t r = 0; r < count; ++r) store_row(dqueries[begin + r], dquery_rows_ + r * width, width, 1.f);
@@ -208,9 +227,10 @@ class Backward {
     }
   }
 
-  // Softmax, and the gradient of the scores from that of the softmax. On the diagonal a key is hidden from earlier
-  // queries.
-  void score_gradients(bool diagonal) {
+  // Softmax, and the gradient of the scores from that of the softmax, of queries `distance` blocks after the keys. On
+  // the diagonal a key is hidden from earlier queries, and where the window ends, from later ones.
+  void score_gradients(int64_t distance) {
+    const bool diagonal = distance == 0, ends = (distance + 1) * BLOCK > shape_.window;
     for (int64_t r = 0; r < BLOCK; r += 2)
       for (int64_t c = 0; c < BLOCK; c += LANES) {
         Vector slopes[2];
@@ -218,6 +238,7 @@ class Backward {
           const int64_t at = row * BLOCK + c;
           Vector weight = exponential(load(scores_ + at) * scale_ - load(log_sums_ + c));
           if (diagonal) weight -= first(weight, row - c);
+          if (ends) weight = first(weight, shape_.window + row - distance * BLOCK - c);
           slopes[row - r] = weight * (load(dweights_ + at) - load(dots_ + c)) * scale_;
           store(weights_ + at, weight);
           store(dscores_ + at, slopes[row - r]);
@@ -241,8 +262,8 @@ class Backward {
 // Gradients for q, k and v, from that of the output.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& output,
-    const at::Tensor& log_sums, at::IntArrayRef lengths, double scale) {
-  const Shape shape(q, k, lengths);
+    const at::Tensor& log_sums, at::IntArrayRef lengths, double scale, int64_t window) {
+  const Shape shape(q, k, lengths, window);
   auto dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options());
   auto dv = at::empty(v.sizes(), v.options());
   for_dtype(q, [&](auto zero) {

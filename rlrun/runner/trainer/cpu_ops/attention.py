@@ -7,19 +7,30 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlrun.runner.trainer.cpu_ops.library import operators, serves, serves_attention
+from rlrun.runner.trainer.sinks import sink_slopes, with_sinks
 
 
-def packed_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Sequence[int], scale: float
+def packed_attention(  # noqa: PLR0917
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: Sequence[int],
+    scale: float,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`[T, N, H]` queries on `[T, K, H]` keys and values (K divides N), each document by itself: `[T, N, H]`.
 
     `lengths` are the documents' in their order, and sum to T; the last dimension must be contiguous.
+    `window`: how many keys a query sees, its own included; None: all. `sinks`: `[N]` logits of a key without
+    a value.
     """
     if serves(query, key, value) and query.shape[-1] % 2 == 0 and serves_attention(query.dtype):
-        output: torch.Tensor = _PackedAttention.apply(query, key, value, list(lengths), scale)
+        output: torch.Tensor = _PackedAttention.apply(
+            query, key, value, sinks, list(lengths), scale, window or 0
+        )
         return output
-    return cut_attention(query, key, value, lengths, lengths, scale)
+    return cut_attention(query, key, value, lengths, lengths, scale, window, sinks)
 
 
 def cut_attention(  # noqa: PLR0917
@@ -29,6 +40,8 @@ def cut_attention(  # noqa: PLR0917
     query_lengths: Sequence[int],
     key_lengths: Sequence[int],
     scale: float,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The last `query_lengths[i]` queries of each document on its `key_lengths[i]` keys: `[T, N, H]`."""
     outputs = []
@@ -37,7 +50,12 @@ def cut_attention(  # noqa: PLR0917
     for parts in zip(*pieces, strict=True):
         q, k, v = (part.transpose(0, 1)[None] for part in parts)
         queries, keys = q.shape[2], k.shape[2]
-        mask = None if queries == keys else _later(queries, keys, q.device)
+        mask = None
+        if sinks is not None or queries != keys or (window is not None and window < keys):
+            mask = _visible(queries, keys, window, q.device)
+        if mask is not None and sinks is not None:
+            mask = _bias(mask, sinks.to(q.dtype))
+            k, v = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (k, v))
         document = scaled_dot_product_attention(
             q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
@@ -45,9 +63,17 @@ def cut_attention(  # noqa: PLR0917
     return torch.cat(outputs)
 
 
-def _later(queries: int, keys: int, device: torch.device) -> torch.Tensor:
+def _visible(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
     """`[queries, keys]`: which keys the last queries of a document attend to."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    return mask if window is None else mask.triu(keys - queries - window + 1)
+
+
+def _bias(visible: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """`[N, queries, 1 + keys]`, added to the scores: the first key, of zeros, scores as each head's sink."""
+    shape = (len(sinks), *visible.shape)
+    hidden = torch.zeros(shape, dtype=sinks.dtype, device=sinks.device).masked_fill(~visible, -torch.inf)
+    return torch.cat((sinks[:, None, None].expand(*shape[:2], 1), hidden), dim=2)
 
 
 class _PackedAttention(torch.autograd.Function):
@@ -57,15 +83,22 @@ class _PackedAttention(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        sinks: torch.Tensor | None,
         lengths: list[int],
         scale: float,
+        window: int,
     ) -> torch.Tensor:
-        output, log_sums = operators.attention(query, key, value, lengths, scale)
-        ctx.save_for_backward(query, key, value, output, log_sums)
-        ctx.lengths, ctx.scale = lengths, scale
+        output, log_sums = operators.attention(query, key, value, lengths, scale, window)
+        if sinks is not None:
+            output, log_sums = with_sinks(output, log_sums, sinks)
+        ctx.save_for_backward(query, key, value, output, log_sums, sinks)
+        ctx.settings = lengths, scale, window
         result: torch.Tensor = output
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return *operators.attention_backward(grad, *ctx.saved_tensors, ctx.lengths, ctx.scale), None, None
+        *saved, output, log_sums, sinks = ctx.saved_tensors
+        slopes = operators.attention_backward(grad, *saved, output, log_sums, *ctx.settings)
+        sinking = None if sinks is None else sink_slopes(grad, output, log_sums, sinks)
+        return *slopes, sinking, None, None, None

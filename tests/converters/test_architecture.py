@@ -3,7 +3,13 @@ import json
 import pytest
 from tiny_models import CONFIGS, make_tiny_model
 
-from rlrun.converters.architecture import Rope, architecture, read_architecture
+from rlrun.converters.architecture import (
+    ClampedGate,
+    Rope,
+    architecture,
+    read_architecture,
+    weight_dtype,
+)
 from rlrun.converters.hf_names import hf_tensors
 
 QWEN3 = {
@@ -108,6 +114,44 @@ def test_deepseek_has_latent_attention_and_grouped_experts():
     assert (model.head_dim, model.rotated, model.latent.value, model.latent.query_rank) == (20, 8, 16, None)
     assert (model.experts.layers, model.experts.shared, model.experts.groups) == ({1, 2, 3}, 64, 4)
     assert (model.rope.interleaved, model.rope.attention_factor) == (True, 1.0)
+
+
+GPT_OSS = QWEN3 | {
+    "model_type": "gpt_oss",
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": 32,
+    "swiglu_limit": 5.0,
+}
+
+
+def test_gpt_oss_sees_a_window_in_every_other_layer():
+    model = architecture(GPT_OSS)
+    assert (model.windows, model.sinks, model.qkv_bias) == ((32, None), True, True)
+    assert (model.experts.intermediate, model.experts.layers) == (96, {0, 1})
+    assert model.experts.clamped == ClampedGate(5.0, 1.702)
+    named = architecture(GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"]})
+    assert [named.window(layer) for layer in range(2)] == [None, 32]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types in config.json must be"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types in config.json must be"),
+        ({"attention_bias": False}, "attention_bias = false in config.json is not supported for gpt_oss"),
+    ],
+    ids=["count", "kind", "bias"],
+)
+def test_what_is_not_supported_of_gpt_oss(keys, message):
+    with pytest.raises(ValueError, match=message):
+        architecture(GPT_OSS | keys)
+
+
+def test_quantised_weights_are_computed_in_bfloat16():
+    assert weight_dtype({"quantization_config": {"quant_method": "mxfp4"}}) == "bfloat16"
+    assert weight_dtype({"torch_dtype": "float16"}) == "float16"
+    assert weight_dtype({}) == "float32"
 
 
 def test_sparse_layers_follow_step_and_exceptions():

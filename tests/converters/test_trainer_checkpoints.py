@@ -22,6 +22,8 @@ MODELS = {
     "moe": {"family": "qwen3_moe"},
     "moe on expert-parallel ranks": {"family": "qwen3_moe"},
     "deepseek": {"family": "deepseek_v3"},
+    "gpt-oss": {"family": "gpt_oss"},
+    "gpt-oss on expert-parallel ranks": {"family": "gpt_oss"},
 }
 SHARDED, EXPERTS = {"fsdp": 2, "tensor": 2}, {"fsdp": 4, "expert": 2}
 

@@ -16,6 +16,7 @@ _KINDS = {
     "RewardSpec": "rewards",
     "FilterSpec": "filters",
     "TrackerSpec": "trackers",
+    "ToolSpec": "tools",
 }
 
 

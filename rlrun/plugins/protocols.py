@@ -1,7 +1,7 @@
 """The plugin kinds. A plugin is a class with a pydantic `Params` model, made once with its parameters.
 
 Entry-point groups: `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`, `rlrun.rollouts`,
-`rlrun.trackers`.
+`rlrun.tools`, `rlrun.trackers`.
 """
 
 from __future__ import annotations
@@ -133,6 +133,11 @@ class Chat(Protocol):
     def decode_batch(self, batch: Sequence[Tokens], *, special: bool = False) -> list[str]:
         """The texts of token sequences; `special`: with special tokens."""
 
+    def plain(self, text: str) -> str:
+        """A text of others (a tool's, a page's) without the names of special tokens, so that it cannot end a
+        turn or begin one.
+        """
+
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Tokens:
         """A conversation by the chat template, up to where the policy's answer begins. ValueError where the
         template refuses it.
@@ -206,6 +211,22 @@ class Rollout(Plugin, Protocol):
 
     async def run(self, session: Session) -> Executed:
         """One execution. An exception, or running past `rollout.request_timeout`, fails it and no other."""
+
+
+class Tool(Plugin, Protocol):
+    """Something that the policy may call in a conversation, in the driver's event loop: it must not block it.
+
+    It may have `async close()`, called once at the end.
+    """
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """As chat templates take it: `{"type": "function", "function": {name, description, parameters}}`."""
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """What the policy is told. ValueError is the policy's mistake, and it is told so; any other error
+        fails the execution. Cancelled when it takes too long.
+        """
 
 
 class GroupRollout(Plugin, Protocol):

@@ -37,6 +37,10 @@ class LetterChat:
         """The text of each; `special`: with end tokens."""
         return ["".join(chr(token) for token in tokens if special or token != END) for tokens in batch]
 
+    def plain(self, text: str) -> str:
+        """The text without end tokens."""
+        return text.replace("\0", "")
+
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Tokens:
         """The tools as JSON, then a line for each message."""
         listed = f"tools: {json.dumps(list(tools))}\n" if tools else ""
@@ -120,6 +124,40 @@ def check_rollout(
             f"{name} leaves something else of the same answers the second time"
         )
     return first
+
+
+def check_tool(
+    name: str, params: Mapping[str, Any], calls: Sequence[Mapping[str, Any]] = ({}, {"no_such_argument": 1})
+) -> list[str | None]:
+    """Has a schema that templates can show, and answers a call with text or a ValueError with a reason.
+
+    Returns the answers, None for a refused call.
+    """
+    tool = build("tools", name, params)
+    function = tool.schema["function"]
+    assert json.loads(json.dumps(tool.schema)) == tool.schema, f"{name}'s schema is not JSON"
+    assert tool.schema["type"] == "function" and function["name"] and function["description"], (
+        f"{name}'s schema is {tool.schema}"
+    )
+    assert function["parameters"]["type"] == "object", f"{name} takes arguments that are no JSON object"
+    return asyncio.run(_answers(tool, name, calls))
+
+
+async def _answers(tool: Any, name: str, calls: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    answers: list[str | None] = []
+    try:
+        for arguments in calls:
+            try:
+                answer = await tool.call(arguments)
+            except ValueError as error:
+                assert str(error), f"{name} refuses {arguments} without saying why"
+                answer = None
+            assert answer is None or isinstance(answer, str), f"{name} answers {answer!r}, not text"
+            answers.append(answer)
+    finally:
+        if hasattr(tool, "close"):
+            await tool.close()
+    return answers
 
 
 async def _run(

@@ -74,6 +74,30 @@ TEMPLATES: Mapping[str, Template] = {
             return one
         ''',
     ),
+    "tools": Template(
+        "tool",
+        "from collections.abc import Mapping\nfrom typing import Any",
+        "The first `limit` words of a text.",
+        '"""Words that are given back."""',
+        '''
+        @property
+        def schema(self) -> Mapping[str, Any]:
+            """What the policy is told of it."""
+            text = {"type": "string", "description": "Any text."}
+            function = {
+                "name": "NAME",
+                "description": "Cuts a text short.",
+                "parameters": {"type": "object", "properties": {"text": text}, "required": ["text"]},
+            }
+            return {"type": "function", "function": function}
+
+        async def call(self, arguments: Mapping[str, Any]) -> str:
+            """What the policy is told; a ValueError is its own mistake, and it is told so."""
+            if not isinstance(arguments.get("text"), str):
+                raise ValueError("text must be a string")
+            return " ".join(arguments["text"].split()[: self.params.limit])
+        ''',
+    ),
     "trackers": Template(
         "tracker",
         "from collections.abc import Mapping\nfrom pathlib import Path\nfrom typing import Any",

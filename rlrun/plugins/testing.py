@@ -150,11 +150,12 @@ def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
             check_filter(name, given, [group([1.0, 0.0]), group([1.0, 1.0, 1.0]), group([0.0])])
         case "data":
             check_data(name, given)
-        case "rollouts":
-            from rlrun.plugins.rollout_testing import check_rollout  # runs sessions: no other check does
+        case "rollouts" | "tools":
+            from rlrun.plugins import rollout_testing  # which stands on this module's neighbours
 
-            check_parameters("rollouts", name, given)
-            check_rollout(name, given)
+            check_parameters(kind, name, given)
+            check = rollout_testing.check_rollout if kind == "rollouts" else rollout_testing.check_tool
+            check(name, given)
         case "trackers":
             with TemporaryDirectory() as folder:
                 check_tracker(name, given, folder)

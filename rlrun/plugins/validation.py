@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rlrun.plugins.registry import METHODS, PluginError, build, load, names
 from rlrun.plugins.types import Needs
@@ -19,12 +19,12 @@ from rlrun.specs.messages import Explainer
 from rlrun.specs.paths import path_fields
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
-from rlrun.specs.rollout import RolloutFunctionSpec
+from rlrun.specs.rollout import RolloutFunctionSpec, ToolSpec
 from rlrun.specs.scoring import FilterSpec, RewardSpec
 from rlrun.specs.section import PluginSection
 from rlrun.specs.spelling import nearest
 from rlrun.specs.strict import as_json
-from rlrun.specs.suggestions import table_name
+from rlrun.specs.suggestions import section_models, table_name
 
 _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
     (("algorithm",), "algorithms", AlgorithmSpec),
@@ -35,6 +35,8 @@ _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
     (("eval", "datasets"), "data", EvalDatasetSpec),
     (("trackers",), "trackers", TrackerSpec),
 )
+_INNER: dict[type[BaseModel], str] = {ToolSpec: "tools"}
+"""Tables inside a plugin's parameters that name plugins themselves."""
 _NOUNS = {"data": "data source"}
 
 
@@ -102,6 +104,8 @@ def _check(report: PluginReport, explainer: Explainer, found: _PluginTable) -> N
     report.paths += [
         ((*found.path, key), marker) for key, marker in path_fields(params) if key in found.params
     ]
+    for inner in _inner_tables(found, params):
+        _check(report, explainer, inner)
     try:
         params.model_validate_json(as_json(found.params), strict=True)
         if found.kind == "algorithms":
@@ -110,6 +114,17 @@ def _check(report: PluginReport, explainer: Explainer, found: _PluginTable) -> N
         report.findings += explainer.findings(error, params, found.path, tuple(found.section.model_fields))
     except PluginError as error:
         report.findings.append(Finding((*found.path, "type"), str(error), found=found.name))
+
+
+def _inner_tables(found: _PluginTable, params: type[BaseModel]) -> Iterator[_PluginTable]:
+    """The tables in a plugin's parameters that name plugins, as far as they do."""
+    for key, field in params.model_fields.items():
+        for section in section_models(field.annotation):
+            tables = found.params.get(key) if section in _INNER else None
+            for number, table in enumerate(tables if isinstance(tables, list) else ()):
+                if isinstance(table, dict) and isinstance(table.get("type"), str):
+                    path = (*found.path, key, number)
+                    yield _PluginTable(path, _INNER[section], table["type"], ToolSpec, table)
 
 
 def _unusable(path: KeyPath, kind: str, name: str, error: PluginError) -> Finding:

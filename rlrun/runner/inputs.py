@@ -56,7 +56,7 @@ def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool, pairs: bool = 
     """Read everything. `pairs`: demonstrations are pairs of responses. ValueError, with what is wrong, for
     data that cannot be used.
     """
-    tokenizer = Tokenizer(model_folder)
+    tokenizer = Tokenizer(model_folder, spec.model.chat_template_args)
     source = build("data", spec.data.type, spec.data.params)
     limit = spec.rollout.max_prompt_tokens
     demonstrations = None

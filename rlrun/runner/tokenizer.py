@@ -24,17 +24,23 @@ _GENERATION = re.compile(r"\{%-?\s*generation\b")
 class Tokenizer:
     """The tokenizer of a Hugging Face model folder."""
 
-    def __init__(self, folder: Path | str) -> None:
-        """ValueError when the folder has no tokenizer, or nothing in it names an end-of-sequence token."""
+    def __init__(self, folder: Path | str, template_args: Mapping[str, Any] | None = None) -> None:
+        """`template_args`: variables of the chat template beside its usual ones.
+
+        ValueError when the folder has no tokenizer, or nothing in it names an end-of-sequence token.
+        """
         from transformers import AutoTokenizer  # takes seconds, and brings torch with it
 
         self.folder = Path(folder)
+        self._template_args = dict(template_args or {})
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.folder} has no tokenizer that can be loaded: {error}") from error
         self.eos_token_ids = self._end_tokens()
         """Tokens that end a response, the tokenizer's own first."""
+        special = [str(one) for one in self._tokenizer.added_tokens_decoder.values() if one.special]
+        self._special = re.compile("|".join(map(re.escape, special))) if special else None
 
     def encode_prompt(self, row: Row, apply_chat_template: bool, tools: Tools = ()) -> Tokens:
         """The tokens of a prompt, up to where the response begins; ValueError says what is wrong with it.
@@ -91,6 +97,10 @@ class Tokenizer:
         """Tokens of a text; special tokens that it names are special, and none are added."""
         return self._encode(text)
 
+    def plain(self, text: str) -> str:
+        """A text without the names of special tokens (rlrun.plugins.protocols.Chat)."""
+        return self._special.sub("", text) if self._special is not None else text
+
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> Tokens:
         """A conversation up to where the policy's answer begins (rlrun.plugins.protocols.Chat)."""
         return self._encode(self._template(messages, tools, generation_prompt=True))
@@ -125,7 +135,11 @@ class Tokenizer:
         """The chat's tokens, and 1 on those within the template's generation markers."""
         try:
             found = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+                list(messages),
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+                **self._template_args,
             )
         except Exception as error:  # the boundary to the template, a program that came with the model
             raise ValueError(f"row {row.id}: the chat template refuses it: {error}") from error
@@ -175,6 +189,7 @@ class Tokenizer:
                     tools=list(tools) or None,
                     add_generation_prompt=generation_prompt,
                     tokenize=False,
+                    **self._template_args,
                 )
             )
         except Exception as error:  # the boundary to the template, a program that came with the model

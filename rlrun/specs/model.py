@@ -1,5 +1,9 @@
 """`[model]`: the policy that is trained."""
 
+from typing import Any
+
+from pydantic import Field
+
 from rlrun.specs.paths import ModelPath
 from rlrun.specs.section import Section
 
@@ -11,5 +15,7 @@ class ModelSpec(Section):
     """HF id, or a folder with config.json, tokenizer and safetensors; relative to the file that sets it."""
     revision: str | None = None
     """Branch, tag or commit of an HF id. None: the default branch, its commit pinned in spec.lock.json."""
+    chat_template_args: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the chat template beside its usual ones: `{ enable_thinking = false }` for Qwen3."""
     random_init: bool = False
     """Start from random weights drawn with `seed`; only config.json and the tokenizer are read."""

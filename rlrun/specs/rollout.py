@@ -7,6 +7,10 @@ from pydantic import Field
 from rlrun.specs.section import PluginSection, Section
 
 
+class ToolSpec(PluginSection):
+    """A tool that the policy may call; its parameters stand beside `type`."""
+
+
 class RolloutFunctionSpec(PluginSection):
     """How a prompt is answered; the parameters of the plugin stand beside `type`."""
 

@@ -62,8 +62,8 @@ class Sandbox:
         ending = self.run("print('ready')", b"")
         if ending.output != b"ready\n":
             raise SandboxError(
-                f"programs cannot be locked in on this machine ({ending.problem or 'no output'}); the code "
-                "reward needs Linux 5.12 and root, or user namespaces (sysctl user.max_user_namespaces)"
+                f"programs cannot be locked in on this machine ({ending.problem or 'no output'}); that "
+                "needs Linux 5.12 and root, or user namespaces (sysctl user.max_user_namespaces)"
             )
 
     def run(self, program: str, stdin: bytes) -> Ending:

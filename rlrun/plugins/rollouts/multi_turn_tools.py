@@ -1,0 +1,125 @@
+"""A conversation of the policy with tools.
+
+prompt ─▶ answer ─▶ calls? ─no─▶ done
+            ▲         │ yes
+            └─ results ◀─ tools, side by side
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rlrun.plugins.generation import Trajectory
+from rlrun.plugins.protocols import Session
+from rlrun.plugins.rollouts.tool_box import ToolBox
+from rlrun.plugins.rollouts.tool_calls import Syntax, parse_calls
+from rlrun.plugins.types import Message, Status
+from rlrun.specs.rollout import ToolSpec
+from rlrun.specs.section import Section
+
+
+class MultiTurnToolsParams(Section):
+    """Which tools, and how much of them."""
+
+    tools: Annotated[tuple[ToolSpec, ...], Field(min_length=1)]
+    """The tools, `[[rollout.function.tools]]`: `type`, and the tool's own keys beside it."""
+    syntax: Syntax = "auto"
+    """How the policy writes a call: `hermes` (`<tool_call>{…}</tool_call>`, Qwen3), `llama3` (an answer that
+    is a JSON object with name and parameters), or whichever it looks like."""
+    max_turns: int = Field(default=8, ge=1)
+    """Answers of an execution; one that still calls a tool in the last is truncated."""
+    max_calls: int = Field(default=8, ge=1)
+    """Calls that are looked at in one answer; others are told so."""
+    max_result_tokens: int = Field(default=1024, ge=1)
+    """Tokens of one result; the rest is cut off, and the policy is told."""
+    tool_timeout: float = Field(default=30.0, gt=0)
+    """Seconds for a call; the policy is told when they are over."""
+    text: Literal["all", "last"] = "all"
+    """What rewards read: everything the policy said, or its last answer."""
+
+
+class MultiTurnTools:
+    """The policy may call tools; their results come back by the chat template, and are not trained.
+
+    The tokens of an answer are kept as the policy made them, and what the template puts between answers is
+    added: nothing is tokenised twice. A call that cannot be read, or that a tool refuses (ValueError), is
+    answered with the reason. Any other error of a tool fails the execution.
+    """
+
+    Params = MultiTurnToolsParams
+    api_version = 1
+    example: ClassVar[dict[str, Any]] = {"tools": [{"type": "python"}]}
+
+    def __init__(self, params: MultiTurnToolsParams) -> None:
+        """PluginError where a tool cannot be made; ValueError for two of one name."""
+        self.params = params
+        self._box = ToolBox(params.tools, params.tool_timeout, params.max_result_tokens)
+        self.tools = self._box.schemas
+
+    async def run(self, session: Session) -> Trajectory:
+        """One conversation; `info` counts its turns, calls and failed calls."""
+        talk = _Talk(session, Trajectory(session.prompt.tokens))
+        one, counts = talk.trajectory, {"turns": 0, "tool_calls": 0, "tool_errors": 0}
+        said = ""
+        while True:
+            answer = await talk.ask()
+            counts["turns"] += bool(answer)
+            said = answer or said
+            calls = parse_calls(answer, self.params.syntax) if one.status is Status.COMPLETED else []
+            if not calls:
+                break
+            results = await self._box.answer(calls, self.params.max_calls, session.chat)
+            counts["tool_calls"] += len(results)
+            counts["tool_errors"] += sum(result.failed for result in results)
+            if counts["turns"] == self.params.max_turns or not talk.give([one.message for one in results]):
+                one.status = Status.TRUNCATED
+                break
+        one.info = dict(counts)
+        if self.params.text == "last":
+            one.text = session.chat.plain(said)
+        return one
+
+    async def close(self) -> None:
+        """End the tools."""
+        await self._box.close()
+
+
+@dataclass(slots=True)
+class _Talk:
+    """The conversation so far, and what room it has."""
+
+    session: Session
+    trajectory: Trajectory
+
+    @property
+    def room(self) -> int:
+        """Tokens that may follow."""
+        used = len(self.trajectory) - len(self.trajectory.prompt)
+        return self.session.sampling.max_new_tokens - used
+
+    async def ask(self) -> str:
+        """The policy's next answer, special tokens included but for the end token; "" where there is none."""
+        sampling = self.session.sampling
+        left = replace(sampling, max_new_tokens=self.room) if self.trajectory.turns else sampling
+        made = await self.session.generate(self.trajectory.tokens(), left)
+        self.trajectory.add(made)
+        tokens = made.tokens
+        if len(tokens) and tokens[-1] in self.session.chat.eos_token_ids:
+            tokens = tokens[:-1]
+        [text] = self.session.chat.decode_batch([tokens], special=True)
+        return text
+
+    def give(self, messages: Sequence[Message]) -> bool:
+        """Add the results; False, and nothing is added, where they leave no room for an answer."""
+        chat = self.session.chat
+        end, tokens = chat.follow_up(messages)
+        made = self.trajectory.turns[-1].tokens
+        ended = made[-1] in chat.eos_token_ids  # not where a stop string ended it
+        if self.room <= len(tokens) + (not ended):
+            return False
+        if not ended:
+            self.trajectory.give(end)
+        self.trajectory.give(tokens)
+        return True

@@ -1,0 +1,95 @@
+"""The tools of a rollout: called side by side, each within its deadline, their answers cut to size."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlrun.plugins.protocols import Chat, Tool
+from rlrun.plugins.registry import build
+from rlrun.plugins.rollouts.tool_calls import Malformed, ToolCall
+from rlrun.plugins.types import Message
+from rlrun.specs.rollout import ToolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the policy is told."""
+
+    message: Message
+    failed: bool
+
+
+class ToolBox:
+    """Tools by the name that the policy calls them."""
+
+    def __init__(self, specs: Sequence[ToolSpec], timeout: float, max_result_tokens: int) -> None:
+        """PluginError where a tool cannot be made; ValueError for two of one name."""
+        self._timeout = timeout
+        self._max_tokens = max_result_tokens
+        self._tools: dict[str, Tool] = {}
+        for spec in specs:
+            tool = build("tools", spec.type, spec.params)
+            name = tool.schema["function"]["name"]
+            if name in self._tools:
+                raise ValueError(f"two tools are named {name!r}")
+            self._tools[name] = tool
+
+    @property
+    def schemas(self) -> list[Mapping[str, Any]]:
+        """For the chat template."""
+        return [tool.schema for tool in self._tools.values()]
+
+    async def answer(self, calls: Sequence[ToolCall | Malformed], most: int, chat: Chat) -> list[Result]:
+        """A result for each call, in order; those past `most` are not made."""
+        return await asyncio.gather(
+            *(
+                self._result(call if place < most else Malformed(f"at most {most} calls in one answer"), chat)
+                for place, call in enumerate(calls)
+            )
+        )
+
+    async def close(self) -> None:
+        """End the tools that keep something."""
+        for tool in self._tools.values():
+            if hasattr(tool, "close"):
+                await tool.close()
+
+    async def _result(self, call: ToolCall | Malformed, chat: Chat) -> Result:
+        try:
+            text, failed = await self._call(call), False
+        except ValidationError as error:
+            text, failed = f"error: {_problems(error)}", True
+        except ValueError as error:
+            text, failed = f"error: {error}", True
+        name = call.name if isinstance(call, ToolCall) else "unknown"
+        return Result({"role": "tool", "name": name, "content": self._cut(chat.plain(text), chat)}, failed)
+
+    async def _call(self, call: ToolCall | Malformed) -> str:
+        if isinstance(call, Malformed):
+            raise ValueError(call.why)
+        tool = self._tools.get(call.name)
+        if tool is None:
+            raise ValueError(f"there is no tool {call.name!r}; tools: {', '.join(self._tools)}")
+        try:
+            async with asyncio.timeout(self._timeout) as deadline:
+                return await tool.call(call.arguments)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise ValueError(f"{call.name} took longer than {self._timeout:g} s") from None
+
+    def _cut(self, text: str, chat: Chat) -> str:
+        if 4 * len(text) <= self._max_tokens:  # a character is four tokens at most
+            return text
+        tokens = chat.encode(text)
+        if len(tokens) <= self._max_tokens:
+            return text
+        [kept] = chat.decode_batch([tokens[: self._max_tokens]])
+        return f"{kept}… (cut off after {self._max_tokens} tokens)"
+
+
+def _problems(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())

@@ -1,0 +1,91 @@
+"""Reads the tool calls in what a policy said: pure.
+
+`hermes` (Qwen3 and many others):  `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them
+`llama3`:                          `{"name": …, "parameters": {…}}` and nothing else; several parted by `;`
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Syntax = Literal["auto", "hermes", "llama3"]
+
+_HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|$)", re.DOTALL)
+_TAG = "<|python_tag|>"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What the policy wants of a tool."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A call that cannot be read."""
+
+    why: str
+    """For the policy."""
+
+
+def parse_calls(text: str, syntax: Syntax) -> list[ToolCall | Malformed]:
+    """The calls of one answer, in order; none within `<think>`. `text` has no end token.
+
+    `auto` reads either form.
+    """
+    said = text.rpartition("</think>")[2]
+    if "<think>" in said:  # cut off while thinking
+        return []
+    if syntax == "hermes" or (syntax == "auto" and "<tool_call>" in said):
+        return [_hermes(body, end) for body, end in _HERMES.findall(said)]
+    return _llama3(said.strip(), tagged=_TAG in said)
+
+
+def _hermes(body: str, end: str) -> ToolCall | Malformed:
+    if not end:
+        return Malformed("the tool call has no closing </tool_call>")
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        return Malformed(f"the tool call is no JSON: {error}")
+    return _call(value, "arguments")
+
+
+def _llama3(said: str, *, tagged: bool) -> list[ToolCall | Malformed]:
+    """Text that is no call is an answer, unless it comes after the tag that announces one."""
+    body = said.rpartition(_TAG)[2].strip()
+    if not tagged and not re.match(r'\{\s*"(name|type)"', body):
+        return []
+    calls: list[ToolCall | Malformed] = []
+    decoder = json.JSONDecoder()
+    while body:
+        try:
+            value, end = decoder.raw_decode(body)
+        except ValueError as error:
+            return [*calls, Malformed(f"the tool call is no JSON: {error}")]
+        calls.append(_call(value, "parameters"))
+        body = body[end:].lstrip(" ;\n")
+    return calls
+
+
+def _call(value: Any, key: str) -> ToolCall | Malformed:
+    """`{"name", key}`; a few models write the other form's key."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        return Malformed(f'a tool call is {{"name": …, "{key}": {{…}}}}')
+    arguments = value.get(key, value.get("parameters", value.get("arguments", {})))
+    if isinstance(arguments, str):
+        arguments = _read(arguments)
+    if not isinstance(arguments, Mapping):
+        return Malformed(f"the {key} of {value['name']} are no JSON object")
+    return ToolCall(value["name"], dict(arguments))
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,85 @@
+"""Runs Python that the policy wrote."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from rlrun.plugins.rewards.code.sandbox import Ending, Limits, Sandbox
+from rlrun.plugins.tools.schema import function_schema
+from rlrun.specs.section import Section
+
+_ABOUT = (
+    "Runs a Python program and returns what it prints, and the value of its last line. Nothing is kept from "
+    "one call to the next. There is no network."
+)
+_RUN = """
+import ast
+tree = ast.parse({code!r}, "program.py")
+scope = {{"__name__": "__main__"}}
+last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+exec(compile(tree, "program.py", "exec"), scope)
+if last is not None:
+    value = eval(compile(ast.Expression(last.value), "program.py", "eval"), scope)
+    if value is not None:
+        print(repr(value))
+"""
+
+
+class PythonParams(Section):
+    """What a program may use."""
+
+    timeout: float = Field(default=5.0, gt=0)
+    """Seconds for a program; it is killed then, with all that it started."""
+    memory: int = Field(default=512, ge=64)
+    """MiB of address space for each of its processes."""
+    processes: int = Field(default=8, ge=1)
+    """Processes and threads of a program."""
+    scratch: int = Field(default=16, ge=1)
+    """MiB of files it may write, in a folder of its own that is gone afterwards."""
+    output: int = Field(default=100_000, ge=1)
+    """Bytes it may print; more ends it."""
+    concurrency: int = Field(default=4, ge=1)
+    """Programs that run at a time; others wait."""
+
+
+class PythonArguments(Section):
+    """What the policy gives."""
+
+    code: str
+    """The program."""
+
+
+class Python:
+    """Runs a program in a sandbox and answers with what it printed; a traceback's last line where it failed.
+
+    As in a notebook, the value of a last line that is an expression is printed too. The sandbox is that of
+    the reward `code`: no network, no view of the disk but Python's own installation, limits of everything.
+    """
+
+    Params = PythonParams
+    api_version = 1
+
+    def __init__(self, params: PythonParams) -> None:
+        """SandboxError where this machine does not let programs be locked in."""
+        self.schema = function_schema("python", _ABOUT, PythonArguments)
+        limits = Limits(params.timeout, params.memory, params.processes, params.scratch, params.output)
+        self._sandbox = Sandbox(limits)
+        self._free = asyncio.Semaphore(params.concurrency)
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """What the program printed. ValueError for arguments that do not fit."""
+        code = PythonArguments.model_validate(arguments).code
+        async with self._free:
+            running = asyncio.create_task(asyncio.to_thread(self._sandbox.run, _RUN.format(code=code), b""))
+            # The thread goes on until the program's own limit, whoever gives up waiting.
+            ending = await asyncio.shield(running)
+        return _told(ending)
+
+
+def _told(ending: Ending) -> str:
+    printed = ending.output.decode(errors="replace").rstrip("\n")
+    if not ending.problem:
+        return printed or "(no output)"
+    return f"{printed}\n{ending.problem}".lstrip("\n")

@@ -1,0 +1,28 @@
+"""The JSON schema of a tool, from a model of its arguments."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlrun.specs.docstrings import field_docstrings
+
+
+def function_schema(name: str, about: str, arguments: type[BaseModel]) -> dict[str, Any]:
+    """As chat templates take it: `{"type": "function", "function": {name, description, parameters}}`.
+
+    The arguments' descriptions are the docstrings of their fields.
+    """
+    shape = arguments.model_json_schema()
+    described = field_docstrings(arguments)
+    properties = {
+        key: {field: value for field, value in one.items() if field != "title"}
+        | ({"description": described[key]} if key in described else {})
+        for key, one in shape["properties"].items()
+    }
+    parameters: Mapping[str, Any] = {
+        "type": "object",
+        "properties": properties,
+        "required": shape.get("required", []),
+    }
+    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}

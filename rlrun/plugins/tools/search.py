@@ -1,0 +1,134 @@
+"""Looks up passages of a corpus of one's own."""
+
+import asyncio
+import json
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from rlrun.plugins.tools.schema import function_schema
+from rlrun.specs.paths import SpecPath
+from rlrun.specs.section import Section
+
+_WORD = re.compile(r"\w+")
+_BEST = "SELECT title, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid LIMIT ?"
+
+
+class SearchParams(Section):
+    """What is searched, and how much of it is shown."""
+
+    path: SpecPath
+    """The corpus: `.jsonl` with a passage a line, or text with passages between empty lines."""
+    text_key: str = "text"
+    """Key of a passage's text, in `.jsonl`."""
+    title_key: str | None = "title"
+    """Key of its title, which may be missing. None: passages have none."""
+    results: int = Field(default=3, ge=1)
+    """Passages that an answer shows at most."""
+    index: str | None = None
+    """File to keep the index in, so that it is made once; made anew when the corpus changes. None: memory."""
+    about: str = "Searches a collection of texts by words and returns the passages that fit best."
+    """What the policy is told of the tool."""
+
+
+class SearchArguments(Section):
+    """What the policy gives."""
+
+    query: str
+    """Words to look for."""
+
+
+class Search:
+    """The passages that fit a query best by BM25 (Robertson and Zaragoza, 2009), as SQLite's FTS5 has it."""
+
+    Params = SearchParams
+    api_version = 1
+
+    def __init__(self, params: SearchParams) -> None:
+        """Reads the corpus, unless its index is there. ValueError where it is empty or has a broken line."""
+        self.schema = function_schema("search", params.about, SearchArguments)
+        self._results = params.results
+        self._index = _index(params)
+        self._free = asyncio.Lock()
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """The passages, numbered. ValueError for arguments that do not fit."""
+        query = SearchArguments.model_validate(arguments).query
+        words = _WORD.findall(query.lower())
+        if not words:
+            raise ValueError("the query has no words")
+        async with self._free:
+            found = await self._find(" OR ".join(f'"{word}"' for word in dict.fromkeys(words)))
+        if not found:
+            return "Nothing found."
+        return "\n\n".join(f"[{place}] {_shown(*one)}" for place, one in enumerate(found, 1))
+
+    async def _find(self, query: str) -> list[tuple[str, str]]:
+        def look() -> list[tuple[str, str]]:
+            return self._index.execute(_BEST, (query, self._results)).fetchall()
+
+        looking = asyncio.create_task(asyncio.to_thread(look))
+        try:
+            return await asyncio.shield(looking)
+        except asyncio.CancelledError:
+            self._index.interrupt()
+            with suppress(sqlite3.OperationalError):
+                await looking
+            raise
+
+    async def close(self) -> None:
+        """Let go of the index."""
+        self._index.close()
+
+
+def _index(params: SearchParams) -> sqlite3.Connection:
+    """Of the corpus, made now or found in its file."""
+    corpus = Path(params.path)
+    index = sqlite3.connect(params.index or ":memory:", check_same_thread=False)
+    stat = corpus.stat()
+    state = json.dumps([str(corpus), stat.st_size, stat.st_mtime_ns, params.text_key, params.title_key])
+    index.execute("CREATE TABLE IF NOT EXISTS made_of (state TEXT)")
+    if index.execute("SELECT state FROM made_of").fetchone() == (state,):
+        return index
+    with index:
+        index.execute("DELETE FROM made_of")
+        index.execute("DROP TABLE IF EXISTS passages")
+        index.execute("CREATE VIRTUAL TABLE passages USING fts5(title, text, tokenize='porter unicode61')")
+        index.executemany("INSERT INTO passages VALUES (?, ?)", _passages(corpus, params))
+        index.execute("INSERT INTO made_of VALUES (?)", (state,))
+    if index.execute("SELECT count(*) FROM passages").fetchone() == (0,):
+        raise ValueError(f"{corpus} has no passages")
+    return index
+
+
+def _passages(corpus: Path, params: SearchParams) -> Iterator[tuple[str, str]]:
+    """Title and text of each; the title may be empty."""
+    if corpus.suffix != ".jsonl":
+        parts = re.split(r"\n\s*\n", corpus.read_text("utf-8"))
+        yield from (("", part.strip()) for part in parts if part.strip())
+        return
+    with corpus.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _passage(line, f"{corpus}:{number}", params)
+
+
+def _passage(line: str, where: str, params: SearchParams) -> tuple[str, str]:
+    try:
+        values = json.loads(line)
+        text = values[params.text_key]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{where}: no passage with a {params.text_key!r} ({type(error).__name__}: {error})"
+        ) from None
+    title = values.get(params.title_key) if params.title_key is not None else None
+    return str(title or ""), str(text)
+
+
+def _shown(title: str, text: str) -> str:
+    return f"{title}\n{text}" if title else text

@@ -1,0 +1,94 @@
+"""Tools as the policy calls them, in the real sandbox and on a real index."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from rlrun.plugins.registry import build
+from rlrun.plugins.rollout_testing import check_tool
+
+CORPUS = [
+    {"title": "Tour Eiffel", "text": "The tower stands in Paris and is 330 metres tall."},
+    {"title": "Colosseum", "text": "The amphitheatre stands in Rome."},
+    {"text": "Paris is the capital of France; towers are many."},
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n".join(map(json.dumps, CORPUS)) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("print(6 * 7)", "42"),
+        ("x = 6\nx * 7", "42"),
+        ("'a'", "'a'"),
+        ("x = 1", "(no output)"),
+        ("print('a')\n1 / 0", "a\nexited with status 1: ZeroDivisionError: division by zero"),
+        ("def f(:", "exited with status 1: SyntaxError: invalid syntax"),
+        ("import socket; socket.create_connection(('1.1.1.1', 80))", "Network is unreachable"),
+        ("while True: pass", "took longer than 0.5 s"),
+    ],
+)
+async def test_python_says_what_was_printed_or_what_went_wrong(code: str, told: str) -> None:
+    answer = await build("tools", "python", {"timeout": 0.5}).call({"code": code})
+    assert answer == told if "\n" in told or told.startswith("4") else told in answer
+
+
+async def test_programs_run_side_by_side() -> None:
+    python = build("tools", "python", {"timeout": 5.0})
+    answers = await asyncio.gather(*(python.call({"code": f"{number} * 2"}) for number in range(4)))
+    assert answers == ["0", "2", "4", "6"]
+
+
+async def test_search_shows_what_fits_best_first(corpus: Path) -> None:
+    search = build("tools", "search", {"path": str(corpus), "results": 2})
+    assert await search.call({"query": "tower in Paris"}) == (
+        "[1] Tour Eiffel\nThe tower stands in Paris and is 330 metres tall.\n\n"
+        "[2] Paris is the capital of France; towers are many."
+    )
+    assert await search.call({"query": 'NEAR(rome, "amphitheatre") OR *'}) == (
+        "[1] Colosseum\nThe amphitheatre stands in Rome."
+    )
+    assert await search.call({"query": "zeppelin"}) == "Nothing found."
+    with pytest.raises(ValueError, match="no words"):
+        await search.call({"query": "?!"})
+    await search.close()
+
+
+async def test_an_index_is_kept_until_the_corpus_changes(corpus: Path, tmp_path: Path) -> None:
+    params = {"path": str(corpus), "index": str(tmp_path / "index.db")}
+    for _ in range(2):
+        search = build("tools", "search", params)
+        assert "Colosseum" in await search.call({"query": "rome"})
+        await search.close()
+    text = tmp_path / "corpus.txt"
+    text.write_text("Rome fell.\nSlowly.\n\n\nParis did not.\n")
+    search = build("tools", "search", {**params, "path": str(text)})
+    assert await search.call({"query": "rome"}) == "[1] Rome fell.\nSlowly."
+    await search.close()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "has no passages"),
+        ('{"body": "x"}', "corpus.jsonl:1: no passage with a 'text'"),
+        ("x", ":1: no pass"),
+    ],
+)
+def test_a_corpus_that_cannot_be_used_is_named(corpus: Path, lines: str, message: str) -> None:
+    corpus.write_text(lines)
+    with pytest.raises(ValueError, match=message):
+        build("tools", "search", {"path": str(corpus)})
+
+
+def test_built_in_tools_keep_their_contract(corpus: Path) -> None:
+    assert check_tool("python", {}, [{"code": "1"}, {}, {"code": 1}]) == ["1", None, None]
+    assert check_tool("search", {"path": str(corpus)}, [{"query": "rome"}, {"words": "rome"}])[1] is None

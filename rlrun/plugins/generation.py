@@ -48,6 +48,9 @@ class Generation:
     versions: tuple[VersionSpan, ...]
     cached_tokens: int = 0
     """Prompt tokens whose prefill was shared or cached."""
+    experts: NDArray[np.int16] | None = None
+    """`[P + R - 1, layers × K]` the experts each token went to, those of this answer's own prompt included;
+    None unless the engine was asked."""
 
     @property
     def status(self) -> Status:
@@ -108,6 +111,15 @@ class Trajectory:
     def sample_length(self) -> int:
         """`P + R`: tokens of the sample."""
         return len(self.prompt) + len(self.response()[0])
+
+    def experts(self) -> NDArray[np.int16] | None:
+        """`[P + R - 1, layers × K]` as the last answer has them: its prompt is all that came before."""
+        turns = self.turns
+        if not turns or turns[-1].experts is None:
+            return None
+        found = turns[-1].experts
+        assert len(found) == self.sample_length() - 1, "experts of other tokens than the sample's"
+        return found
 
     def response(self) -> tuple[Tokens, FloatArray, FloatArray, tuple[VersionSpan, ...]]:
         """`[R]` tokens, log-probs (0 where the policy made none), loss mask; and which weights made what.

@@ -104,6 +104,9 @@ class Sample:
     """Why the sample failed, or its reward's error."""
     info: dict[str, Any] = field(default_factory=dict)
     """What the rollout noted, for rewards and for the record: JSON values."""
+    experts: NDArray[np.int16] | None = None
+    """`[P + R - 1, layers × K]` the experts that the engine sent each token to; None unless
+    `trainer.moe.routing_replay = "engine"`."""
     policy_log_probs: NDArray[np.float32] | None = None
     """`[R]` of the policy before the update, for advantages; None unless `needs.policy_log_probs`."""
     reference_log_probs: NDArray[np.float32] | None = None

@@ -57,6 +57,9 @@ class TrainSequence:
     """`[R]` of the critic before the update; None unless the algorithm needs one."""
     returns: NDArray[np.float32] | None = None
     """`[R]` what the critic is fitted to; None unless the algorithm needs one."""
+    experts: NDArray[np.int16] | None = None
+    """`[P + R, layers × K]` the experts to route each token to; -1: the router decides. None: it does for
+    all."""
 
 
 @dataclass(frozen=True, slots=True)

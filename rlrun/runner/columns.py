@@ -34,6 +34,8 @@ class Columns:
     reference_log_probs: Array | None
     values: Array | None
     returns: Array | None
+    experts: NDArray[np.int16] | None
+    """`[sum of P + R, layers × K]`"""
 
 
 def to_columns(sequences: Sequence[TrainSequence], indices: Sequence[int]) -> Columns:
@@ -52,6 +54,7 @@ def to_columns(sequences: Sequence[TrainSequence], indices: Sequence[int]) -> Co
         reference_log_probs=_joined_if_any([one.reference_log_probs for one in chosen]),
         values=_joined_if_any([one.values for one in chosen]),
         returns=_joined_if_any([one.returns for one in chosen]),
+        experts=_rows([one.experts for one in chosen]),
     )
 
 
@@ -75,6 +78,7 @@ def from_columns(columns: Columns) -> dict[int, TrainSequence]:
             reference_log_probs=_part(columns.reference_log_probs, response),
             values=_part(columns.values, response),
             returns=_part(columns.returns, response),
+            experts=None if columns.experts is None else columns.experts[part],
         )
     return sequences
 
@@ -98,6 +102,12 @@ def _joined_if_any(arrays: Sequence[Array | None]) -> Array | None:
     present = [array for array in arrays if array is not None]
     assert len(present) in (0, len(arrays)), "log-probs for some sequences and not for others"
     return _joined(present) if present else None
+
+
+def _rows(arrays: Sequence[NDArray[np.int16] | None]) -> NDArray[np.int16] | None:
+    present = [array for array in arrays if array is not None]
+    assert len(present) in (0, len(arrays)), "experts for some sequences and not for others"
+    return np.concatenate(present) if present else None
 
 
 def _part(array: Array | None, place: slice) -> Array | None:

@@ -69,4 +69,5 @@ def _sample(prompt: Prompt, id: str, one: Trajectory, execution_id: str = "") ->
         execution_id=execution_id,
         failure=one.failure,
         info=one.info,
+        experts=one.experts(),
     )

@@ -73,4 +73,12 @@ def _sequence(prompt: Prompt, sample: Sample) -> TrainSequence:
         advantages=np.zeros(len(sample.tokens), dtype=np.float32),
         rollout_log_probs=sample.log_probs,
         execution=sample.execution_id or sample.id,
+        experts=_experts(sample.experts, len(prompt.tokens) + len(sample.tokens)),
     )
+
+
+def _experts(found: NDArray[np.int16] | None, tokens: int) -> NDArray[np.int16] | None:
+    """Experts of all tokens: an engine does not run the last one that it makes."""
+    if found is None:
+        return None
+    return np.pad(found, ((0, tokens - len(found)), (0, 0)), constant_values=-1)

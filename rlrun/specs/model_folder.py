@@ -78,9 +78,12 @@ def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
-    degree = spec.trainer.parallel.expert
+    degree, replay = spec.trainer.parallel.expert, spec.trainer.moe.routing_replay
     found = [config[name] for name in EXPERT_KEYS if isinstance(config.get(name), int)]
     path, others = ("trainer", "parallel", "expert"), (("model", "path"),)
+    if replay != "off" and not found:
+        where: KeyPath = ("trainer", "moe", "routing_replay")
+        yield Finding(where, "the model has no experts", "remove it", found=replay, others=others)
     if degree > 1 and not found:
         yield Finding(path, "the model has no experts", "remove it", found=degree, others=others)
     elif degree > 1 and found[0] % degree:

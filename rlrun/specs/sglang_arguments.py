@@ -29,6 +29,7 @@ OWN = {
     "api-key": None,
     "admin-api-key": None,
     "config": None,
+    "enable-return-routed-experts": "trainer.moe.routing_replay",
 }
 """Arguments that rlrun sets, and the key that decides them; None: nothing a spec says."""
 

@@ -52,6 +52,19 @@ class ParallelSpec(Section):
         return self.pipeline * (1 if self.pipeline_schedule in ONE_STAGE_SCHEDULES else 2)
 
 
+RoutingReplay = Literal["off", "trainer", "engine"]
+
+
+class MoeSpec(Section):
+    """Mixture-of-experts models: how the trainer routes."""
+
+    routing_replay: RoutingReplay = "off"
+    """Which experts updates send tokens to: those that routers choose anew; `trainer`: those that the pass
+    over old log-probs chose (GSPO's routing replay); `engine`: those that the SGLang server chose."""
+    router_dtype: Literal["float32", "trainer"] = "float32"
+    """Precision of router logits. `trainer`: that of `trainer.dtype`, as engines compute them."""
+
+
 class TrainerSpec(OptimizerSpec):
     """What one optimizer step is, and how many there are."""
 
@@ -85,5 +98,7 @@ class TrainerSpec(OptimizerSpec):
     the step taken on the host. The critic's as well."""
     logits_chunk: int = Field(default=1024, ge=1)
     """Tokens whose float32 logits exist at a time."""
+    moe: MoeSpec = MoeSpec()
+    """Mixture-of-experts models."""
     parallel: ParallelSpec = ParallelSpec()
     """The layout of the trainer ranks."""

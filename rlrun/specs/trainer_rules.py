@@ -25,4 +25,21 @@ def offloading(spec: Spec) -> Iterator[Finding]:
             yield Finding(OFFLOAD, message, 'use offload = "optimizer"', None, "all", others=others)
 
 
-TRAINER_RULES: tuple[Rule, ...] = (offloading,)
+def routing_replay(spec: Spec) -> Iterator[Finding]:
+    """Somebody has to say which experts were chosen, before there is something to take over."""
+    path: KeyPath = ("trainer", "moe", "routing_replay")
+    kind, others = spec.trainer.moe.routing_replay, (("engine", "type"), ("trainer", "old_log_probs"))
+    if kind == "engine" and spec.engine.type != "sglang":
+        message = "the native engine serves dense models alone, and tells no experts"
+        yield Finding(path, message, 'set engine.type = "sglang"', found=kind, others=others)
+    if kind == "trainer" and spec.trainer.old_log_probs == "rollout":
+        why = "with the engine's old log-probs there is no pass of the trainer that could choose"
+        yield no_effect(path, why, 'remove it, or set trainer.old_log_probs = "trainer"', others)
+    given, size = spec.trainer.optimizer_steps, spec.trainer.global_batch_size
+    whole = spec.rollout.batch_size * spec.rollout.samples_per_prompt
+    if kind == "trainer" and (given == 1 or (given is None and size in (None, whole))):
+        why = "the one update of a rollout step routes by the policy that is asked for old log-probs"
+        yield no_effect(path, why, "remove it, or raise trainer.optimizer_steps", others)
+
+
+TRAINER_RULES: tuple[Rule, ...] = (offloading, routing_replay)

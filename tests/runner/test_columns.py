@@ -20,10 +20,14 @@ def sequence(prompt: int, response: int, extra: bool = False) -> TrainSequence:
         execution=f"{prompt}-{response}",
         old_log_probs=floats() if extra else None,
         reference_log_probs=floats() if extra else None,
+        experts=rng.integers(-1, 8, (prompt + response, 6)).astype(np.int16) if extra else None,
     )
 
 
-FIELDS = ("tokens", "loss_mask", "advantages", "rollout_log_probs", "old_log_probs", "reference_log_probs")
+FIELDS = (
+    *("tokens", "loss_mask", "advantages", "rollout_log_probs"),
+    *("old_log_probs", "reference_log_probs", "experts"),
+)
 
 
 @pytest.mark.parametrize("extra", [False, True])

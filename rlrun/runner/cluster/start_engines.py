@@ -3,6 +3,7 @@
 import secrets
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rlrun.runner.cluster.actors import EngineActor, SglangActor
 from rlrun.runner.cluster.placement import Placement
@@ -62,7 +63,12 @@ class EngineHandle:
         url = await self._process.call("start", self._setup, deadline=deadline)
         await self._process.identify(_ANSWER_SECONDS)
         key = self._setup.api_key if isinstance(self._setup, SglangSetup) else None
-        return EngineClient(url, self._spec.rollout.request_timeout, api_key=key)
+        return EngineClient(
+            url,
+            self._spec.rollout.request_timeout + _ANSWER_SECONDS,
+            api_key=key,
+            experts=_tells_experts(self._spec),
+        )
 
     async def watch(self) -> None:
         """Return never; JobError as soon as it is gone, not well, or says nothing."""
@@ -134,3 +140,12 @@ def _sglang_setup(
         environment=spec.engine.environment,
         start_timeout=spec.engine.start_timeout,
     )
+
+
+def _arguments(spec: Spec) -> dict[str, Any]:
+    """The server's further arguments."""
+    return spec.engine.sglang | ({"enable_return_routed_experts": True} if _tells_experts(spec) else {})
+
+
+def _tells_experts(spec: Spec) -> bool:
+    return spec.trainer.moe.routing_replay == "engine"

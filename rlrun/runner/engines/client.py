@@ -45,10 +45,13 @@ class EngineClient:
         control_timeout: float = 120.0,
         api_key: str | None = None,
     ) -> None:
+        *,
+        experts: bool = False,
         """`generate_timeout`: seconds for a /generate call; `control_timeout`: for every other; `api_key`:
-        where the engine asks for one.
+        where the engine asks for one; `experts`: ask which experts tokens are routed to.
         """
         self.url = url.rstrip("/")
+        self._experts = experts
         self._generate_timeout = generate_timeout
         self._control_timeout = control_timeout
         self._headers = {"Content-Type": "application/json"}
@@ -64,9 +67,8 @@ class EngineClient:
         """All requests in one call, so that they alone decide what runs together in the engine."""
         if not requests:
             return []
-        raw = await self._call(
-            "POST", "/generate", generate_body(requests), self._generate_timeout, safe=False
-        )
+        body = generate_body(requests, experts=self._experts)
+        raw = await self._call("POST", "/generate", body, self._generate_timeout, safe=False)
         return parse_generations(raw, requests)
 
     async def abort_all(self) -> None:

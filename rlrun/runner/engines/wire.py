@@ -1,19 +1,21 @@
 """Requests and answers as bytes: SGLang's JSON, written and read without a Python step for each token."""
 
 import dataclasses
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.carriers import GenerateRequest, Generation, SerializedWeights, WeightManifest
 from rlrun.runner.errors import EngineError
 
 
-def generate_body(requests: Sequence[GenerateRequest]) -> bytes:
-    """One /generate call for all samples of all requests, in order.
+def generate_body(requests: Sequence[GenerateRequest], *, experts: bool = False) -> bytes:
+    """One /generate call for all samples of all requests, in order; `experts`: and what they are routed to.
 
     A request of n samples is n entries with the same prompt, since each sample has its own seed; engines
     share the prefill of equal prompts.
@@ -26,8 +28,9 @@ def generate_body(requests: Sequence[GenerateRequest]) -> bytes:
         prompts += [prompt] * len(request.seeds)
         shared = _params(request)
         params += [{**shared, "sampling_seed": int(seed)} for seed in request.seeds]
-        ids += [f"{request.id}-{k}" for k in range(len(request.seeds))]
-    rest = orjson.dumps({"sampling_params": params, "rid": ids, "return_logprob": True})
+        ids += sample_ids(request)
+    wanted = {"return_logprob": True} | ({"return_routed_experts": True} if experts else {})
+    rest = orjson.dumps({"sampling_params": params, "rid": ids, **wanted})
     return b'{"input_ids":[' + b",".join(prompts) + b"]," + rest[1:]
 
 
@@ -78,7 +81,20 @@ def _generation(answer: Mapping[str, Any]) -> Generation:
     log_probs = np.array([entry[0] for entry in meta.get("output_token_logprobs") or ()], np.float32)
     if len(tokens) != len(log_probs):
         raise EngineError(f"sample {meta.get('id')}: {len(tokens)} tokens with {len(log_probs)} log-probs")
-    return Generation(tokens, log_probs, cast(Any, finish), _spans(meta, len(tokens)), _cached(meta))
+    spans, experts = _spans(meta, len(tokens)), _experts(meta, len(tokens))
+    return Generation(tokens, log_probs, cast(Any, finish), spans, _cached(meta), experts)
+
+
+def _experts(meta: Mapping[str, Any], length: int) -> NDArray[np.int16] | None:
+    """base64 of int32 `[prompt + response - 1, layers, K]`, in the order of the tokens."""
+    encoded = meta.get("routed_experts")
+    if encoded is None or not length:
+        return None
+    flat = np.frombuffer(b64decode(encoded), np.int32)
+    rows = int(meta["prompt_tokens"]) + length - 1
+    if not rows or len(flat) % rows:
+        raise EngineError(f"sample {meta.get('id')}: experts of {len(flat)} numbers for {rows} tokens")
+    return flat.reshape(rows, -1).astype(np.int16)
 
 
 def _spans(meta: Mapping[str, Any], length: int) -> tuple[VersionSpan, ...]:

@@ -12,6 +12,7 @@ from rlrun.runner.trainer.compat import VarlenCall, varlen_backward, varlen_forw
 from rlrun.runner.trainer.cpu_ops.attention import cut_attention
 from rlrun.runner.trainer.cpu_ops.attention import packed_attention as document_attention
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
+from rlrun.runner.trainer.routing import Routing
 from rlrun.runner.trainer.sinks import sink_slopes, with_sinks
 
 
@@ -23,6 +24,8 @@ class Documents:
     """In order; they sum to T."""
     offsets: torch.Tensor
     """`[documents + 1]` int32, on the batch's device: the start of each, and T."""
+    routing: Routing | None = None
+    """Which experts their tokens go to; None: routers decide."""
 
     @classmethod
     def of(cls, lengths: list[int], device: torch.device) -> "Documents":
@@ -44,6 +47,8 @@ class CutDocuments:
     query_offsets: torch.Tensor
     """As in `Documents`, of the rank's queries and of `keys`."""
     key_offsets: torch.Tensor
+    routing: Routing | None = None
+    """As in `Documents`, for the rank's tokens."""
 
 
 def offsets_of(lengths: list[int]) -> torch.Tensor:

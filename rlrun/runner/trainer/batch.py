@@ -1,7 +1,7 @@
 """One micro-batch as tensors: documents one after the other, response tokens picked out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ class Pack:
     """`[B]`; they sum to R."""
     found: torch.Tensor | None
     """`[R']` int64: which of the R response tokens they are; None: all of them."""
+    experts: torch.Tensor | None = None
+    """`[T', layers × K]` int16: what each token is routed to; None: routers decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,21 @@ def make_pack(
     lengths += [min(FILLER, filling - start) for start in range(0, filling, FILLER)]
     positions = np.concatenate([np.arange(length) for length in lengths])
     responses = tuple(len(row) for row in rows[1:])
-    return _take(part, tokens, positions, lengths, np.concatenate(rows), responses, device)
+    pack = _take(part, tokens, positions, lengths, np.concatenate(rows), responses, device)
+    experts = _experts(sequences, filling)
+    if experts is None:
+        return pack
+    mine = experts if part.size == 1 else experts[part.tokens(len(tokens))]
+    return replace(pack, experts=torch.from_numpy(mine).to(device))
+
+
+def _experts(sequences: Sequence[TrainSequence], filling: int) -> NDArray[np.int16] | None:
+    """`[T, layers × K]`; those of fillers are the router's own."""
+    given = [sequence.experts for sequence in sequences if sequence.experts is not None]
+    if not given:
+        return None
+    assert len(given) == len(sequences), "experts for some sequences and not for others"
+    return np.concatenate([*given, np.full((filling, given[0].shape[1]), -1, np.int16)])
 
 
 def packed_size(lengths: Sequence[int], multiple: int, size: int = 0) -> int:

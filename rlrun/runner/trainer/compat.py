@@ -101,7 +101,6 @@ from torchtitan.models.common.attention import GQAttention, QKVLinear  # noqa: E
 from torchtitan.models.common.config_utils import (  # noqa: E402
     make_moe_config,
     make_routed_experts_config,
-    make_router_config,
 )
 from torchtitan.models.common.decoder_sharding import (  # noqa: E402
     dense_activation_placement,
@@ -156,7 +155,6 @@ __all__ = [
     "local_part",
     "make_moe_config",
     "make_routed_experts_config",
-    "make_router_config",
     "mesh_device",
     "onednn_linear",
     "reshard",

@@ -62,6 +62,7 @@ class Critic:
             head=value_head_config(model),
             checkpointing=spec.trainer.activation_checkpointing,
             on_host=spec.trainer.offload == "all",
+            router_dtype=spec.trainer.moe.router_dtype,
         )
         self._model = Policy(decoders, model, dims, PolicySettings(1.0, 1, layout, device, dtype))
         self._parameters = Parameters(

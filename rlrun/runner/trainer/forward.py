@@ -6,19 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.runner.carriers import TrainSequence
-from rlrun.runner.trainer.policy import Policy
+from rlrun.runner.trainer.policy import Policy, Routes
 
 Sequences = Mapping[int, TrainSequence] | Sequence[TrainSequence]
 
 
 def response_values(
-    model: Policy, sequences: Sequences, batches: Sequence[Sequence[int]]
+    model: Policy, sequences: Sequences, batches: Sequence[Sequence[int]], routes: Routes | None = None
 ) -> dict[int, NDArray[np.float32]]:
     """`[R]` of each sequence that the micro-batches name, by index: log-probs, or what else the head gives.
 
-    Nothing on ranks without a pipeline's last stage.
+    Nothing on ranks without a pipeline's last stage. `routes`: as of `Policy.log_probs`.
     """
-    found = model.log_probs([[sequences[i] for i in members] for members in batches])
+    found = model.log_probs([[sequences[i] for i in members] for members in batches], routes)
     return {
         i: values.cpu().numpy()
         for members, parts in zip(batches, found, strict=False)

@@ -147,13 +147,22 @@ class Experts(GroupedExperts):
         return counts
 
 
-class Float32Linear(Linear):
-    """A linear layer in float32 whatever its input: the router's logits decide which experts run."""
+class RouterLinear(Linear):
+    """The router's logits, which decide what experts run: computed in float32 whatever its input, or in its
+    input's precision.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
-        pass
+        wide: bool = True
+        """Computed in float32."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.wide = config.wide
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """`[..., in]` -> `[..., out]` float32."""
+        if not self.wide:
+            return product(input, self.weight, self.bias).float()
         return linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())

@@ -23,16 +23,16 @@ from rlrun.runner.trainer.compat import (
     checkpoint_activations,
     make_moe_config,
     make_routed_experts_config,
-    make_router_config,
     set_sharding,
     shard_data_parallel,
 )
 from rlrun.runner.trainer.decoder import PackedDecoder
 from rlrun.runner.trainer.gpt_oss import ClampedExperts, SharedBiasMatrix, SinkAttention
 from rlrun.runner.trainer.head import ResponseHead
-from rlrun.runner.trainer.layers import Experts, Float32Linear, Matrix, Norm, PackedAttention, SwiGLU
+from rlrun.runner.trainer.layers import Experts, Matrix, Norm, PackedAttention, RouterLinear, SwiGLU
 from rlrun.runner.trainer.layout import stage_layers, stages_of
 from rlrun.runner.trainer.rope import InterleavedRoPE, TableRoPE
+from rlrun.runner.trainer.routing import ReplayRouter
 from rlrun.specs.trainer import ParallelSpec
 
 LATENT_NORM_EPS = 1e-6
@@ -51,16 +51,21 @@ def build_model(
     head: Any = None,
     checkpointing: str = "none",
     on_host: bool = False,
+    router_dtype: str = "float32",
 ) -> list[PackedDecoder]:
     """The decoder in memory with undefined parameters, sharded over `dims` (None: one rank, nothing sharded);
     with a pipeline the stages that lie on this rank, in order.
 
     One rank holds its parameters in `dtype`. Several hold float32 shards, and FSDP computes in `dtype`.
     `head`: the config of another head than the policy's. `checkpointing`: `trainer.activation_checkpointing`.
-    `on_host`: shards lie in host memory; what one rank computes with stays on its device.
+    `on_host`: shards lie in host memory; what one rank computes with stays on its device. `router_dtype`:
+    `trainer.moe.router_dtype`.
     """
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head = head or config.lm_head
+    for layer in config.layers:
+        if layer.moe is not None:
+            layer.moe.router.gate.wide = router_dtype == "float32"
     if dims is not None:
         check_layout(model, parallel)
         set_sharding(config, parallel)
@@ -268,22 +273,21 @@ def _moe(hidden: int, experts: ExpertShape) -> Any:
         comm_backend="standard",
     )
     routed.inner_experts = _inner_experts(hidden, experts)
-    router = make_router_config(
-        dim=hidden,
+    gate = RouterLinear.Config(
+        in_features=hidden,
+        out_features=experts.count,
+        bias=experts.clamped is not None,
+        param_init=_FROM_CHECKPOINT,
+    )
+    router = ReplayRouter.Config(
         num_experts=experts.count,
-        gate_param_init=_FROM_CHECKPOINT,
+        gate=gate,
         top_k=experts.per_token,
         score_func=experts.score,
         route_norm=experts.normalize,
         route_scale=experts.scale,
         num_expert_groups=experts.groups if experts.groups > 1 else None,
         num_limited_groups=experts.chosen_groups if experts.groups > 1 else None,
-    )
-    router.gate = Float32Linear.Config(
-        in_features=hidden,
-        out_features=experts.count,
-        bias=experts.clamped is not None,
-        param_init=_FROM_CHECKPOINT,
     )
     # torchtitan would move a balancing bias between steps; here it is what the checkpoint has, or none
     return make_moe_config(

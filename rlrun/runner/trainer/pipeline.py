@@ -14,9 +14,9 @@ from rlrun.converters.architecture import Architecture
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.trainer.batch import Pack, packed_size
 from rlrun.runner.trainer.compat import ParallelDims, reshard
-from rlrun.runner.trainer.decoder import PackedDecoder, place_of
+from rlrun.runner.trainer.decoder import DecoderInputs, PackedDecoder, place_of
 from rlrun.runner.trainer.layout import schedulable, stages_of
-from rlrun.runner.trainer.policy import LossOf, Policy, PolicySettings
+from rlrun.runner.trainer.policy import LossOf, Policy, PolicySettings, Routes
 from rlrun.runner.trainer.schedules import LastStage, Schedule, Shape, make_schedule
 
 
@@ -44,7 +44,9 @@ class PipelinedPolicy(Policy):
     def _is_last(self) -> bool:
         return self._settings.parallel.stages - 1 in self._stages
 
-    def log_probs(self, batches: Sequence[Sequence[TrainSequence]]) -> list[tuple[torch.Tensor, ...]]:
+    def log_probs(
+        self, batches: Sequence[Sequence[TrainSequence]], routes: Routes | None = None
+    ) -> list[tuple[torch.Tensor, ...]]:
         """As `Policy.log_probs`; none on ranks without the last stage."""
         found: dict[int, tuple[torch.Tensor, ...]] = {}
         packs = self._packs(batches)
@@ -55,7 +57,10 @@ class PipelinedPolicy(Policy):
             return log_probs.sum()
 
         with torch.no_grad():
-            self._run(packs, keep, train=False)
+            inputs = self._run(packs, keep, train=False, note=routes is not None)
+        if routes is not None:
+            parts = zip(batches, packs, inputs, strict=False)
+            routes += [self.routes(sequences, pack, own) for sequences, pack, own in parts]
         reshard(self.decoders)
         return [found[index] for index in range(len(batches))] if self._is_last else []
 
@@ -84,10 +89,16 @@ class PipelinedPolicy(Policy):
         return [self.pack(sequences, size) for sequences in [*batches, *([()] * empty)]]
 
     def _run(
-        self, packs: Sequence[Pack], last: LastStage, *, train: bool, entropy_grad: bool = False
-    ) -> None:
+        self,
+        packs: Sequence[Pack],
+        last: LastStage,
+        *,
+        train: bool,
+        entropy_grad: bool = False,
+        note: bool = False,
+    ) -> list[DecoderInputs]:
         """One run of the schedule; `last` gets the outputs of the last stage."""
-        inputs = [self.inputs(pack, entropy_grad) for pack in packs]
+        inputs = [self.inputs(pack, entropy_grad, note=note) for pack in packs]
         for decoder in self.decoders:
             decoder.inputs = inputs
         places = [place_of(index) for index in range(len(packs))]
@@ -104,6 +115,7 @@ class PipelinedPolicy(Policy):
             self._last = None
             for decoder in self.decoders:
                 decoder.inputs = ()
+        return inputs
 
     def _schedule(self, packs: Sequence[Pack], train: bool) -> Schedule:
         """The schedule of the run before where numbers and sizes are the same, else a new one."""

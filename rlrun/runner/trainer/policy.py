@@ -3,10 +3,12 @@
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from rlrun.converters.architecture import Architecture
 from rlrun.runner.carriers import TrainSequence
@@ -17,10 +19,14 @@ from rlrun.runner.trainer.decoder import DecoderInputs, PackedDecoder, place_of
 from rlrun.runner.trainer.head import HeadQuery
 from rlrun.runner.trainer.layout import balanced, token_multiple
 from rlrun.runner.trainer.rope import RopeTable
+from rlrun.runner.trainer.routing import Routing, connect_routers, gathered, noted_experts
 from rlrun.specs.trainer import ParallelSpec
 
 LossOf = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 """Loss of a micro-batch, by its number, from log-probs and entropies of its response tokens."""
+
+Routes = list[list[NDArray[np.int16]]]
+"""`[P + R, layers × K]` experts of each sequence of each micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,8 @@ class PolicySettings:
     device: torch.device
     dtype: torch.dtype
     """Of hidden states."""
+    replay: bool = False
+    """Route tokens as sequences say, and note how they are routed."""
 
 
 class Policy:
@@ -57,19 +65,32 @@ class Policy:
         self._context = contextlib.nullcontext if dims is None else get_spmd_context(parallel_dims=dims)
         self._group: dist.ProcessGroup | None = None
         self._part = WHOLE
+        self._replay = model.experts if settings.replay else None
+        self._layers = model.layers
+        self._tensor = None if dims is None or dims.tp == 1 else dims.get_mesh("tp").get_group()
+        if self._replay is not None:
+            for decoder in self.decoders:
+                connect_routers(decoder.layers)
         if dims is not None and dims.cp > 1:
             self._group = dims.get_mesh("cp").get_group()
             rank = dist.get_rank(self._group)
             self._part = ContextPart(rank, dims.cp, balanced(settings.parallel))
 
-    def log_probs(self, batches: Sequence[Sequence[TrainSequence]]) -> list[tuple[torch.Tensor, ...]]:
-        """`[R]` log-probs of each sequence of each micro-batch, in order."""
+    def log_probs(
+        self, batches: Sequence[Sequence[TrainSequence]], routes: Routes | None = None
+    ) -> list[tuple[torch.Tensor, ...]]:
+        """`[R]` log-probs of each sequence of each micro-batch, in order; `routes` gets the experts that its
+        tokens went to.
+        """
         found = []
         for sequences in batches:
             pack = self.pack(sequences)
+            inputs = self.inputs(pack, entropy_grad=False, note=routes is not None)
             with torch.no_grad():
-                log_probs, _ = self(pack)
+                log_probs, _ = self._values(pack, inputs)
             found.append(log_probs.split(pack.response_lengths))
+            if routes is not None:
+                routes.append(self.routes(sequences, pack, inputs))
         reshard(self.decoders)
         return found
 
@@ -89,8 +110,11 @@ class Policy:
 
     def __call__(self, pack: Pack, entropy_grad: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies of the pack's response tokens, `[R]` float32."""
+        return self._values(pack, self.inputs(pack, entropy_grad))
+
+    def _values(self, pack: Pack, inputs: DecoderInputs) -> tuple[torch.Tensor, torch.Tensor]:
         [decoder] = self.decoders
-        decoder.inputs = [self.inputs(pack, entropy_grad)]
+        decoder.inputs = [inputs]
         with self._context():
             log_probs, entropy = decoder(pack.tokens, place_of(0))
         return self.together(pack, log_probs, entropy)
@@ -104,11 +128,31 @@ class Policy:
         """This rank's part of a micro-batch, filled up to at least `size` tokens."""
         return make_pack(sequences, self.multiple, self.device, size=size, part=self._part)
 
-    def inputs(self, pack: Pack, entropy_grad: bool) -> DecoderInputs:
-        """What the decoder needs of a pack beside its tokens."""
-        settings = self._settings
+    def inputs(self, pack: Pack, entropy_grad: bool, *, note: bool = False) -> DecoderInputs:
+        """What the decoder needs of a pack beside its tokens; `note`: routers tell what they chose."""
+        settings, documents = self._settings, pack.documents
         query = HeadQuery(pack.rows, pack.targets, settings.temperature, settings.chunk, entropy_grad)
-        return DecoderInputs(self._rope.rows(pack.positions, pack.longest), pack.documents, query)
+        if self._replay is not None:
+            place = 0 if self._tensor is None else dist.get_rank(self._tensor)
+            documents = replace(documents, routing=Routing(pack.experts, place, note=note))
+        return DecoderInputs(self._rope.rows(pack.positions, pack.longest), documents, query)
+
+    def routes(
+        self, sequences: Sequence[TrainSequence], pack: Pack, inputs: DecoderInputs
+    ) -> list[NDArray[np.int16]]:
+        """`[P + R, layers × K]` of each sequence of a pack that has been through the decoder: the experts its
+        tokens went to, in this stage's layers.
+        """
+        assert self._replay is not None and inputs.documents.routing is not None
+        tokens = pack.tokens.shape[1]
+        shape = (tokens, self._layers, self._replay.per_token)
+        table = noted_experts(inputs.documents.routing, shape, self._tensor)
+        if self._group is not None:
+            together = gathered(table.to(self.device), self._group)
+            table = together[torch.from_numpy(self._part.gathered(len(together))).to(self.device)]
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        host = table[: sum(lengths)].to("cpu", torch.int16)
+        return [part.numpy() for part in host.split(lengths)]
 
     def together(
         self, pack: Pack, log_probs: torch.Tensor, entropy: torch.Tensor

@@ -46,6 +46,7 @@ from rlrun.runner.trainer.parameters import EMBEDDING, Parameters
 from rlrun.runner.trainer.pipeline import make_policy
 from rlrun.runner.trainer.policy import PolicySettings
 from rlrun.runner.trainer.process import build_mesh, peak_memory, start_process, stop_process
+from rlrun.runner.trainer.replay import Replay, without_experts
 from rlrun.runner.trainer.teacher import Teacher
 from rlrun.runner.trainer.tied import TiedHead
 from rlrun.runner.weights.writer import WeightWriter, weight_writer
@@ -78,6 +79,7 @@ class TrainerRank:
             self._device,
             checkpointing=spec.trainer.activation_checkpointing,
             on_host=spec.trainer.offload == "all",
+            router_dtype=spec.trainer.moe.router_dtype,
         )
         self._expert_load = ExpertLoad(decoders, self._model, self._device) if self._model.experts else None
         self._policy = make_policy(
@@ -85,7 +87,12 @@ class TrainerRank:
             self._model,
             dims,
             PolicySettings(
-                spec.rollout.temperature, spec.trainer.logits_chunk, parallel, self._device, dtype
+                spec.rollout.temperature,
+                spec.trainer.logits_chunk,
+                parallel,
+                self._device,
+                dtype,
+                replay=spec.trainer.moe.routing_replay != "off",
             ),
         )
         self._stages = None if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_group()
@@ -105,6 +112,7 @@ class TrainerRank:
         self._step = 0
         self._writer: WeightWriter | None = None
         self._parking = Parking(self._device)
+        self._replay = Replay(spec.trainer.moe.routing_replay)
 
     @property
     def _needs(self) -> Needs:
@@ -121,16 +129,16 @@ class TrainerRank:
 
         `micro_batches` is that of a TrainStep, or of several (rlrun.runner.packing.all_micro_batches).
         """
-        if not reference:
-            return self._log_probs(sequences, micro_batches)
-        assert self._reference is not None, "the algorithm's needs do not name the reference"
-        with self._parameters.swapped(self._reference):
-            return self._log_probs(sequences, micro_batches)
-
-    def _log_probs(
-        self, sequences: Mapping[int, TrainSequence] | Sequence[TrainSequence], micro_batches: MicroBatches
-    ) -> dict[int, NDArray[np.float32]]:
-        found = response_values(self._policy, sequences, micro_batches[self._data_rank])
+        mine = micro_batches[self._data_rank]
+        if reference:
+            assert self._reference is not None, "the algorithm's needs do not name the reference"
+            with self._parameters.swapped(self._reference):
+                found = response_values(self._policy, without_experts(sequences), mine)
+        else:
+            routes = self._replay.routes
+            sequences = self._replay.before_training(sequences)
+            found = response_values(self._policy, sequences, mine, routes)
+            self._replay.keep(mine, routes)
         return found if self._speaks else {}
 
     def teacher_log_probs(
@@ -164,7 +172,10 @@ class TrainerRank:
         `perf/*_time` are the seconds of the slowest rank. NonFiniteError names what was not finite
         (`trainer.non_finite = "stop"`); weights are untouched then.
         """
-        return [self._train_step(sequences, step) for step in steps]
+        sequences = self._replay.in_training(sequences)
+        metrics = [self._train_step(sequences, step) for step in steps]
+        self._replay.forget()
+        return metrics
 
     def _train_step(
         self, sequences: Mapping[int, TrainSequence] | Sequence[TrainSequence], step: TrainStep

@@ -34,6 +34,11 @@ def generate_body(requests: Sequence[GenerateRequest], *, experts: bool = False)
     return b'{"input_ids":[' + b",".join(prompts) + b"]," + rest[1:]
 
 
+def sample_ids(request: GenerateRequest) -> list[str]:
+    """How the samples of a request are called on the wire."""
+    return [f"{request.id}-{k}" for k in range(len(request.seeds))]
+
+
 def parse_generations(raw: bytes, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
     """The answer to `generate_body`, by request. Raises EngineError when it is something else."""
     answers = orjson.loads(raw)

@@ -242,7 +242,7 @@ PREPARE: dict[str, Prepare] = {
     "hf-to-dcp torch": torch_to_dcp,
     "dcp-to-hf torch": torch_to_hf,
     "cast": conversion("hf", dtype=torch.float16),
-    "fp8-block": conversion("hf", quantise="block"),
+    "fp8-block": conversion("hf", quantise="fp8-block"),
     "fp8-block back": conversion("hf", dequantise=True),
 }
 

@@ -50,6 +50,7 @@ class Quantise(StrEnum):
     BLOCK = "fp8-block"
     CHANNEL = "fp8-channel"
     TENSOR = "fp8-tensor"
+    INT4 = "int4-group"
     NONE = "none"
 
 
@@ -119,11 +120,11 @@ def command(
     from rlrun.converters.conversion import Options, plan_conversion
     from rlrun.converters.copying import Effort
     from rlrun.converters.destination import check_free
-    from rlrun.converters.fp8 import granularity
     from rlrun.converters.hub import local_folder, upload
     from rlrun.converters.locate import find_checkpoint
     from rlrun.converters.mapping import Lenience
     from rlrun.converters.precision import dtype_named, torch_threads
+    from rlrun.converters.quantisation import kind_named
 
     torch_threads(1)
     local = local_folder(source, revision)
@@ -134,7 +135,7 @@ def command(
     options = Options(
         dtype=dtype_named(dtype) if dtype else None,
         shard_bytes=parse_bytes(shard_size),
-        quantise=granularity(quantise) if quantise else None,
+        quantise=kind_named(quantise),
         dequantise=quantise is Quantise.NONE,
         adapter=lora,
         tied=tie,

@@ -21,12 +21,12 @@ from rlrun.converters.copying import Advance, Effort, as_bytes, blocks
 from rlrun.converters.dcp_folder import DcpFolder
 from rlrun.converters.destination import write_whole
 from rlrun.converters.families import check_family, map_to_parameters, other_names
-from rlrun.converters.fp8 import Granularity, quantisation_config, quantised
 from rlrun.converters.hf_folder import companions, read_tensors
 from rlrun.converters.locate import Format, Found
 from rlrun.converters.lora import merged
 from rlrun.converters.mapping import STRICT, Lenience, Mapped
 from rlrun.converters.output_files import OutputFile, distcp_files, safetensors_files, small_file
+from rlrun.converters.quantisation import Kind, quantised
 from rlrun.converters.sources import cast_weight, checked_contents, config_of, optimizer_contents
 from rlrun.converters.stored import Files, Stored
 from rlrun.converters.tying import with_tying
@@ -42,7 +42,7 @@ class Options:
     dtype: torch.dtype | None = None
     """Of the weights in DST; None: as stored, or the config's where the source is of training."""
     shard_bytes: int = 5 * 10**9
-    quantise: Granularity | None = None
+    quantise: Kind | None = None
     dequantise: bool = False
     adapter: Path | None = None
     """LoRA adapter to merge."""
@@ -130,16 +130,18 @@ def plan_conversion(source: Found, target: Format, options: Options) -> Conversi
 
 
 def _quantised(
-    contents: dict[str, Content], config: dict[str, Any], granularity: Granularity | None
+    contents: dict[str, Content], config: dict[str, Any], kind: Kind | None
 ) -> tuple[dict[str, Content], dict[str, Any]]:
-    if granularity is None:
-        kept = any(content.tensor.dtype.itemsize == 1 for content in contents.values())
+    if kind is None:
+        kept = any(_is_code(content.tensor.dtype) for content in contents.values())
         return contents, config if kept else {k: v for k, v in config.items() if k != "quantization_config"}
     check_family(config)  # of others it is not known which tensors are projections
-    if config["model_type"] == "gpt_oss":
-        raise ValueError("gpt_oss is not quantised to FP8: its experts are no matrices that engines look for")
-    settings = quantisation_config(contents, granularity)
-    return quantised(contents, granularity), config | {"quantization_config": settings}
+    return quantised(contents, config, kind)
+
+
+def _is_code(dtype: torch.dtype) -> bool:
+    """Whether numbers of this type stand for others."""
+    return dtype.itemsize == 1 or dtype == torch.int32
 
 
 def _with_dtype(config: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:

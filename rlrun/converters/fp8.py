@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from rlrun.converters import mxfp4
 from rlrun.converters.content import Content
 from rlrun.converters.copying import blocks
 from rlrun.converters.safetensors_format import Described
@@ -26,42 +25,29 @@ GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 BLOCK = 128
 _MAX = torch.finfo(torch.float8_e4m3fn).max
 _SCAN_BYTES = 16 << 20
-_QUANTISED = ("_proj.weight", "_proj_with_mqa.weight")
-"""Projections of attention, feed-forward and experts; not embedding, head, router or norms."""
 
 
 def granularity(name: str) -> Granularity | None:
-    """`"fp8-block"` -> `"block"`; None for `"none"`."""
+    """`"fp8-block"` -> `"block"`; None for other kinds."""
     return next((each for each in GRANULARITIES if name == f"fp8-{each}"), None)
 
 
-def quantised(contents: Mapping[str, Content], granularity: Granularity) -> dict[str, Content]:
-    """The contents with their projections in eight bits."""
-    made: dict[str, Content] = {}
-    for name, content in contents.items():
-        if not (name.endswith(_QUANTISED) and len(content.tensor.shape) == 2):
-            made[name] = content
-            continue
-        factors = Factors(content, granularity)
-        made[name] = QuantisedWeight(content, factors)
-        made[f"{name}_scale_inv" if granularity == "block" else f"{name}_scale"] = factors
-    return made
+def quantised(name: str, weight: Content, granularity: Granularity) -> dict[str, Content]:
+    """The tensors that a projection's weight becomes."""
+    factors = Factors(weight, granularity)
+    suffix = "_scale_inv" if granularity == "block" else "_scale"
+    return {name: QuantisedWeight(weight, factors), name + suffix: factors}
 
 
-def quantisation_config(contents: Mapping[str, Content], granularity: Granularity) -> dict[str, Any]:
-    """`quantization_config` for config.json; `contents` are those before quantisation."""
-    kept = sorted(
-        name.removesuffix(".weight")
-        for name, content in contents.items()
-        if len(content.tensor.shape) == 2 and not name.endswith(_QUANTISED) and "embed" not in name
-    )
+def config(kept: list[str], granularity: Granularity) -> dict[str, Any]:
+    """`quantization_config` for config.json; `kept`: modules that stay as they are."""
     if granularity == "block":
         return {
             "quant_method": "fp8",
             "fmt": "e4m3",
             "activation_scheme": "dynamic",
             "weight_block_size": [BLOCK, BLOCK],
-            "modules_to_not_convert": sorted({"lm_head", *kept}),
+            "modules_to_not_convert": kept,
         }
     number = {"num_bits": 8, "type": "float", "symmetric": True}
     return {
@@ -75,27 +61,12 @@ def quantisation_config(contents: Mapping[str, Content], granularity: Granularit
                 "input_activations": {**number, "strategy": "token", "dynamic": True},
             }
         },
-        "ignore": sorted({"lm_head", *kept}),
+        "ignore": kept,
     }
 
 
-def dequantised(
-    contents: Mapping[str, Content], config: Mapping[str, Any], dtype: torch.dtype
-) -> dict[str, Content]:
-    """The contents of a quantised checkpoint in `dtype`; ValueError for kinds that are not read."""
-    if not (settings := config.get("quantization_config")):
-        return dict(contents)
-    method = settings.get("quant_method")
-    if method == "mxfp4":
-        return mxfp4.widened(contents, dtype)
-    if method not in ("fp8", "compressed-tensors") or settings.get("format", "float-quantized") not in (
-        "float-quantized",
-        "naive-quantized",
-    ):
-        raise ValueError(
-            f"the checkpoint is quantised by {method!r} ({settings.get('format', 'no format')}), which is "
-            "not read; MXFP4 is, and FP8 (quant_method fp8, or compressed-tensors as float-quantized)"
-        )
+def widened(contents: Mapping[str, Content], dtype: torch.dtype) -> dict[str, Content]:
+    """The contents of an eight-bit checkpoint in `dtype`. ValueError where a weight has no scale."""
     scales = ("_scale_inv", "_scale")
     made: dict[str, Content] = {}
     for name, content in contents.items():

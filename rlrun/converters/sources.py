@@ -9,11 +9,11 @@ from rlrun.converters.architecture import FAMILIES, read_config, weight_dtype
 from rlrun.converters.content import Content, cast, plain
 from rlrun.converters.dcp_folder import DcpFolder
 from rlrun.converters.families import map_to_hf, map_to_parameters
-from rlrun.converters.fp8 import dequantised
 from rlrun.converters.hf_folder import is_hf_folder, read_tensors
 from rlrun.converters.locate import Found
 from rlrun.converters.mapping import Lenience, Mapped
 from rlrun.converters.precision import dtype_named, is_kept
+from rlrun.converters.quantisation import dequantised
 from rlrun.converters.stored import Stored
 
 _OWN = "parameters."
@@ -70,8 +70,11 @@ def optimizer_contents(source: Found, config: Mapping[str, Any]) -> dict[str, Co
 
 
 def cast_weight(name: str, content: Content, dtype: torch.dtype | None) -> Content:
-    """A weight in another precision, unless it is quantised or keeps its own."""
-    if dtype is None or content.tensor.dtype.itemsize == 1 or is_kept(name):
+    """A weight in another precision, unless it is quantised, with what it is multiplied by, or keeps its
+    own.
+    """
+    scale = name.endswith(("_scale", "_scale_inv"))
+    if dtype is None or scale or content.tensor.dtype.itemsize == 1 or is_kept(name):
         return content
     return cast(content, dtype)
 

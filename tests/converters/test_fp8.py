@@ -52,7 +52,7 @@ def test_weights_and_scales_are_those_of_plain_torch(
 ):
     if small_blocks:
         monkeypatch.setattr(copying, "_BLOCK_BYTES", 1)
-    read = read_hf(convert(source, "hf", tmp_path / "out", quantise=granularity))
+    read = read_hf(convert(source, "hf", tmp_path / "out", quantise=f"fp8-{granularity}"))
     suffix = "_scale_inv" if granularity == "block" else "_scale"
     for name, weight in read_hf(source).items():
         if "_proj" not in name:
@@ -66,7 +66,7 @@ def test_weights_and_scales_are_those_of_plain_torch(
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_back_to_bfloat16(granularity, source, tmp_path):
-    small = convert(source, "hf", tmp_path / "fp8", quantise=granularity)
+    small = convert(source, "hf", tmp_path / "fp8", quantise=f"fp8-{granularity}")
     back = convert(small, "hf", tmp_path / "back", dequantise=True)
     weights, original = read_hf(back), read_hf(source)
     assert "quantization_config" not in json.loads((back / "config.json").read_text())
@@ -80,7 +80,7 @@ def test_back_to_bfloat16(granularity, source, tmp_path):
 
 
 def test_an_eight_bit_folder_is_resharded_as_it_is(source, tmp_path):
-    small = convert(source, "hf", tmp_path / "fp8", quantise="block")
+    small = convert(source, "hf", tmp_path / "fp8", quantise="fp8-block")
     again = convert(small, "hf", tmp_path / "again", shard_bytes=100_000)
     assert same(read_hf(small), read_hf(again))
     assert (small / "config.json").read_bytes() == (again / "config.json").read_bytes()
@@ -94,7 +94,7 @@ def test_transformers_reads_blocks_as_we_do(family, tmp_path):
     shape = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "moe_intermediate_size": 128}
     shape = shape if family == "qwen3_moe" else {key: shape[key] for key in list(shape)[:3]}
     source = make_tiny_model(tmp_path / "hf", family, dtype=torch.bfloat16, **shape)
-    small = convert(source, "hf", tmp_path / "fp8", quantise="block")
+    small = convert(source, "hf", tmp_path / "fp8", quantise="fp8-block")
     back = convert(small, "hf", tmp_path / "back", dequantise=True)
     theirs = AutoModelForCausalLM.from_pretrained(
         small, quantization_config=FineGrainedFP8Config(dequantize=True), dtype=torch.bfloat16
@@ -110,7 +110,7 @@ def test_zeros_stay_zeros(tmp_path):
     tensors = read_hf(source)
     tensors["model.layers.0.mlp.up_proj.weight"].zero_()
     save_file(tensors, source / "model.safetensors")
-    read = read_hf(convert(source, "hf", tmp_path / "out", quantise="block"))
+    read = read_hf(convert(source, "hf", tmp_path / "out", quantise="fp8-block"))
     assert read["model.layers.0.mlp.up_proj.weight"].float().abs().max() == 0
     assert read["model.layers.0.mlp.up_proj.weight_scale_inv"].unique().tolist() == [1.0]
 
@@ -119,7 +119,7 @@ def test_zeros_stay_zeros(tmp_path):
     ("settings", "message"),
     [
         ({"quant_method": "gptq"}, "is quantised by 'gptq'"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "pack-quantized"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
     ],
 )
 def test_other_kinds_are_refused(settings, message, tmp_path):

@@ -58,7 +58,7 @@ def test_it_goes_with_every_other_step(source, tmp_path):
     both = convert(source, "hf", tmp_path / "both", adapter=adapter, dtype=torch.bfloat16)
     expected = read_hf(merged)[f"{QUERY}.weight"].bfloat16()
     assert torch.equal(read_hf(both)[f"{QUERY}.weight"], expected)
-    small = convert(source, "hf", tmp_path / "small", adapter=adapter, quantise="block")
+    small = convert(source, "hf", tmp_path / "small", adapter=adapter, quantise="fp8-block")
     assert read_hf(small)[f"{QUERY}.weight"].dtype == torch.float8_e4m3fn
     middle = convert(source, "dcp", tmp_path / "dcp", adapter=adapter)
     back = read_hf(convert(middle, "hf", tmp_path / "back"))

@@ -5,12 +5,16 @@ import os
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from rlrun.cli.arguments import AsJson
+
+if TYPE_CHECKING:
+    from rlrun.converters.conversion import Conversion
+    from rlrun.converters.copying import Effort
 
 _UNITS = {"": 1} | {unit: 1000**power for power, unit in enumerate("KMGT", 1)}
 _UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate("KMGT", 1)}
@@ -63,6 +67,38 @@ Step = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the hub.")]
 
+Origin = Annotated[Format | None, typer.Option("--from", help="SRC's format.")]
+Target = Annotated[Format | None, typer.Option("--to", help="DST's format.")]
+Model = Annotated[
+    Path | None,
+    typer.Option(help="Folder with config.json and tokenizer, where SRC does not say which model it is."),
+]
+Precision = Annotated[
+    Dtype | None, typer.Option(help="Precision of the weights. If not given: as in SRC, or its config.")
+]
+Quantisation = Annotated[
+    Quantise | None, typer.Option("--quantize", help="Quantise the weights; none undoes it.")
+]
+Lora = Annotated[Path | None, typer.Option(help="Folder of a LoRA adapter (peft's) to merge.")]
+Tie = Annotated[
+    bool | None, typer.Option("--tie/--untie", help="Embedding and head share a tensor, or have two.")
+]
+Optimizer = Annotated[bool, typer.Option("--optimizer", help="Keep the optimizer's state, in DST/optimizer.")]
+ShardSize = Annotated[str, typer.Option(metavar="SIZE", help="Largest size of a file.")]
+Memory = Annotated[str, typer.Option(metavar="SIZE", help="Memory to stay within, whatever the model.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, max=64, help="Threads. If not given: one a core, at most 8.")
+]
+AllowMissing = Annotated[
+    bool, typer.Option("--allow-missing", help="SRC may lack tensors that its config asks for.")
+]
+DropUnknown = Annotated[
+    bool, typer.Option("--drop-unknown", help="Leave tensors behind that its config knows nothing of.")
+]
+Verify = Annotated[bool, typer.Option("--verify", help="Read DST back and compare every byte.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+Push = Annotated[str | None, typer.Option(metavar="ID", help="Upload DST as this model on the hub.")]
+
 app = typer.Typer(
     help="Convert checkpoints between Hugging Face folders (hf) and distributed checkpoints (dcp).",
     no_args_is_help=True,
@@ -75,52 +111,29 @@ def command(
     source: Source,
     destination: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make.")],
     *,
-    origin: Annotated[Format | None, typer.Option("--from", help="SRC's format.")] = None,
-    target: Annotated[Format | None, typer.Option("--to", help="DST's format.")] = None,
+    origin: Origin = None,
+    target: Target = None,
     step: Step = None,
     revision: Revision = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(help="Folder with config.json and tokenizer, where SRC does not say which model it is."),
-    ] = None,
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="Precision of the weights. If not given: as in SRC, or its config.")
-    ] = None,
-    quantise: Annotated[
-        Quantise | None, typer.Option("--quantize", help="Quantise the weights; none undoes it.")
-    ] = None,
-    lora: Annotated[Path | None, typer.Option(help="Folder of a LoRA adapter (peft's) to merge.")] = None,
-    tie: Annotated[
-        bool | None, typer.Option("--tie/--untie", help="Embedding and head share a tensor, or have two.")
-    ] = None,
-    optimizer: Annotated[
-        bool, typer.Option("--optimizer", help="Keep the optimizer's state, in DST/optimizer.")
-    ] = False,
-    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest size of a file.")] = "5GB",
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory to stay within, whatever the model.")
-    ] = "4GiB",
-    threads: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Threads. If not given: one a core, at most 8.")
-    ] = None,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="SRC may lack tensors that its config asks for.")
-    ] = False,
-    drop_unknown: Annotated[
-        bool, typer.Option("--drop-unknown", help="Leave tensors behind that its config knows nothing of.")
-    ] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Read DST back and compare every byte.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    push: Annotated[
-        str | None, typer.Option(metavar="ID", help="Upload DST as this model on the hub.")
-    ] = None,
+    model: Model = None,
+    dtype: Precision = None,
+    quantise: Quantisation = None,
+    lora: Lora = None,
+    tie: Tie = None,
+    optimizer: Optimizer = False,
+    shard_size: ShardSize = "5GB",
+    memory: Memory = "4GiB",
+    threads: Threads = None,
+    allow_missing: AllowMissing = False,
+    drop_unknown: DropUnknown = False,
+    verify: Verify = False,
+    dry_run: DryRun = False,
+    push: Push = None,
 ) -> None:
     """Plan, write, perhaps upload."""
-    from rlrun.cli.convert_report import print_plan, print_result, progress
     from rlrun.converters.conversion import Options, plan_conversion
     from rlrun.converters.copying import Effort
-    from rlrun.converters.destination import check_free
-    from rlrun.converters.hub import local_folder, upload
+    from rlrun.converters.hub import local_folder
     from rlrun.converters.locate import find_checkpoint
     from rlrun.converters.mapping import Lenience
     from rlrun.converters.precision import dtype_named, torch_threads
@@ -143,16 +156,38 @@ def command(
         lenience=Lenience(missing=allow_missing, unknown=drop_unknown),
     )
     conversion = plan_conversion(found, to, options)
-    print_plan(conversion, destination, local.commit, full=dry_run)
+    effort = Effort(threads or min(8, os.cpu_count() or 1), parse_bytes(memory))
+    _carry_out(conversion, destination, effort, commit=local.commit, verify=verify, dry_run=dry_run)
+    if push is not None and not dry_run:
+        _upload(destination, push)
+
+
+def _carry_out(
+    conversion: "Conversion",
+    destination: Path,
+    effort: "Effort",
+    *,
+    commit: str | None,
+    verify: bool,
+    dry_run: bool,
+) -> None:
+    """Say what will be done, and do it unless only that was asked for."""
+    from rlrun.cli.convert_report import print_plan, print_result, progress
+    from rlrun.converters.destination import check_free
+
+    print_plan(conversion, destination, commit, full=dry_run)
     check_free(destination, conversion.files)
     if dry_run:
         return
-    effort = Effort(threads or min(8, os.cpu_count() or 1), parse_bytes(memory))
     with progress(conversion.nbytes, verify) as (written, compared):
         conversion.write(destination, effort, written.advance, compared.advance if verify else None)
     print_result(conversion, written, destination, verified=verify)
-    if push is not None:
-        print(f"uploaded as {upload(destination, push)}")
+
+
+def _upload(folder: Path, name: str) -> None:
+    from rlrun.converters.hub import upload
+
+    print(f"uploaded as {upload(folder, name)}")
 
 
 for _name, _help in _DIRECTIONS.items():

@@ -77,7 +77,12 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
 
 def trainer_of(started: Started, plan: Plan) -> TrainerGroup:
     """The trainer of the ranks that run now."""
-    return TrainerGroup(started.trainer.processes, [rank.data_rank for rank in plan.ranks])
+    return TrainerGroup(
+        started.trainer.processes,
+        [rank.data_rank for rank in plan.ranks],
+        teacher=[rank.teacher_data_rank for rank in plan.ranks],
+        critic=[rank.critic_data_rank for rank in plan.ranks],
+    )
 
 
 async def diagnose_engines(parts: Parts) -> ProcessFailure | None:
@@ -108,7 +113,8 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
             evaluation = Evaluator(parts.inputs.eval_sets, policy, spec.rollout.request_timeout)
     needs = needs_of(spec)
     budget = spec.trainer.max_tokens_per_rank
-    aside = _packer(spec, parts.plan, model, len(parts.plan.ranks), budget)
+    teachers = 1 + max(rank.teacher_data_rank for rank in parts.plan.ranks)
+    critics = 1 + max(rank.critic_data_rank for rank in parts.plan.ranks)
     return Job(
         steps=parts.steps,
         source=_source(spec, parts, policy),
@@ -120,9 +126,9 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
         journal=journal,
         checkpoints=checkpoints,
         engines=parts.pool,
-        evaluation=evaluation,
-        pack_teacher=aside if needs.teacher else None,
-        pack_critic=aside if needs.critic else None,
+        evaluation=_evaluation(spec, parts, policy),
+        pack_teacher=_packer(spec, parts.plan, model, teachers, budget) if needs.teacher else None,
+        pack_critic=_packer(spec, parts.plan, model, critics, budget) if needs.critic else None,
         critic_only_steps=spec.critic.only_steps,
         reference_interval=spec.reference.update_interval,
         recompute_old=spec.trainer.old_log_probs == "trainer",
@@ -144,7 +150,7 @@ def _source(spec: Spec, parts: Parts, policy: Policy | None) -> BatchSource:
 
 
 def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget: int) -> Pack:
-    """For a layout of so many data ranks: the policy's, or that of a companion, which has all."""
+    """For a layout of so many data ranks: the policy's, or that of a companion."""
     config = model.config()
     return partial(
         plan_steps,

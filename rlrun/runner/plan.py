@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.trainer.layout import Coordinates, coordinates, data_rank
 from rlrun.specs.batch import BatchNumbers, batch_numbers
+from rlrun.specs.companions import side_layout
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import Layout, layout_of
 from rlrun.specs.lengths import longest_sample
@@ -31,12 +32,15 @@ class Place:
 class RankPlan:
     """One trainer rank.
 
-    Example: `RankPlan(3, 1, Coordinates(0, 0, 1, 0, 1), Place(0, 3), 3, 4)` of fsdp 2 × tensor 2.
+    Example: `RankPlan(3, 1, 3, 3, Coordinates(0, 0, 1, 0, 1), Place(0, 3), 3, 4)` of fsdp 2 × tensor 2.
     """
 
     rank: int
     data_rank: int
     """Which part of the samples it sees: ranks apart in pipeline, context or tensor alone see the same."""
+    teacher_data_rank: int
+    """The same in the teacher's layout, should there be one."""
+    critic_data_rank: int
     coordinates: Coordinates
     place: Place
     local_rank: int
@@ -96,6 +100,8 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
     engines = _place_engines(spec, layout)
     rank_threads, engine_threads = _threads(spec, layout, ranks, engines, cores or available_cores())
     longest = longest_sample(spec)
+    teacher = side_layout(None if spec.teacher is None else spec.teacher.parallel, layout.ranks)
+    critic = side_layout(spec.critic.parallel, layout.ranks)
     return Plan(
         batch=batch,
         steps=_steps(spec, batch, rows),
@@ -103,6 +109,8 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
             RankPlan(
                 rank=rank,
                 data_rank=data_rank(rank, spec.trainer.parallel),
+                teacher_data_rank=data_rank(rank, teacher),
+                critic_data_rank=data_rank(rank, critic),
                 coordinates=coordinates(rank, spec.trainer.parallel),
                 place=place,
                 local_rank=local_rank,

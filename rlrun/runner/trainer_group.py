@@ -32,11 +32,21 @@ class Rank(Protocol):
 class TrainerGroup:
     """The trainer that the loop sees."""
 
-    def __init__(self, ranks: Sequence[Rank], data_ranks: Sequence[int]) -> None:
-        """`data_ranks` says which part of the data each rank sees; to teacher and critic each has its own."""
+    def __init__(
+        self,
+        ranks: Sequence[Rank],
+        data_ranks: Sequence[int],
+        *,
+        teacher: Sequence[int] | None = None,
+        critic: Sequence[int] | None = None,
+    ) -> None:
+        """`data_ranks` says which part of the data each rank sees, `teacher` and `critic` in their layouts
+        (None: each its own).
+        """
         self._ranks = ranks
         self._data_ranks = data_ranks
-        self._companions = range(len(ranks))
+        self._teacher_ranks = range(len(ranks)) if teacher is None else teacher
+        self._critic_ranks = range(len(ranks)) if critic is None else critic
         self._seconds = 0.0
 
     async def log_probs(
@@ -50,14 +60,14 @@ class TrainerGroup:
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
     ) -> list[NDArray[np.float32]]:
         """`[R]` log-probs of each sequence under the teacher; micro-batches are for its layout."""
-        shares = self._shares(sequences, micro_batches, self._companions)
+        shares = self._shares(sequences, micro_batches, self._critic_ranks)
         return await self._pass("teacher_log_probs", [(share, micro_batches) for share in shares])
 
     async def values(
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
     ) -> list[NDArray[np.float32]]:
         """`[R]` values of each sequence by the critic; micro-batches are for its layout."""
-        shares = self._shares(sequences, micro_batches, self._companions)
+        shares = self._shares(sequences, micro_batches, self._teacher_ranks)
         return await self._pass("values", [(share, micro_batches) for share in shares])
 
     async def train(
@@ -70,7 +80,7 @@ class TrainerGroup:
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
     ) -> list[dict[str, float]]:
         """Take the critic's optimizer steps, packed for its layout; the metrics of each."""
-        return await self._updates("train_critic", sequences, steps, self._companions)
+        return await self._updates("train_critic", sequences, steps, self._critic_ranks)
 
     async def update_reference(self) -> None:
         """From now on the reference is what the policy is now."""

@@ -62,7 +62,7 @@ def layouts(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
         if own != ranks:
             path: KeyPath = (name, "parallel")
             message = f"asks for {own} ranks, and trainer.parallel makes {ranks}"
-            cure = "fsdp · replicate must be their number; left out, it is sharded over all"
+            cure = "fsdp · replicate · tensor must be their number; left out, it is sharded over all"
             yield Finding(path, message, cure, others=(("trainer", "parallel"),))
 
 

@@ -22,6 +22,8 @@ class ShardingSpec(Section):
     """Ranks that shard parameters, gradients and optimizer state."""
     replicate: int = Field(default=1, ge=1)
     """Replicas of the sharded group (HSDP)."""
+    tensor: int = Field(default=1, ge=1)
+    """Ranks that split each layer's matrices; attention heads must divide by it."""
 
 
 class TeacherSpec(Section):

@@ -37,6 +37,10 @@ class Rank:
         }
         return joined_log_probs(own), 1.0 + self.number
 
+    def values(self, columns: Columns, micro_batches: Any) -> Any:
+        own = {index: one.advantages for index, one in from_columns(columns).items()}
+        return joined_log_probs(own if self.number in (0, 2) else {}), 1.0
+
     def train(self, columns: Columns, steps: list[TrainStep]) -> Any:
         self.seen.append(columns)
         return [{"train/loss": 0.5}] * len(steps), 2.0
@@ -85,6 +89,13 @@ async def test_log_probs_come_back_in_the_order_of_the_sequences(reference: bool
     trainer, _ = group()
     found = await trainer.log_probs(sequences(5), BATCHES, reference=reference)
     assert [values[0] for values in found] == [factor * number for number in range(5)]
+
+
+async def test_a_critic_of_two_tensor_ranks_has_data_ranks_of_its_own() -> None:
+    ranks = [Rank(number) for number in range(4)]
+    trainer = TrainerGroup(ranks, [0, 1, 2, 3], critic=[0, 0, 1, 1])
+    found = await trainer.values(sequences(5), BATCHES)
+    assert [values[0] for values in found] == list(range(5))
 
 
 async def test_the_slowest_rank_counts_and_counting_starts_over() -> None:

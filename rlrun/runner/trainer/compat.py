@@ -11,7 +11,7 @@ import types
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -104,6 +104,7 @@ from torchtitan.models.common.config_utils import (  # noqa: E402
 )
 from torchtitan.models.common.decoder_sharding import (  # noqa: E402
     dense_activation_placement,
+    dense_param_placement,
     set_decoder_sharding_config,
 )
 from torchtitan.models.common.embedding import Embedding  # noqa: E402
@@ -161,6 +162,7 @@ __all__ = [
     "set_sharding",
     "set_spmd_backend",
     "shard_data_parallel",
+    "split_inputs",
     "varlen_backward",
     "varlen_forward",
     "with_local_part",
@@ -263,6 +265,14 @@ def set_sharding(config: Any, parallel: ParallelSpec) -> None:
         in_src_shardings={"input": replicated},
         in_dst_shardings={"input": replicated},
     )
+
+
+def split_inputs(head: Any) -> None:
+    """Before a head is parallelised: tensor-parallel ranks are to share out its inputs, not its outputs."""
+    import spmd_types as spmd
+
+    weight = {"weight": dense_param_placement(tp=spmd.S(1))}
+    head._sharding_config = replace(head._sharding_config, state_shardings=weight)
 
 
 class _Selective(SelectiveAC):

@@ -22,7 +22,7 @@ from rlrun.runner.trainer.batch import make_loss_batch
 from rlrun.runner.trainer.checkpoint import load_checkpoint, save_checkpoint
 from rlrun.runner.trainer.compat import reshard
 from rlrun.runner.trainer.forward import Sequences, response_values
-from rlrun.runner.trainer.layout import data_rank
+from rlrun.runner.trainer.layout import data_rank, speaks
 from rlrun.runner.trainer.meter import Meter
 from rlrun.runner.trainer.model import build_model
 from rlrun.runner.trainer.optimizer import clip_gradients, learning_rate, non_finite_error
@@ -51,6 +51,10 @@ class Critic:
         """`read` gives the policy's tensors to begin with; the value head begins at 0."""
         model = replace(model, tied=False)
         layout = side_layout(spec.critic.parallel, setup.world_size)
+        if model.hidden % layout.tensor:
+            raise ValueError(
+                f"critic.parallel.tensor = {layout.tensor} does not divide hidden_size = {model.hidden}"
+            )
         dims = build_mesh(layout, setup.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
         decoders = build_model(
@@ -60,6 +64,7 @@ class Critic:
             dtype,
             device,
             head=value_head_config(model),
+            section="critic",
             checkpointing=spec.trainer.activation_checkpointing,
             on_host=spec.trainer.offload == "all",
             router_dtype=spec.trainer.moe.router_dtype,
@@ -74,11 +79,16 @@ class Critic:
         self._spec, self._stops = spec.critic, spec.trainer.non_finite == "stop"
         self._algorithm, self._device = algorithm, device
         self._rank, self._data_rank = setup.rank, data_rank(setup.rank, layout)
+        self._speaks = speaks(setup.rank, layout)
         self._total, self._step = setup.optimizer_steps, 0
 
     def values(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
-        """`[R]` values of this data rank's sequences by index: what is expected from before each token on."""
-        return response_values(self._model, sequences, micro_batches[self._data_rank])
+        """`[R]` values of this data rank's sequences by index: what is expected from before each token on.
+
+        From one rank of those that share the data.
+        """
+        found = response_values(self._model, sequences, micro_batches[self._data_rank])
+        return found if self._speaks else {}
 
     def train(self, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
         """Take one optimizer step for each of `steps`; metrics of each, the same on every rank.
@@ -109,7 +119,7 @@ class Critic:
             self._accumulate([sequences[i] for i in members], [step.scale[i] for i in members], meter)
         rate = learning_rate(self._spec, self._step, self._total)
         norm = clip_gradients(self._parameters.masters, self._spec.max_grad_norm)
-        metrics = meter.reduced(True, self._device)
+        metrics = meter.reduced(self._speaks, self._device)
         loss = metrics.pop("train/critic/loss")
         metrics |= {"train/critic/grad_norm": norm, "train/critic/lr": rate}
         finite = math.isfinite(loss) and math.isfinite(norm)

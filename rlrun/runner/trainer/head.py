@@ -37,8 +37,8 @@ class HeadQuery:
     """The entropy takes part in the loss."""
 
 
-class ResponseHead(Linear):
-    """The head of a decoder; set `query` before calling the model."""
+class Head(Linear):
+    """What stands at a decoder's end and looks at some tokens; set `query` before calling the model."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
@@ -48,19 +48,31 @@ class ResponseHead(Linear):
         super().__init__(config)
         self.query: HeadQuery | None = None
         self._group: dist.ProcessGroup | None = None
+        """Tensor-parallel ranks, which hold the other parts of the weight."""
 
     def parallelize(self, parallel_dims: Any) -> None:
-        """Remember who holds the other slices of the vocabulary."""
+        """Remember who holds the other parts."""
         mesh = parallel_dims.get_optional_mesh("tp")
         self._group = None if mesh is None else mesh.get_group("tp")
         super().parallelize(parallel_dims)
 
-    def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs and entropies, `[R]` float32, from `[1, T, hidden]` hidden states of packed tokens."""
+    def _asked(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, HeadQuery]:
+        """`[R, hidden]` states of the tokens asked for, this rank's part of the weight, and the question."""
         assert self.query is not None, "set query before calling the model"
         weight = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
-        hidden = input.flatten(0, 1).index_select(0, self.query.rows)
-        outputs: tuple[torch.Tensor, torch.Tensor] = _LogProbs.apply(hidden, weight, self.query, self._group)
+        return input.flatten(0, 1).index_select(0, self.query.rows), weight, self.query
+
+
+class ResponseHead(Head):
+    """The head of a policy, its vocabulary split over tensor-parallel ranks."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Head.Config):
+        pass
+
+    def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs and entropies, `[R]` float32, from `[1, T, hidden]` hidden states of packed tokens."""
+        outputs: tuple[torch.Tensor, torch.Tensor] = _LogProbs.apply(*self._asked(input), self._group)
         return outputs
 
 

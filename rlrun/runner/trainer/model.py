@@ -49,6 +49,7 @@ def build_model(
     device: torch.device,
     *,
     head: Any = None,
+    section: str = "trainer",
     checkpointing: str = "none",
     on_host: bool = False,
     router_dtype: str = "float32",
@@ -57,7 +58,8 @@ def build_model(
     with a pipeline the stages that lie on this rank, in order.
 
     One rank holds its parameters in `dtype`. Several hold float32 shards, and FSDP computes in `dtype`.
-    `head`: the config of another head than the policy's. `checkpointing`: `trainer.activation_checkpointing`.
+    `head`: the config of another head than the policy's. `section`: of the spec, for messages.
+    `checkpointing`: `trainer.activation_checkpointing`.
     `on_host`: shards lie in host memory; what one rank computes with stays on its device. `router_dtype`:
     `trainer.moe.router_dtype`.
     """
@@ -67,7 +69,7 @@ def build_model(
         if layer.moe is not None:
             layer.moe.router.gate.wide = router_dtype == "float32"
     if dims is not None:
-        check_layout(model, parallel)
+        check_layout(model, parallel, section)
         set_sharding(config, parallel)
     ranges = stage_layers(model.layers, parallel.stages)
     place = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()
@@ -120,8 +122,8 @@ def _placed(
     return placed
 
 
-def check_layout(model: Architecture, parallel: ParallelSpec) -> None:
-    """ValueError where the architecture does not divide by the degrees of parallelism."""
+def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "trainer") -> None:
+    """ValueError where the architecture does not divide by the degrees of `[section.parallel]`."""
     sizes = {
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
@@ -136,7 +138,7 @@ def check_layout(model: Architecture, parallel: ParallelSpec) -> None:
             raise ValueError(f"trainer.parallel.expert = {parallel.expert} does not divide {count} experts")
     for name, size in sizes.items():
         if size % parallel.tensor:
-            raise ValueError(f"trainer.parallel.tensor = {parallel.tensor} does not divide {name} = {size}")
+            raise ValueError(f"{section}.parallel.tensor = {parallel.tensor} does not divide {name} = {size}")
     if parallel.stages > model.layers:
         raise ValueError(
             f"trainer.parallel.pipeline = {parallel.pipeline} with {parallel.pipeline_schedule} needs "

@@ -12,7 +12,7 @@ from rlrun.runner.carriers import TrainerSetup
 from rlrun.runner.packing import MicroBatches
 from rlrun.runner.trainer.compat import reshard
 from rlrun.runner.trainer.forward import Sequences, response_values
-from rlrun.runner.trainer.layout import data_rank
+from rlrun.runner.trainer.layout import data_rank, speaks
 from rlrun.runner.trainer.model import build_model
 from rlrun.runner.trainer.parameters import Parameters
 from rlrun.runner.trainer.policy import Policy, PolicySettings
@@ -37,7 +37,7 @@ class Teacher:
         layout = side_layout(spec.teacher.parallel, setup.world_size)
         dims = build_mesh(layout, setup.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
-        decoders = build_model(model, dims, layout, dtype, device)
+        decoders = build_model(model, dims, layout, dtype, device, section="teacher")
         for decoder in decoders:
             decoder.requires_grad_(False)
         with WeightFolder(folder, model) as weights:
@@ -45,11 +45,15 @@ class Teacher:
             self._parameters.load(lambda tensor: weights.read(tensor.name))
         settings = PolicySettings(spec.rollout.temperature, spec.trainer.logits_chunk, layout, device, dtype)
         self._policy = Policy(decoders, model, dims, settings)
-        self._data_rank = data_rank(setup.rank, layout)
+        self._data_rank, self._speaks = data_rank(setup.rank, layout), speaks(setup.rank, layout)
 
     def log_probs(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
-        """`[R]` log-probs of this data rank's sequences by index, at the policy's sampling temperature."""
-        return response_values(self._policy, sequences, micro_batches[self._data_rank])
+        """`[R]` log-probs of this data rank's sequences by index, at the policy's sampling temperature.
+
+        From one rank of those that share the data.
+        """
+        found = response_values(self._policy, sequences, micro_batches[self._data_rank])
+        return found if self._speaks else {}
 
     def release(self) -> list[torch.Tensor]:
         """Give up what can be made again; what is left, for others to put elsewhere for a while."""

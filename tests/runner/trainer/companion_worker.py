@@ -1,4 +1,4 @@
-"""One rank of the companions' test: `RANK WORLD_SIZE PORT FOLDERS OUT`."""
+"""One rank of the companions' test: `RANK WORLD_SIZE PORT CASES OUT`; all cases share one process group."""
 
 import dataclasses
 import json
@@ -7,42 +7,60 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from trainer_cases import make_rank, make_sequences, make_spec, plan
 
 from rlrun.runner.packing import all_micro_batches, plan_steps
+from rlrun.specs.companions import side_layout
+
+
+def everyones(found):
+    """What all ranks have found, merged; each as the driver would see it."""
+    if not dist.is_initialized():
+        return found
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, found)
+    return {index: values for part in parts for index, values in part.items()}
+
+
+def run_case(case, rank, world_size, port):
+    spec = make_spec(
+        case["policy"], case["parallel"], {"type": "ppo", "distillation": {}}, optimizer=case["optimizer"]
+    )
+    sections = {
+        "teacher": {"path": case["teacher"], "parallel": case["companions"]},
+        "critic": {"lr": 1e-2, "optimizer": case["optimizer"], "parallel": case["companions"]},
+    }
+    spec = type(spec).model_validate(spec.model_dump(exclude_unset=True) | sections)
+    trainer = make_rank(
+        case["policy"], spec, rank=rank, world_size=world_size, port=port, teacher=case["teacher"]
+    )
+    sequences = make_sequences()
+    settings = {"optimizer_steps": 1, "reduction": "per_sample_mean", "max_tokens": 100, "max_length": 512}
+    degree = side_layout(spec.critic.parallel, world_size).data_degree
+    aside = plan_steps(sequences, **settings, max_response_tokens=64, data_degree=degree)
+    batches = all_micro_batches(aside)
+    mine = trainer.teacher_log_probs(sequences, batches)
+    result = {"mine": len(mine), "teacher": everyones(mine), "metrics": []}
+    for _ in range(2):
+        values = everyones(trainer.values(sequences, batches))
+        known = [
+            dataclasses.replace(one, values=values[i], returns=np.ones(len(values[i]), np.float32))
+            for i, one in enumerate(sequences)
+        ]
+        result["metrics"] += trainer.train_critic(known, aside)
+        (metrics,) = trainer.train(sequences, plan(sequences, spec))
+        result["metrics"].append({name: value for name, value in metrics.items() if "train/" in name})
+    result["values"] = everyones(trainer.values(sequences, batches))
+    return trainer, result
 
 
 def main():
     rank, world_size, port = (int(value) for value in sys.argv[1:4])
-    folders, out = json.loads(sys.argv[4]), Path(sys.argv[5])
-    spec = make_spec(
-        folders["policy"], {"tensor": world_size}, {"type": "ppo", "distillation": {}}, optimizer="muon"
-    )
-    sections = {"teacher": {"path": folders["teacher"]}, "critic": {"lr": 1e-2, "optimizer": "muon"}}
-    spec = type(spec).model_validate(spec.model_dump(exclude_unset=True) | sections)
-    trainer = make_rank(
-        folders["policy"], spec, rank=rank, world_size=world_size, port=port, teacher=folders["teacher"]
-    )
-    sequences = make_sequences()
-    settings = {"optimizer_steps": 1, "reduction": "per_sample_mean", "max_tokens": 100, "max_length": 512}
-    aside = plan_steps(sequences, **settings, max_response_tokens=64, data_degree=world_size)
-    batches = all_micro_batches(aside)
-    result = {"teacher": trainer.teacher_log_probs(sequences, batches), "metrics": []}
-    for _ in range(2):
-        values = trainer.values(sequences, batches)
-        mine = range(len(sequences))
-        known = {
-            i: dataclasses.replace(
-                sequences[i], values=values[i], returns=np.ones(len(values[i]), np.float32)
-            )
-            for i in mine
-            if i in values
-        }
-        result["metrics"] += trainer.train_critic(known, aside)
-        (metrics,) = trainer.train(sequences, plan(sequences, spec))
-        result["metrics"].append({name: value for name, value in metrics.items() if "train/" in name})
-    result["values"] = trainer.values(sequences, batches)
-    torch.save(result, out / f"{rank}.pt")
+    results = {}
+    for case in json.loads(sys.argv[4]):
+        trainer, results[case["name"]] = run_case(case, rank, world_size, port)
+    torch.save(results, Path(sys.argv[5]) / f"{rank}.pt")
     trainer.close()
 
 

@@ -11,7 +11,10 @@ import transformers
 from tiny_models import make_tiny_model
 from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan, run_ranks
 
+from rlrun.converters.architecture import read_architecture
 from rlrun.runner.packing import all_micro_batches, plan_steps
+from rlrun.runner.trainer.model import check_layout
+from rlrun.specs.companions import ShardingSpec, side_layout
 
 PPO = {"type": "ppo"}
 DISTILLATION = {"type": "on_policy_distillation"}
@@ -206,23 +209,53 @@ def test_nothing_is_loaded_that_the_algorithm_does_not_need(start):
     assert rank._critic is rank._teacher is rank._reference is None
 
 
-def test_companions_have_layouts_of_their_own(folder, teacher, tmp_path):
-    """Policy over two tensor-parallel ranks; critic and teacher sharded: as on one rank."""
-    cases = {"policy": str(folder), "teacher": str(teacher)}
-    worker = Path(__file__).parent / "companion_worker.py"
+LAYOUTS = {
+    "sharded": ({"tensor": 2}, None, "muon"),
+    "split": ({"fsdp": 2}, {"tensor": 2}, "adamw"),
+}
+"""Of the policy, and of both companions."""
+
+
+@pytest.fixture(scope="module")
+def companions(folder, teacher, tmp_path_factory):
+    """What each of one and of two ranks found, by layout."""
+    worker, found = Path(__file__).parent / "companion_worker.py", {}
     for size in (1, 2):
-        out = tmp_path / str(size)
-        out.mkdir()
+        cases = [
+            {
+                "name": name,
+                "policy": str(folder),
+                "teacher": str(teacher),
+                "parallel": parallel if size == 2 else {},
+                "companions": companions if size == 2 else None,
+                "optimizer": optimizer,
+            }
+            for name, (parallel, companions, optimizer) in LAYOUTS.items()
+        ]
+        out = tmp_path_factory.mktemp(f"ranks-{size}")
         run_ranks(worker, size, cases, out, timeout=280)
-    alone = torch.load(tmp_path / "1" / "0.pt", weights_only=False)
-    shards = [torch.load(tmp_path / "2" / f"{rank}.pt", weights_only=False) for rank in range(2)]
+        found[size] = [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(size)]
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_companions_have_layouts_of_their_own(companions, layout):
+    """Sharded beside a tensor-parallel policy, or tensor-parallel beside a sharded one: as on one rank."""
+    alone = companions[1][0][layout]
+    ranks = [rank[layout] for rank in companions[2]]
     # Muon orthogonalises in bfloat16, in another order on two ranks
     for name, tolerance in (("teacher", 1e-4), ("values", 2e-3)):
-        together = shards[0][name] | shards[1][name]
-        assert together.keys() == alone[name].keys()
-        for i, found in together.items():
-            np.testing.assert_allclose(found, alone[name][i], atol=tolerance)
-    for shard in shards:
-        for before, after in zip(alone["metrics"], shard["metrics"], strict=True):
+        assert ranks[0][name].keys() == alone[name].keys()
+        for i, values in ranks[0][name].items():
+            np.testing.assert_allclose(values, alone[name][i], atol=tolerance)
+    for rank in ranks:
+        for before, after in zip(alone["metrics"], rank["metrics"], strict=True):
             assert after == pytest.approx(before, rel=1e-3, abs=1e-5)
-    assert json.dumps(shards[0]["metrics"]) == json.dumps(shards[1]["metrics"])
+    assert json.dumps(ranks[0]["metrics"]) == json.dumps(ranks[1]["metrics"])
+    assert sum(rank["mine"] for rank in ranks) == alone["mine"]
+
+
+def test_a_companion_s_layout_that_does_not_divide_is_refused(folder):
+    model = read_architecture(folder)
+    with pytest.raises(ValueError, match=r"critic\.parallel\.tensor = 3 does not divide num_attention_heads"):
+        check_layout(model, side_layout(ShardingSpec(tensor=3), 3), "critic")

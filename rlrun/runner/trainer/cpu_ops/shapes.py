@@ -1,9 +1,8 @@
 """What the C++ operators return, without computing it: for tensors that have a shape and no content."""
 
 import torch
+from torch import Tensor
 from torch.library import register_fake
-
-Tensor = torch.Tensor
 
 
 def register_shapes() -> None:

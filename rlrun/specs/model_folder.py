@@ -32,10 +32,19 @@ def model_findings(spec: Spec) -> Iterator[Finding]:
     if not isinstance(config, dict):
         yield Finding(("model", "path"), f"{file} holds no table of settings", "copy the model's files again")
         return
+    yield from _quantised(spec, config)
     yield from _length(spec, config)
     yield from _heads(spec, config)
     yield from _layers(spec, config)
     yield from _experts(spec, config)
+
+
+def _quantised(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    settings = config.get("quantization_config")
+    if isinstance(settings, dict) and not spec.model.random_init:
+        method = settings.get("quant_method")
+        cure = "widen it first: rlrun convert hf-to-hf SRC DST --quantize none"
+        yield Finding(("model", "path"), f"the model is quantised ({method}), which is not trained", cure)
 
 
 def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
@@ -53,19 +62,13 @@ def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
-    """Of the policy, and of the critic, which has as many."""
-    yield from _split(config, spec.trainer.parallel.tensor, "trainer")
-    if spec.critic.parallel is not None:
-        yield from _split(config, spec.critic.parallel.tensor, "critic")
-
-
-def _split(config: dict[str, Any], degree: int, section: str) -> Iterator[Finding]:
+    degree = spec.trainer.parallel.tensor
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = config.get(name)
         if isinstance(heads, int) and heads % degree:
             message = f"the model's {heads} {name} do not split over {degree} ranks"
             fits = " or ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
-            path = (section, "parallel", "tensor")
+            path = ("trainer", "parallel", "tensor")
             yield Finding(path, message, f"{fits} would fit", found=degree, others=(("model", "path"),))
             return
 

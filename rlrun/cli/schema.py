@@ -13,6 +13,7 @@ _KINDS = {
     "DataSpec": "data",
     "EvalDatasetSpec": "data",
     "RolloutFunctionSpec": "rollouts",
+    "BufferSpec": "buffers",
     "RewardSpec": "rewards",
     "FilterSpec": "filters",
     "TrackerSpec": "trackers",

@@ -1,7 +1,7 @@
 """The plugin kinds. A plugin is a class with a pydantic `Params` model, made once with its parameters.
 
 Entry-point groups: `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`, `rlrun.rollouts`,
-`rlrun.tools`, `rlrun.trackers`.
+`rlrun.tools`, `rlrun.buffers`, `rlrun.trackers`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from rlrun.plugins.generation import Generation, Sampling, Trajectory
 from rlrun.plugins.types import (
+    Buffered,
     Drop,
     Group,
     LossInputs,
@@ -234,6 +235,17 @@ class GroupRollout(Plugin, Protocol):
 
     async def run_group(self, group: SessionGroup) -> Sequence[Executed]:
         """What each execution leaves, in the order of `group.sessions`; an exception fails all of them."""
+
+
+class BufferStrategy(Plugin, Protocol):
+    """Chooses among the groups that partial rollouts kept for the next step."""
+
+    def order(self, buffered: Sequence[Buffered], version: int) -> Sequence[int]:
+        """Prompt indices, those first that are to be used first; a group that is left out is given up.
+
+        Asked when a step begins, of the whole buffer, and when it ends, of the finished groups, of which the
+        first P are trained on. `version` is the trainer's; the order must depend on nothing else.
+        """
 
 
 class Tracker(Plugin, Protocol):

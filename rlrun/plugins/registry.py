@@ -27,6 +27,7 @@ METHODS: Mapping[str, Mapping[str, int]] = {
     "rewards": {"score|score_group": 1},
     "filters": {"__call__": 1},
     "rollouts": {"run|run_group": 1},
+    "buffers": {"order": 2},
     "tools": {"call": 1},
     "trackers": {"start": 3, "log": 2, "close": 0},
 }

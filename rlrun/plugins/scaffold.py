@@ -56,6 +56,18 @@ TEMPLATES: Mapping[str, Template] = {
             return Row(id=str(index), prompt=f"What is {index} + 1?", label=str(index + 1))
         ''',
     ),
+    "buffers": Template(
+        "buffer",
+        "from collections.abc import Sequence\n\nfrom rlrun.plugins.types import Buffered",
+        "The shortest groups first, at most `limit` of them.",
+        '"""Groups that the buffer holds."""',
+        '''
+        def order(self, buffered: Sequence[Buffered], version: int) -> list[int]:
+            """What is left out is given up."""
+            shortest = sorted(buffered, key=lambda one: (one.tokens, one.index))
+            return [one.index for one in shortest[: self.params.limit]]
+        ''',
+    ),
     "rollouts": Template(
         "rollout",
         "from rlrun.plugins.generation import Trajectory\nfrom rlrun.plugins.protocols import Session\n"

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from rlrun.plugins.registry import PluginError, build, load
 from rlrun.plugins.types import (
+    Buffered,
     Drop,
     Group,
     LossInputs,
@@ -161,6 +162,8 @@ def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
                 check_tracker(name, given, folder)
         case "algorithms":
             check_algorithm(name, given)
+        case "buffers":
+            check_buffer(name, given)
         case _:
             raise AssertionError(f"no such kind of plugin: {kind}")
 
@@ -203,8 +206,8 @@ async def _scores(reward: Any, samples: Sequence[Sample]) -> list[Any]:
 
 
 def check_filter(name: str, params: Params, groups: Sequence[Group]) -> list[Drop | Mask | None]:
-    """None, or a Drop or Mask with a reason, the same every time, groups untouched; one that remembers goes on
-    from its state. Returns the verdicts.
+    """None, or a Drop or Mask with a reason, the same every time, groups untouched; one that remembers goes
+    on from its state. Returns the verdicts.
     """
     check_parameters("filters", name, params)
     first, second = build("filters", name, params), build("filters", name, params)
@@ -232,6 +235,18 @@ def _restored(name: str, params: Params, judge: Any) -> Any:
     other = build("filters", name, params)
     other.restore(state)
     return other
+
+
+def check_buffer(name: str, params: Params) -> None:
+    """Indices that it was given, none twice, the same every time; an empty buffer is fine."""
+    check_parameters("buffers", name, params)
+    first, second = build("buffers", name, params), build("buffers", name, params)
+    buffered = [Buffered(index, index % 2 == 0, 10 * index, 7 - index % 3) for index in range(9)]
+    assert list(first.order([], 8)) == [], f"{name} finds groups in an empty buffer"
+    order = list(first.order(buffered, 8))
+    assert order == list(second.order(buffered, 8)), f"{name} orders the same buffer differently"
+    assert len(set(order)) == len(order), f"{name} uses a group twice"
+    assert set(order) <= {one.index for one in buffered}, f"{name} names groups that are not there"
 
 
 def check_data(name: str, params: Params) -> list[Row]:

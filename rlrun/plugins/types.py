@@ -134,6 +134,20 @@ class Group:
     samples: list[Sample]
 
 
+@dataclass(frozen=True, slots=True)
+class Buffered:
+    """A group of an earlier step that waits in the buffer of partial rollouts."""
+
+    index: int
+    """Of its prompt in the run."""
+    finished: bool
+    """It is scored and may be trained on; else it is to be generated further."""
+    tokens: int
+    """Response tokens so far, of all its samples."""
+    oldest_version: int
+    """The oldest weights that made one of them; -1 where there is none."""
+
+
 Rewarded = float | Mapping[str, float | str]
 """A reward's answer for one sample: a number, or named values of which the spec's `key` picks one number.
 

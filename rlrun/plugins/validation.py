@@ -19,7 +19,7 @@ from rlrun.specs.messages import Explainer
 from rlrun.specs.paths import path_fields
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
-from rlrun.specs.rollout import RolloutFunctionSpec, ToolSpec
+from rlrun.specs.rollout import BufferSpec, RolloutFunctionSpec, ToolSpec
 from rlrun.specs.scoring import FilterSpec, RewardSpec
 from rlrun.specs.section import PluginSection
 from rlrun.specs.spelling import nearest
@@ -30,6 +30,7 @@ _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
     (("algorithm",), "algorithms", AlgorithmSpec),
     (("data",), "data", DataSpec),
     (("rollout", "function"), "rollouts", RolloutFunctionSpec),
+    (("rollout", "buffer"), "buffers", BufferSpec),
     (("rewards",), "rewards", RewardSpec),
     (("filters",), "filters", FilterSpec),
     (("eval", "datasets"), "data", EvalDatasetSpec),

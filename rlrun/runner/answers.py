@@ -6,6 +6,7 @@ prompt ──▶ rollout, engines ──▶ decode ──▶ rewards ──▶ f
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from rlrun.plugins.generation import Generation, Sampling, Trajectory
@@ -17,6 +18,7 @@ from rlrun.runner.filtering import Filters, Judged, Verdict
 from rlrun.runner.grouping import groups_of, mask_truncated, prompt_index, without
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.metrics import prefixed, rollout_metrics
+from rlrun.runner.punctual import generate_in_time
 from rlrun.runner.sessions import Wanted, nothing
 from rlrun.specs.rollout import RolloutSpec
 
@@ -105,6 +107,11 @@ class Answers:
         self._spec = spec
         self._policy = policy
         self._filters = filters
+        self.queued: set[int] = set()
+        """Prompts that wait until fewer others are asked."""
+        self._room: AbstractAsyncContextManager[None] = nullcontext()
+        if spec.max_concurrency is not None:
+            self._room = asyncio.Semaphore(max(1, spec.max_concurrency // spec.samples_per_prompt))
         longest = spec.max_prompt_tokens + spec.max_response_tokens
         self._executions = Executions(
             policy,
@@ -120,12 +127,15 @@ class Answers:
         async def ask(request: GenerateRequest) -> list[Generation]:
             if enough.is_set():
                 return [nothing("abort") for _ in request.seeds]
-            made = await self._policy.engines.generate(request)
+            made = await generate_in_time(self._policy, request, self._spec.request_timeout)
             tally().count(request, made)
             return made
 
+        self.queued.add(prompt.index)
         try:
-            left = await self._executions.of(prompt, ask)
+            async with self._room:
+                self.queued.discard(prompt.index)
+                left = await self._executions.of(prompt, ask)
         except TimeoutError:
             tally().dropped["generation", "timeout"] += 1
             return None
@@ -175,14 +185,16 @@ class Answers:
         """The group as it is trained on, or None, counted."""
         tally.scored.append(group)
         tally.failed += sum(sample.status is Status.FAILED for sample in group.samples)
-        group = without(without(group, Status.FAILED), Status.ABORTED)
-        judged = self._judged(group)
+        late = sum(sample.status is Status.ABORTED for sample in group.samples)
+        if late:
+            tally.dropped_samples["generation", "timeout"] += late
+        judged = self._judged(without(without(group, Status.FAILED), Status.ABORTED), late=late > 0)
         tally.note_verdicts(judged)
         return judged.group if judged.dropped is None else None
 
-    def _judged(self, group: Group) -> Judged:
+    def _judged(self, group: Group, *, late: bool) -> Judged:
         if not group.samples:
-            return Judged(group, ("generation", "failed"))
+            return Judged(group, ("generation", "timeout" if late else "failed"))
         if self._spec.truncated == "mask":
             mask_truncated(group)
         if self._spec.truncated == "drop":

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Literal
 
 from rlrun.plugins.registry import build
 from rlrun.plugins.validation import needs_of
@@ -26,11 +28,15 @@ from rlrun.runner.loop import BatchSource, Job
 from rlrun.runner.model_files import ModelFiles, fetch_model
 from rlrun.runner.overlap import OverlappedSource
 from rlrun.runner.packing import Cost, plan_steps
+from rlrun.runner.partial import PartialSource
 from rlrun.runner.passes import Pack
 from rlrun.runner.plan import Plan, make_plan
 from rlrun.runner.rollout import RolloutSource
+from rlrun.runner.rollout_only import RolloutJob
 from rlrun.runner.run_folder import RunFolder
+from rlrun.runner.saved_source import SavedSource
 from rlrun.runner.scoring import Scorer, unique_names
+from rlrun.runner.starting_point import checkpoint_before
 from rlrun.runner.trainer_group import TrainerGroup
 from rlrun.specs.job import Spec
 
@@ -44,9 +50,12 @@ class Parts:
     inputs: Inputs
     cluster: Cluster
     started: Started
-    trainer: TrainerGroup
+    trainer: TrainerGroup | None
+    """None where the job generates alone."""
     pool: EnginePool | None
     scorer: Scorer
+    saved: SavedSource | None = None
+    """Samples of another run to train on, instead of this one's own."""
 
 
 async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: AsyncExitStack) -> Parts:
@@ -56,12 +65,14 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     if plan.steps is None:
         plan = make_plan(spec, rows=len((await reading).stream))
     assert plan.steps is not None
-    scorer = Scorer(spec.rewards, spec.scoring, folder.logs)
+    steps, plan = spec.debug.step or plan.steps, part_of(plan, spec.debug.mode)
+    saved = saved_source(spec, steps, model)
+    scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs)
     stack.push_async_callback(scorer.close)
     cluster = Cluster(spec.cluster, place(plan))
     stack.push_async_callback(cluster.close)
     teacher = None
-    if spec.teacher is not None:
+    if spec.teacher is not None and plan.ranks:
         teacher = await in_background(fetch_model, spec.teacher)
     starting = asyncio.create_task(start_processes(spec, plan, model, folder, cluster, teacher=teacher))
     await gather_or_first_cause([starting, reading, asyncio.create_task(scorer.start())])
@@ -71,18 +82,30 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     pool = EnginePool(started.clients, mended=mended) if started.clients else None
     if pool is not None:
         stack.push_async_callback(pool.close)
-    trainer = trainer_of(started, plan)
-    return Parts(plan, plan.steps, reading.result(), cluster, started, trainer, pool, scorer)
+    trainer = trainer_of(started, plan) if plan.ranks else None
+    return Parts(plan, steps, reading.result(), cluster, started, trainer, pool, scorer, saved)
+
+
+def part_of(plan: Plan, mode: Literal["rollout", "train"] | None) -> Plan:
+    """What is started of a plan; everything sits where it would sit in the whole job."""
+    if mode is None:
+        return plan
+    return replace(plan, ranks=()) if mode == "rollout" else replace(plan, engines=())
+
+
+def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None:
+    """The samples that `debug.mode = "train"` trains on up to step `last`; ValueError where some are missing."""
+    if spec.debug.mode != "train":
+        return None
+    assert spec.debug.rollouts is not None, "a rule asks for it"
+    checkpoint_before(spec.debug)
+    run, first = RunFolder(Path(spec.debug.rollouts)), spec.debug.step or 1
+    return SavedSource(run, first, last, model.config()["vocab_size"])
 
 
 def trainer_of(started: Started, plan: Plan) -> TrainerGroup:
     """The trainer of the ranks that run now."""
-    return TrainerGroup(
-        started.trainer.processes,
-        [rank.data_rank for rank in plan.ranks],
-        teacher=[rank.teacher_data_rank for rank in plan.ranks],
-        critic=[rank.critic_data_rank for rank in plan.ranks],
-    )
+    return TrainerGroup(started.trainer.processes, [rank.data_rank for rank in plan.ranks])
 
 
 async def diagnose_engines(parts: Parts) -> ProcessFailure | None:
@@ -103,18 +126,11 @@ async def watch_engines(spec: Spec, parts: Parts, say: Callable[[str], None]) ->
 
 def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, checkpoints: Checkpoints) -> Job:
     """The loop's view of the parts."""
-    policy = evaluation = None
-    if parts.pool is not None:
-        inputs = parts.inputs
-        policy = Policy(
-            parts.pool, inputs.tokenizer, parts.scorer, spec.seed, inputs.rollout, spec.deterministic
-        )
-        if parts.inputs.eval_sets:
-            evaluation = Evaluator(parts.inputs.eval_sets, policy, spec.rollout.request_timeout)
+    assert parts.trainer is not None, "a job that generates alone is made by make_rollout_job"
+    policy = _policy(spec, parts)
     needs = needs_of(spec)
     budget = spec.trainer.max_tokens_per_rank
-    teachers = 1 + max(rank.teacher_data_rank for rank in parts.plan.ranks)
-    critics = 1 + max(rank.critic_data_rank for rank in parts.plan.ranks)
+    aside = _packer(spec, parts.plan, model, len(parts.plan.ranks), budget)
     return Job(
         steps=parts.steps,
         source=_source(spec, parts, policy),
@@ -127,8 +143,8 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
         checkpoints=checkpoints,
         engines=parts.pool,
         evaluation=_evaluation(spec, parts, policy),
-        pack_teacher=_packer(spec, parts.plan, model, teachers, budget) if needs.teacher else None,
-        pack_critic=_packer(spec, parts.plan, model, critics, budget) if needs.critic else None,
+        pack_teacher=aside if needs.teacher else None,
+        pack_critic=aside if needs.critic else None,
         critic_only_steps=spec.critic.only_steps,
         reference_interval=spec.reference.update_interval,
         recompute_old=spec.trainer.old_log_probs == "trainer",
@@ -139,18 +155,50 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
     )
 
 
+def make_rollout_job(spec: Spec, parts: Parts, journal: Journal, checkpoints: Checkpoints) -> RolloutJob:
+    """The view of the parts of a job that generates alone."""
+    policy = _policy(spec, parts)
+    return RolloutJob(
+        parts.steps,
+        _source(spec, parts, policy),
+        journal,
+        checkpoints,
+        _evaluation(spec, parts, policy) if spec.eval.before_training else None,
+        spec.checkpoint.interval,
+    )
+
+
+def _policy(spec: Spec, parts: Parts) -> Policy | None:
+    if parts.pool is None:
+        return None
+    inputs = parts.inputs
+    return Policy(parts.pool, inputs.tokenizer, parts.scorer, spec.seed, inputs.rollout, spec.deterministic)
+
+
+def _evaluation(spec: Spec, parts: Parts, policy: Policy | None) -> Evaluator | None:
+    if policy is None or not parts.inputs.eval_sets:
+        return None
+    return Evaluator(parts.inputs.eval_sets, policy, spec.rollout.request_timeout)
+
+
 def _source(spec: Spec, parts: Parts, policy: Policy | None) -> BatchSource:
+    if parts.saved is not None:
+        return parts.saved
     if policy is None:
         return DemonstrationSource(parts.inputs.groups(parts.plan.batch.prompts))
     names = unique_names(spec.filters)
     built = [build("filters", one.type, one.params) for one in spec.filters]
     prompts = parts.inputs.prompts(spec.rollout.oversample or spec.rollout.batch_size)
+    filters = Filters(list(zip(names, built, strict=True)))
+    if spec.rollout.partial:
+        strategy = build("buffers", spec.rollout.buffer.type, spec.rollout.buffer.params)
+        return PartialSource(spec.rollout, policy, prompts, filters, strategy)
     kind = RolloutSource if spec.rollout.mode == "sync" else OverlappedSource
-    return kind(spec.rollout, policy, prompts, Filters(list(zip(names, built, strict=True))))
+    return kind(spec.rollout, policy, prompts, filters)
 
 
 def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget: int) -> Pack:
-    """For a layout of so many data ranks: the policy's, or that of a companion."""
+    """For a layout of so many data ranks: the policy's, or that of a companion, which has all."""
     config = model.config()
     return partial(
         plan_steps,

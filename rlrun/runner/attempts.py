@@ -12,14 +12,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlrun.runner.assembly import Parts, make_job, trainer_of
-from rlrun.runner.checkpoint import Checkpoints, clear_unfinished, read_driver, trainer_folder
+from rlrun.runner.assembly import Parts, make_job, make_rollout_job, trainer_of
+from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.cluster.failures import ProcessFailure, run_watched
 from rlrun.runner.errors import JobError
 from rlrun.runner.journal import Journal
 from rlrun.runner.loop import Job, Progress, run
 from rlrun.runner.model_files import ModelFiles
+from rlrun.runner.rollout_only import generate
 from rlrun.runner.run_folder import RunFolder
+from rlrun.runner.starting_point import begin, go_on
+from rlrun.specs.job import Spec
 from rlrun.specs.loading import LoadedSpec
 
 FIRST_PAUSE = 1.0
@@ -79,7 +82,8 @@ class Attempts:
             await job.source.close()
 
     async def _train(self, job: Job, *, resume: bool) -> None:
-        self._progress = await _load(job, self._folder) if resume else Progress()
+        loaded = await go_on(self._folder, job.checkpoints, job.source, job.trainer) if resume else None
+        self._progress = loaded or await begin(self._loaded.spec.debug, job.trainer)
         self._first = first = self._progress.step
         if self._lost_at is None:
             self._journal.begin(first, job.steps, self._loaded.spec.model_dump(mode="json"))
@@ -121,21 +125,19 @@ class Attempts:
         self._parts = replace(self._parts, trainer=trainer_of(self._parts.started, self._parts.plan))
 
 
-async def _load(job: Job, folder: RunFolder) -> Progress:
-    """Go on from the newest complete checkpoint, or from the beginning where there is none."""
-    clear_unfinished(folder.checkpoints)
-    newest = job.checkpoints.newest()
-    if newest is None:
-        logger.warning("there is no checkpoint to go on from: the run begins anew")
-        folder.take_back(-1)
-        return Progress()
-    driver = read_driver(newest)
-    progress = Progress(**driver["progress"])
-    folder.take_back(progress.step)
-    await job.trainer.load(trainer_folder(newest))
-    await job.source.restore(driver["data"])
-    logger.info("resumed from %s", newest)
-    return progress
+async def roll_out_alone(
+    spec: Spec, parts: Parts, folder: RunFolder, journal: Journal, *, resume: bool
+) -> None:
+    """A run without a trainer, from its start or its last checkpoint to its end."""
+    job = make_rollout_job(spec, parts, journal, Checkpoints(folder.checkpoints, spec.checkpoint.keep))
+    try:
+        progress = await go_on(folder, job.checkpoints, job.source, None) if resume else None
+        progress = progress or Progress()
+        journal.begin(progress.step, job.steps, spec.model_dump(mode="json"))
+        await generate(job, progress)
+        await journal.flush()
+    finally:
+        await job.source.close()
 
 
 async def _export(job: Job, folder: RunFolder) -> None:

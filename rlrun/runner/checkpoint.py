@@ -27,15 +27,19 @@ class Checkpoints:
         self._folder = folder
         self._keep = keep
 
-    async def save(self, trainer: Trainer, step: int, driver: dict[str, Any]) -> None:
-        """Save training and driver state as `step-<step>`. JobError when the disk fails; older ones stay."""
+    async def save(self, trainer: Trainer | None, step: int, driver: dict[str, Any]) -> None:
+        """Save training state, where there is a trainer, and driver state as `step-<step>`.
+
+        JobError when the disk fails; older ones stay.
+        """
         final = self._folder / f"step-{step}"
         if final.exists():
             return
         temporary = self._folder / f".step-{step}.tmp"
         try:
             await to_thread(_make_empty, temporary)
-            await trainer.save(temporary / _TRAINER)
+            if trainer is not None:
+                await trainer.save(temporary / _TRAINER)
             await to_thread(_complete, temporary, final, driver)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -74,6 +78,12 @@ class Checkpoints:
 def trainer_folder(checkpoint: Path) -> Path:
     """Where the trainer's part of a checkpoint lies."""
     return checkpoint / _TRAINER
+
+
+def checkpoint_of(folder: Path, step: int) -> Path | None:
+    """The complete checkpoint of a step; None where there is none."""
+    path = folder / f"step-{step}"
+    return path if (path / _DRIVER).is_file() else None
 
 
 def read_driver(checkpoint: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rlrun.runner.background import cancel_all
 from rlrun.runner.barrier import AskAll, Barrier, Seat
 from rlrun.runner.errors import JobError
 from rlrun.runner.interfaces import Policy
+from rlrun.runner.punctual import GRACE_SECONDS
 from rlrun.runner.seeds import sample_seed
 from rlrun.runner.sessions import Ask, PolicyGroup, PolicySession, Wanted
 
@@ -39,7 +40,7 @@ class Executions:
         Where executions run together, TimeoutError and what the engines raise are the caller's.
         """
         if self._grouped:
-            async with asyncio.timeout(self._wanted.timeout):
+            async with self._policy.timeout(self._wanted.timeout + GRACE_SECONDS):
                 return await self._together(prompt, ask)
         sessions = self._group(prompt, ask).sessions
         seconds = self._wanted.timeout
@@ -96,7 +97,7 @@ class Executions:
     async def _alone(self, session: PolicySession, seconds: float | None) -> list[Trajectory]:
         """One execution; whatever goes wrong is its own failure."""
         try:
-            async with asyncio.timeout(seconds) as deadline:
+            async with self._policy.timeout(seconds) as deadline:
                 left = await self._policy.rollout.run(session)
         except Exception as error:  # the boundary to other people's rollouts, and to engines that refuse
             late = TimeoutError(f"it took longer than rollout.request_timeout = {seconds} s")

@@ -3,7 +3,9 @@
 PromptSource -> Engines -> Grader -> filters -> Algorithm -> Trainer -> Engines (weights)
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +40,9 @@ class Engines(Protocol):
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
         """All requests at once; which engine runs what together depends on nothing but their order."""
+
+    async def abort(self, request: GenerateRequest) -> None:
+        """End a running request; it answers with what it has."""
 
     async def abort_all(self) -> None:
         """End every running request; each answers with what it has."""
@@ -87,6 +92,8 @@ class Policy:
     """The rollout plugin: a `Rollout` or a `GroupRollout`."""
     deterministic: bool
     """Ask in whole batches, so that answers do not depend on timing."""
+    timeout: Callable[[float | None], AbstractAsyncContextManager[asyncio.Timeout]] = asyncio.timeout
+    """Deadlines for whoever waits for the engines."""
 
 
 class Trainer(Protocol):

@@ -13,13 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
-import zstandard
-
 from rlrun.plugins.protocols import Tracker
 from rlrun.plugins.types import Group, Sample
 from rlrun.runner.console import Console
 from rlrun.runner.errors import JobError
 from rlrun.runner.run_folder import RunFolder, owner
+from rlrun.runner.saved_rollouts import rollout_file, write_samples
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +30,16 @@ class Journal:
     """Console, run folder and trackers of one launch."""
 
     def __init__(
-        self, folder: RunFolder, console: Console, trackers: Sequence[tuple[str, Tracker]] = ()
+        self,
+        folder: RunFolder,
+        console: Console,
+        trackers: Sequence[tuple[str, Tracker]] = (),
+        *,
+        whole: bool = False,
     ) -> None:
-        """Writes at once that the run is alive."""
+        """Writes at once that the run is alive. `whole`: keep every sample, with all that training takes."""
         self._folder = folder
+        self._whole = whole
         self._console = console
         self._trackers = list(trackers)
         self._reported: set[str] = set()
@@ -79,7 +84,7 @@ class Journal:
         """Metrics of a step and the groups it trained on. JobError when an earlier step was not written."""
         self._console.step(step, metrics)
         self._raise_failed(self._done())
-        self._submit(self._write_step, step, dict(metrics), _chosen(groups))
+        self._submit(self._write_step, step, dict(metrics), _chosen(groups, every=self._whole))
 
     async def flush(self) -> None:
         """Return when all is written. JobError when it could not be."""
@@ -103,11 +108,7 @@ class Journal:
         with self._folder.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         if samples:
-            text = "".join(
-                json.dumps(_record(*one), ensure_ascii=False, default=str) + "\n" for one in samples
-            )
-            path = self._folder.rollouts / f"step-{step}.jsonl.zst"
-            path.write_bytes(zstandard.compress(text.encode()))
+            write_samples(rollout_file(self._folder.rollouts, step), samples, whole=self._whole)
         self._state |= {"step": step, "metrics": self._state["metrics"] | finite(metrics)}
         self._write_state()
         for name, tracker in self._trackers:
@@ -152,31 +153,13 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def _chosen(groups: Sequence[Group]) -> list[tuple[Group, Sample]]:
-    """An even spread of whole groups, about as many samples as are kept."""
+def _chosen(groups: Sequence[Group], *, every: bool) -> list[tuple[Group, Sample]]:
+    """Every sample, or an even spread of whole groups, about as many samples as are kept."""
     if not groups:
         return []
     size = max(1, len(groups[0].samples))
-    stride = max(1, math.ceil(len(groups) * size / _KEPT_SAMPLES))
+    stride = 1 if every else max(1, math.ceil(len(groups) * size / _KEPT_SAMPLES))
     return [(group, sample) for group in groups[::stride] for sample in group.samples]
-
-
-def _record(group: Group, sample: Sample) -> dict[str, Any]:
-    row = group.prompt.row
-    return {
-        "id": sample.id,
-        "row": row.id,
-        "prompt": row.prompt,
-        "response": sample.text,
-        "label": row.label,
-        "reward": sample.reward if math.isfinite(sample.reward) else None,
-        "rewards": sample.rewards,
-        "status": sample.status,
-        "tokens": len(sample.tokens),
-        "trained_tokens": int(sample.loss_mask.sum()),
-        "versions": [[span.version, span.start, span.end] for span in sample.versions],
-        "failure": sample.failure,
-    }
 
 
 def _now() -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from rlrun.plugins.registry import build
 from rlrun.runner.assembly import diagnose_engines, start_parts, watch_engines
 from rlrun.runner.atomic import write_json, write_text
-from rlrun.runner.attempts import Attempts
+from rlrun.runner.attempts import Attempts, roll_out_alone
 from rlrun.runner.background import in_background
 from rlrun.runner.cluster.failures import run_watched
 from rlrun.runner.cluster.processes import clean_up_after, end_now
@@ -60,7 +60,10 @@ async def _supervise(loaded: LoadedSpec, folder: RunFolder, console: Console, *,
     """Run the job, stop it when asked to, and write down how it ended."""
     trackers = zip(unique_names(loaded.spec.trackers), loaded.spec.trackers, strict=True)
     journal = Journal(
-        folder, console, [(name, build("trackers", one.type, one.params)) for name, one in trackers]
+        folder,
+        console,
+        [(name, build("trackers", one.type, one.params)) for name, one in trackers],
+        whole=loaded.spec.debug.keeps_rollouts,
     )
     task = asyncio.create_task(_run(loaded, folder, console, journal, resume=resume))
     _stop_on_signals(task, console)
@@ -94,9 +97,12 @@ async def _run(
             console.say(text)
             journal.note(parts.cluster.traces)
 
-        attempts = Attempts(loaded, model, parts, folder, journal=journal, say=say)
+        if spec.debug.mode == "rollout":
+            work = roll_out_alone(spec, parts, folder, journal, resume=resume)
+        else:
+            work = Attempts(loaded, model, parts, folder, journal=journal, say=say).run(resume=resume)
         await run_watched(
-            attempts.run(resume=resume),
+            work,
             watch_engines(spec, parts, say),
             partial(diagnose_engines, parts),
         )

@@ -54,8 +54,8 @@ class Evaluation(Protocol):
 class Checkpoints(Protocol):
     """Where training state is kept (rlrun.runner.checkpoint.Checkpoints)."""
 
-    async def save(self, trainer: Trainer, step: int, driver: dict[str, Any]) -> None:
-        """Keep everything, or nothing."""
+    async def save(self, trainer: Trainer | None, step: int, driver: dict[str, Any]) -> None:
+        """Keep everything, or nothing. None: there is no trainer."""
 
     def newest(self) -> Path | None:
         """The newest complete checkpoint."""
@@ -203,6 +203,11 @@ async def evaluate(job: Job) -> dict[str, float]:
     """Evaluate the weights that the engines serve."""
     assert job.evaluation is not None
     job.journal.doing("evaluation")
+    return await measured_evaluation(job.evaluation)
+
+
+async def measured_evaluation(evaluation: Evaluation) -> dict[str, float]:
+    """Its metrics, and how long it took."""
     clock = StepClock()
-    metrics = await job.evaluation.run()
+    metrics = await evaluation.run()
     return metrics | {"perf/eval_time": clock.total()}

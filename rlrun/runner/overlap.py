@@ -23,7 +23,8 @@ from rlrun.runner.feed import FILTERS, PromptFeed
 from rlrun.runner.filtering import Filters
 from rlrun.runner.grouping import prompt_index
 from rlrun.runner.interfaces import Policy
-from rlrun.runner.rollout import ABORT_SECONDS, Batch
+from rlrun.runner.punctual import GRACE_SECONDS
+from rlrun.runner.rollout import Batch
 from rlrun.specs.rollout import RolloutSpec
 
 
@@ -84,7 +85,7 @@ class OverlappedSource:
         self._room = 0
         if self._tasks:
             with suppress(TimeoutError, EngineError):
-                async with asyncio.timeout(ABORT_SECONDS):
+                async with asyncio.timeout(GRACE_SECONDS):
                     await self._engines.abort_all()
         await cancel_all(self._tasks)
         await self._feed.close()

@@ -22,10 +22,8 @@ from rlrun.runner.feed import FILTERS, joined_state, split_state
 from rlrun.runner.filtering import Filters
 from rlrun.runner.grouping import prompt_index
 from rlrun.runner.interfaces import Policy
+from rlrun.runner.punctual import GRACE_SECONDS
 from rlrun.specs.rollout import RolloutSpec
-
-ABORT_SECONDS = 5.0
-"""How long aborted requests may take to answer before their tasks are given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +123,8 @@ class RolloutSource:
         if not running:
             return
         try:
-            async with asyncio.timeout(ABORT_SECONDS):
+            async with asyncio.timeout(GRACE_SECONDS):
                 await self._engines.abort_all()
-            await asyncio.wait(running, timeout=ABORT_SECONDS)
+            await asyncio.wait(running, timeout=GRACE_SECONDS)
         finally:
             await cancel_all(running)

@@ -124,6 +124,7 @@ def without_rollouts(spec: Spec, demands: Demands) -> Iterator[Finding]:
     paths += [("rollout", name) for name in sorted(spec.rollout.model_fields_set - DEMONSTRATION_KEYS)]
     paths += [("trainer", name) for name in ("optimizer_steps",) if given(spec.trainer, name)]
     paths += [("cluster", "placement")] if given(spec.cluster, "placement") else []
+    paths += [("debug",)] if given(spec, "debug") else []
     for path in paths:
         why = f"{spec.algorithm.type} trains on demonstrations and generates nothing"
         yield no_effect(path, why, f"remove {dotted(path)}")

@@ -6,6 +6,7 @@ from rlrun.specs.checkpoint import CheckpointSpec
 from rlrun.specs.cluster import ClusterSpec
 from rlrun.specs.companions import CriticSpec, ReferenceSpec, TeacherSpec
 from rlrun.specs.data import DataSpec
+from rlrun.specs.debug import DebugSpec
 from rlrun.specs.engine import EngineSpec
 from rlrun.specs.evaluation import EvalSpec
 from rlrun.specs.fault_tolerance import FaultToleranceSpec
@@ -70,5 +71,7 @@ class Spec(Section):
     """What is started again when it dies."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """What is saved, and when."""
+    debug: DebugSpec = DebugSpec()
+    """A part of the job alone."""
     trackers: tuple[TrackerSpec, ...] = ()
     """Other sinks for metrics, `[[trackers]]`."""

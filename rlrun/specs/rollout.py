@@ -18,6 +18,13 @@ class RolloutFunctionSpec(PluginSection):
     """Name of the rollout (`rlrun plugins list`)."""
 
 
+class BufferSpec(PluginSection):
+    """What partial rollouts do with the groups that they kept."""
+
+    type: str = "fifo"
+    """Name of the strategy (`rlrun plugins list`)."""
+
+
 class RolloutSpec(Section):
     """Prompts a step, samples a prompt, and the sampling settings."""
 
@@ -55,5 +62,14 @@ class RolloutSpec(Section):
     """`sync`: generation and training alternate. `async`: engines generate while the trainer works, and take
     new weights in mid-sample; needs `cluster.placement = "disaggregated"`."""
     max_staleness: int = Field(default=1, ge=1)
-    """Asynchronous: a sample is trained on at most so many weight versions after the one that began it; one
-    that took longer is dropped and counted."""
+    """Asynchronous and partial: a sample is trained on at most so many weight versions after the one that
+    began it; one that took longer is dropped and counted."""
+    partial: bool = False
+    """Keep what a step does not need, finished groups and unfinished ones with their tokens: the next step
+    takes it first, and samples go on where they stood, by newer weights."""
+    mask_off_policy: bool = False
+    """Partial: tokens that older weights made than the trainer's are not trained on."""
+    buffer: BufferSpec = BufferSpec()
+    """Partial: which of the kept groups go on first, and which are given up."""
+    max_concurrency: int | None = Field(default=None, ge=1)
+    """Samples that engines are asked for at a time, all engines together; whole groups wait. None: all."""

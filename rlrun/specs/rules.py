@@ -55,10 +55,13 @@ def asynchronous(spec: Spec) -> Iterator[Finding]:
     """Engines that never wait need devices of their own, and give no order to rely on."""
     mode: tuple[KeyPath, ...] = (("rollout", "mode"),)
     if spec.rollout.mode == "sync":
-        if given(spec.rollout, "max_staleness"):
-            why = 'without mode = "async" every sample is made by the weights that are trained'
+        if given(spec.rollout, "max_staleness") and not spec.rollout.partial:
+            why = 'without mode = "async" or partial every sample is made by the weights that are trained'
             yield no_effect(("rollout", "max_staleness"), why, "remove it", mode)
         return
+    if spec.rollout.partial:
+        why = 'with mode = "async" nothing is ever stopped, and samples go on by newer weights anyway'
+        yield no_effect(("rollout", "partial"), why, "remove it", mode)
     if spec.cluster.placement != "disaggregated":
         message = "engines that work while the trainer does need devices of their own"
         cure = 'set cluster.placement = "disaggregated"'
@@ -66,6 +69,30 @@ def asynchronous(spec: Spec) -> Iterator[Finding]:
     if spec.deterministic:
         message = "what an asynchronous job trains on depends on timing"
         yield Finding(("deterministic",), message, 'remove it, or use mode = "sync"', found=True, others=mode)
+
+
+def partial(spec: Spec) -> Iterator[Finding]:
+    """A buffer where there is one, and nothing that depends on timing where it must not."""
+    path: KeyPath = ("rollout", "partial")
+    if not spec.rollout.partial:
+        for key in ("mask_off_policy", "buffer"):
+            if given(spec.rollout, key):
+                why = "without partial = true a step keeps nothing for the next"
+                yield no_effect(("rollout", key), why, "remove it", (path,))
+    elif spec.deterministic:
+        message = "what a step leaves unfinished depends on timing"
+        yield Finding(
+            ("deterministic",), message, "remove it, or rollout.partial", found=True, others=(path,)
+        )
+    if spec.deterministic and spec.rollout.max_concurrency is not None:
+        why = "a deterministic job asks for whole waves"
+        cure = "remove it; engine.max_running bounds what one engine decodes together"
+        yield no_effect(("rollout", "max_concurrency"), why, cure, (("deterministic",),))
+    limit, size = spec.rollout.max_concurrency, spec.rollout.samples_per_prompt
+    if limit is not None and limit < size:
+        message = f"must be at least rollout.samples_per_prompt = {size}: samples of a prompt go together"
+        others = (("rollout", "samples_per_prompt"),)
+        yield Finding(("rollout", "max_concurrency"), message, None, None, limit, others=others)
 
 
 def address(spec: Spec) -> Iterator[Finding]:
@@ -129,6 +156,20 @@ def ports(spec: Spec) -> Iterator[Finding]:
         )
 
 
+def debug(spec: Spec) -> Iterator[Finding]:
+    """Saved samples where they are trained on, and nowhere else."""
+    mode: tuple[KeyPath, ...] = (("debug", "mode"),)
+    if spec.debug.mode == "train":
+        if spec.debug.rollouts is None:
+            cure = 'add `rollouts = "runs/…"`, the folder of a run with debug.save_rollouts'
+            yield Finding(mode[0], "there are no samples to train on", cure, "rollouts", "train")
+        return
+    for key in ("rollouts", "step"):
+        if given(spec.debug, key):
+            why = 'only mode = "train" trains on saved samples'
+            yield no_effect(("debug", key), why, "remove it, or set the mode", mode)
+
+
 def trackers(spec: Spec) -> Iterator[Finding]:
     """Each sink once."""
     types = [tracker.type for tracker in spec.trackers]
@@ -143,11 +184,13 @@ RULES: tuple[Rule, ...] = (
     oversampling,
     token_limits,
     asynchronous,
+    partial,
     address,
     evaluation,
     model_revision,
     kept_checkpoints,
     ports,
+    debug,
     trackers,
 )
 

@@ -89,6 +89,9 @@ class Engines:
         self.batches.append(len(requests))
         return [await self.generate(request) for request in requests]
 
+    async def abort(self, request: GenerateRequest) -> None:
+        self._abort.set()
+
     async def abort_all(self) -> None:
         self.aborted += 1
         self._abort.set()

@@ -3,12 +3,16 @@ import asyncio
 import numpy as np
 import pytest
 
+from rlrun.plugins.generation import Generation
 from rlrun.plugins.types import Drop, Group
+from rlrun.runner import executions, punctual
+from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import JobError
 from rlrun.runner.filtering import Filters
 from rlrun.runner.rollout import RolloutSource
 from rlrun.specs.rollout import RolloutSpec
 from tests.runner.loop_fakes import Engines, Grader, Prompts, drop_even, policy
+from tests.runner.typing_engines import TypingEngines
 
 SPEC = RolloutSpec(batch_size=4, samples_per_prompt=3, max_response_tokens=8)
 
@@ -106,6 +110,46 @@ async def test_a_group_past_its_time_is_dropped_counted_and_replaced() -> None:
     batch = await source(engines, SPEC.model_copy(update={"request_timeout": 0.05})).next(0)
     assert indices(batch.groups) == [0, 1, 3, 4]
     assert batch.measure()["rollout/dropped/generation/timeout"] == 1
+
+
+async def test_a_sample_past_its_time_leaves_its_group_and_is_counted() -> None:
+    engines = TypingEngines(lambda index, number: 10**9 if (index, number) == (2, 1) else 3)
+    spec = SPEC.model_copy(update={"request_timeout": 0.05, "max_response_tokens": 10**9})
+    batch = await source(engines, spec).next(0)  # type: ignore[arg-type]
+    assert indices(batch.groups) == [0, 1, 2, 3]
+    assert [one.id for one in batch.groups[2].samples] == ["2-0", "2-2"]
+    assert batch.measure()["rollout/dropped_samples/generation/timeout"] == 1
+
+
+async def test_an_engine_that_does_not_hear_that_a_sample_is_late_costs_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (punctual, executions):
+        monkeypatch.setattr(module, "GRACE_SECONDS", 0.02)
+    engines = TypingEngines(lambda index, number: 10**9 if (index, number) == (2, 1) else 3)
+    engines.deaf = True
+    spec = SPEC.model_copy(update={"request_timeout": 0.05, "max_response_tokens": 10**9})
+    batch = await source(engines, spec).next(0)  # type: ignore[arg-type]
+    assert indices(batch.groups) == [0, 1, 3, 4]
+    assert batch.measure()["rollout/dropped/generation/timeout"] == 1
+
+
+async def test_no_more_samples_are_asked_for_than_allowed() -> None:
+    most = now = 0
+
+    class Counting(TypingEngines):
+        async def generate(self, request: GenerateRequest) -> list[Generation]:
+            nonlocal most, now
+            now += len(request.seeds)
+            most = max(most, now)
+            made = await super().generate(request)
+            now -= len(request.seeds)
+            return made
+
+    spec = SPEC.model_copy(update={"max_concurrency": 7, "batch_size": 9})
+    batch = await source(Counting(lambda index, number: 3), spec).next(0)  # type: ignore[arg-type]
+    assert indices(batch.groups) == list(range(9))
+    assert most == 6  # two groups of three
 
 
 async def test_a_wave_past_its_time_ends_a_deterministic_job() -> None:

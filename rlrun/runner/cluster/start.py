@@ -43,7 +43,7 @@ async def start_processes(
     *,
     teacher: ModelFiles | None = None,
 ) -> Started:
-    """Start Ray, trainer ranks and engines. JobError: the first cause of what went wrong."""
+    """Start Ray, and the ranks and engines of the plan. JobError: the first cause of what went wrong."""
     await cluster.start()
     processes = cluster.launch(trainer_requests(plan, cluster.placement, folder))
     engines = cluster.launch(engine_requests(spec, plan, cluster.placement, folder))
@@ -72,7 +72,7 @@ async def _check_hosts(
                 f"{process.name} on {process.host} does not see {unseen[0]}; model.path and runs_dir must "
                 "lie on a file system that all nodes of the job share"
             )
-        if process in engines and process.host != trainers[0].host:
+        if trainers and process in engines and process.host != trainers[0].host:
             raise JobError(
                 f"{process.name} was placed on {process.host} and trainer 0 on {trainers[0].host}; "
                 "weights go through shared memory, so they must share a host: use cluster.nodes = 1"

@@ -136,7 +136,7 @@ def _sglang_setup(
         tensor=spec.engine.tensor,
         seed=spec.seed,
         device="cpu" if on_cpu else "cuda",
-        arguments=spec.engine.sglang,
+        arguments=_arguments(spec),
         environment=spec.engine.environment,
         start_timeout=spec.engine.start_timeout,
     )

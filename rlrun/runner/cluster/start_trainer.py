@@ -38,6 +38,8 @@ class TrainerRanks:
 
     async def start(self) -> None:
         """Have them meet and load the model. ProcessFailure: the first cause of what went wrong."""
+        if not self.processes:
+            return
         first = self.processes[0]
         master = (first.host, await first.call("free_port", deadline=_BOOT_SECONDS))
         calls = [

@@ -21,6 +21,7 @@ from rlrun.runner.engines.wire import (
     manifest_body,
     parse_generations,
     payload_body,
+    sample_ids,
     version_number,
 )
 from rlrun.runner.errors import EngineError, EngineGone
@@ -44,14 +45,14 @@ class EngineClient:
         generate_timeout: float = 3600.0,
         control_timeout: float = 120.0,
         api_key: str | None = None,
-    ) -> None:
         *,
         experts: bool = False,
+    ) -> None:
         """`generate_timeout`: seconds for a /generate call; `control_timeout`: for every other; `api_key`:
         where the engine asks for one; `experts`: ask which experts tokens are routed to.
         """
-        self.url = url.rstrip("/")
         self._experts = experts
+        self.url = url.rstrip("/")
         self._generate_timeout = generate_timeout
         self._control_timeout = control_timeout
         self._headers = {"Content-Type": "application/json"}
@@ -70,6 +71,11 @@ class EngineClient:
         body = generate_body(requests, experts=self._experts)
         raw = await self._call("POST", "/generate", body, self._generate_timeout, safe=False)
         return parse_generations(raw, requests)
+
+    async def abort(self, request: GenerateRequest) -> None:
+        """End the samples of a request; it answers with what they have."""
+        bodies = ({"rid": name} for name in sample_ids(request))
+        await asyncio.gather(*(self._post("/abort_request", body) for body in bodies))
 
     async def abort_all(self) -> None:
         """End every running request; each answers with what it has."""

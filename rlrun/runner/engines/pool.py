@@ -73,6 +73,10 @@ class EnginePool:
         answers = await asyncio.gather(*(self._ask_until_answered(seat, part) for seat, part in asked))
         return [generations for part in answers for generations in part]
 
+    async def abort(self, request: GenerateRequest) -> None:
+        """End a running request, whichever engine has it; it answers with what it has."""
+        await self._all(lambda seat: seat.client.abort(request))
+
     async def abort_all(self) -> None:
         """End every running request; each answers with what it has."""
         await self._all(lambda seat: seat.client.abort_all())

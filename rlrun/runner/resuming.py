@@ -1,0 +1,247 @@
+"""Requests that outlive a stop of the engines: they go on from the tokens that they have.
+
+    generate ──▶ engines ──▶ every sample finished ──▶ answer
+                  ▲  │ stop: the others, with their tokens so far
+                  │  ▼
+         resume ──┴─ parked, while the weights change; in the checkpoint
+
+A sample that goes on sends its prompt and its tokens as input, and the budget that is left. Its seed stays:
+engines hash it with a token's absolute position, so no random number is used twice.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from rlrun.plugins.generation import Generation
+from rlrun.plugins.types import VersionSpan
+from rlrun.runner.carriers import GenerateRequest, WeightUpdate
+from rlrun.runner.errors import EngineError
+from rlrun.runner.interfaces import Engines
+from rlrun.runner.punctual import GRACE_SECONDS
+from rlrun.runner.saved_rollouts import FLOATS, INTS, array_of, text_of
+
+_AGAIN_SECONDS = 0.2
+"""A request that was on its way when the others were aborted is aborted after so long."""
+
+
+@dataclass(eq=False, slots=True)
+class Ask:
+    """A request, and what has been made of it."""
+
+    request: GenerateRequest
+    made: list[Generation]
+    """One for each sample; `finish` is "abort" where it is to go on."""
+    go: asyncio.Future[None] | None = None
+    """Where it is parked: set when it may go on."""
+    late: bool = False
+    """It is to answer with what it has."""
+
+    @property
+    def key(self) -> str:
+        """The same for the same question, in another process too."""
+        return f"{self.request.id}/{blake2b(self.request.tokens.tobytes(), digest_size=8).hexdigest()}"
+
+    def rounds(self) -> list[tuple[list[int], GenerateRequest]]:
+        """What is still to be asked, and which samples it is of; those without a token together."""
+        fresh = [
+            place for place, made in enumerate(self.made) if made.finish == "abort" and not len(made.tokens)
+        ]
+        others = [
+            place for place, made in enumerate(self.made) if made.finish == "abort" and len(made.tokens)
+        ]
+        parts = [(fresh, self._first(fresh))] if fresh else []
+        return parts + [([place], self._rest(place)) for place in others]
+
+    def add(self, place: int, made: Generation) -> None:
+        """More of a sample."""
+        self.made[place] = joined(self.made[place], made)
+
+    def _first(self, places: Sequence[int]) -> GenerateRequest:
+        if len(places) == len(self.made):
+            return self.request
+        return replace(self.request, seeds=tuple(self.request.seeds[place] for place in places))
+
+    def _rest(self, place: int) -> GenerateRequest:
+        request, done = self.request, self.made[place].tokens
+        sampling = replace(
+            request.sampling,
+            max_new_tokens=request.sampling.max_new_tokens - len(done),
+            min_new_tokens=max(0, request.sampling.min_new_tokens - len(done)),
+        )
+        return replace(
+            request,
+            id=f"{request.id}-{place}",
+            tokens=np.concatenate([request.tokens, done]),
+            seeds=(request.seeds[place],),
+            sampling=sampling,
+        )
+
+
+class ResumingEngines:
+    """Engines whose requests can be parked and go on."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self._asks: dict[Ask, None] = {}
+        self._calls: set[asyncio.Task[list[Generation]]] = set()
+        self._saved: dict[str, list[Generation]] = {}
+        self._working = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._stopped = False
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        """All samples of the request, however often the engines are stopped meanwhile."""
+        ask = Ask(request, [_NOTHING for _ in request.seeds])
+        ask.made = self._saved.pop(ask.key, ask.made)
+        self._asks[ask] = None
+        try:
+            while not ask.late and (rounds := ask.rounds()):
+                if self._stopped:
+                    ask.go = asyncio.get_running_loop().create_future()
+                    await ask.go
+                else:
+                    await self._work(ask, rounds)
+            return ask.made
+        finally:
+            del self._asks[ask]
+
+    async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+        """All requests; the answers, in order."""
+        return list(await asyncio.gather(*map(self.generate, requests)))
+
+    async def abort(self, request: GenerateRequest) -> None:
+        """End a request: it answers with what it has."""
+        for ask in [ask for ask in self._asks if ask.request is request]:
+            ask.late = True
+            await asyncio.gather(*(self._engines.abort(part) for _, part in ask.rounds()))
+
+    async def abort_all(self) -> None:
+        """End every running request for good; to be called when nobody wants them."""
+        await self._engines.abort_all()
+
+    async def update_weights(self, update: WeightUpdate) -> int:
+        """As the engines do."""
+        return await self._engines.update_weights(update)
+
+    async def stop(self) -> None:
+        """Park every request; return when no engine works on any.
+
+        One that does not answer within 5 s keeps what it had when it was asked last.
+        """
+        self._stopped = True
+        with suppress(TimeoutError, EngineError):
+            async with asyncio.timeout(GRACE_SECONDS):
+                while not self._idle.is_set():
+                    await self._engines.abort_all()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_AGAIN_SECONDS):
+                            await self._idle.wait()
+        for call in self._calls:
+            call.cancel()
+        await self._idle.wait()
+
+    def resume(self, order: Sequence[int] = ()) -> None:
+        """Let parked requests go on, those of these prompts first and in this order."""
+        self._stopped = False
+        rank = {index: place for place, index in enumerate(order)}
+        parked = [ask for ask in self._asks if ask.go is not None and not ask.go.done()]
+        for ask in sorted(parked, key=lambda ask: rank.get(prompt_of(ask.request.id), len(rank))):
+            assert ask.go is not None
+            ask.go.set_result(None)
+
+    def made(self, prompt: int) -> list[Generation]:
+        """What a prompt's unanswered requests have so far, one for each sample; empty where none is."""
+        asked = [one for ask in self._asks if prompt_of(ask.request.id) == prompt for one in ask.made]
+        return asked + [one for key, made in self._saved.items() if prompt_of(key) == prompt for one in made]
+
+    def forget(self, prompt: int) -> None:
+        """Nobody will ask for this prompt again."""
+        self._saved = {key: made for key, made in self._saved.items() if prompt_of(key) != prompt}
+
+    def state(self) -> dict[str, Any]:
+        """What unanswered requests have so far, as JSON values."""
+        begun = {ask.key: ask.made for ask in self._asks if any(len(made.tokens) for made in ask.made)}
+        return {key: [_record(one) for one in made] for key, made in (self._saved | begun).items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state as soon as the same is asked again."""
+        self._saved = {key: [_generation(one) for one in made] for key, made in state.items()}
+
+    async def _work(self, ask: Ask, rounds: Sequence[tuple[list[int], GenerateRequest]]) -> None:
+        """Ask the engines once. EngineError as they raise it."""
+        self._working += 1
+        self._idle.clear()
+        calls = [asyncio.ensure_future(self._engines.generate(request)) for _, request in rounds]
+        self._calls.update(calls)
+        try:
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            for (places, _), answer in zip(rounds, answers, strict=True):
+                if isinstance(answer, asyncio.CancelledError):
+                    continue  # by `stop`
+                if isinstance(answer, BaseException):
+                    raise answer
+                for place, made in zip(places, answer, strict=True):
+                    ask.add(place, made)
+        finally:
+            self._calls.difference_update(calls)
+            self._working -= 1
+            if not self._working:
+                self._idle.set()
+
+
+def prompt_of(request_id: str) -> int:
+    """The prompt that a request is about (rlrun.runner.sessions names requests `<purpose>-<prompt>…`)."""
+    found = _PROMPT.match(request_id)
+    assert found is not None, f"request {request_id!r} names no prompt"
+    return int(found[1])
+
+
+def joined(first: Generation, second: Generation) -> Generation:
+    """A sample of two parts; neighbouring spans of the same version are one."""
+    if not len(first.tokens):
+        return second
+    spans, length = list(first.versions), len(first.tokens)
+    for span in second.versions:
+        if spans and spans[-1].version == span.version:
+            spans[-1] = replace(spans[-1], end=length + span.end)
+        else:
+            spans.append(VersionSpan(span.version, length + span.start, length + span.end))
+    return replace(
+        second,
+        tokens=np.concatenate([first.tokens, second.tokens]),
+        log_probs=np.concatenate([first.log_probs, second.log_probs]),
+        versions=tuple(spans),
+        cached_tokens=first.cached_tokens,
+    )
+
+
+def _record(made: Generation) -> dict[str, Any]:
+    return {
+        "tokens": text_of(made.tokens, INTS),
+        "log_probs": text_of(made.log_probs, FLOATS),
+        "finish": made.finish,
+        "versions": [[span.version, span.start, span.end] for span in made.versions],
+        "cached": made.cached_tokens,
+    }
+
+
+def _generation(record: Mapping[str, Any]) -> Generation:
+    return Generation(
+        array_of(record["tokens"], INTS),
+        array_of(record["log_probs"], FLOATS),
+        record["finish"],
+        tuple(VersionSpan(*span) for span in record["versions"]),
+        record["cached"],
+    )
+
+
+_PROMPT = re.compile(r"rollout-(\d+)")
+_NOTHING = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), "abort", ())

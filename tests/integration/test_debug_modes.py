@@ -1,0 +1,62 @@
+"""Parts of a job alone: what they make is what the whole job makes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlrun.runner.saved_rollouts import read_groups, rollout_file
+from tests.integration.jobs import Ended, Jobs
+
+SETTINGS = {"trainer__steps": 3, "checkpoint__interval": 1, "checkpoint__keep": 3}
+
+
+@pytest.fixture(scope="module")
+def whole(jobs: Jobs) -> Ended:
+    """A job that keeps every sample."""
+    ended = jobs.run("whole", **SETTINGS, debug__save_rollouts=True)
+    assert ended.code == 0, ended.output
+    return ended
+
+
+def samples(job: Ended, step: int) -> list[tuple[Any, ...]]:
+    return [
+        (one.id, one.tokens.tolist(), one.log_probs.tolist(), one.reward, one.versions)
+        for group in read_groups(rollout_file(job.folder.rollouts, step))
+        for one in group.samples
+    ]
+
+
+def trained(line: dict[str, Any]) -> dict[str, Any]:
+    """What the trainer says, without what depends on the clock."""
+    return {key: value for key, value in line.items() if key.startswith("train/") or key == "step"}
+
+
+def test_one_step_again_gives_the_same_metrics_to_the_bit(jobs: Jobs, whole: Ended) -> None:
+    ended = jobs.run("again", **SETTINGS, debug__mode="train", debug__rollouts="runs/whole", debug__step=3)
+    assert ended.code == 0, ended.output
+    [line], before = ended.curve, whole.curve[2]
+    assert line == {key: before[key] for key in line}
+    assert set(before) - set(line) == {"rollout/failed", "rollout/prefix_cache_hit_rate"}  # the engines'
+
+
+def test_rollouts_alone_and_training_on_them(jobs: Jobs, whole: Ended) -> None:
+    rolled = jobs.run("rolled", **(SETTINGS | {"trainer__steps": 2}), debug__mode="rollout")
+    assert rolled.code == 0, rolled.output
+    assert samples(rolled, 1) == samples(whole, 1)
+    assert {span.version for one in samples(rolled, 2) for span in one[-1]} == {0}  # nothing was trained
+    assert rolled.curve[0]["rollout/reward/mean"] == whole.curve[0]["rollout/reward/mean"]
+    assert not any(key.startswith("train/") for key in rolled.curve[1])
+    alone = jobs.run(
+        "alone", **(SETTINGS | {"trainer__steps": 2}), debug__mode="train", debug__rollouts="runs/rolled"
+    )
+    assert alone.code == 0, alone.output
+    assert trained(alone.curve[0]) == trained(whole.curve[0])
+    assert alone.curve[1]["rollout/staleness/max"] == 1
+    assert np.isfinite(alone.curve[1]["train/loss"])
+
+
+def test_samples_that_are_not_there_are_told_before_anything_starts(jobs: Jobs, whole: Ended) -> None:
+    ended = jobs.run("short", trainer__steps=9, debug__mode="train", debug__rollouts="runs/whole")
+    assert ended.code == 3
+    assert "runs/whole has no samples of step 4" in ended.output.replace("\n", " ")

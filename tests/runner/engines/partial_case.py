@@ -1,0 +1,50 @@
+"""A sample that goes on over an update of the weights, on any engine."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlrun.plugins.generation import Generation, Sampling
+from rlrun.runner.carriers import GenerateRequest
+from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.engines.pool import EnginePool
+from rlrun.runner.resuming import ResumingEngines
+
+PROMPT = np.arange(5, 25, dtype=np.int32)
+LENGTH = 160
+"""Tokens of every sample: enough to be cut, within 512 with the prompt."""
+
+
+async def check_a_sample_goes_on_by_new_weights(
+    client: EngineClient, models: tuple[Path, Path], update: Callable[[], Awaitable[int]]
+) -> None:
+    """`update` brings the engine from the first model to the second and returns the version."""
+    engines = ResumingEngines(EnginePool([client]))
+    sampling = Sampling(LENGTH, min_new_tokens=LENGTH)
+    asked = asyncio.create_task(engines.generate(GenerateRequest("rollout-7", PROMPT, (1, 2, 3), sampling)))
+    while not (begun := [len(one.tokens) for one in engines.made(7)]) or not all(begun):
+        engines.resume()
+        await asyncio.sleep(0.02)
+        await engines.stop()
+    assert not asked.done()
+    version = await update()
+    engines.resume()
+    for one, cut in zip(await asked, begun, strict=True):
+        assert [(span.start, span.end) for span in one.versions] == [(0, cut), (cut, LENGTH)]
+        assert one.versions[0].version != one.versions[1].version == version
+        for model, span in zip(models, one.versions, strict=True):
+            expected = log_probs(model, one)[span.start : span.end]
+            np.testing.assert_allclose(one.log_probs[span.start : span.end], expected, atol=1e-4)
+
+
+def log_probs(model: Path, one: Generation) -> np.ndarray:
+    """Of a sample's tokens, by transformers."""
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = torch.from_numpy(np.concatenate([PROMPT, one.tokens])).long()
+    with torch.no_grad():
+        logits = network(ids[None]).logits[0, len(PROMPT) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, ids[len(PROMPT) :, None])[:, 0].numpy()

@@ -74,11 +74,14 @@ class Attempts:
         """Load, run the loop, export, while the ranks are well."""
         spec, ranks = self._loaded.spec, self._parts.started.trainer
         self._parts.inputs.stream.restore(self._beginning)
-        checkpoints = Checkpoints(self._folder.checkpoints, spec.checkpoint.keep)
+        checkpoints = Checkpoints(
+            self._folder.checkpoints, spec.checkpoint.keep, asynchronous=spec.checkpoint.asynchronous
+        )
         job = make_job(spec, self._model, self._parts, self._journal, checkpoints)
         try:
             await run_watched(self._train(job, resume=resume), ranks.watch(), ranks.diagnose)
         finally:
+            await checkpoints.abandon()
             await job.source.close()
 
     async def _train(self, job: Job, *, resume: bool) -> None:

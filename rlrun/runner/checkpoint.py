@@ -2,16 +2,22 @@
 
 trainer ──▶ .step-N.tmp/trainer/    ┐
 driver  ──▶ .step-N.tmp/driver.json ┴─▶ fsync ─▶ rename to step-N ─▶ delete the oldest
+
+An asynchronous one is begun by the trainer, and all this happens while it trains on.
 """
 
+import asyncio
 import json
 import os
 import shutil
 from asyncio import to_thread
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rlrun.runner.atomic import sync_tree, write_json
+from rlrun.runner.background import cancel_all
 from rlrun.runner.errors import JobError
 from rlrun.runner.interfaces import Trainer
 from rlrun.specs.paths import shown_path
@@ -23,28 +29,68 @@ _DRIVER = "driver.json"
 class Checkpoints:
     """The checkpoints of one run; the newest `keep` stay."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, *, asynchronous: bool = False) -> None:
+        """`asynchronous`: `save` returns when the state is copied; the next one and `settle` wait for it."""
         self._folder = folder
         self._keep = keep
+        self._asynchronous = asynchronous
+        self._writing: asyncio.Task[None] | None = None
+        self._completing: asyncio.Future[None] | None = None
 
     async def save(self, trainer: Trainer | None, step: int, driver: dict[str, Any]) -> None:
         """Save training state, where there is a trainer, and driver state as `step-<step>`.
 
         JobError when the disk fails; older ones stay.
         """
-        final = self._folder / f"step-{step}"
-        if final.exists():
+        await self.settle()
+        if (self._folder / f"step-{step}").exists():
             return
         temporary = self._folder / f".step-{step}.tmp"
-        try:
+        with self._told(step, temporary):
             await to_thread(_make_empty, temporary)
+            if trainer is not None and self._asynchronous:
+                await trainer.begin_save(temporary / _TRAINER)
+                self._writing = asyncio.create_task(self._write(trainer, temporary, step, driver))
+                return
             if trainer is not None:
                 await trainer.save(temporary / _TRAINER)
-            await to_thread(_complete, temporary, final, driver)
+            await self._complete_one(temporary, step, driver)
+
+    async def settle(self) -> None:
+        """Return when the last checkpoint is complete. JobError when the disk failed."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            await writing
+
+    async def abandon(self) -> None:
+        """Leave what is not on disk yet; return when nothing is written any more by this process."""
+        if self._writing is not None:
+            await cancel_all([self._writing])
+            await asyncio.gather(self._writing, return_exceptions=True)
+            self._writing = None
+        if self._completing is not None:
+            await asyncio.wait([self._completing])
+
+    async def _write(self, trainer: Trainer, temporary: Path, step: int, driver: dict[str, Any]) -> None:
+        """What is left to do while training goes on."""
+        with self._told(step, temporary):
+            await trainer.saved()
+            await self._complete_one(temporary, step, driver)
+
+    async def _complete_one(self, temporary: Path, step: int, driver: dict[str, Any]) -> None:
+        """Give a checkpoint its name, also where nobody waits for it any more."""
+        final = self._folder / f"step-{step}"
+        self._completing = asyncio.ensure_future(to_thread(_complete, temporary, final, driver))
+        await asyncio.shield(self._completing)
+        await to_thread(self._prune)
+
+    @contextmanager
+    def _told(self, step: int, temporary: Path) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise JobError(self._failed(step, error)) from error
-        await to_thread(self._prune)
 
     def newest(self) -> Path | None:
         """The newest complete checkpoint."""

@@ -133,6 +133,12 @@ class Trainer(Protocol):
     async def save(self, folder: Path) -> None:
         """Write all training state into `folder`."""
 
+    async def begin_save(self, folder: Path) -> None:
+        """Copy all training state, to be written into `folder` while training goes on."""
+
+    async def saved(self) -> None:
+        """Return when the last `begin_save` is on disk."""
+
     async def load(self, folder: Path) -> None:
         """Go on from training state written by `save`."""
 

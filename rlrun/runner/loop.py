@@ -55,7 +55,10 @@ class Checkpoints(Protocol):
     """Where training state is kept (rlrun.runner.checkpoint.Checkpoints)."""
 
     async def save(self, trainer: Trainer | None, step: int, driver: dict[str, Any]) -> None:
-        """Keep everything, or nothing. None: there is no trainer."""
+        """Keep everything, or nothing; it may take until `settle`. None: there is no trainer."""
+
+    async def settle(self) -> None:
+        """Return when what was saved is there, or has failed."""
 
     def newest(self) -> Path | None:
         """The newest complete checkpoint."""
@@ -128,6 +131,7 @@ async def run(job: Job, progress: Progress) -> None:
         job.journal.step(0, await evaluate(job), [])
     while progress.step < job.steps:
         await take_step(job, progress)
+    await job.checkpoints.settle()
 
 
 async def take_step(job: Job, progress: Progress) -> None:

@@ -3,7 +3,9 @@
 sequences ──▶ columns of data rank d ──▶ ranks of d ──▶ collective work ──▶ the answers that count
 """
 
-from collections.abc import Awaitable, Sequence
+import asyncio
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +19,9 @@ from rlrun.runner.packing import MicroBatches, all_micro_batches
 
 PASS_SECONDS = 4 * 3600.0
 """Deadline of one pass over a step's sequences, or of writing or reading a checkpoint."""
+
+ASK_AGAIN_SECONDS = 0.5
+"""Between questions whether a checkpoint is written; ranks answer between passes."""
 
 
 class Rank(Protocol):
@@ -96,6 +101,21 @@ class TrainerGroup:
         """Write all training state into `folder`. OSError when a rank could not write."""
         await self._on_disk("save", folder)
 
+    async def begin_save(self, folder: Path) -> None:
+        """Copy all training state, to be written into `folder` while training goes on."""
+        await self._on_disk("begin_save", folder)
+
+    async def saved(self) -> None:
+        """Return when the last `begin_save` is on disk. OSError when a rank could not write."""
+        with self._os_errors():
+            waiting = list(self._ranks)
+            while waiting:
+                calls = [rank.call("saved", deadline=PASS_SECONDS) for rank in waiting]
+                written = await gather_or_first_cause(calls)
+                waiting = [rank for rank, done in zip(waiting, written, strict=True) if not done]
+                if waiting:
+                    await asyncio.sleep(ASK_AGAIN_SECONDS)
+
     async def load(self, folder: Path) -> None:
         """Go on from training state written by `save`."""
         await self._on_disk("load", folder)
@@ -144,8 +164,13 @@ class TrainerGroup:
         return [answer for answer, _ in answers]
 
     async def _on_disk(self, method: str, folder: Path) -> None:
-        try:
+        with self._os_errors():
             await self._all(method, [(str(folder),)] * len(self._ranks))
+
+    @contextmanager
+    def _os_errors(self) -> Iterator[None]:
+        try:
+            yield
         except ProcessFailure as failure:
             failure.raise_os_error()
             raise

@@ -12,5 +12,7 @@ class CheckpointSpec(Section):
     """Steps between checkpoints. None: one at the end."""
     keep: int = Field(default=2, ge=1)
     """How many of the newest complete checkpoints stay."""
+    asynchronous: bool = False
+    """Training goes on while a checkpoint is written, from a copy in host memory."""
     export_hf: bool = True
     """Write the final model as an HF folder too: `runs/<name>/model`."""

@@ -137,10 +137,13 @@ def model_revision(spec: Spec) -> Iterator[Finding]:
 
 
 def kept_checkpoints(spec: Spec) -> Iterator[Finding]:
-    """With one checkpoint there is nothing to choose from."""
+    """With one checkpoint there is nothing to choose from, and nothing goes on beside it."""
     if given(spec.checkpoint, "keep") and spec.checkpoint.interval is None:
         why = "without an interval the only checkpoint is the one at the end"
         yield no_effect(("checkpoint", "keep"), why, "remove it, or add `interval = …`")
+    if spec.checkpoint.asynchronous and spec.checkpoint.interval is None:
+        why = "without an interval the only checkpoint is the one at the end, where nothing goes on"
+        yield no_effect(("checkpoint", "asynchronous"), why, "remove it, or add `interval = …`")
 
 
 def ports(spec: Spec) -> Iterator[Finding]:

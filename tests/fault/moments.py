@@ -24,6 +24,7 @@ MOMENTS: dict[str, tuple[type, str]] = {
     "writing weights": (TrainerGroup, "write_weights"),
     "training": (TrainerGroup, "train"),
     "saving": (TrainerGroup, "save"),
+    "writing a checkpoint": (TrainerGroup, "saved"),
 }
 UNDER_WAY_SECONDS = 0.3
 """From the beginning of a call to the kill."""

@@ -1,5 +1,7 @@
 """Trainer ranks that die or hang while a job runs: it goes on from its last checkpoint."""
 
+import signal
+
 import pytest
 
 from tests.fault.ids import check_each_once, trained_ids
@@ -69,3 +71,16 @@ def test_a_job_ends_with_one_error_when_its_restarts_are_spent(jobs: Jobs) -> No
     assert failed.startswith("failed: trainer 0 died: ")
     assert failed.endswith("no restart is left (fault_tolerance.trainer_restarts = 1)")
     assert "Traceback" not in ended.output
+
+
+def test_a_checkpoint_that_is_being_written_does_not_count(jobs: Jobs, whole: Ended) -> None:
+    settings = {"trainer__steps": STEPS, "checkpoint__asynchronous": True}
+    faults = [Fault("driver", "writing a checkpoint", 2)]
+    killed = jobs.run("writing-killed", main=main_with(faults), **settings)
+    assert killed.code == -signal.SIGKILL
+    assert [path.name for path in sorted(killed.folder.checkpoints.glob("step-*"))] == ["step-4"]
+    resumed = jobs.run("writing-killed", "--resume", **settings)
+    assert resumed.code == 0, resumed.output
+    assert resumed.curve == whole.curve
+    names = sorted(path.name for path in resumed.folder.checkpoints.iterdir())
+    assert names == ["step-12", "step-8"]

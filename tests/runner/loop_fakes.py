@@ -157,6 +157,7 @@ class Trainer:
         self.logit = 0.0
         self.events = events if events is not None else []
         self.trained: list[list[TrainSequence]] = []
+        self.written = asyncio.Event()
         self.fail: Exception | None = None
 
     async def log_probs(
@@ -207,6 +208,16 @@ class Trainer:
         if self.fail:
             raise self.fail
         (folder / "logit").write_text(repr(self.logit))
+
+    async def begin_save(self, folder: Path) -> None:
+        self.events.append("begin save")
+        self.written.clear()
+        (folder / "logit").write_text(repr(self.logit))
+
+    async def saved(self) -> None:
+        await self.written.wait()
+        if self.fail:
+            raise self.fail
 
     async def load(self, folder: Path) -> None:
         self.logit = float((folder / "logit").read_text())

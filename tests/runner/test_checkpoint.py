@@ -1,3 +1,4 @@
+import asyncio
 import errno
 from pathlib import Path
 
@@ -78,3 +79,57 @@ async def test_half_written_and_half_deleted_ones_do_not_count(tmp_path: Path) -
 
 def test_no_checkpoint_at_all(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path, keep=2).newest() is None
+
+
+async def test_an_asynchronous_one_has_its_name_when_it_is_written(tmp_path: Path) -> None:
+    checkpoints, trainer = Checkpoints(tmp_path, keep=2, asynchronous=True), Trainer()
+    trainer.logit = 0.25
+    await checkpoints.save(trainer, 1, {"data": 1})
+    trainer.logit = 0.5  # it trains on
+    assert checkpoints.newest() is None
+    trainer.written.set()
+    await checkpoints.settle()
+    assert checkpoints.newest() == tmp_path / "step-1"
+    assert read_driver(tmp_path / "step-1") == {"data": 1}
+    other = Trainer()
+    await other.load(trainer_folder(tmp_path / "step-1"))
+    assert other.logit == 0.25
+
+
+async def test_the_next_one_waits_for_the_one_before(tmp_path: Path) -> None:
+    checkpoints, trainer = Checkpoints(tmp_path, keep=2, asynchronous=True), Trainer()
+    await checkpoints.save(trainer, 1, {})
+    following = asyncio.create_task(checkpoints.save(trainer, 2, {}))
+    await asyncio.wait([following], timeout=0.05)
+    assert trainer.events == ["begin save"]
+    trainer.written.set()
+    await following
+    assert names(tmp_path) == [".step-2.tmp", "step-1"]
+    trainer.written.set()
+    await checkpoints.settle()
+    assert names(tmp_path) == ["step-1", "step-2"]
+
+
+async def test_a_disk_that_fills_up_meanwhile_is_told_with_the_next_one(tmp_path: Path) -> None:
+    checkpoints, trainer = Checkpoints(tmp_path, keep=2, asynchronous=True), Trainer()
+    await checkpoints.save(trainer, 1, {})
+    trainer.fail = OSError(errno.ENOSPC, "No space left on device")
+    trainer.written.set()
+    with pytest.raises(JobError, match=r"step 1 .* No space left on device; there is no earlier one"):
+        await checkpoints.save(trainer, 2, {})
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("failure", [None, ValueError("a rank is gone")])
+async def test_one_that_nobody_waits_for_leaves_no_name(tmp_path: Path, failure: Exception | None) -> None:
+    checkpoints, trainer = Checkpoints(tmp_path, keep=2, asynchronous=True), Trainer()
+    await checkpoints.save(trainer, 1, {})
+    if failure is not None:
+        trainer.fail = failure
+        trainer.written.set()
+    await checkpoints.abandon()
+    assert names(tmp_path) == [".step-1.tmp"]
+    assert checkpoints.newest() is None
+    await checkpoints.settle()
+    clear_unfinished(tmp_path)
+    assert names(tmp_path) == []

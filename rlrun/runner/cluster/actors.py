@@ -140,6 +140,16 @@ class TrainerActor(Process):
         self._rank.save(folder)
 
     @reports_failure
+    @reports_failure
+    def begin_save(self, folder: str) -> None:
+        """Copy this rank's part of a checkpoint, and begin to write it."""
+        self._rank.begin_save(folder)
+
+    @reports_failure
+    def saved(self) -> bool:
+        """Whether it is written."""
+        return self._rank.saved()
+
     def load(self, folder: str) -> None:
         """Read this rank's part of a checkpoint."""
         self._rank.load(folder)

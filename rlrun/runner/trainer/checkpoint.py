@@ -19,42 +19,43 @@ from torch.distributed.checkpoint.api import CheckpointException
 from rlrun.runner.trainer.optimizers import Optimizer
 
 
-def save_checkpoint(
-    folder: Path,
-    parameters: Mapping[str, nn.Parameter],
-    optimizer: Optimizer,
-    step: int,
-    rank: int,
-) -> None:
-    """Write into `folder`; all ranks together. An OSError of any rank (a full disk) is raised as such."""
-    state = _tensors(parameters, optimizer) | {
+def training_state(
+    parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, step: int, rank: int
+) -> dict[str, torch.Tensor]:
+    """Everything that `load_checkpoint` reads, as it is now."""
+    return _tensors(parameters, optimizer) | {
         "step": torch.tensor(step),
         "updates": optimizer.updates,
         f"random.{rank}": torch.get_rng_state(),
     }
-    _write(folder, state)
 
 
-def save_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Write parameters alone; all ranks together."""
-    _write(folder, {f"parameters.{name}": parameter.detach() for name, parameter in parameters.items()})
+def weights_state(parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Everything that `load_weights` reads: parameters alone."""
+    return {f"parameters.{name}": parameter.detach() for name, parameter in parameters.items()}
 
 
 def load_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Fill parameters from what `save_weights` wrote, also on another layout. ValueError as for a whole
+    """Fill parameters from a written `weights_state`, also on another layout. ValueError as for a whole
     checkpoint.
     """
-    state = {f"parameters.{name}": parameter.detach() for name, parameter in parameters.items()}
+    state = weights_state(parameters)
     reader, stored = _open(folder)
     _check(folder, state, stored)
     _read(reader, folder, state)
 
 
-def _write(folder: Path, state: dict[str, torch.Tensor]) -> None:
+def write_state(folder: Path, state: dict[str, torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Write into `folder`; all ranks together, by way of `group` (None: the one of all that they do). An
+    OSError of any rank (a full disk) is raised as such.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         dcp.save(
-            state, storage_writer=FileSystemWriter(folder, sync_files=True), no_dist=not dist.is_initialized()
+            state,
+            storage_writer=FileSystemWriter(folder, sync_files=True),
+            process_group=group,
+            no_dist=not dist.is_initialized(),
         )
     except CheckpointException as failure:
         raise _cause(failure, folder, "written") from failure

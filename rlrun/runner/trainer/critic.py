@@ -19,7 +19,7 @@ from rlrun.plugins.types import ValueInputs
 from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep
 from rlrun.runner.packing import MicroBatches
 from rlrun.runner.trainer.batch import make_loss_batch
-from rlrun.runner.trainer.checkpoint import load_checkpoint, save_checkpoint
+from rlrun.runner.trainer.checkpoint import load_checkpoint, training_state
 from rlrun.runner.trainer.compat import reshard
 from rlrun.runner.trainer.forward import Sequences, response_values
 from rlrun.runner.trainer.layout import data_rank, speaks
@@ -97,12 +97,12 @@ class Critic:
         """
         return [self._train_step(sequences, step) for step in steps]
 
-    def save(self, folder: Path) -> None:
-        """Write parameters, optimizer and step; OSError where the disk is full."""
-        save_checkpoint(folder, self._parameters.masters, self._optimizer, self._step, self._rank)
+    def state(self) -> dict[str, torch.Tensor]:
+        """Parameters, optimizer and step, for a checkpoint."""
+        return training_state(self._parameters.masters, self._optimizer, self._step, self._rank)
 
     def load(self, folder: Path) -> None:
-        """Go on from `save`, also on another layout."""
+        """Go on from a written `state`, also on another layout."""
         self._step = load_checkpoint(folder, self._parameters.masters, self._optimizer, self._rank)
         self._parameters.refresh()
 

@@ -25,7 +25,13 @@ from rlrun.plugins.registry import build
 from rlrun.plugins.types import Needs
 from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep, WeightUpdate
 from rlrun.runner.packing import MicroBatches
-from rlrun.runner.trainer.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_weights
+from rlrun.runner.trainer.checkpoint import (
+    load_checkpoint,
+    load_weights,
+    training_state,
+    weights_state,
+    write_state,
+)
 from rlrun.runner.trainer.compat import reshard
 from rlrun.runner.trainer.critic import Critic
 from rlrun.runner.trainer.expert_load import ExpertLoad
@@ -47,6 +53,7 @@ from rlrun.runner.trainer.pipeline import make_policy
 from rlrun.runner.trainer.policy import PolicySettings
 from rlrun.runner.trainer.process import build_mesh, peak_memory, start_process, stop_process
 from rlrun.runner.trainer.replay import Replay, without_experts
+from rlrun.runner.trainer.saving import BackgroundSave
 from rlrun.runner.trainer.teacher import Teacher
 from rlrun.runner.trainer.tied import TiedHead
 from rlrun.runner.weights.writer import WeightWriter, weight_writer
@@ -113,6 +120,7 @@ class TrainerRank:
         self._writer: WeightWriter | None = None
         self._parking = Parking(self._device)
         self._replay = Replay(spec.trainer.moe.routing_replay)
+        self._saving = BackgroundSave()
 
     @property
     def _needs(self) -> Needs:
@@ -248,12 +256,27 @@ class TrainerRank:
 
     def save(self, folder: str | Path) -> None:
         """Write parameters, optimizer, step and RNG into `folder`; OSError where the disk is full."""
-        save_checkpoint(Path(folder), self._parameters.own, self._optimizer, self._step, self._setup.rank)
+        self._hand_over(Path(folder), write_state)
+
+    def begin_save(self, folder: str | Path) -> None:
+        """As `save`, of the state as it is now, while training goes on. `saved` is to say yes before the next
+        one.
+        """
+        self._hand_over(Path(folder), self._saving.stage)
+        self._saving.begin()
+
+    def saved(self) -> bool:
+        """Whether this rank's part of the last `begin_save` is on disk; OSError where the disk is full."""
+        return self._saving.done()
+
+    def _hand_over(self, folder: Path, take: Callable[[Path, dict[str, torch.Tensor]], None]) -> None:
+        """Give all parts of the state to `take`, one after the other: they are only valid meanwhile."""
+        take(folder, training_state(self._parameters.own, self._optimizer, self._step, self._setup.rank))
         if self._critic is not None:
-            self._critic.save(Path(folder) / "critic")
+            take(folder / "critic", self._critic.state())
         if self._reference is not None and self._spec.reference.update_interval:
             with self._parameters.swapped(self._reference):
-                save_weights(Path(folder) / "reference", self._parameters.computing)
+                take(folder / "reference", weights_state(self._parameters.computing))
 
     def load(self, folder: str | Path) -> None:
         """Go on from `save`, also on another layout. ValueError where the checkpoint is another model's."""

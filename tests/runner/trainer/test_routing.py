@@ -166,6 +166,7 @@ def test_an_engines_experts_are_taken_in_every_pass_of_the_policy(folder):
     rank.close()
 
 
+@pytest.mark.slow
 def test_replay_is_the_same_on_every_layout(folder, tmp_path):
     spec = spec_of(folder)
     rank, sequences = make_rank(folder, spec), make_sequences()

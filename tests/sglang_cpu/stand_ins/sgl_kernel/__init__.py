@@ -1,8 +1,17 @@
-"""Has every name and no kernel: a dense decoder on a CPU without AMX calls none."""
+"""Has every name and no kernel: a decoder on a CPU without AMX calls none."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 __version__ = "0.4.10"
+
+# The buffer of routed experts is page-locked for GPUs, whether there are any or not.
+if torch.version.cuda is None:
+    torch.cuda.cudart = lambda: SimpleNamespace(
+        cudaHostRegister=lambda _pointer, _size, _flags: 0, cudaHostUnregister=lambda _pointer: 0
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,6 @@ _KINDS = {
     "FilterSpec": "filters",
     "TrackerSpec": "trackers",
     "ToolSpec": "tools",
-    "AgentSpec": "agents",
 }
 
 

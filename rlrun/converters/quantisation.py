@@ -11,7 +11,7 @@ from rlrun.converters.content import Content
 Kind = Literal["fp8-block", "fp8-channel", "fp8-tensor", "int4-group"]
 """What weights can be quantised to."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_PROJECTIONS = ("_proj.weight", "_proj_with_mqa.weight")
+PROJECTIONS = ("_proj.weight", "_proj_with_mqa.weight")
 """Of attention, feed-forward and experts; not embedding, head, router or norms."""
 
 
@@ -40,7 +40,7 @@ def quantised(
     kept = sorted(
         name.removesuffix(".weight")
         for name, content in contents.items()
-        if len(content.tensor.shape) == 2 and not name.endswith(_PROJECTIONS) and "embed" not in name
+        if len(content.tensor.shape) == 2 and not name.endswith(PROJECTIONS) and "embed" not in name
     )
     kept = sorted({"lm_head", *kept})
     settings = int4.config(kept) if granularity is None else fp8.config(kept, granularity)
@@ -69,4 +69,4 @@ def dequantised(
 
 
 def _is_projection(name: str, content: Content) -> bool:
-    return name.endswith(_PROJECTIONS) and len(content.tensor.shape) == 2
+    return name.endswith(PROJECTIONS) and len(content.tensor.shape) == 2

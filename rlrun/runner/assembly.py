@@ -82,7 +82,7 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     pool = EnginePool(started.clients, mended=mended) if started.clients else None
     if pool is not None:
         stack.push_async_callback(pool.close)
-    trainer = trainer_of(started, plan) if plan.ranks else None
+    trainer = trainer_of(started, plan, pool) if plan.ranks else None
     return Parts(plan, steps, reading.result(), cluster, started, trainer, pool, scorer, saved)
 
 
@@ -103,9 +103,12 @@ def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None
     return SavedSource(run, first, last, model.config()["vocab_size"])
 
 
-def trainer_of(started: Started, plan: Plan) -> TrainerGroup:
-    """The trainer of the ranks that run now."""
-    return TrainerGroup(started.trainer.processes, [rank.data_rank for rank in plan.ranks])
+def trainer_of(started: Started, plan: Plan, pool: EnginePool | None) -> TrainerGroup:
+    """The trainer of the ranks that run now, which hands its weights to the engines."""
+    trainer = TrainerGroup(started.trainer.processes, [rank.data_rank for rank in plan.ranks])
+    if pool is not None:
+        pool.connect(trainer)
+    return trainer
 
 
 async def diagnose_engines(parts: Parts) -> ProcessFailure | None:

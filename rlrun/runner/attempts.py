@@ -125,7 +125,8 @@ class Attempts:
             self._parts.pool.forget_weights()
         await self._journal.flush()
         await self._parts.started.trainer.restart()
-        self._parts = replace(self._parts, trainer=trainer_of(self._parts.started, self._parts.plan))
+        trainer = trainer_of(self._parts.started, self._parts.plan, self._parts.pool)
+        self._parts = replace(self._parts, trainer=trainer)
 
 
 async def roll_out_alone(

@@ -7,7 +7,7 @@ Plain numpy, so that every carrier crosses process borders cheaply and tests nee
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -77,14 +77,14 @@ class TrainStep:
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """Where one tensor lies in a shared-memory segment."""
+    """Where one tensor lies in a segment or bucket."""
 
     name: str
     """Hugging Face name."""
-    dtype: Literal["float32", "bfloat16", "float16"]
+    dtype: Literal["float32", "bfloat16", "float16", "float8_e4m3fn"]
     shape: tuple[int, ...]
     offset: int
-    """Bytes from the start of the segment; 64-byte aligned."""
+    """Bytes from the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,16 @@ class WeightManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class Checksums:
+    """What an SGLang server's tensors must be after an update."""
+
+    ranks: tuple[Mapping[str, str], ...]
+    """By tensor-parallel rank: the first 16 hexadecimal digits of SHA-256, by the server's own name."""
+    left_out: tuple[str, ...]
+    """Parts of the names of tensors that are not looked at this time."""
+
+
+@dataclass(frozen=True, slots=True)
 class SerializedWeights:
     """A complete set of weights as torch's handles to shared memory of this host, for SGLang servers."""
 
@@ -109,16 +119,79 @@ class SerializedWeights:
     """Base64, each for one reading process; a payload is read once."""
     copies: int = 1
     """Times that every process may read, each time its own payload: an engine may have to start again."""
+    checksums: Checksums | None = None
 
     def share(self, engine: int, engines: int, copy: int = 0) -> "SerializedWeights":
         """What one of several engines, of equally many processes each, is to read."""
         count, rest = divmod(len(self.payloads), engines * self.copies)
         assert not rest, "as many payloads for each engine"
         first = (copy * engines + engine) * count
-        return SerializedWeights(self.size, self.version, self.payloads[first : first + count])
+        payloads = self.payloads[first : first + count]
+        return SerializedWeights(self.size, self.version, payloads, checksums=self.checksums)
 
 
-WeightUpdate = WeightManifest | SerializedWeights
+@dataclass(frozen=True, slots=True)
+class FolderWeights:
+    """A complete set of weights as safetensors in a folder, for SGLang servers that see it."""
+
+    folder: str
+    size: int
+    """Bytes of the weights."""
+    version: int
+    changed: str | None = None
+    """Folder of what changed since version `since`; None: not known."""
+    since: int = -1
+    checksums: Checksums | None = None
+
+    def only_changed(self) -> "FolderWeights":
+        """For an engine that serves version `since`."""
+        return replace(self, folder=self.changed or self.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedWeights:
+    """A set of weights that the trainer hands over bucket by bucket, once engines are ready for it."""
+
+    size: int
+    """Bytes of the weights."""
+    version: int
+    readers: int
+    """Processes of each engine."""
+    together: bool
+    """All engines take part in every bucket (a broadcast): one that fails breaks it for the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAddress:
+    """Where the processes of servers meet trainer rank 0, which is rank 0 of the group."""
+
+    name: str
+    host: str
+    port: int
+    size: int
+    """Processes, rank 0 included."""
+    backend: Literal["gloo", "nccl"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBucket:
+    """Some tensors of a streamed set; at its end one without tensors."""
+
+    version: int
+    tensors: tuple[TensorSlot, ...] = ()
+    payloads: tuple[str, ...] = ()
+    """Base64, each for one reading process; none where the tensors are broadcast."""
+    checksums: Checksums | None = None
+    """At the end."""
+    error: str | None = None
+    """Why rank 0 cannot go on."""
+
+    def share(self, engine: int, readers: int) -> "WeightBucket":
+        """What one of several engines, of so many processes each, is to load."""
+        return replace(self, payloads=self.payloads[engine * readers : (engine + 1) * readers])
+
+
+WeightUpdate = WeightManifest | SerializedWeights | FolderWeights | StreamedWeights
 """What a trainer hands to engines: by kind of engine."""
 
 
@@ -141,3 +214,5 @@ class TrainerSetup:
     eos_token_ids: tuple[int, ...] = field(default=())
     teacher_folder: str | None = None
     """Local HF folder of the teacher; None unless the algorithm needs one."""
+    weights_folder: str = ""
+    """Where weights go that engines read from a disk; engines see it too."""

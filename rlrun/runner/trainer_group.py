@@ -4,17 +4,18 @@ sequences ──▶ columns of data rank d ──▶ ranks of d ──▶ collec
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.runner.carriers import TrainSequence, TrainStep, WeightUpdate
+from rlrun.runner.carriers import TrainSequence, TrainStep, WeightBucket, WeightUpdate
 from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.columns import split_log_probs, to_columns
+from rlrun.runner.engines.delivery import Buckets, WeightsMoved
 from rlrun.runner.packing import MicroBatches, all_micro_batches
 
 PASS_SECONDS = 4 * 3600.0
@@ -53,6 +54,10 @@ class TrainerGroup:
         self._teacher_ranks = range(len(ranks)) if teacher is None else teacher
         self._critic_ranks = range(len(ranks)) if critic is None else critic
         self._seconds = 0.0
+        self._written = -1
+        """Version of the weights that the ranks have; -1: they were trained since they were written."""
+        self._still = asyncio.Lock()
+        """Held while weights change, and while they are handed over."""
 
     async def log_probs(
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches, *, reference: bool = False
@@ -79,7 +84,9 @@ class TrainerGroup:
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
     ) -> list[dict[str, float]]:
         """Take the optimizer steps; the metrics of each, the same on every rank."""
-        return await self._updates("train", sequences, steps, self._data_ranks)
+        async with self._still:
+            self._written = -1
+            return await self._updates("train", sequences, steps, self._data_ranks)
 
     async def train_critic(
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
@@ -92,10 +99,29 @@ class TrainerGroup:
         await self._all("update_reference", [()] * len(self._ranks))
 
     async def write_weights(self, version: int) -> WeightUpdate:
-        """Put the current weights where the engines can read them."""
-        manifests = await self._all("write_weights", [(version,)] * len(self._ranks))
+        """Put the current weights where the engines can read them, or announce them."""
+        async with self._still:
+            manifests = await self._all("write_weights", [(version,)] * len(self._ranks))
+            self._written = version
         [manifest] = [found for found in manifests if found is not None]
         return manifest  # type: ignore[no-any-return]
+
+    @asynccontextmanager
+    async def hand_over(self, version: int, readers: int, members: str) -> AsyncIterator[Buckets]:
+        """The weights that were announced, bucket by bucket; they stay as they are meanwhile.
+
+        WeightsMoved when the ranks have others by now.
+        """
+        async with self._still:
+            if version != self._written:
+                raise WeightsMoved(f"the trainer no longer has weights {version}")
+            groups = await self._all("begin_weights", [(readers, members)] * len(self._ranks))
+            yield Buckets(next((one for one in groups if one is not None), None), self._next_bucket)
+
+    async def _next_bucket(self) -> WeightBucket:
+        buckets = await self._all("next_bucket", [()] * len(self._ranks))
+        [bucket] = [found for found in buckets if found is not None]
+        return bucket  # type: ignore[no-any-return]
 
     async def save(self, folder: Path) -> None:
         """Write all training state into `folder`. OSError when a rank could not write."""
@@ -118,7 +144,9 @@ class TrainerGroup:
 
     async def load(self, folder: Path) -> None:
         """Go on from training state written by `save`."""
-        await self._on_disk("load", folder)
+        async with self._still:
+            self._written = -1
+            await self._on_disk("load", folder)
 
     async def export_hf(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder. OSError when it could not be written."""

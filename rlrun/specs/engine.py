@@ -28,6 +28,18 @@ class EngineSpec(Section):
     """First port; engine i listens on port + i. None: free ports."""
     start_timeout: float = Field(default=600.0, gt=0)
     """Seconds an engine may take to answer; one that dies ends the job at once."""
+    weight_sync: Literal["tensor", "broadcast", "disk"] | None = None
+    """SGLang: how weights get to servers. `tensor`: through shared memory of the trainer's host. `broadcast`:
+    a process group of trainer rank 0 and all servers (gloo, on GPUs NCCL). `disk`: safetensors in a folder
+    that all see. None: `tensor` on one node, else `broadcast`."""
+    weight_bucket: int | None = Field(default=None, ge=1)
+    """SGLang: MiB of weights gathered and sent at a time; two such buckets are held, while one is on its way.
+    None: 512; with `tensor` the whole model, which then stays in shared memory."""
+    weight_delta: bool = False
+    """SGLang: servers load only the files of `disk` that changed since the version before."""
+    weight_check: Literal["sample", "all", "none"] = "sample"
+    """SGLang on CPU: which tensors of every server are compared with what was sent, after each update.
+    `sample`: all vectors, and the matrices of one layer in turn."""
     python: Annotated[str | None, PathMarker()] = None
     """SGLang: interpreter of the environment that has it. None: the one that runs rlrun."""
     environment: dict[str, str] = Field(default_factory=dict)

@@ -9,7 +9,16 @@ from rlrun.specs.rules import given, no_effect
 from rlrun.specs.sglang_arguments import OWN, installed_arguments, spelled
 from rlrun.specs.spelling import nearest
 
-_KEYS = ("tensor", "python", "environment", "sglang")
+_KEYS = (
+    "tensor",
+    "weight_sync",
+    "weight_bucket",
+    "weight_delta",
+    "weight_check",
+    "python",
+    "environment",
+    "sglang",
+)
 _TYPE = (("engine", "type"),)
 
 
@@ -29,6 +38,23 @@ def tensor_on_gpus(spec: Spec) -> Iterator[Finding]:
         others = (*_TYPE, ("cluster", "gpus_per_node"))
         cure = "use more servers (engine.count) instead"
         yield Finding(("engine", "tensor"), message, cure, found=spec.engine.tensor, others=others)
+
+
+def weight_carrier(spec: Spec) -> Iterator[Finding]:
+    """Carriers that reach every server, and keys that they read."""
+    if spec.engine.type == "native":
+        return
+    key = ("engine", "weight_sync")
+    if spec.engine.weight_sync == "tensor" and spec.cluster.nodes > 1:
+        message = "weights in shared memory reach servers of one host alone"
+        others = (("cluster", "nodes"),)
+        yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", others=others)
+    if spec.engine.weight_delta and spec.engine.weight_sync != "disk":
+        cure = 'remove it, or set `weight_sync = "disk"`'
+        yield no_effect(("engine", "weight_delta"), "only files on a disk are left out", cure, (key,))
+    if given(spec.engine, "weight_check") and spec.cluster.gpus_per_node:
+        why, others = "servers on GPUs compute other checksums", (("cluster", "gpus_per_node"),)
+        yield no_effect(("engine", "weight_check"), why, "remove it", others)
 
 
 def reproducible_server(spec: Spec) -> Iterator[Finding]:
@@ -60,4 +86,4 @@ def server_arguments(spec: Spec) -> Iterator[Finding]:
             yield Finding(path, message, None, suggestion, at_value=False, others=_TYPE)
 
 
-ENGINE_RULES = (engine_keys, tensor_on_gpus, reproducible_server, server_arguments)
+ENGINE_RULES = (engine_keys, tensor_on_gpus, weight_carrier, reproducible_server, server_arguments)

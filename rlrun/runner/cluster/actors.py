@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 from urllib.request import urlopen
 
-from rlrun.runner.carriers import TrainerSetup, TrainStep, WeightUpdate
+from rlrun.runner.carriers import GroupAddress, TrainerSetup, TrainStep, WeightBucket, WeightUpdate
 from rlrun.runner.cluster.failures import Failure
 from rlrun.runner.columns import Columns, from_columns, joined_log_probs
 from rlrun.runner.engines.setup import EngineSetup
@@ -133,6 +133,16 @@ class TrainerActor(Process):
     def write_weights(self, version: int) -> WeightUpdate | None:
         """Rank 0 says where the weights are."""
         return self._rank.write_weights(version)
+
+    @reports_failure
+    def begin_weights(self, readers: int, members: str) -> GroupAddress | None:
+        """Begin to hand over the weights; rank 0 says where the readers meet, if they do."""
+        return self._rank.begin_weights(readers, members)
+
+    @reports_failure
+    def next_bucket(self) -> WeightBucket | None:
+        """The next bucket of them, from rank 0."""
+        return self._rank.next_bucket()
 
     @reports_failure
     def save(self, folder: str) -> None:

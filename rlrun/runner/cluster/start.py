@@ -19,6 +19,7 @@ from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.plan import Plan
 from rlrun.runner.run_folder import RunFolder
 from rlrun.specs.job import Spec
+from rlrun.specs.weight_sync import shares_memory
 
 _BOOT_SECONDS = 120.0
 """Deadline for a process to come up."""
@@ -49,8 +50,8 @@ async def start_processes(
     engines = cluster.launch(engine_requests(spec, plan, cluster.placement, folder))
     folders = [one.folder for one in (model, teacher) if one is not None]
     if not cluster.is_local:
-        await _check_hosts(processes, engines, [*folders, folder.path])
-    trainer = TrainerRanks(cluster, processes, spec, plan, folders)
+        await _check_hosts(spec, processes, engines, [*folders, folder.path])
+    trainer = TrainerRanks(cluster, processes, spec, plan, folders=folders, weights=folder.path / "weights")
     handles = engine_handles(spec, plan, model, cluster, engines)
     serving = asyncio.create_task(gather_or_first_cause([handle.start() for handle in handles]))
     await gather_or_first_cause([asyncio.create_task(trainer.start()), serving])
@@ -58,7 +59,7 @@ async def start_processes(
 
 
 async def _check_hosts(
-    trainers: Sequence[Process], engines: Sequence[Process], paths: Sequence[Path]
+    spec: Spec, trainers: Sequence[Process], engines: Sequence[Process], paths: Sequence[Path]
 ) -> None:
     """On a cluster that we joined: every host sees the files, and engines share rank 0's memory."""
     processes = [*trainers, *engines]
@@ -72,8 +73,10 @@ async def _check_hosts(
                 f"{process.name} on {process.host} does not see {unseen[0]}; model.path and runs_dir must "
                 "lie on a file system that all nodes of the job share"
             )
-        if trainers and process in engines and process.host != trainers[0].host:
+        apart = process in engines and trainers and process.host != trainers[0].host
+        if apart and shares_memory(spec):
             raise JobError(
                 f"{process.name} was placed on {process.host} and trainer 0 on {trainers[0].host}; "
-                "weights go through shared memory, so they must share a host: use cluster.nodes = 1"
+                "weights go through shared memory, so they must share a host: use cluster.nodes = 1, or with "
+                'SGLang engine.weight_sync = "broadcast"'
             )

@@ -26,15 +26,25 @@ class TrainerRanks:
     """The ranks of the plan: the processes that hold them now, and how others take their places."""
 
     def __init__(
-        self, cluster: Cluster, processes: Sequence[Process], spec: Spec, plan: Plan, folders: Sequence[Path]
+        self,
+        cluster: Cluster,
+        processes: Sequence[Process],
+        spec: Spec,
+        plan: Plan,
+        *,
+        folders: Sequence[Path],
+        weights: Path,
     ) -> None:
-        """`folders` are those of the policy and, where there is one, the teacher."""
+        """`folders` are those of the policy and, where there is one, the teacher; `weights` is where weights
+        go that engines read from a disk.
+        """
         self.processes = list(processes)
         """By rank."""
         self._cluster = cluster
         self._spec = spec
         self._plan = plan
         self._folders = folders
+        self._weights = weights
 
     async def start(self) -> None:
         """Have them meet and load the model. ProcessFailure: the first cause of what went wrong."""
@@ -77,6 +87,7 @@ class TrainerRanks:
             master_port=master[1],
             threads=rank.threads,
             optimizer_steps=self._plan.optimizer_steps,
+            weights_folder=str(self._weights),
         )
 
 

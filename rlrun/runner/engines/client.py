@@ -9,15 +9,29 @@ jittered, when the connection fails; a generation is repeated only when it never
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal
 
 import aiohttp
 import orjson
 
-from rlrun.runner.carriers import GenerateRequest, Generation, SerializedWeights, WeightUpdate
+from rlrun.runner.carriers import (
+    Checksums,
+    FolderWeights,
+    GenerateRequest,
+    Generation,
+    GroupAddress,
+    SerializedWeights,
+    WeightBucket,
+    WeightManifest,
+)
+from rlrun.runner.engines.checking import compare
 from rlrun.runner.engines.wire import (
+    bucket_body,
+    folder_body,
     generate_body,
+    group_body,
     manifest_body,
     parse_generations,
     payload_body,
@@ -30,6 +44,8 @@ ATTEMPTS = 4
 FIRST_DELAY = 0.1
 """Seconds before the first repetition; doubles each time, times a random factor from 0.5 to 1.5."""
 _TENSORS = "/update_weights_from_tensor"
+_DISK = "/update_weights_from_disk"
+_BROADCAST = "/update_weights_from_distributed"
 
 
 class EngineClient:
@@ -59,6 +75,7 @@ class EngineClient:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
+        self._group: str | None = None
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """The n samples of one request, in the order of its seeds."""
@@ -108,25 +125,63 @@ class EngineClient:
         )
         return info
 
-    async def update_weights(self, update: WeightUpdate) -> int:
+    async def update_weights(self, update: WeightManifest | SerializedWeights | FolderWeights) -> int:
         """Serve new weights from the next forward pass on; returns their version.
 
-        They lie in shared memory: a native engine adopts them there, an SGLang server takes a copy.
+        A native engine adopts them in shared memory. An SGLang server takes a copy, from there or from a
+        folder; what runs goes on afterwards, its cache made anew. EngineError names a tensor that did not
+        arrive as it was sent.
         """
-        if isinstance(update, SerializedWeights):
-            return await self._take_over(update)
-        raw = await self._call("POST", _TENSORS, manifest_body(update), self._control_timeout)
-        return version_number(orjson.loads(raw).get("weight_version"))
+        if isinstance(update, WeightManifest):
+            raw = await self._call("POST", _TENSORS, manifest_body(update), self._control_timeout)
+            return version_number(orjson.loads(raw).get("weight_version"))
+        if isinstance(update, FolderWeights):
+            await self.pause("retract")
+            await self._call("POST", _DISK, folder_body(update), self._control_timeout, safe=False)
+            return await self._serve(update.checksums)
+        await self.begin_update()
+        try:
+            await self._call("POST", _TENSORS, payload_body(update), self._control_timeout, safe=False)
+        except (EngineError, TimeoutError):
+            await self.give_up_update()
+            raise
+        return await self.end_update(update.checksums)
 
-    async def update_weights_from_disk(self, folder: str, version: int) -> int:
-        """Serve the weights of a folder on the engine's host; the version it then reports.
-
-        EngineError while requests run: prefixes that the old weights made are forgotten.
+    async def begin_update(self, group: GroupAddress | None = None, rank: int = 0) -> None:
+        """Stop generating, and make ready for buckets; `group` is where to meet rank 0, as ranks from `rank`
+        on.
         """
-        body = {"model_path": folder, "weight_version": str(version), "flush_cache": False}
-        await self._post("/update_weights_from_disk", body)
-        await self.flush_cache()
-        return await self._version()
+        await self.pause("retract")
+        if group is not None and group.name != self._group:
+            await self.leave_group()
+            body = group_body(group, rank)
+            await self._call("POST", "/init_weights_update_group", body, self._control_timeout, safe=False)
+            self._group = group.name
+        await self._post("/begin_weight_update", {})
+
+    async def load_bucket(self, bucket: WeightBucket) -> None:
+        """Take over some tensors, from shared memory or from the group that was met."""
+        path = _TENSORS if bucket.payloads else _BROADCAST
+        body = bucket_body(bucket, self._group)
+        await self._call("POST", path, body, self._control_timeout, safe=False)
+
+    async def end_update(self, checksums: Checksums | None) -> int:
+        """Serve what was loaded; its version. EngineError names a tensor that is not what it should be."""
+        await self._post("/end_weight_update", {})
+        return await self._serve(checksums)
+
+    async def give_up_update(self) -> None:
+        """Leave an update that failed, as far as the engine still can; it stays paused."""
+        with suppress(EngineError, TimeoutError):
+            await self._post("/end_weight_update", {})
+        await self.leave_group()
+
+    async def leave_group(self) -> None:
+        """Leave the group that was met; fine where there is none, or the engine is gone."""
+        name, self._group = self._group, None
+        if name is not None:
+            with suppress(EngineError, TimeoutError):
+                await self._post("/destroy_weights_update_group", {"group_name": name})
 
     async def close(self) -> None:
         """Close the connections."""
@@ -142,15 +197,12 @@ class EngineClient:
     ) -> None:
         await self.close()
 
-    async def _take_over(self, weights: SerializedWeights) -> int:
-        """An update of an SGLang server; what runs goes on afterwards, its cache made anew."""
-        await self.pause("retract")
-        await self._post("/begin_weight_update", {})
-        try:
-            await self._call("POST", _TENSORS, payload_body(weights), self._control_timeout, safe=False)
-        finally:
-            await self._post("/end_weight_update", {})
-        await self.flush_cache()
+    async def _serve(self, checksums: Checksums | None) -> int:
+        """Compare, and go on generating; the version that is served."""
+        if checksums is not None:
+            body = {"action": "checksum", "skip_tensor_list": checksums.left_out}
+            answer = orjson.loads(await self._post("/weights_checker", body))
+            compare(self.url, checksums, answer.get("ranks") or [])
         await self.resume()
         return await self._version()
 

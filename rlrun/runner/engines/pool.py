@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
-from rlrun.runner.carriers import GenerateRequest, Generation, SerializedWeights, WeightUpdate
+from rlrun.runner.background import cancel_all
+from rlrun.runner.carriers import GenerateRequest, Generation, WeightUpdate
 from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.engines.delivery import BucketSource, Delivery, Failures, WeightsMoved
 from rlrun.runner.errors import EngineError, EngineGone
 
 BUSIER = 8
@@ -23,17 +25,33 @@ class _Seat:
     def __init__(self, client: EngineClient) -> None:
         self.client = client
         self.load = 0
-        self.repairs = 0
-        """Since the last update of the weights."""
+        self.waits = False
+        """For the next update of the weights; it is well otherwise."""
+        self.cause: str | None = None
+        """Why it was lost, where that is known."""
         self.up = asyncio.Event()
         self.down = asyncio.Event()
         self.up.set()
 
-    def lose(self) -> None:
+    def lose(self, cause: str | None = None) -> None:
+        self.cause = cause
+        self.waits = False
         self.up.clear()
         self.down.set()
 
+    async def updated(self) -> None:
+        """Return once the next update went well. EngineError when it did not."""
+        events = [asyncio.ensure_future(event.wait()) for event in (self.up, self.down)]
+        try:
+            await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_all(events)
+        if self.down.is_set():
+            raise EngineError(self.cause or f"engine {self.client.url} was lost")
+
     def find(self) -> None:
+        self.waits = False
+        self.cause = None
         self.down.clear()
         self.up.set()
 
@@ -48,6 +66,7 @@ class EnginePool:
         assert clients, "a pool needs an engine"
         self._seats = [_Seat(client) for client in clients]
         self._mended = mended
+        self._delivery = Delivery(len(clients))
         self._weights: WeightUpdate | None = None
         self._updating = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -101,23 +120,25 @@ class EnginePool:
     async def update_weights(self, update: WeightUpdate) -> int:
         """Serve new weights from the next forward pass on; the version that every engine confirmed.
 
-        An engine that is lost gets them when it is mended.
+        An engine that is lost gets them when it is mended. One that refuses them, or holds others than were
+        sent, is lost as well; where nobody mends it, that is an error.
         """
         async with self._updating:
             self._weights = update
-            for seat in self._seats:
-                seat.repairs = 0
-            await self._all(lambda seat: self._update(seat, update))
+            asked = [number for number, seat in enumerate(self._seats) if seat.up.is_set() or seat.waits]
+            failures = await self._deliver(update, asked)
+            if failures and not self._mended:
+                raise next(iter(failures.values()))
+            for number in asked:
+                if number in failures:
+                    self._seats[number].lose(str(failures[number]))
+                elif self._seats[number].waits:
+                    self._find(number)
         return update.version
 
-    async def update_weights_from_disk(self, folder: str, version: int) -> int:
-        """Serve a folder's weights; the version that every engine confirmed."""
-
-        async def update(seat: _Seat) -> None:
-            _check(seat, await seat.client.update_weights_from_disk(folder, version), version)
-
-        await self._all(update)
-        return version
+    def connect(self, source: BucketSource) -> None:
+        """From now on this trainer hands over weights that are streamed."""
+        self._delivery.source = source
 
     def forget_weights(self) -> None:
         """The update of before is no longer to be had; an engine that is mended waits for the next."""
@@ -127,21 +148,35 @@ class EnginePool:
         """Return once this engine is lost."""
         await self._seats[engine].down.wait()
 
+    def cause(self, engine: int) -> str | None:
+        """Why this engine was lost, where the pool found out."""
+        return self._seats[engine].cause
+
     def lose(self, engine: int) -> None:
         """Ask this engine nothing more."""
-        self._seats[engine].lose()
+        self._seats[engine].lose(self._seats[engine].cause)
 
     async def mend(self, engine: int, client: EngineClient) -> None:
-        """Ask this engine again, by another client, as soon as it serves the weights that the others do."""
+        """Ask this engine again, by another client, as soon as it serves the weights that the others do.
+
+        Where the trainer has others by now that is after the next update. EngineError when it refuses them.
+        """
         seat = self._seats[engine]
         async with self._updating:
             await seat.client.close()
             seat.client = client
-            if self._weights is not None:
-                seat.repairs += 1
-                await self._update(seat, self._weights)
-            seat.find()
-            self._changed.set()
+            self._delivery.forget(engine)
+            try:
+                failures = {} if self._weights is None else await self._deliver(self._weights, [engine])
+            except WeightsMoved:
+                seat.waits = True
+                seat.down.clear()
+            else:
+                if failures:
+                    raise EngineError(str(failures[engine]))
+                self._find(engine)
+        if seat.waits:
+            await seat.updated()
 
     async def close(self) -> None:
         """Close the connections; the engines go on."""
@@ -187,13 +222,12 @@ class EnginePool:
         finally:
             seat.load -= samples
 
-    async def _update(self, seat: _Seat, update: WeightUpdate) -> None:
-        own = update
-        if isinstance(update, SerializedWeights):
-            if seat.repairs >= update.copies:
-                raise EngineError(f"engine {seat.client.url} was lost {seat.repairs} times within one step")
-            own = update.share(self._seats.index(seat), len(self._seats), seat.repairs)
-        _check(seat, await seat.client.update_weights(own), update.version)
+    async def _deliver(self, update: WeightUpdate, engines: Sequence[int]) -> Failures:
+        return await self._delivery.deliver(update, {one: self._seats[one].client for one in engines})
+
+    def _find(self, engine: int) -> None:
+        self._seats[engine].find()
+        self._changed.set()
 
     async def _all(self, call: Callable[[_Seat], Awaitable[None]]) -> None:
         """Tell every engine that is up; one that turns out to be gone is lost, where somebody mends it."""
@@ -206,8 +240,3 @@ class EnginePool:
             if not self._mended:
                 raise
             seat.lose()
-
-
-def _check(seat: _Seat, found: int, version: int) -> None:
-    if found != version:
-        raise EngineError(f"engine {seat.client.url} serves weights {found} after an update to {version}")

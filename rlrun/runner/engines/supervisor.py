@@ -83,7 +83,8 @@ class Supervisor:
             await asyncio.wait([watching, lost], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([watching], timeout=CAUSE_SECONDS)
             if not watching.done():
-                return EngineGone(f"{engine.name} cannot be reached")
+                cause = self._pool.cause(number)
+                return EngineGone(f"{engine.name}: {cause}" if cause else f"{engine.name} cannot be reached")
             error = watching.exception()
             if not isinstance(error, JobError):
                 raise error or AssertionError("a watch ends with an error")

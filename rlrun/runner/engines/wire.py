@@ -10,7 +10,15 @@ import orjson
 from numpy.typing import NDArray
 
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.carriers import GenerateRequest, Generation, SerializedWeights, WeightManifest
+from rlrun.runner.carriers import (
+    FolderWeights,
+    GenerateRequest,
+    Generation,
+    GroupAddress,
+    SerializedWeights,
+    WeightBucket,
+    WeightManifest,
+)
 from rlrun.runner.errors import EngineError
 
 
@@ -62,14 +70,52 @@ def manifest_body(manifest: WeightManifest) -> bytes:
 
 
 def payload_body(weights: SerializedWeights) -> bytes:
-    """A weight update by torch's handles; the cache is flushed afterwards, when every bucket is in."""
+    """A weight update by torch's handles."""
+    return orjson.dumps({"serialized_named_tensors": weights.payloads} | _update(weights.version))
+
+
+def folder_body(weights: FolderWeights) -> bytes:
+    """A weight update from a folder."""
+    return orjson.dumps({"model_path": weights.folder} | _update(weights.version))
+
+
+def bucket_body(bucket: WeightBucket, group: str | None) -> bytes:
+    """One bucket of a weight update: handles, or what is about to come as one broadcast of bytes."""
+    update = _update(bucket.version)
+    if bucket.payloads:
+        return orjson.dumps({"serialized_named_tensors": bucket.payloads} | update)
+    slots = bucket.tensors
     return orjson.dumps(
         {
-            "serialized_named_tensors": weights.payloads,
-            "weight_version": str(weights.version),
-            "flush_cache": False,
+            "names": [slot.name for slot in slots],
+            "dtypes": [slot.dtype for slot in slots],
+            "shapes": [slot.shape for slot in slots],
+            "group_name": group,
+            "load_format": "flattened_bucket",
+        }
+        | update
+    )
+
+
+def group_body(group: GroupAddress, rank: int) -> bytes:
+    """Where a server's processes meet trainer rank 0; the first of them is rank `rank`."""
+    return orjson.dumps(
+        {
+            "master_address": group.host,
+            "master_port": group.port,
+            "rank_offset": rank,
+            "world_size": group.size,
+            "group_name": group.name,
+            "backend": group.backend,
         }
     )
+
+
+def _update(version: int) -> dict[str, Any]:
+    """What every update of an SGLang server says. Prefixes that the old weights made are forgotten with it:
+    a call of its own would also collect garbage, which takes the server a second.
+    """
+    return {"weight_version": str(version), "flush_cache": True}
 
 
 def _params(request: GenerateRequest) -> dict[str, Any]:

@@ -23,7 +23,14 @@ from rlrun.converters.safetensors_folder import WeightFolder, random_tensor, wri
 from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Needs
-from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep, WeightUpdate
+from rlrun.runner.carriers import (
+    GroupAddress,
+    TrainerSetup,
+    TrainSequence,
+    TrainStep,
+    WeightBucket,
+    WeightUpdate,
+)
 from rlrun.runner.packing import MicroBatches
 from rlrun.runner.trainer.checkpoint import (
     load_checkpoint,
@@ -56,7 +63,7 @@ from rlrun.runner.trainer.replay import Replay, without_experts
 from rlrun.runner.trainer.saving import BackgroundSave
 from rlrun.runner.trainer.teacher import Teacher
 from rlrun.runner.trainer.tied import TiedHead
-from rlrun.runner.weights.writer import WeightWriter, weight_writer
+from rlrun.runner.weights.writer import Source, WeightWriter
 from rlrun.specs.job import Spec
 
 
@@ -117,7 +124,7 @@ class TrainerRank:
         self._teacher = Teacher(setup, spec, self._model, self._device) if self._needs.teacher else None
         self._critic = self._make_critic() if self._needs.critic else None
         self._step = 0
-        self._writer: WeightWriter | None = None
+        self._writer = self._make_writer()
         self._parking = Parking(self._device)
         self._replay = Replay(spec.trainer.moe.routing_replay)
         self._saving = BackgroundSave()
@@ -243,16 +250,16 @@ class TrainerRank:
         self._parking.come_back()
 
     def write_weights(self, version: int) -> WeightUpdate | None:
-        """Put the weights where engines on this host can read them; rank 0 returns where."""
-        tensors = self._parameters.gather()
-        if self._setup.rank != 0:
-            for _ in tensors:
-                pass
-            return None
-        if self._writer is None:
-            job = f"{self._spec.name}-{self._setup.master_port}"
-            self._writer = weight_writer(self._spec, job, self._parameters.shapes)
-        return self._writer.write(tensors, version)
+        """Put the weights where engines can read them, or announce them; rank 0 returns where."""
+        return self._writer.write(version)
+
+    def begin_weights(self, readers: int, members: str) -> GroupAddress | None:
+        """Begin to hand over the announced weights; rank 0 returns where readers meet, if they do."""
+        return self._writer.begin(readers, members)
+
+    def next_bucket(self) -> WeightBucket | None:
+        """The next bucket of them, from rank 0."""
+        return self._writer.next_bucket()
 
     def save(self, folder: str | Path) -> None:
         """Write parameters, optimizer, step and RNG into `folder`; OSError where the disk is full."""
@@ -309,10 +316,25 @@ class TrainerRank:
 
     def close(self) -> None:
         """Remove shared weights and leave the other ranks."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._writer.close()
         stop_process()
+
+    def _make_writer(self) -> WeightWriter:
+        setup = self._setup
+        return WeightWriter(
+            self._spec,
+            Source(
+                setup.rank,
+                self._model,
+                self._parameters.shapes,
+                self._parameters.gather,
+                self._device,
+                setup.master_addr,
+                job=f"{self._spec.name}-{setup.master_port}",
+                folder=Path(setup.weights_folder),
+                served=self._folder,
+            ),
+        )
 
     def _make_critic(self) -> Critic:
         """It starts from the weights that the policy starts from."""

@@ -11,7 +11,15 @@ import pytest
 from aiohttp import web
 
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.carriers import GenerateRequest, Sampling, TensorSlot, WeightManifest
+from rlrun.runner.carriers import (
+    FolderWeights,
+    GenerateRequest,
+    GroupAddress,
+    Sampling,
+    TensorSlot,
+    WeightBucket,
+    WeightManifest,
+)
 from rlrun.runner.engines import client as client_module
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.pool import EnginePool
@@ -134,7 +142,7 @@ async def test_control_calls(make_peer: Any) -> None:
         await client.flush_cache()
         assert await client.health()
         assert await client.update_weights(MANIFEST) == 3
-        assert await client.update_weights_from_disk("/models/x", 3) == 3
+        assert await client.update_weights(FolderWeights("/models/x", 8, 3)) == 3
     assert [path for path, _ in peer.asked] == [
         "/abort_request",
         "/pause_generation",
@@ -142,8 +150,9 @@ async def test_control_calls(make_peer: Any) -> None:
         "/flush_cache",
         "/health",
         "/update_weights_from_tensor",
+        "/pause_generation",
         "/update_weights_from_disk",
-        "/flush_cache",
+        "/continue_generation",
         "/model_info",
     ]
     assert peer.asked[5][1] == {
@@ -156,6 +165,36 @@ async def test_control_calls(make_peer: Any) -> None:
         },
         "weight_version": "3",
         "flush_cache": False,
+    }
+
+
+async def test_a_bucket_is_broadcast_in_the_group_that_was_met(make_peer: Any) -> None:
+    peer = await make_peer(echo)
+    slots = (TensorSlot("a", "float32", (2, 2), 0), TensorSlot("b", "float8_e4m3fn", (4,), 16))
+    async with EngineClient(peer.url) as client:
+        for name in ("g1", "g1", "g2"):
+            await client.begin_update(GroupAddress(name, "10.0.0.1", 999, 3, "gloo"), 1)
+            await client.load_bucket(WeightBucket(3, slots))
+            assert await client.end_update(None) == 3
+    paths = [path for path, _ in peer.asked]
+    assert paths.count("/init_weights_update_group") == 2
+    assert dict(peer.asked)["/destroy_weights_update_group"] == {"group_name": "g1"}
+    assert dict(peer.asked)["/init_weights_update_group"] == {
+        "master_address": "10.0.0.1",
+        "master_port": 999,
+        "rank_offset": 1,
+        "world_size": 3,
+        "group_name": "g2",
+        "backend": "gloo",
+    }
+    assert dict(peer.asked)["/update_weights_from_distributed"] == {
+        "names": ["a", "b"],
+        "dtypes": ["float32", "float8_e4m3fn"],
+        "shapes": [[2, 2], [4]],
+        "group_name": "g2",
+        "load_format": "flattened_bucket",
+        "weight_version": "3",
+        "flush_cache": True,
     }
 
 

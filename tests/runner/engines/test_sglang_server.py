@@ -4,34 +4,40 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
-from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
+from rlrun.runner.carriers import FolderWeights, GenerateRequest, Generation, Sampling
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.sglang.command import command, environment, key_file
 from rlrun.runner.engines.sglang.server import SglangServer, last_error
 from rlrun.runner.errors import EngineError
-from rlrun.runner.weights.serialized import SerializedWriter
 from tests.converters.conversions import convert
+from tests.sglang_cpu.policies import LocalPolicy
 from tests.sglang_cpu.servers import tiny_setup
 
 PROMPT = np.arange(5, 25, dtype=np.int32)
+WAYS: list[dict[str, object]] = [
+    {"weight_sync": "tensor"},
+    {"weight_sync": "tensor", "weight_bucket": 1},
+    {"weight_sync": "broadcast", "weight_bucket": 1},
+    {"weight_sync": "disk", "weight_bucket": 1, "weight_delta": True},
+]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three tiny models of one shape."""
     root = tmp_path_factory.mktemp("models")
-    return [make_tiny_model(root / str(seed), seed=seed) for seed in range(3)]
+    return [make_tiny_model(root / str(seed), seed=seed, vocab=4160) for seed in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -72,30 +78,61 @@ def buffers() -> list[Path]:
 
 
 async def test_log_probs_are_the_models_own_before_and_after_each_way_of_updating_it(
-    client: EngineClient, models: list[Path]
+    client: EngineClient, models: list[Path], tmp_path: Path
 ) -> None:
     before = await client.generate(request())
     assert {span.version for one in before for span in one.versions} == {0}
     assert largest_difference(models[0], before) < 1e-4
 
-    weights = load_file(models[1] / "model.safetensors")
-    writer = SerializedWriter({name: tensor.shape for name, tensor in weights.items()}, "float32", readers=1)
-    pool = EnginePool([client])
-    for version in (1, 2):  # the second takes the same buffer
-        assert await pool.update_weights(writer.write(weights.items(), version)) == version
-        updated = await client.generate(request())
-        assert {span.version for one in updated for span in one.versions} == {version}
-        assert largest_difference(models[1], updated) < 1e-4
-    assert buffers()
-    writer.close()
-    assert not buffers()
+    pool, version = EnginePool([client]), 0
+    for settings in WAYS:
+        policy = LocalPolicy(models[0], tmp_path, **settings)
+        pool.connect(policy)
+        for number in (1, 2, 1):
+            version += 1
+            assert await pool.update_weights(policy.write(models[number], version)) == version
+            updated = await client.generate(request())
+            assert {span.version for one in updated for span in one.versions} == {version}
+            assert largest_difference(models[number], updated) < 1e-4
+        policy.writer.close()
+        assert not buffers()
+        assert not (tmp_path / "weights").exists()
 
-    assert await pool.update_weights_from_disk(str(models[2]), 3) == 3
-    assert largest_difference(models[2], await client.generate(request())) < 1e-4
 
+async def test_weights_that_are_not_there_are_refused(
+    client: EngineClient, models: list[Path], tmp_path: Path
+) -> None:
+    policy = LocalPolicy(models[0], tmp_path, weight_sync="disk")
+    assert await EnginePool([client]).update_weights(policy.write(models[2], 40)) == 40
     with pytest.raises(EngineError, match="answered 400"):
-        await client.update_weights_from_disk("/nowhere", 4)
-    assert largest_difference(models[2], await client.generate(request())) < 1e-4
+        await client.update_weights(FolderWeights("/nowhere", 0, 41))
+    await client.resume()
+    after = await client.generate(request())
+    assert {span.version for one in after for span in one.versions} == {40}
+    assert largest_difference(models[2], after) < 1e-4
+    policy.writer.close()
+
+
+async def test_other_bytes_and_another_version_than_were_sent_are_named(
+    client: EngineClient, models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, policy = (LocalPolicy(models[0], tmp_path, weight_sync="tensor") for _ in range(2))
+    policy.corrupt = "model.layers.1.self_attn.k_proj.weight"
+    pool = EnginePool([client])
+    checksums = sent.write(models[1], 50).checksums
+    held = "model.layers.1.self_attn.qkv_proj.weight"
+    with pytest.raises(EngineError, match=rf"holds other bytes than were sent for {held} \(rank 0\)$"):
+        await pool.update_weights(replace(policy.write(models[1], 50), checksums=checksums))
+
+    async def rename_and_resume() -> None:
+        await client._post("/update_weight_version", {"new_version": "7", "abort_all_requests": False})
+        await EngineClient.resume(client)
+
+    monkeypatch.setattr(client, "resume", rename_and_resume)
+    with pytest.raises(EngineError, match="serves weights 7 after an update to 51"):
+        await pool.update_weights(sent.write(models[1], 51))
+    sent.writer.close()
+    policy.writer.close()
 
 
 async def test_an_abort_keeps_what_was_generated(client: EngineClient) -> None:
@@ -195,5 +232,5 @@ async def test_a_server_loads_what_was_converted_there_and_back(
     """HF to DCP and back, in several files, as `rlrun convert` writes them."""
     middle = convert(models[1], "dcp", tmp_path / "dcp", shard_bytes=40_000)
     back = convert(middle, "hf", tmp_path / "back", shard_bytes=40_000)
-    assert await client.update_weights_from_disk(str(back), 9) == 9
+    assert await client.update_weights(FolderWeights(str(back), 0, 99)) == 99
     assert largest_difference(models[1], await client.generate(request())) < 1e-4

@@ -1,1 +1,0 @@
-"""Agents that talk to an endpoint which records what they ask and are answered."""

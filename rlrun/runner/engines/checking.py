@@ -1,0 +1,21 @@
+"""Compares what an SGLang server says that it holds with what was sent; pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlrun.runner.carriers import Checksums
+from rlrun.runner.errors import EngineError
+
+
+def compare(url: str, sent: Checksums, answer: Sequence[Mapping[str, Any]]) -> None:
+    """`answer` is `ranks` of `/weights_checker`. EngineError names the first tensor that is another one, or
+    not there.
+    """
+    held = {info["parallelism_info"][0]["tp_rank"]: info["checksums"] for info in answer}
+    for rank, expected in enumerate(sent.ranks):
+        found = held.get(rank, {})
+        wrong = [name for name, checksum in expected.items() if found.get(name) != checksum]
+        if wrong:
+            what = "holds other bytes than were sent for" if wrong[0] in found else "does not hold"
+            more = f", and {len(wrong) - 1} more of {len(expected)} tensors compared" if wrong[1:] else ""
+            raise EngineError(f"engine {url} {what} {wrong[0]} (rank {rank}){more}")

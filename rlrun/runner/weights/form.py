@@ -1,0 +1,80 @@
+"""The form in which engines take a policy's weights: their precision, or blocks of eight bits with factors.
+
+trainer's tensor (float32) ──▶ itself in the engines' dtype
+                          └──▶ `weight` in float8_e4m3fn and `weight_scale_inv`, where engines hold it so
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlrun.converters.fp8 import BLOCK, quantised
+from rlrun.converters.precision import dtype_named
+from rlrun.converters.quantisation import PROJECTIONS
+from rlrun.converters.safetensors_format import Described
+from rlrun.converters.stored import Files
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What becomes of each tensor on its way to an engine."""
+
+    dtype: torch.dtype
+    kept: tuple[str, ...] | None = None
+    """Modules that stay in `dtype` while other projections get eight bits; None: nothing gets them."""
+
+    def pieces(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """What an engine is given of a tensor, one piece in memory at a time."""
+        if not self._is_quantised(name, tensor.ndim):
+            yield name, tensor
+            return
+        for piece, content in quantised(name, _Held(tensor), "block").items():
+            yield piece, content.rows(Files(), 0, content.tensor.shape[0])
+
+    def described(self, name: str, shape: tuple[int, ...]) -> dict[str, Described]:
+        """Type and shape of each of those pieces, by name."""
+        if not self._is_quantised(name, len(shape)):
+            return {name: Described(self.dtype, shape)}
+        contents = quantised(name, _Held(torch.empty(shape, device="meta")), "block")
+        return {piece: content.tensor for piece, content in contents.items()}
+
+    def _is_quantised(self, name: str, dimensions: int) -> bool:
+        if self.kept is None or dimensions != 2 or not name.endswith(PROJECTIONS):
+            return False
+        return not any(name.startswith(f"{module}.") for module in self.kept)
+
+
+def form_of(dtype: str, config: Mapping[str, Any]) -> Form:
+    """The form for an engine that computes in `dtype` and serves a model with this config.json.
+
+    ValueError where its weights are quantised in a way that rlrun does not make.
+    """
+    settings = config.get("quantization_config")
+    if settings is None:
+        return Form(dtype_named(dtype))
+    method, size = settings.get("quant_method"), settings.get("weight_block_size")
+    if method != "fp8" or size != [BLOCK, BLOCK]:
+        shown = f"{method}, weight_block_size {size}"
+        raise ValueError(
+            f"engines serve weights quantised as {shown}, and updates are made in FP8 blocks of {BLOCK} × "
+            f"{BLOCK} alone; convert the model with `rlrun convert --quantize fp8-block`"
+        )
+    return Form(dtype_named(dtype), tuple(settings.get("modules_to_not_convert") or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A tensor in memory, as the converters' contents are."""
+
+    value: torch.Tensor
+    step: int = 1
+
+    @property
+    def tensor(self) -> Described:
+        return Described(self.value.dtype, tuple(self.value.shape))
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        del files
+        return self.value[first:last]

@@ -1,0 +1,166 @@
+"""Weights handed over bucket by bucket, so that only two buckets of them are in memory at a time.
+
+    call n     gather bucket n into one buffer, while engines load bucket n - 1 from the other
+    the last   nothing left: wait for the last bucket, say what checksums there must be
+
+A stream over shared memory gives handles; one over a process group begins to broadcast.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from rlrun.runner.carriers import GroupAddress, WeightBucket
+from rlrun.runner.weights.broadcast import BroadcastGroup
+from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
+from rlrun.runner.weights.sharing import SharedBuffer
+
+
+class Outlet(Protocol):
+    """One of the ways out of rank 0."""
+
+    def begin(self, readers: int, members: str) -> GroupAddress | None:
+        """Make ready for so many reading processes; `members` names their servers."""
+
+    def send(self, bucket: Bucket, weights: WeightSet) -> tuple[str, ...]:
+        """Gather the next bucket and hand it over; payloads, where there are any. RuntimeError when it, or
+        the one before, cannot be sent.
+        """
+
+    def finish(self) -> None:
+        """Return when the last bucket is sent. RuntimeError when it cannot be."""
+
+    def close(self) -> None:
+        """Give up buffers and connections."""
+
+
+class SharedOutlet:
+    """Through shared memory of the host, to servers that copy from there."""
+
+    def __init__(self, size: int) -> None:
+        """`size` of the largest bucket."""
+        self._size = size
+        self._readers = 0
+        self._buffers: list[SharedBuffer] = []
+
+    def begin(self, readers: int, members: str) -> None:
+        """Nobody has to meet."""
+        del members
+        self._readers = readers
+        while len(self._buffers) < 2:
+            self._buffers.append(SharedBuffer(self._size))
+
+    def send(self, bucket: Bucket, weights: WeightSet) -> tuple[str, ...]:
+        """Fill the buffer that was read before the last."""
+        self._buffers.reverse()
+        views = views_of(self._buffers[0].bytes, bucket)
+        weights.put(views, bucket)
+        return self._buffers[0].payloads(views, self._readers)
+
+    def finish(self) -> None:
+        """Whoever reads answers for it."""
+
+    def close(self) -> None:
+        """Remove the buffers."""
+        for buffer in self._buffers:
+            buffer.close()
+        self._buffers = []
+
+
+class BroadcastOutlet:
+    """Through a process group, which is set up anew when its members change or it failed."""
+
+    def __init__(self, size: int, host: str, device: torch.device, seconds: float) -> None:
+        """`size` of the largest bucket; `seconds` to join, and for each broadcast."""
+        self._size = size
+        self._host = host
+        self._device = device
+        self._seconds = seconds
+        self._group: BroadcastGroup | None = None
+        self._members = ""
+        self._buffers: list[torch.Tensor] = []
+        self._work: dist.Work | None = None
+
+    def begin(self, readers: int, members: str) -> GroupAddress:
+        """The address of the group of these members; the one of the last time where it is theirs."""
+        if self._work is not None:  # the last stream was given up
+            self._drop()
+        if self._group is None or members != self._members:
+            self._drop()
+            name = f"rlrun-weights-{secrets.token_hex(4)}"
+            self._group = BroadcastGroup(name, self._host, readers, self._device, self._seconds)
+            self._members = members
+        while len(self._buffers) < 2:
+            self._buffers.append(torch.empty(self._size, dtype=torch.uint8, device=self._device))
+        return self._group.address
+
+    def send(self, bucket: Bucket, weights: WeightSet) -> tuple[str, ...]:
+        """Gather while the bucket before is on its way."""
+        self._buffers.reverse()
+        weights.put(views_of(self._buffers[0], bucket), bucket)
+        self.finish()
+        if self._group is None:
+            raise RuntimeError("the process group was given up")
+        try:
+            self._work = self._group.send(self._buffers[0][: bucket.size])
+        except RuntimeError:
+            self._drop()
+            raise
+        return ()
+
+    def finish(self) -> None:
+        """Wait for the broadcast that was begun last."""
+        work, self._work = self._work, None
+        if work is not None:
+            try:
+                work.wait()
+            except RuntimeError:
+                self._drop()
+                raise
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._drop()
+        self._buffers = []
+
+    def _drop(self) -> None:
+        group, self._group, self._work = self._group, None, None
+        if group is not None:
+            group.close()
+
+
+class BucketStream:
+    """One set of weights on its way; on rank 0 it is sent, on other ranks gathered."""
+
+    def __init__(
+        self, buckets: Sequence[Bucket], weights: WeightSet, version: int, outlet: Outlet | None
+    ) -> None:
+        """`outlet`: None on other ranks than the first."""
+        self._buckets = iter(buckets)
+        self._weights = weights
+        self._version = version
+        self._outlet = outlet
+        self._error: str | None = None
+
+    def next(self) -> WeightBucket | None:
+        """The next bucket, from rank 0; without tensors at the end.
+
+        When it cannot be sent the error is in the bucket, not raised: all ranks must have gathered it.
+        """
+        bucket = next(self._buckets, None)
+        if self._outlet is None or self._error is not None:
+            if bucket is not None:
+                self._weights.pass_by(bucket)
+            return None if self._outlet is None else WeightBucket(self._version, error=self._error)
+        try:
+            if bucket is None:
+                self._outlet.finish()
+                return WeightBucket(self._version, checksums=self._weights.checksums())
+            payloads = self._outlet.send(bucket, self._weights)
+            return WeightBucket(self._version, bucket.slots, payloads)
+        except RuntimeError as error:
+            self._error = str(error)
+            return WeightBucket(self._version, error=self._error)

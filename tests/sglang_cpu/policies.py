@@ -1,0 +1,70 @@
+"""A policy of one rank without a trainer: weights of a folder, and every way of giving them to servers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from rlrun.converters.architecture import read_architecture
+from rlrun.converters.hf_names import hf_tensors
+from rlrun.runner.carriers import WeightBucket, WeightUpdate
+from rlrun.runner.engines.delivery import Buckets
+from rlrun.runner.weights.writer import Source, WeightWriter
+from rlrun.specs.job import Spec
+
+
+class LocalPolicy:
+    """Weights that become those of another folder when they are written."""
+
+    def __init__(self, model: Path, scratch: Path, **engine: object) -> None:
+        """`engine` are keys of `[engine]`; `weight_bucket` is in MiB, and these models are smaller."""
+        settings = {"type": "sglang", "dtype": "float32", "weight_check": "all"} | engine
+        spec = {"model": {"path": str(model)}, "data": {}, "engine": settings}
+        architecture = read_architecture(model)
+        self.shapes = {tensor.name: tensor.shape for tensor in hf_tensors(architecture)}
+        self.corrupt: str | None = None
+        """A tensor that is sent with another first element."""
+        self._weights: dict[str, torch.Tensor] = {}
+        self.writer = WeightWriter(
+            Spec.model_validate(spec),
+            Source(
+                0,
+                architecture,
+                self.shapes,
+                self._gather,
+                torch.device("cpu"),
+                "127.0.0.1",
+                job="test",
+                folder=scratch / "weights",
+                served=model,
+            ),
+        )
+
+    def write(self, model: Path, version: int) -> WeightUpdate:
+        """Become the policy of this folder, and write or announce it."""
+        self._weights = load_file(model / "model.safetensors")
+        update = self.writer.write(version)
+        assert update is not None
+        return update
+
+    @asynccontextmanager
+    async def hand_over(self, version: int, readers: int, members: str) -> AsyncIterator[Buckets]:
+        """As a trainer does."""
+        del version
+        yield Buckets(await asyncio.to_thread(self.writer.begin, readers, members), self._next)
+
+    async def _next(self) -> WeightBucket:
+        bucket = await asyncio.to_thread(self.writer.next_bucket)
+        assert bucket is not None
+        return bucket
+
+    def _gather(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in self.shapes:
+            tensor = self._weights[name]
+            if name == self.corrupt:
+                tensor = tensor.clone()
+                tensor.view(-1)[0] += 1
+            yield name, tensor

@@ -70,14 +70,14 @@ class TrainerGroup:
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
     ) -> list[NDArray[np.float32]]:
         """`[R]` log-probs of each sequence under the teacher; micro-batches are for its layout."""
-        shares = self._shares(sequences, micro_batches, self._critic_ranks)
+        shares = self._shares(sequences, micro_batches, self._teacher_ranks)
         return await self._pass("teacher_log_probs", [(share, micro_batches) for share in shares])
 
     async def values(
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
     ) -> list[NDArray[np.float32]]:
         """`[R]` values of each sequence by the critic; micro-batches are for its layout."""
-        shares = self._shares(sequences, micro_batches, self._teacher_ranks)
+        shares = self._shares(sequences, micro_batches, self._critic_ranks)
         return await self._pass("values", [(share, micro_batches) for share in shares])
 
     async def train(

@@ -41,6 +41,16 @@ def command(
     spread: Annotated[
         float, typer.Option(min=0, help="Deviation of response lengths over their mean, for --simulate.")
     ] = 0.8,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Trace one rank of the trainer's own model, and tell what it holds."),
+    ] = False,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Which one, for --deep. Left out: the first, which holds most of a pipeline's work."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the batch equation, the mesh, the placement, memory, disk and time, and all that is derived."""
@@ -49,7 +59,15 @@ def command(
     spec = load(specs, overrides, profiles).spec
     plan = make_plan(spec)
     case, reason = _case(spec, plan, gpu, (prompt_tokens, response_tokens))
-    if sweep or simulate:
+    if rank is not None and not deep:
+        raise ValueError("--rank is one to trace: add --deep")
+    if deep:
+        from rlrun.cli.plan_deep import print_deep
+
+        if case is None:
+            raise ValueError(reason)
+        print_deep(case, rank or 0, as_json)
+    elif sweep or simulate:
         if case is None or not spec.cluster.gpus_per_node:
             raise ValueError(reason or "layouts are compared on GPUs: set cluster.gpus_per_node")
         _compare(case, as_json, sweep=sweep, spread=spread if simulate else None)

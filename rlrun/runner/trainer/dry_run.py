@@ -1,0 +1,235 @@
+"""One rank of a job's trainer without its other ranks, its weights and their memory: what would it hold?
+
+spec, architecture -> the trainer's own model, loss and optimizer, on tensors without content, in process
+groups of nobody else -> an optimizer step -> bytes by purpose
+
+`python -m rlrun.runner.trainer.dry_run` gets a pickled `DryRun` from standard input and answers in JSON.
+"""
+
+import json
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from rlrun.converters.architecture import Architecture
+from rlrun.converters.hf_names import hf_tensors
+from rlrun.plugins.protocols import Algorithm
+from rlrun.plugins.registry import build
+from rlrun.runner.carriers import TrainSequence
+from rlrun.runner.deep_plan import ON_HOST, DryRun
+from rlrun.runner.trainer import head
+from rlrun.runner.trainer.compat import AllToAllTokenDispatcher, FakeStore, ShardingPropagator
+from rlrun.runner.trainer.cpu_ops.library import as_on_gpu
+from rlrun.runner.trainer.decoder import PackedDecoder
+from rlrun.runner.trainer.freezing import freeze
+from rlrun.runner.trainer.layers import Experts
+from rlrun.runner.trainer.ledger import (
+    COPIES,
+    GRADIENTS,
+    LOGITS,
+    NOTHING,
+    OPTIMIZER,
+    PARAMETERS,
+    TEMPORARIES,
+    Ledger,
+)
+from rlrun.runner.trainer.loss_pass import LossPass
+from rlrun.runner.trainer.meter import Meter
+from rlrun.runner.trainer.model import build_model
+from rlrun.runner.trainer.optimizer import clip_gradients
+from rlrun.runner.trainer.optimizers import Optimizer
+from rlrun.runner.trainer.parameters import Parameters, plain_name
+from rlrun.runner.trainer.pipeline import make_policy
+from rlrun.runner.trainer.policy import Policy, PolicySettings
+from rlrun.runner.trainer.process import build_mesh, stop_process
+from rlrun.specs.job import Spec
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
+    """Bytes by purpose that the rank holds in an optimizer step: `most` of each, and all at the `peak` of its
+    device.
+
+    On GPUs it computes as on GPUs. ValueError where the model does not fit the layout.
+    """
+    spec, model = Spec.model_validate_json(request.spec_json), request.model
+    parallel = spec.trainer.parallel
+    torch.autograd.set_multithreading_enabled(False)
+    with ExitStack() as stack:
+        if parallel.world_size > 1:
+            store = FakeStore()
+            dist.init_process_group("fake", store=store, rank=request.rank, world_size=parallel.world_size)
+            stack.callback(stop_process)
+        dims = build_mesh(parallel, parallel.world_size)
+        dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
+        checkpointing = spec.trainer.activation_checkpointing
+        decoders = build_model(
+            model,
+            dims,
+            parallel,
+            dtype,
+            META,
+            checkpointing=checkpointing,
+            router_dtype=spec.trainer.moe.router_dtype,
+        )
+        ledger = Ledger(ON_HOST[spec.trainer.offload])
+        for context in (FakeTensorMode(allow_non_fake_inputs=True), ledger, _apart(ledger), _even_routing()):
+            stack.enter_context(context)
+        if spec.cluster.gpus_per_node:
+            stack.enter_context(as_on_gpu())
+            stack.enter_context(_replaced(functional, "rms_norm", _rms_norm))
+        for decoder in decoders:
+            decoder.to_empty(device=CPU)
+        settings = PolicySettings(spec.rollout.temperature, spec.trainer.logits_chunk, parallel, CPU, dtype)
+        policy = make_policy(decoders, model, dims, settings)
+        _step(spec, policy, _parameters(decoders, model, spec), ledger, request.micro_batches)
+    return {"most": dict(ledger.most), "peak": dict(ledger.peak)}
+
+
+def _parameters(decoders: Sequence[PackedDecoder], model: Architecture, spec: Spec) -> Parameters:
+    """Those of this rank; nobody is there who could tell where the others are."""
+    here = {plain_name(name) for decoder in decoders for name, _ in decoder.named_parameters()}
+    here |= {plain_name(name) for decoder in decoders for name, _ in decoder.named_buffers()}
+    everything = hf_tensors(model)
+    parameters = Parameters(decoders, model, tensors=[each for each in everything if each.parameter in here])
+    freeze(everything, spec.trainer.freeze, *parameters.holders)
+    return parameters
+
+
+def _step(
+    spec: Spec,
+    policy: Policy,
+    parameters: Parameters,
+    ledger: Ledger,
+    micro_batches: Sequence[Sequence[tuple[int, int]]],
+) -> None:
+    """The log-probs that come before an optimizer step, which make FSDP ready, then the step."""
+    algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
+    batches = [[_sequence(*lengths, algorithm) for lengths in members] for members in micro_batches]
+    trained = {name: one for name, one in parameters.masters.items() if one.requires_grad}
+    optimizer = Optimizer(spec.trainer, trained)
+    policy.log_probs(batches[:1])
+    compute, masters = parameters.holders
+    ledger.book(compute.values(), COPIES)
+    ledger.book(masters.values(), PARAMETERS)
+    with ledger.purpose(OPTIMIZER):
+        optimizer.tensors()
+    ledger.begin()
+    loss = LossPass(policy, algorithm, spec.trainer, CPU)
+    together = spec.trainer.parallel.pipeline > 1
+    for some in [batches] if together else [[batch] for batch in batches]:
+        loss.accumulate(some, [[1.0] * len(members) for members in some], Meter())
+        ledger.book((one.grad for one in trained.values()), GRADIENTS)
+    with ledger.purpose(TEMPORARIES):
+        clip_gradients(trained, spec.trainer.max_grad_norm)
+        optimizer.step(spec.trainer.lr)
+        parameters.refresh()
+
+
+def _sequence(prompt: int, response: int, algorithm: Algorithm) -> TrainSequence:
+    """A sample of these lengths."""
+    zeros = np.zeros(response, np.float32)
+    return TrainSequence(
+        tokens=np.zeros(prompt + response, np.int32),
+        prompt_length=prompt,
+        loss_mask=np.ones(response, np.float32),
+        advantages=zeros,
+        rollout_log_probs=zeros,
+        execution="",
+        reference_log_probs=zeros if algorithm.needs.reference else None,
+    )
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = owner.__dict__[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def _apart(ledger: Ledger) -> Iterator[None]:
+    """Book what the policy's head makes, in both passes, as logits; and not what DTensors try out on whole
+    tensors to learn the shapes of results.
+    """
+    function, shapes = head._LogProbs, "_propagate_tensor_meta_non_cached"
+    with ExitStack() as stack:
+        for name in ("forward", "backward"):
+            booked = staticmethod(ledger.serving(LOGITS, getattr(function, name)))
+            stack.enter_context(_replaced(function, name, booked))
+        unseen = ledger.serving(NOTHING, getattr(ShardingPropagator, shapes))
+        stack.enter_context(_replaced(ShardingPropagator, shapes, unseen))
+        yield
+
+
+@contextmanager
+def _even_routing() -> Iterator[None]:
+    """How many tokens go to which expert is content: take it that all get as many."""
+    kind, rows = AllToAllTokenDispatcher, [0]
+    reorder = kind._local_reorder
+
+    def remember(self: Any, x: torch.Tensor, scores: torch.Tensor, experts: torch.Tensor) -> Any:
+        rows[0] = experts.numel()
+        return reorder(self, x, scores, experts)
+
+    def splits(self: Any, mine: torch.Tensor, everyones: torch.Tensor, ranks: int) -> Any:
+        return everyones.reshape(-1), _even(rows[0], ranks), _even(rows[0], ranks)
+
+    def counts(tokens_of_experts: torch.Tensor, total: int) -> list[int]:
+        return _even(total, len(tokens_of_experts))
+
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(Experts, "counts", staticmethod(counts)))
+        stack.enter_context(_replaced(kind, "_sync_token_count_exchange", splits))
+        stack.callback(setattr, kind, "_local_reorder", reorder)
+        kind._local_reorder = remember  # inherited
+        yield
+
+
+def _even(total: int, parts: int) -> list[int]:
+    return [total // parts + (part < total % parts) for part in range(parts)]
+
+
+class _RMSNorm(torch.autograd.Function):
+    """What CUDA's fused norm keeps; torch has none for the CPU, where tensors without content lie."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+def _rms_norm(x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor, eps: float) -> torch.Tensor:
+    result: torch.Tensor = _RMSNorm.apply(x, weight)
+    return result
+
+
+def main() -> None:
+    """Answer the one who started this process; a ValueError is an answer too."""
+    request: DryRun = pickle.load(sys.stdin.buffer)
+    try:
+        answer: dict[str, Any] = dict(dry_run(request))
+    except ValueError as error:
+        answer = {"error": str(error)}
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+
+
+if __name__ == "__main__":
+    main()

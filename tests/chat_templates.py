@@ -14,7 +14,8 @@ QWEN3 = """\
 {% endfor %}<|im_end|>
 {% endif %}{% set seen = namespace(question=-1) %}{% for m in messages %}{% if m.role == 'user' %}\
 {% set seen.question = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}\
-{% if m.role == 'tool' %}{% if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}{{ '\\n' }}<tool_response>
+{% if m.role == 'tool' %}{% if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}\
+{{ '\\n' }}<tool_response>
 {{ m.content }}
 </tool_response>{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
 {% endif %}{% else %}<|im_start|>{{ m.role }}

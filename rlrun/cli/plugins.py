@@ -11,7 +11,8 @@ from rlrun.cli.arguments import AsJson
 from rlrun.specs.spelling import nearest
 
 app = typer.Typer(
-    help="Algorithms, data sources, rollouts, tools, rewards, filters and trackers.", no_args_is_help=True
+    help="Algorithms, data sources, rollouts, tools, agents, rewards, filters and trackers.",
+    no_args_is_help=True,
 )
 
 
@@ -59,7 +60,7 @@ def show(
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(help="reward, filter, data, rollout, tool, tracker or algorithm.")],
+    kind: Annotated[str, typer.Argument(help="reward, filter, data, rollout, tool, agent, tracker, …")],
     name: Annotated[str, typer.Argument(help="What a spec will write as `type`.")],
     folder: Annotated[Path, typer.Option(help="Where the package's folder is made.")] = Path(),
 ) -> None:

@@ -18,6 +18,7 @@ _KINDS = {
     "FilterSpec": "filters",
     "TrackerSpec": "trackers",
     "ToolSpec": "tools",
+    "AgentSpec": "agents",
 }
 
 

@@ -1,7 +1,7 @@
 """The plugin kinds. A plugin is a class with a pydantic `Params` model, made once with its parameters.
 
 Entry-point groups: `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`, `rlrun.rollouts`,
-`rlrun.tools`, `rlrun.buffers`, `rlrun.trackers`.
+`rlrun.tools`, `rlrun.agents`, `rlrun.buffers`, `rlrun.trackers`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
+from rlrun.plugins.agent_task import AgentTask
 from rlrun.plugins.generation import Generation, Sampling, Trajectory
 from rlrun.plugins.types import (
     Buffered,
@@ -227,6 +228,18 @@ class Tool(Plugin, Protocol):
     async def call(self, arguments: Mapping[str, Any]) -> str:
         """What the policy is told. ValueError is the policy's mistake, and it is told so; any other error
         fails the execution. Cancelled when it takes too long.
+        """
+
+
+class Agent(Plugin, Protocol):
+    """A program of somebody's own around the policy, in the driver's event loop: it must not block it.
+
+    It may have `async close()`, called once at the end.
+    """
+
+    async def run(self, task: AgentTask) -> Mapping[str, Any] | None:
+        """One execution, by requests to `task.base_url`; JSON values for rewards and for the record. An
+        exception fails the execution. Cancelled when it takes too long.
         """
 
 

@@ -29,6 +29,7 @@ METHODS: Mapping[str, Mapping[str, int]] = {
     "rollouts": {"run|run_group": 1},
     "buffers": {"order": 2},
     "tools": {"call": 1},
+    "agents": {"run": 1},
     "trackers": {"start": 3, "log": 2, "close": 0},
 }
 """Methods of each kind with their number of arguments (rlrun.plugins.protocols); the keys are the kinds.

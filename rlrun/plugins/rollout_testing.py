@@ -8,7 +8,7 @@ trajectory = await rollout.run(session)
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,6 +126,13 @@ def check_rollout(
     return first
 
 
+def check_agent(
+    name: str, params: Mapping[str, Any], answers: Sequence[str] = ("an answer",)
+) -> list[list[Trajectory]]:
+    """Keeps the contract of rollouts when it runs within `agent`. Returns the trajectories of executions."""
+    return check_rollout("agent", {"agent": {"type": name, **params}}, answers)
+
+
 def check_tool(
     name: str, params: Mapping[str, Any], calls: Sequence[Mapping[str, Any]] = ({}, {"no_such_argument": 1})
 ) -> list[str | None]:
@@ -201,3 +208,11 @@ def _plain(trajectory: Trajectory) -> tuple[Any, ...]:
 def _line(message: Message) -> str:
     end = "" if message["role"] == "tool" else "\0"
     return f"{message['role']}: {message['content']}{end}\n"
+
+
+CHECKS: Mapping[str, Callable[[str, Mapping[str, Any]], Any]] = {
+    "rollouts": check_rollout,
+    "tools": check_tool,
+    "agents": check_agent,
+}
+"""By kind of plugin."""

@@ -86,6 +86,28 @@ TEMPLATES: Mapping[str, Template] = {
             return one
         ''',
     ),
+    "agents": Template(
+        "agent",
+        "from typing import Any\n\nimport aiohttp\n\nfrom rlrun.plugins.agent_task import AgentTask",
+        "Asks the policy again until its answer has a number, at most `limit` times.",
+        '"""Questions that an execution may ask."""',
+        '''
+        async def run(self, task: AgentTask) -> dict[str, Any]:
+            """What it returns stands in the samples' `info`, for rewards and for the record."""
+            messages = list(task.messages)
+            headers = {"Authorization": f"Bearer {task.api_key}"}
+            async with aiohttp.ClientSession(headers=headers) as client:
+                for question in range(1, self.params.limit + 1):
+                    body = {"model": "policy", "messages": messages}
+                    async with client.post(f"{task.base_url}/chat/completions", json=body) as response:
+                        response.raise_for_status()
+                        [choice] = (await response.json())["choices"]
+                    if any(letter.isdigit() for letter in choice["message"]["content"]):
+                        break
+                    messages += [choice["message"], {"role": "user", "content": "Which number is that?"}]
+            return {"questions": question}
+        ''',
+    ),
     "tools": Template(
         "tool",
         "from collections.abc import Mapping\nfrom typing import Any",

@@ -151,12 +151,11 @@ def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
             check_filter(name, given, [group([1.0, 0.0]), group([1.0, 1.0, 1.0]), group([0.0])])
         case "data":
             check_data(name, given)
-        case "rollouts" | "tools":
+        case "rollouts" | "tools" | "agents":
             from rlrun.plugins import rollout_testing  # which stands on this module's neighbours
 
             check_parameters(kind, name, given)
-            check = rollout_testing.check_rollout if kind == "rollouts" else rollout_testing.check_tool
-            check(name, given)
+            rollout_testing.CHECKS[kind](name, given)
         case "trackers":
             with TemporaryDirectory() as folder:
                 check_tracker(name, given, folder)

@@ -19,7 +19,7 @@ from rlrun.specs.messages import Explainer
 from rlrun.specs.paths import path_fields
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
-from rlrun.specs.rollout import BufferSpec, RolloutFunctionSpec, ToolSpec
+from rlrun.specs.rollout import AgentSpec, BufferSpec, RolloutFunctionSpec, ToolSpec
 from rlrun.specs.scoring import FilterSpec, RewardSpec
 from rlrun.specs.section import PluginSection
 from rlrun.specs.spelling import nearest
@@ -36,7 +36,7 @@ _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
     (("eval", "datasets"), "data", EvalDatasetSpec),
     (("trackers",), "trackers", TrackerSpec),
 )
-_INNER: dict[type[BaseModel], str] = {ToolSpec: "tools"}
+_INNER: dict[type[BaseModel], str] = {ToolSpec: "tools", AgentSpec: "agents"}
 """Tables inside a plugin's parameters that name plugins themselves."""
 _NOUNS = {"data": "data source"}
 
@@ -121,11 +121,10 @@ def _inner_tables(found: _PluginTable, params: type[BaseModel]) -> Iterator[_Plu
     """The tables in a plugin's parameters that name plugins, as far as they do."""
     for key, field in params.model_fields.items():
         for section in section_models(field.annotation):
-            tables = found.params.get(key) if section in _INNER else None
-            for number, table in enumerate(tables if isinstance(tables, list) else ()):
-                if isinstance(table, dict) and isinstance(table.get("type"), str):
-                    path = (*found.path, key, number)
-                    yield _PluginTable(path, _INNER[section], table["type"], ToolSpec, table)
+            if section in _INNER and issubclass(section, PluginSection):
+                for path, table in _tables(found.params, (key,)):
+                    if isinstance(name := table.get("type"), str):
+                        yield _PluginTable((*found.path, *path), _INNER[section], name, section, table)
 
 
 def _unusable(path: KeyPath, kind: str, name: str, error: PluginError) -> Finding:

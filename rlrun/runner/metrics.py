@@ -62,6 +62,7 @@ def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     metrics = _reward_metrics(samples) | sample_metrics(samples) | pass_rates(scored)
     metrics["zero_std/count"] = sum(1 for rewards in scored if rewards and np.std(rewards) < _ZERO_STD)
     stale = [version - sample.oldest_version for sample in samples if sample.versions]
+    metrics |= _noted_metrics(samples)
     metrics |= {f"staleness/{k}": v for k, v in statistics(stale).items() if k in ("mean", "max")}
     return prefixed("rollout", metrics)
 
@@ -94,6 +95,16 @@ def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         values = [sample.rewards[name] for sample in samples if name in sample.rewards]
         metrics[f"rewards/{name}"] = float(np.mean(values))
     return metrics
+
+
+def _noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """The mean of each number that the rollout noted, over the samples that have it."""
+    found: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, value in sample.info.items():
+            if isinstance(value, int | float):
+                found.setdefault(name, []).append(float(value))
+    return {f"info/{name}": float(np.mean(values)) for name, values in sorted(found.items())}
 
 
 def _share(flags: Iterable[bool]) -> float:

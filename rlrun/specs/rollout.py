@@ -11,6 +11,10 @@ class ToolSpec(PluginSection):
     """A tool that the policy may call; its parameters stand beside `type`."""
 
 
+class AgentSpec(PluginSection):
+    """An agent that asks the policy; its parameters stand beside `type`."""
+
+
 class RolloutFunctionSpec(PluginSection):
     """How a prompt is answered; the parameters of the plugin stand beside `type`."""
 

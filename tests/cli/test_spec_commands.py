@@ -316,7 +316,17 @@ def test_plugins_list(rlrun: Command) -> None:
     outcome = rlrun("plugins", "list")
     assert "rlrun.plugins.algorithms.grpo:GRPO" in outcome.out
     kinds = {entry["kind"] for entry in json.loads(rlrun("plugins", "list", "--json").out)}
-    assert kinds == {"algorithms", "data", "rewards", "filters", "rollouts", "tools", "buffers", "trackers"}
+    assert kinds == {
+        "algorithms",
+        "data",
+        "rewards",
+        "filters",
+        "rollouts",
+        "tools",
+        "agents",
+        "buffers",
+        "trackers",
+    }
 
 
 def test_plugins_show(rlrun: Command) -> None:

@@ -1,0 +1,1 @@
+"""Agents that talk to an endpoint which records what they ask and are answered."""

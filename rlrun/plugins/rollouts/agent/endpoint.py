@@ -1,0 +1,197 @@
+"""`/v1/chat/completions` of the policy, on this host alone: one key for each execution.
+
+request ──▶ whose? ──▶ Record: which conversation? ──▶ session.generate ──▶ Record ──▶ answer
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from rlrun.plugins.generation import Generation, Sampling
+from rlrun.plugins.protocols import Session
+from rlrun.plugins.rollouts.agent.messages import answer_message
+from rlrun.plugins.rollouts.agent.record import Conversation, Record
+from rlrun.plugins.rollouts.tool_calls import Syntax
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+MAX_BODY = 64 * 2**20
+_FINISH = {"stop": "stop", "length": "length", "abort": "stop"}
+
+
+@dataclass(slots=True)
+class Served:
+    """One execution's share of the endpoint."""
+
+    session: Session
+    record: Record
+    syntax: Syntax
+    answers: int = 0
+    error: Exception | None = None
+    """Why an engine did not answer, where one did not: the agent may hide it, the execution fails anyway."""
+    aborted: bool = False
+    running: "set[asyncio.Task[Any]]" = field(default_factory=set)
+    """Its requests."""
+
+
+class Endpoint:
+    """A server on a port of its own, for as many executions as there are."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, Served] = {}
+        self._runner: web.AppRunner | None = None
+        self._starting = asyncio.Lock()
+        self._url = ""
+
+    async def url(self) -> str:
+        """Where it listens; it is started when this is first asked."""
+        async with self._starting:
+            if self._runner is None:
+                await self._start()
+        return self._url
+
+    def open(self, served: Served) -> str:
+        """A key under which requests belong to this execution."""
+        key = secrets.token_urlsafe(24)
+        self._served[key] = served
+        return key
+
+    def close_key(self, key: str) -> None:
+        """From now on the key is unknown; what is still being asked under it is given up."""
+        for request in self._served.pop(key).running:
+            request.cancel()
+
+    async def close(self) -> None:
+        """Stop serving."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _start(self) -> None:
+        from aiohttp import web
+
+        app = web.Application(client_max_size=MAX_BODY)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_get("/v1/models", self._models)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self._runner = runner
+        host, port = runner.addresses[0][:2]
+        self._url = f"http://{host}:{port}/v1"
+
+    async def _models(self, request: "web.Request") -> "web.Response":
+        return _json({"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "rlrun"}]})
+
+    async def _complete(self, request: "web.Request") -> "web.Response":
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        served = self._served.get(key)
+        if served is None:
+            return _refused(401, "this key belongs to no execution that runs", "invalid_api_key")
+        try:
+            asked = _Request.of(json.loads(await request.read()))
+            conversation = served.record.ask(asked.messages, asked.tools)
+        except (ValueError, KeyError, TypeError) as error:
+            return _refused(400, f"{type(error).__name__}: {error}", "invalid_request_error")
+        task = asyncio.current_task()
+        assert task is not None, "a request runs in a task"
+        served.running.add(task)
+        try:
+            return await _answer(served, asked, conversation)
+        finally:
+            served.running.discard(task)
+
+
+async def _answer(served: Served, asked: "_Request", conversation: Conversation) -> "web.Response":
+    session = served.session
+    tokens = conversation.trajectory.tokens()
+    try:
+        made = await session.generate(tokens, asked.sampling(session.sampling))
+    except Exception as error:  # whatever the engines raise: told to the agent, and to whoever runs it
+        served.error = error
+        return _refused(503, f"{type(error).__name__}: {error}", "engine_error")
+    served.answers += 1
+    served.aborted |= made.finish == "abort"
+    message = answer_message(_text(session, made), served.syntax if asked.tools else None, served.answers)
+    served.record.answer(conversation, made, message)
+    if made.finish == "length" and not len(made.tokens):
+        why = f"the conversation has {len(tokens)} tokens, at most {session.max_tokens} are allowed"
+        return _refused(400, why, "context_length_exceeded")
+    return _json(_completion(message, made, len(tokens), f"chatcmpl-{session.id}-{served.answers}"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What of a request is heeded. How tokens are drawn the job says, since the policy is trained on them."""
+
+    messages: list[Mapping[str, Any]]
+    tools: list[Mapping[str, Any]] = field(default_factory=list)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, body: Any) -> "_Request":
+        """ValueError for a request that cannot be served."""
+        messages = body.get("messages") if isinstance(body, Mapping) else None
+        if not isinstance(messages, list) or not messages:
+            raise ValueError("messages must be a list of at least one message")
+        if body.get("stream"):
+            raise ValueError("streaming is not offered; set stream to false")
+        if body.get("n") not in (None, 1):
+            raise ValueError("n must be 1; ask again for another answer")
+        longest = body.get("max_completion_tokens") or body.get("max_tokens")
+        if longest is not None and not (isinstance(longest, int) and longest >= 1):
+            raise ValueError("max_tokens must be a whole number, at least 1")
+        stop = body.get("stop") or ()
+        stop = (stop,) if isinstance(stop, str) else tuple(map(str, stop))
+        tools = body.get("tools") if body.get("tool_choice") != "none" else None
+        return cls(messages, list(tools or ()), longest, stop)
+
+    def sampling(self, own: Sampling) -> Sampling:
+        """The job's, cut to what the agent wants."""
+        most = min(own.max_new_tokens, self.max_tokens or own.max_new_tokens)
+        least = min(own.min_new_tokens, most)
+        return replace(own, max_new_tokens=most, min_new_tokens=least, stop=(*own.stop, *self.stop))
+
+
+def _text(session: Session, made: Generation) -> str:
+    """What the policy said, without the token that ends it."""
+    tokens = made.tokens
+    if len(tokens) and tokens[-1] in session.chat.eos_token_ids:
+        tokens = tokens[:-1]
+    [text] = session.chat.decode_batch([tokens], special=True)
+    return text
+
+
+def _completion(
+    message: Mapping[str, Any], made: Generation, prompt_tokens: int, name: str
+) -> dict[str, Any]:
+    finish = "tool_calls" if message.get("tool_calls") else _FINISH[made.finish]
+    return {
+        "id": name,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": "policy",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": len(made.tokens),
+            "total_tokens": prompt_tokens + len(made.tokens),
+        },
+    }
+
+
+def _refused(status: int, message: str, code: str) -> "web.Response":
+    return _json({"error": {"message": message, "type": code, "code": code}}, status)
+
+
+def _json(body: Mapping[str, Any], status: int = 200) -> "web.Response":
+    from aiohttp import web
+
+    return web.json_response(body, status=status)

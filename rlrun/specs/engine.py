@@ -8,12 +8,23 @@ from rlrun.specs.paths import PathMarker
 from rlrun.specs.section import Section
 
 
-class EngineSpec(Section):
-    """rlrun's own engine, or SGLang servers."""
+class SleepingSpec(Section):
+    """How long sleeping engines take."""
 
-    type: Literal["native", "sglang"] = "native"
+    token_seconds: float = Field(default=0.01, gt=0)
+    """Seconds for a token of a sample, whatever runs beside it."""
+    mean_tokens: float = Field(default=200.0, ge=1)
+    """Length of a response, on average; drawn by the sample's seed, and cut at `max_response_tokens`."""
+    spread: float = Field(default=1.0, ge=0)
+    """Standard deviation of the lengths over their mean."""
+
+
+class EngineSpec(Section):
+    """rlrun's own engine, SGLang servers, or nothing but their time."""
+
+    type: Literal["native", "sglang", "sleeping"] = "native"
     """`native`: rlrun's own engine, on CPU or one GPU. `sglang`: SGLang servers, which start and end with the
-    job."""
+    job. `sleeping`: engines that answer after a while with tokens that nobody computed, for load tests."""
     count: int | None = Field(default=None, ge=1)
     """Engines; prompts are spread over them. None: one on each node, or on each GPU they may use."""
     tensor: int = Field(default=1, ge=1)
@@ -47,3 +58,5 @@ class EngineSpec(Section):
     sglang: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the SGLang server as it names them, for instance `mem_fraction_static = 0.7`; checked
     against the installed server's own list."""
+    sleeping: SleepingSpec = SleepingSpec()
+    """Sleeping engines: how long they take."""

@@ -9,26 +9,22 @@ from rlrun.specs.rules import given, no_effect
 from rlrun.specs.sglang_arguments import OWN, installed_arguments, spelled
 from rlrun.specs.spelling import nearest
 
-_KEYS = (
-    "tensor",
-    "weight_sync",
-    "weight_bucket",
-    "weight_delta",
-    "weight_check",
-    "python",
-    "environment",
-    "sglang",
-)
+_WEIGHT_KEYS = ("weight_sync", "weight_bucket", "weight_delta", "weight_check")
+_KEYS = {
+    "sglang": ("tensor", *_WEIGHT_KEYS, "python", "environment", "sglang"),
+    "sleeping": ("sleeping",),
+}
+"""What engines of one kind alone read."""
 _TYPE = (("engine", "type"),)
 
 
 def engine_keys(spec: Spec) -> Iterator[Finding]:
     """Keys of another kind of engine."""
-    if spec.engine.type == "native":
-        for key in _KEYS:
-            if given(spec.engine, key):
-                cure = 'remove it, or set `type = "sglang"`'
-                yield no_effect(("engine", key), "the native engine does not read it", cure, _TYPE)
+    for kind, keys in _KEYS.items():
+        for key in keys:
+            if kind != spec.engine.type and given(spec.engine, key):
+                cure = f'remove it, or set `type = "{kind}"`'
+                yield no_effect(("engine", key), f"{spec.engine.type} engines do not read it", cure, _TYPE)
 
 
 def tensor_on_gpus(spec: Spec) -> Iterator[Finding]:
@@ -42,7 +38,7 @@ def tensor_on_gpus(spec: Spec) -> Iterator[Finding]:
 
 def weight_carrier(spec: Spec) -> Iterator[Finding]:
     """Carriers that reach every server, and keys that they read."""
-    if spec.engine.type == "native":
+    if spec.engine.type != "sglang":
         return
     key = ("engine", "weight_sync")
     if spec.engine.weight_sync == "tensor" and spec.cluster.nodes > 1:

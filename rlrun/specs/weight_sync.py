@@ -13,7 +13,7 @@ _BUCKET = 512
 
 def carrier_of(spec: Spec) -> Carrier:
     """`native` where rlrun's own engine adopts them; an SGLang server's by `engine.weight_sync`."""
-    if spec.engine.type == "native":
+    if spec.engine.type != "sglang":
         return "native"
     return spec.engine.weight_sync or ("tensor" if spec.cluster.nodes == 1 else "broadcast")
 

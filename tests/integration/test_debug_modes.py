@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlrun.plugins.types import Sample
 from rlrun.runner.saved_rollouts import read_groups, rollout_file
 from tests.integration.jobs import Ended, Jobs
 
@@ -19,11 +20,15 @@ def whole(jobs: Jobs) -> Ended:
     return ended
 
 
+def read_samples(job: Ended, step: int) -> list[Sample]:
+    groups = read_groups(rollout_file(job.folder.rollouts, step))
+    return [one for group in groups for one in group.samples]
+
+
 def samples(job: Ended, step: int) -> list[tuple[Any, ...]]:
     return [
         (one.id, one.tokens.tolist(), one.log_probs.tolist(), one.reward, one.versions)
-        for group in read_groups(rollout_file(job.folder.rollouts, step))
-        for one in group.samples
+        for one in read_samples(job, step)
     ]
 
 
@@ -60,3 +65,15 @@ def test_samples_that_are_not_there_are_told_before_anything_starts(jobs: Jobs, 
     ended = jobs.run("short", trainer__steps=9, debug__mode="train", debug__rollouts="runs/whole")
     assert ended.code == 3
     assert "runs/whole has no samples of step 4" in ended.output.replace("\n", " ")
+
+
+def test_engines_that_only_sleep(jobs: Jobs) -> None:
+    sleeping = {"token_seconds": 0.0005, "mean_tokens": 10.0, "spread": 0.5}
+    settings = {"trainer__steps": 2, "deterministic": False, "rollout__max_response_tokens": 30}
+    ended = jobs.run(
+        "asleep", **settings, debug__mode="rollout", engine__type="sleeping", engine__sleeping=sleeping
+    )
+    assert ended.code == 0, ended.output
+    lengths = [len(one.tokens) for one in read_samples(ended, 1)]
+    assert len(lengths) == 32
+    assert 5 < np.mean(lengths) < 15 < max(lengths)

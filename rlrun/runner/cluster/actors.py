@@ -23,6 +23,7 @@ from rlrun.runner.columns import Columns, from_columns, joined_log_probs
 from rlrun.runner.engines.setup import EngineSetup
 from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.runner.engines.sglang.setup import SglangSetup
+from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.packing import MicroBatches
 
 _HEALTH_SECONDS = 60.0
@@ -150,7 +151,6 @@ class TrainerActor(Process):
         self._rank.save(folder)
 
     @reports_failure
-    @reports_failure
     def begin_save(self, folder: str) -> None:
         """Copy this rank's part of a checkpoint, and begin to write it."""
         self._rank.begin_save(folder)
@@ -160,6 +160,7 @@ class TrainerActor(Process):
         """Whether it is written."""
         return self._rank.saved()
 
+    @reports_failure
     def load(self, folder: str) -> None:
         """Read this rank's part of a checkpoint."""
         self._rank.load(folder)
@@ -176,16 +177,14 @@ class TrainerActor(Process):
 
 
 class EngineActor(Process):
-    """One native engine, which serves HTTP from threads of its own."""
+    """One engine of our own, native or sleeping, which serves HTTP from threads of its own."""
 
     _url: str | None = None
 
     @reports_failure
-    def start(self, setup: EngineSetup) -> str:
+    def start(self, setup: EngineSetup | SleepingSetup) -> str:
         """Load the model and listen; the URL."""
-        from rlrun.runner.engines.native.server import NativeServer
-
-        self._server = NativeServer(setup)
+        self._server = _own_server(setup)
         self._url = self._server.start()
         return self._url
 
@@ -227,6 +226,17 @@ class SglangActor(Process):
         """End the server and all that it started."""
         if self._server is not None:
             self._server.stop()
+
+
+def _own_server(setup: EngineSetup | SleepingSetup) -> Any:
+    """With what only this process imports."""
+    if isinstance(setup, SleepingSetup):
+        from rlrun.runner.engines.sleeping.server import SleepingServer
+
+        return SleepingServer(setup)
+    from rlrun.runner.engines.native.server import NativeServer
+
+    return NativeServer(setup)
 
 
 def redirect_output(log: Path) -> None:

@@ -1,8 +1,9 @@
-"""A job's engines, native or SGLang: started, watched, and started again."""
+"""A job's engines, of every kind: started, watched, and started again."""
 
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rlrun.runner.cluster.actors import EngineActor, SglangActor
@@ -12,12 +13,13 @@ from rlrun.runner.cluster.threads import thread_variables
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.setup import EngineSetup
 from rlrun.runner.engines.sglang.setup import SglangSetup
+from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.plan import EnginePlan, Plan
 from rlrun.runner.run_folder import RunFolder
 from rlrun.specs.job import Spec
 
-Setup = EngineSetup | SglangSetup
+Setup = EngineSetup | SglangSetup | SleepingSetup
 
 _ANSWER_SECONDS = 30.0
 """Beyond an engine's own deadline, for it to say what it waited for."""
@@ -25,7 +27,7 @@ _ANSWER_SECONDS = 30.0
 
 def engine_requests(spec: Spec, plan: Plan, placement: Placement, folder: RunFolder) -> list[Request]:
     """The processes of the plan's engines."""
-    kind = EngineActor if spec.engine.type == "native" else SglangActor
+    kind = SglangActor if spec.engine.type == "sglang" else EngineActor
     return [
         Request(
             f"engine {engine.index}",
@@ -85,16 +87,13 @@ def engine_handles(
 ) -> list[EngineHandle]:
     """Handles of the plan's engines; nothing is started yet."""
     key = secrets.token_hex(16)
-    sglang = spec.engine.type == "sglang"
+    make: Mapping[str, Callable[..., Setup]] = {
+        "native": _native_setup,
+        "sglang": partial(_sglang_setup, key=key),
+        "sleeping": _sleeping_setup,
+    }
     return [
-        EngineHandle(
-            cluster,
-            process,
-            _sglang_setup(spec, plan, model, engine, process, key=key)
-            if sglang
-            else _native_setup(spec, plan, model, engine, process),
-            spec,
-        )
+        EngineHandle(cluster, process, make[spec.engine.type](spec, plan, model, engine, process), spec)
         for process, engine in zip(engines, plan.engines, strict=True)
     ]
 
@@ -113,6 +112,21 @@ def _native_setup(
         threads=engine.threads,
         seed=spec.seed,
         device="cpu" if engine.place.gpu is None else "cuda",
+    )
+
+
+def _sleeping_setup(
+    spec: Spec, plan: Plan, model: ModelFiles, engine: EnginePlan, process: Process
+) -> SleepingSetup:
+    """Neither plan nor model matter to it."""
+    sleeping = spec.engine.sleeping
+    return SleepingSetup(
+        max_running=spec.engine.max_running,
+        token_seconds=sleeping.token_seconds,
+        mean_tokens=sleeping.mean_tokens,
+        spread=sleeping.spread,
+        host=process.host,
+        port=engine.port,
     )
 
 

@@ -38,7 +38,8 @@ async def check_a_sample_goes_on_by_new_weights(
         assert one.versions[0].version != one.versions[1].version == version
         for model, span in zip(models, one.versions, strict=True):
             expected = log_probs(model, one)[span.start : span.end]
-            np.testing.assert_allclose(one.log_probs[span.start : span.end], expected, atol=1e-4)
+            own = one.log_probs[span.start : span.end]
+            np.testing.assert_allclose(own, expected, atol=1e-4, rtol=5e-5)  # rare tokens' are large
 
 
 def log_probs(model: Path, one: Generation) -> np.ndarray:

@@ -21,6 +21,7 @@ from rlrun.runner.engines.sglang.command import command, environment, key_file
 from rlrun.runner.engines.sglang.server import SglangServer, last_error
 from rlrun.runner.errors import EngineError
 from tests.converters.conversions import convert
+from tests.runner.engines.partial_case import check_a_sample_goes_on_by_new_weights
 from tests.sglang_cpu.policies import LocalPolicy
 from tests.sglang_cpu.servers import tiny_setup
 
@@ -141,6 +142,18 @@ async def test_an_abort_keeps_what_was_generated(client: EngineClient) -> None:
         await client.abort_all()
         await asyncio.sleep(0)
     assert {one.finish for one in await running} == {"abort"}
+
+
+async def test_a_sample_goes_on_by_new_weights(
+    client: EngineClient, models: list[Path], tmp_path: Path
+) -> None:
+    first, second = models[:2]
+    pool, policy = EnginePool([client]), LocalPolicy(first, tmp_path, weight_sync="tensor")
+    await pool.update_weights(policy.write(first, 60))
+    await check_a_sample_goes_on_by_new_weights(
+        client, (first, second), lambda: pool.update_weights(policy.write(second, 61))
+    )
+    policy.writer.close()
 
 
 async def test_a_stranger_may_not_generate(server: SglangServer) -> None:

@@ -1,0 +1,123 @@
+"""An engine that sleeps, behind SGLang's HTTP protocol: for load tests of everything around engines.
+
+client --HTTP--> handlers --jobs--> Sleepers
+       <-answers-         <-done---'
+"""
+
+import asyncio
+import itertools
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from rlrun.runner.engines.native.protocol import answer, parse_generate
+from rlrun.runner.engines.native.requests import Job
+from rlrun.runner.engines.sleeping.setup import SleepingSetup
+from rlrun.runner.engines.sleeping.sleepers import Sleepers
+
+MAX_BODY = 1 << 30
+_SECONDS = 30.0
+"""Deadline for the server's own thread."""
+
+
+class SleepingServer:
+    """The server in this process, in a thread of its own."""
+
+    def __init__(self, setup: SleepingSetup) -> None:
+        self._setup = setup
+        self._sleepers = Sleepers(setup)
+        self._numbers = itertools.count()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rlrun-sleeping", daemon=True)
+        self._runner: web.AppRunner | None = None
+
+    def start(self) -> str:
+        """Listen; the URL. OSError when the port is taken."""
+        listener = socket.create_server((self._setup.host, self._setup.port or 0), backlog=1024)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._serve(listener), self._loop).result(_SECONDS)
+        host, port = listener.getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    def stop(self) -> None:
+        """End what sleeps, and the thread. Safe to call twice."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), self._loop).result(_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_SECONDS)
+        self._loop.close()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        app = web.Application(client_max_size=MAX_BODY)
+        app.add_routes(
+            [
+                web.get("/health", self._told),
+                web.get("/model_info", self._model_info),
+                web.post("/generate", self._generate),
+                web.post("/abort_request", self._abort),
+                web.post("/pause_generation", self._pause),
+                web.post("/continue_generation", self._continue),
+                web.post("/flush_cache", self._told),
+                web.post("/update_weights_from_tensor", self._update),
+            ]
+        )
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener, shutdown_timeout=5).start()
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read())
+        jobs, several = parse_generate(body, lambda: f"r{next(self._numbers)}", lambda: next(self._numbers))
+        try:
+            await self._run(jobs)
+        except asyncio.CancelledError:  # the client went away
+            gone = set(map(id, jobs))
+            self._sleepers.abort(lambda job: id(job) in gone)
+            raise
+        answers = [answer(job, bool(body.get("return_logprob")), self._sleepers.version) for job in jobs]
+        return _json(answers if several else answers[0])
+
+    async def _run(self, jobs: Sequence[Job]) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        left = itertools.count(len(jobs) - 1, -1)
+        for job in jobs:
+            job.on_done = lambda _: None if next(left) or done.done() else done.set_result(None)
+        self._sleepers.submit(jobs)
+        await done
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read())
+        everybody, name = bool(body.get("abort_all")), body.get("rid")
+        return _json({"aborted": self._sleepers.abort(lambda job: everybody or job.id == name)})
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        if orjson.loads(await request.read()).get("mode", "abort") == "abort":
+            self._sleepers.abort(lambda job: True)
+        self._sleepers.pause()
+        return _json({})
+
+    async def _continue(self, request: web.Request) -> web.Response:
+        self._sleepers.resume()
+        return _json({})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        """Take note of the version; nothing is read."""
+        body = orjson.loads(await request.read())
+        self._sleepers.set_version(int(body["weight_version"]))
+        return _json({"success": True, "weight_version": str(self._sleepers.version)})
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        return _json({"model_path": "", "weight_version": str(self._sleepers.version)})
+
+    async def _told(self, request: web.Request) -> web.Response:
+        return _json({})
+
+
+def _json(payload: Any) -> web.Response:
+    return web.Response(body=orjson.dumps(payload), content_type="application/json")

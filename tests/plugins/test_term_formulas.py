@@ -1,0 +1,178 @@
+"""Every term around a policy loss against its definition, token by token in Python's own floats."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlrun.plugins.registry import build
+from rlrun.plugins.types import LossInputs
+
+LENGTHS = [4, 1, 6, 3]
+ADVANTAGES = [0.8, -0.5, -1.2, -0.3]
+
+
+class Samples:
+    """Log-probs of four samples; some tokens are masked, some lie far from the engine's."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(7)
+        self.mask = [[1.0, 0.0, 1.0, 1.0], [1.0], [1.0, 1.0, 0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+        self.old, self.new, self.engine, self.reference = (
+            [list(-np.abs(rng.normal(1.0, scale, length))) for length in LENGTHS]
+            for scale in (0.5, 0.6, 0.7, 0.5)
+        )
+        self.engine[2][3] = self.old[2][3] + 12.0
+
+    def inputs(self) -> LossInputs:
+        def flat(rows: list[list[float]]) -> torch.Tensor:
+            return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
+
+        new = flat(self.new).requires_grad_()
+        return LossInputs(
+            log_probs=new,
+            entropy=torch.zeros_like(new.detach()),
+            old_log_probs=flat(self.old),
+            rollout_log_probs=flat(self.engine),
+            reference_log_probs=flat(self.reference),
+            advantages=flat([[a] * length for a, length in zip(ADVANTAGES, LENGTHS, strict=True)]),
+            mask=flat(self.mask),
+            sample=torch.repeat_interleave(torch.arange(4), torch.tensor(LENGTHS)),
+            num_samples=4,
+        )
+
+
+def surrogate(new: float, old: float, advantage: float) -> float:
+    ratio = math.exp(new - old)
+    return -min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
+
+
+def expected(weight: Any) -> list[float]:
+    """GRPO's loss of each token times `weight(samples, sample, token)`."""
+    samples = Samples()
+    return [
+        surrogate(samples.new[i][t], samples.old[i][t], ADVANTAGES[i]) * weight(samples, i, t)
+        for i, length in enumerate(LENGTHS)
+        for t in range(length)
+    ]
+
+
+def loss_of(params: dict[str, Any]) -> list[float]:
+    found: list[float] = build("algorithms", "grpo", params).loss(Samples().inputs()).loss.tolist()
+    return found
+
+
+def log_ratio(samples: Samples, i: int, t: int, level: str) -> float:
+    """Of trainer to engine: a token's, the sum over its sample's trained tokens, or their mean."""
+    own = [old - engine for old, engine in zip(samples.old[i], samples.engine[i], strict=True)]
+    if level == "token":
+        return own[t]
+    total = sum(value for value, counts in zip(own, samples.mask[i], strict=True) if counts)
+    return total if level == "sequence" else total / sum(samples.mask[i])
+
+
+def ratio(samples: Samples, i: int, t: int, level: str) -> float:
+    return math.exp(min(max(log_ratio(samples, i, t, level), -20.0), 20.0))
+
+
+@pytest.mark.parametrize("high", [1.1, 2.0])
+def test_truncated_importance_sampling(high: float) -> None:
+    """TIS: min(π_trainer / π_engine, C)."""
+    found = loss_of({"correction": {"type": "tis", "high": high}})
+    assert found == pytest.approx(expected(lambda s, i, t: min(ratio(s, i, t, "token"), high)))
+
+
+def test_icepop() -> None:
+    """IcePop: the ratio within [α, β], and 0 outside."""
+
+    def weight(samples: Samples, i: int, t: int) -> float:
+        value = ratio(samples, i, t, "token")
+        return value if 0.5 <= value <= 1.5 else 0.0
+
+    found = loss_of({"correction": {"type": "icepop", "low": 0.5, "high": 1.5}})
+    assert found == pytest.approx(expected(weight))
+
+
+@pytest.mark.parametrize("veto", [None, 1e-4])
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("mode", ["truncate", "clip", "mask"])
+def test_masked_importance_sampling(level: str, mode: str, veto: float | None) -> None:
+    """MIS at each level in each mode; a sample with a trained token below the veto counts for nothing."""
+
+    def weight(samples: Samples, i: int, t: int) -> float:
+        trained = [u for u, counts in enumerate(samples.mask[i]) if counts]
+        if veto is not None and any(ratio(samples, i, u, "token") < veto for u in trained):
+            return 0.0
+        value = ratio(samples, i, t, level)
+        bounded = {"truncate": min(value, 1.4), "clip": min(max(value, 0.6), 1.4)}
+        return bounded.get(mode, value if 0.6 <= value <= 1.4 else 0.0)
+
+    bounds = {"high": 1.4} if mode == "truncate" else {"low": 0.6, "high": 1.4}
+    more = {} if veto is None else {"veto": veto}
+    found = loss_of({"correction": {"type": "mis", "level": level, "mode": mode, **bounds, **more}})
+    assert found == pytest.approx(expected(weight))
+
+
+@pytest.mark.parametrize("delta", [0.05, 0.3, 2.0])
+def test_off_policy_sequence_masking(delta: float) -> None:
+    """DeepSeek-V3.2, section 3.1: M = 0 where A < 0 and the mean of log(π_old / π) exceeds δ."""
+
+    def weight(samples: Samples, i: int, t: int) -> float:
+        gaps = [
+            (old - new) * counts
+            for old, new, counts in zip(samples.old[i], samples.new[i], samples.mask[i], strict=True)
+        ]
+        return 0.0 if ADVANTAGES[i] < 0 and sum(gaps) / sum(samples.mask[i]) > delta else 1.0
+
+    assert loss_of({"opsm": delta}) == pytest.approx(expected(weight))
+
+
+@pytest.mark.parametrize("bound", [1.05, 3.0])
+def test_dual_clip(bound: float) -> None:
+    """Dual-clip PPO, equation 5: max(min(ρA, clip(ρ)A), cA) where A < 0."""
+    samples = Samples()
+    losses = []
+    for i, length in enumerate(LENGTHS):
+        for t in range(length):
+            objective = -surrogate(samples.new[i][t], samples.old[i][t], ADVANTAGES[i])
+            if ADVANTAGES[i] < 0:
+                objective = max(objective, bound * ADVANTAGES[i])
+            losses.append(-objective)
+    assert loss_of({"dual_clip": bound}) == pytest.approx(losses)
+
+
+ESTIMATORS = {
+    "k1": lambda d: d,
+    "k2": lambda d: d * d / 2,
+    "k3": lambda d: math.exp(-d) - 1 + d,
+    "low_var_kl": lambda d: min(max(math.exp(-d) - 1 + d, -10.0), 10.0),
+}
+SLOPES = {
+    "k1": lambda d: 1.0,
+    "k2": lambda d: d,
+    "k3": lambda d: 1 - math.exp(-d),
+    "low_var_kl": lambda d: 1 - math.exp(-d),
+}
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_kl_estimators(kind: str, unbiased: bool) -> None:
+    """Schulman's k1, k2, k3 of d = log π - log π_ref, values and slopes; times π / π_old where unbiased."""
+    samples, inputs = Samples(), Samples().inputs()
+    params = {"kl": {"in_loss": {"type": kind, "coef": 1.0, "unbiased": unbiased}}}
+    outputs = build("algorithms", "grpo", params).loss(inputs)
+    (outputs.loss - build("algorithms", "grpo", {}).loss(inputs).loss).sum().backward()
+    values, slopes = [], []
+    for i, length in enumerate(LENGTHS):
+        for t in range(length):
+            new, old = samples.new[i][t], samples.old[i][t]
+            away = new - samples.reference[i][t]
+            factor = math.exp(new - old) if unbiased else 1.0
+            values.append(ESTIMATORS[kind](away) * factor)
+            slopes.append(SLOPES[kind](away) * factor + (values[-1] if unbiased else 0.0))
+    assert outputs.metrics["kl_loss"].tolist() == pytest.approx(values)
+    assert inputs.log_probs.grad is not None
+    assert inputs.log_probs.grad.tolist() == pytest.approx(slopes)

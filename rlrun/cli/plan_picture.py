@@ -26,13 +26,14 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
             ("demonstrations an optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size")
         ]
     per_rank = batch.global_batch_size // spec.trainer.parallel.data_degree
+    cut = "max_tokens_per_rank" if spec.trainer.micro_batch_size is None else "micro_batch_size"
     epochs = f"{spec.trainer.epochs} · ⌊rows / {batch.prompts}⌋"
     rows += [
         ("samples of a data rank", per_rank, "G / (fsdp · replicate)"),
         ("steps", epochs if plan.steps is None else plan.steps, "trainer.steps or epochs"),
         ("optimizer steps in all", plan.optimizer_steps or f"{epochs} · S", "steps · S"),
         ("tokens of the longest sample", plan.max_sample_tokens, "prompt + response, evaluation too"),
-        ("tokens of a micro-batch", plan.micro_batch_tokens, "trainer.max_tokens_per_rank"),
+        ("tokens of a micro-batch", plan.micro_batch_tokens, f"trainer.{cut}"),
     ]
     if plan.engines:
         rows.append(("KV cache of an engine, tokens", plan.cache_tokens, "engine.max_cache_tokens"))

@@ -219,3 +219,4 @@ def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget:
 async def _read(spec: Spec, model: ModelFiles) -> Inputs:
     needs = needs_of(spec)
     return await in_background(read_inputs, spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)
+        micro_batch_size=spec.trainer.micro_batch_size,

@@ -125,7 +125,10 @@ def training_seconds(case: Case, tokens: float) -> float:
     products = 6 * active_parameters(model) + 6 * model.layers * model.heads * model.head_dim * lengths
     group = parallel.tensor * parallel.context * parallel.pipeline
     compute = mine * products / group / (case.device.flops * TRAIN_EFFICIENCY)
-    micro_batches = max(1, math.ceil(mine / (spec.trainer.max_tokens_per_rank * parallel.context)))
+    budget: float = spec.trainer.max_tokens_per_rank * parallel.context
+    if spec.trainer.micro_batch_size is not None:
+        budget = spec.trainer.micro_batch_size * lengths
+    micro_batches = max(1, math.ceil(mine / budget))
     weights = parameter_count(model) * ITEM[spec.trainer.dtype] / (parallel.tensor * parallel.pipeline)
     sharded = parallel.fsdp * parallel.context
     gathered = 3 * micro_batches * weights * (sharded - 1) / sharded / _link(case, sharded * parallel.tensor)

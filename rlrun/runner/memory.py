@@ -55,9 +55,11 @@ class Phase:
 
 def training(model: Architecture, trainer: TrainerSpec, longest: int = 0, *, gpu: bool) -> Phase:
     """The rank that holds most, in the backward pass of a full micro-batch, or of one sample of `longest`
-    tokens where that is more.
+    tokens where that is more; where micro-batches have a number of samples, all of them as long.
     """
-    tokens = max(trainer.max_tokens_per_rank, -(-longest // trainer.parallel.context))
+    samples, context = trainer.micro_batch_size, trainer.parallel.context
+    most = max(trainer.max_tokens_per_rank * context, longest) if samples is None else samples * longest
+    tokens = -(-most // context)
     share = largest_share(model, trainer.parallel, trainer.freeze)
     alone = trainer.parallel.world_size == 1
     item = ITEM[trainer.dtype]

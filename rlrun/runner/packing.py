@@ -66,6 +66,7 @@ def plan_steps(
     data_degree: int,
     cost: Cost = Cost(),
     together: bool = False,
+    micro_batch_size: int | None = None,
 ) -> list[TrainStep]:
     """Split a rollout step's sequences into optimizer steps, and each into micro-batches for `data_degree`
     ranks.
@@ -75,6 +76,7 @@ def plan_steps(
     micro-batch (a longer sequence is alone in its own), `max_length` the model's limit. ValueError for a
     longer sequence, or for fewer executions than optimizer steps. `together` keeps the sequences of an
     execution side by side in one micro-batch (pairs of responses whose loss is one number).
+    `micro_batch_size`: micro-batches have so many sequences, some perhaps fewer, whatever their tokens.
     """
     lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
     if len(lengths) and lengths.max() > max_length:
@@ -92,9 +94,10 @@ def plan_steps(
             max_response_tokens,
         )
         units = _units(members, sequences, together)
-        sizes = np.array([lengths[unit].sum() for unit in units], dtype=np.int64)
+        capacity = max_tokens if micro_batch_size is None else micro_batch_size
+        sizes = np.array([_size(unit, lengths, micro_batch_size) for unit in units], dtype=np.int64)
         work = np.array([cost(lengths[unit]).sum() for unit in units])
-        batches = _assigned(sizes, work, max_tokens, data_degree)
+        batches = _assigned(sizes, work, capacity, data_degree)
         steps.append(
             TrainStep(
                 micro_batches=tuple(
@@ -149,6 +152,11 @@ def _in_order(ranks: Sequence[list[Bin]], work: NDArray[np.float64]) -> tuple[li
     rounds = np.array([own[order] for own, order in zip(loads, orders, strict=True)])
     ordered = [[rank[place] for place in order.tolist()] for rank, order in zip(ranks, orders, strict=True)]
     return ordered, float(rounds.max(axis=0).sum())
+
+
+def _size(unit: list[int], lengths: NDArray[np.int64], micro_batch_size: int | None) -> int:
+    """What a unit takes of a micro-batch: tokens, or sequences."""
+    return int(lengths[unit].sum()) if micro_batch_size is None else len(unit)
 
 
 def _units(members: Sequence[int], sequences: Sequence[TrainSequence], together: bool) -> list[list[int]]:

@@ -77,7 +77,9 @@ class Plan:
     max_sample_tokens: int
     """Prompt and response at their longest, in training or evaluation."""
     micro_batch_tokens: int
-    """Token budget of one packed micro-batch; a longer sample is alone in its own."""
+    """Token budget of one packed micro-batch (a longer sample is alone in its own), or so many samples at
+    their longest.
+    """
     cache_tokens: int
     """KV cache of each engine; 0 without engines."""
 
@@ -126,9 +128,15 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
         ),
         colocated=layout.colocated,
         max_sample_tokens=longest,
-        micro_batch_tokens=spec.trainer.max_tokens_per_rank * spec.trainer.parallel.context,
+        micro_batch_tokens=_micro_batch_tokens(spec, longest),
         cache_tokens=(spec.engine.max_cache_tokens or spec.engine.max_running * longest) if engines else 0,
     )
+
+
+def _micro_batch_tokens(spec: Spec, longest: int) -> int:
+    if spec.trainer.micro_batch_size is not None:
+        return spec.trainer.micro_batch_size * longest
+    return spec.trainer.max_tokens_per_rank * spec.trainer.parallel.context
 
 
 def available_cores() -> int:

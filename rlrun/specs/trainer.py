@@ -78,6 +78,8 @@ class TrainerSpec(OptimizerSpec):
     """S: optimizer steps of one rollout step. None: P·n / G."""
     max_tokens_per_rank: int = Field(default=8192, ge=1)
     """Token budget of a packed micro-batch, times `parallel.context`; a longer sample is alone in its own."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Samples of a micro-batch, whatever their tokens. None: as many as the token budget takes."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision of matrix products and activations; parameters, gradients and optimizer state are float32."""
     freeze: tuple[str, ...] = ()
@@ -92,6 +94,9 @@ class TrainerSpec(OptimizerSpec):
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again instead of keeping it: nothing; all but attention and every other
     matrix product; or whole layers."""
+    compile: bool = False
+    """Layers are compiled by torch (inductor) at their first use, attention and experts left as they are:
+    faster on GPUs, after a minute or more."""
     offload: Literal["none", "optimizer", "all"] = "none"
     """What lies in host memory rather than on the GPU: nothing; optimizer state, which visits it for its step
     a few parameters at a time; or parameters and gradients too, with layers fetched as they are computed and

@@ -6,8 +6,9 @@ from rlrun.specs.job import Spec
 from rlrun.specs.optimizer_rules import optimizer_sections
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
-from rlrun.specs.rules import Rule, no_effect
+from rlrun.specs.rules import Rule, given, no_effect
 
+SPLIT_SCHEDULES = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 OFFLOAD: KeyPath = ("trainer", "offload")
 
 
@@ -35,11 +36,37 @@ def routing_replay(spec: Spec) -> Iterator[Finding]:
     if kind == "trainer" and spec.trainer.old_log_probs == "rollout":
         why = "with the engine's old log-probs there is no pass of the trainer that could choose"
         yield no_effect(path, why, 'remove it, or set trainer.old_log_probs = "trainer"', others)
-    given, size = spec.trainer.optimizer_steps, spec.trainer.global_batch_size
+    steps, size = spec.trainer.optimizer_steps, spec.trainer.global_batch_size
     whole = spec.rollout.batch_size * spec.rollout.samples_per_prompt
-    if kind == "trainer" and (given == 1 or (given is None and size in (None, whole))):
+    if kind == "trainer" and (steps == 1 or (steps is None and size in (None, whole))):
         why = "the one update of a rollout step routes by the policy that is asked for old log-probs"
         yield no_effect(path, why, "remove it, or raise trainer.optimizer_steps", others)
 
 
-TRAINER_RULES: tuple[Rule, ...] = (offloading, routing_replay)
+def compilation(spec: Spec) -> Iterator[Finding]:
+    """What looks into layers, operation by operation, cannot do so in compiled ones."""
+    if not spec.trainer.compile:
+        return
+    path: KeyPath = ("trainer", "compile")
+    if spec.trainer.activation_checkpointing == "selective":
+        others: tuple[KeyPath, ...] = (("trainer", "activation_checkpointing"),)
+        message = "compiled layers have no operations to choose from, as selective checkpointing does"
+        yield Finding(
+            path, message, 'set activation_checkpointing = "full" or "none"', None, True, others=others
+        )
+    parallel = spec.trainer.parallel
+    if parallel.pipeline > 1 and parallel.pipeline_schedule in SPLIT_SCHEDULES:
+        others = (("trainer", "parallel", "pipeline_schedule"), ("trainer", "parallel", "pipeline"))
+        message = f"{parallel.pipeline_schedule} splits backward passes, which compiled layers have whole"
+        yield Finding(path, message, 'use pipeline_schedule = "1F1B"', None, True, others=others)
+
+
+def micro_batches(spec: Spec) -> Iterator[Finding]:
+    """Micro-batches are cut by tokens or by samples."""
+    if spec.trainer.micro_batch_size is not None and given(spec.trainer, "max_tokens_per_rank"):
+        why = f"micro-batches have {spec.trainer.micro_batch_size} samples, whatever their tokens"
+        others: tuple[KeyPath, ...] = (("trainer", "micro_batch_size"),)
+        yield no_effect(("trainer", "max_tokens_per_rank"), why, "remove it, or micro_batch_size", others)
+
+
+TRAINER_RULES: tuple[Rule, ...] = (offloading, routing_replay, compilation, micro_batches)

@@ -159,3 +159,12 @@ def test_activations_shrink_with_the_layout() -> None:
 
 def test_a_checkpoint_has_parameters_and_moments() -> None:
     assert checkpoint_bytes(QWEN3_8B, TrainerSpec(steps=1)) == 12 * parameter_count(QWEN3_8B)
+
+
+def test_micro_batches_of_a_number_of_samples_are_as_long_as_samples_may_be() -> None:
+    def activations(**settings: Any) -> int:
+        return training(QWEN3_8B, TrainerSpec(steps=1, **settings), 1000, gpu=True).part("activations")
+
+    assert activations(micro_batch_size=4) == activations(max_tokens_per_rank=4000)
+    shared = ParallelSpec(context=2)
+    assert activations(micro_batch_size=4, parallel=shared) == activations(max_tokens_per_rank=2000)

@@ -244,3 +244,42 @@ def test_cost_counts_active_parameters():
     assert attention == pytest.approx(2 * 2 * 4 / parameters)
     sparse = dense | {"num_experts_per_tok": 2, "moe_intermediate_size": 8}
     assert Cost.of_model(sparse).attention == pytest.approx(attention)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+@pytest.mark.parametrize(("size", "count"), [(1, 16), (4, 16), (4, 17), (8, 5), (4, 2)])
+def test_micro_batches_of_a_number_of_samples(size, count, degree):
+    rng = np.random.default_rng(0)
+    sequences = [sequence(int(length), str(i)) for i, length in enumerate(rng.integers(2, 500, count))]
+    (step,) = plan_steps(
+        sequences,
+        optimizer_steps=1,
+        reduction="per_sample_mean",
+        max_tokens=1,
+        max_length=512,
+        max_response_tokens=1,
+        data_degree=degree,
+        micro_batch_size=size,
+    )
+    ranks = step.micro_batches
+    assert sorted(i for rank in ranks for batch in rank for i in batch) == list(range(count))
+    assert {len(rank) for rank in ranks} == {max(1, -(-count // (size * degree)))}
+    assert max(len(batch) for rank in ranks for batch in rank) <= size
+
+
+def test_a_pair_counts_as_two_samples():
+    sequences = [sequence(10 + i, str(i // 2)) for i in range(8)]
+    (step,) = plan_steps(
+        sequences,
+        optimizer_steps=1,
+        reduction="per_sample_mean",
+        max_tokens=1,
+        max_length=512,
+        max_response_tokens=1,
+        data_degree=1,
+        together=True,
+        micro_batch_size=4,
+    )
+    [batches] = step.micro_batches
+    assert [len(batch) for batch in batches] == [4, 4]
+    assert all(batch[i] // 2 == batch[i + 1] // 2 for batch in batches for i in (0, 2))

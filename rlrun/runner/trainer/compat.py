@@ -89,6 +89,7 @@ from torch.distributed.tensor.debug import (  # noqa: E402
     _clear_sharding_prop_cache,
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+from torch.utils._triton import has_triton  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # noqa: E402
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder  # noqa: E402
@@ -153,6 +154,7 @@ __all__ = [
     "checkpoint_activations",
     "forget_meshes",
     "get_spmd_context",
+    "has_triton",
     "local_part",
     "make_moe_config",
     "make_routed_experts_config",

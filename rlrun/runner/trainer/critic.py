@@ -68,6 +68,7 @@ class Critic:
             checkpointing=spec.trainer.activation_checkpointing,
             on_host=spec.trainer.offload == "all",
             router_dtype=spec.trainer.moe.router_dtype,
+            compiled=spec.trainer.compile,
         )
         self._model = Policy(decoders, model, dims, PolicySettings(1.0, 1, layout, device, dtype))
         self._parameters = Parameters(

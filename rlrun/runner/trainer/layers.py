@@ -68,7 +68,7 @@ class Matrix(Linear):
 
 def product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`input @ weight.T + bias`; float32 on CPU runs on oneDNN."""
-    if HAS_ONEDNN and input.dtype == torch.float32:
+    if HAS_ONEDNN and input.dtype == torch.float32 and not torch.compiler.is_compiling():
         output: torch.Tensor = _OneDnnLinear.apply(input, weight)
         return output if bias is None else output + bias
     return linear(input, weight, bias)

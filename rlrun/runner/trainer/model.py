@@ -26,6 +26,7 @@ from rlrun.runner.trainer.compat import (
     set_sharding,
     shard_data_parallel,
 )
+from rlrun.runner.trainer.compiling import compile_layers
 from rlrun.runner.trainer.decoder import PackedDecoder
 from rlrun.runner.trainer.gpt_oss import ClampedExperts, SharedBiasMatrix, SinkAttention
 from rlrun.runner.trainer.head import ResponseHead
@@ -53,6 +54,7 @@ def build_model(
     checkpointing: str = "none",
     on_host: bool = False,
     router_dtype: str = "float32",
+    compiled: bool = False,
 ) -> list[PackedDecoder]:
     """The decoder in memory with undefined parameters, sharded over `dims` (None: one rank, nothing sharded);
     with a pipeline the stages that lie on this rank, in order.
@@ -61,7 +63,7 @@ def build_model(
     `head`: the config of another head than the policy's. `section`: of the spec, for messages.
     `checkpointing`: `trainer.activation_checkpointing`.
     `on_host`: shards lie in host memory; what one rank computes with stays on its device. `router_dtype`:
-    `trainer.moe.router_dtype`.
+    `trainer.moe.router_dtype`. `compiled`: `trainer.compile`.
     """
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head = head or config.lm_head
@@ -78,7 +80,8 @@ def build_model(
         with torch.device("meta"), _default_dtype(torch.float32 if dims is not None else dtype):
             decoder: PackedDecoder = config.build()
         _prune(decoder, ranges[stage], first=stage == 0, last=stage == parallel.stages - 1)
-        decoders.append(_placed(decoder, dims, dtype, device, checkpointing, on_host=on_host))
+        placed = _placed(decoder, dims, dtype, device, checkpointing, on_host=on_host, compiled=compiled)
+        decoders.append(placed)
     return decoders
 
 
@@ -101,6 +104,7 @@ def _placed(
     checkpointing: str,
     *,
     on_host: bool,
+    compiled: bool,
 ) -> PackedDecoder:
     """From meta into memory, laid out over the ranks."""
     if dims is not None:
@@ -108,6 +112,8 @@ def _placed(
         _tie(decoder)
     if checkpointing != "none":
         checkpoint_activations(decoder, checkpointing)
+    if compiled:
+        compile_layers(decoder)
     if dims is not None:
         shard_data_parallel(decoder, dims, dtype, on_host=on_host)
     decoder.to_empty(device="cpu" if on_host and dims is not None else device)

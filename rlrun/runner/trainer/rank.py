@@ -94,6 +94,7 @@ class TrainerRank:
             checkpointing=spec.trainer.activation_checkpointing,
             on_host=spec.trainer.offload == "all",
             router_dtype=spec.trainer.moe.router_dtype,
+            compiled=spec.trainer.compile,
         )
         self._expert_load = ExpertLoad(decoders, self._model, self._device) if self._model.experts else None
         self._policy = make_policy(
@@ -126,8 +127,8 @@ class TrainerRank:
         self._step = 0
         self._writer = self._make_writer()
         self._parking = Parking(self._device)
-        self._replay = Replay(spec.trainer.moe.routing_replay)
         self._saving = BackgroundSave()
+        self._replay = Replay(spec.trainer.moe.routing_replay)
 
     @property
     def _needs(self) -> Needs:

@@ -80,6 +80,7 @@ def connect_routers(layers: nn.ModuleDict) -> None:
             inner.register_forward_pre_hook(_hand_over)
 
 
+@torch.compiler.disable
 def _hand_over(block: Any, arguments: tuple[Any, ...]) -> None:
     _, documents, *_ = arguments
     block.moe.router.routing = documents.routing

@@ -20,8 +20,11 @@ _PRETENDING = ContextVar("pretending", default=False)
 def serves(*tensors: torch.Tensor) -> bool:
     """Whether the C++ operators can take these tensors; compiles them at the first plain CPU tensor.
 
-    They know float32 and bfloat16, one type a call, and of torch's subclasses only what has no content.
+    They know float32 and bfloat16, one type a call, and of torch's subclasses only what has no content. Where
+    torch compiles, it fuses plain operations itself.
     """
+    if torch.compiler.is_compiling():
+        return False
     return (
         not _PRETENDING.get()
         and all(

@@ -1,0 +1,116 @@
+"""What a trainer cannot use is told before any step, and nothing is written over.
+
+A checkpoint of another model, and a loss or gradient that is not finite: test_rank.py.
+"""
+
+import json
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tiny_models import make_tiny_model
+from trainer_cases import make_rank, make_sequences, make_spec, plan
+
+from rlrun.converters.architecture import read_architecture
+from rlrun.runner.trainer.model import check_layout
+from rlrun.specs.trainer import ParallelSpec
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_tiny_model(tmp_path / "model", scale=0.1, pad_token_id=None)
+
+
+@pytest.fixture
+def rank(folder):
+    made = make_rank(folder, make_spec(folder))
+    yield made
+    made.close()
+
+
+def bytes_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def fewer_layers(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+
+
+def narrower(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
+
+
+def without_a_tensor(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def without_a_shard(folder):
+    names = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    shards = dict.fromkeys(names, "model-00001-of-00002.safetensors")
+    shards["model.norm.weight"] = "model-00002-of-00002.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (fewer_layers, r"has model\.layers\.1\..*config\.json knows nothing of"),
+        (narrower, r"mlp\..* has shape \(.*96.*\), its config\.json asks for \(.*48.*\)"),
+        (without_a_tensor, r"lacks model\.norm\.weight"),
+        (without_a_shard, r"lacks model-00002-of-00002\.safetensors"),
+    ],
+)
+def test_a_model_that_does_not_fit_its_config_is_refused(folder, spoil, message):
+    spoil(folder)
+    before = bytes_of(folder)
+    with pytest.raises(ValueError, match=message):
+        make_rank(folder, make_spec(folder))
+    assert bytes_of(folder) == before
+
+
+@pytest.mark.parametrize("spoil", ["gone", "cut short"])
+def test_a_checkpoint_without_all_its_shards_is_refused(rank, tmp_path, spoil):
+    rank.save(tmp_path / "step")
+    shard = next((tmp_path / "step").glob("*.distcp"))
+    if spoil == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(shard.read_bytes()[:1000])
+    before = bytes_of(tmp_path / "step")
+    with pytest.raises((ValueError, OSError), match=r"__0_0\.distcp|cannot be read"):
+        rank.load(tmp_path / "step")
+    assert bytes_of(tmp_path / "step") == before
+
+
+def test_a_checkpoint_without_the_critic_is_refused(rank, folder, tmp_path):
+    sequences = make_sequences()
+    rank.train(sequences, plan(sequences, make_spec(folder)))
+    rank.save(tmp_path / "step")
+    actor_critic = make_rank(folder, make_spec(folder, algorithm={"type": "ppo"}))
+    with pytest.raises(ValueError, match=r"critic is no complete checkpoint"):
+        actor_critic.load(tmp_path / "step")
+    actor_critic.close()
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ({"tensor": 3}, "tensor = 3 does not divide num_attention_heads = 4"),
+        ({"tensor": 4}, "tensor = 4 does not divide num_key_value_heads = 2"),
+        ({"pipeline": 3}, "pipeline = 3 with 1F1B needs 3 layers, the model has 2"),
+        ({"pipeline": 2, "pipeline_schedule": "DualPipeV"}, "needs 4 layers, the model has 2"),
+    ],
+)
+def test_a_layout_that_does_not_divide_is_refused(folder, parallel, message):
+    with pytest.raises(ValueError, match=message):
+        check_layout(read_architecture(folder), ParallelSpec(**parallel))
+
+
+def test_experts_that_do_not_divide_are_refused(tmp_path):
+    folder = make_tiny_model(tmp_path / "experts", "qwen3_moe")
+    with pytest.raises(ValueError, match=r"expert = 3 does not divide \d+ experts"):
+        check_layout(read_architecture(folder), ParallelSpec(fsdp=3, expert=3))

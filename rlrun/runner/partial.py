@@ -62,11 +62,14 @@ class PartialSource:
         self._again: set[int] = set()
         """Prompts to begin with after a resume: those that had been begun before it."""
         self._failures: list[Exception] = []
+        self._oldest = 0
+        """The oldest weights that a group may be of."""
         self._tally = Tally()
         self._never = asyncio.Event()
 
     async def next(self, version: int) -> Batch:
         """The next P groups, from the buffer first. JobError when filters leave too few."""
+        self._oldest = version - self._spec.max_staleness
         order = self._look_through(version)
         self._tally.submitted += len(order)
         self._patience.resume()
@@ -109,8 +112,7 @@ class PartialSource:
     def _look_through(self, version: int) -> list[int]:
         """What goes on, in the strategy's order; what is too old, or left out by it, is given up."""
         buffered = self._buffered()
-        oldest = version - self._spec.max_staleness
-        stale = {one.index for one in buffered if one.tokens and one.oldest_version < oldest}
+        stale = {one.index for one in buffered if one.tokens and one.oldest_version < self._oldest}
         fit = [one for one in buffered if one.index not in stale]
         order = list(self._strategy.order(fit, version))
         left_out = {one.index for one in fit} - set(order)
@@ -161,7 +163,7 @@ class PartialSource:
         return self._tally.submitted < self._spec.max_attempts * self._spec.batch_size
 
     def _begin(self, prompt: Prompt) -> None:
-        self._again.discard(prompt.index)
+        self._again = {index for index in self._again if index > prompt.index}  # prompts come in order
         self._running[prompt.index] = asyncio.create_task(self._run(prompt))
 
     async def _run(self, prompt: Prompt) -> None:
@@ -173,6 +175,9 @@ class PartialSource:
             return
         finally:
             self._running.pop(prompt.index, None)
+        if group is not None and _finished(group).oldest_version < self._oldest:  # of several turns
+            self._tally.drop_waiting({prompt.index}, "staleness", "too_old")
+            group = None
         if group is None:
             self._feed.finish(prompt.index)
         else:

@@ -25,7 +25,7 @@ from rlrun.runner.carriers import GenerateRequest, WeightUpdate
 from rlrun.runner.errors import EngineError
 from rlrun.runner.interfaces import Engines
 from rlrun.runner.punctual import GRACE_SECONDS
-from rlrun.runner.saved_rollouts import FLOATS, INTS, array_of, text_of
+from rlrun.runner.saved_rollouts import FLOATS, INTS, array_of, experts_of, experts_text, text_of
 
 _AGAIN_SECONDS = 0.2
 """A request that was on its way when the others were aborted is aborted after so long."""
@@ -230,6 +230,7 @@ def _record(made: Generation) -> dict[str, Any]:
         "finish": made.finish,
         "versions": [[span.version, span.start, span.end] for span in made.versions],
         "cached": made.cached_tokens,
+        "experts": experts_text(made.experts),
     }
 
 
@@ -240,6 +241,7 @@ def _generation(record: Mapping[str, Any]) -> Generation:
         record["finish"],
         tuple(VersionSpan(*span) for span in record["versions"]),
         record["cached"],
+        experts_of(record["experts"]),
     )
 
 

@@ -20,7 +20,8 @@ from rlrun.plugins.types import Group, Prompt, Row, Sample, Status, VersionSpan
 from rlrun.specs.paths import shown_path
 
 INTS, FLOATS = "<i4", "<f4"
-"""Arrays of tokens; of everything else."""
+"""Arrays of tokens; of log-probs and masks."""
+_SHORTS = "<i2"
 
 
 def rollout_file(folder: Path, step: int) -> Path:
@@ -81,6 +82,7 @@ def whole_record(group: Group, sample: Sample) -> dict[str, Any]:
         "response_tokens": text_of(sample.tokens, INTS),
         "log_probs": text_of(sample.log_probs, FLOATS),
         "loss_mask": text_of(sample.loss_mask, FLOATS),
+        "experts": experts_text(sample.experts),
     }
 
 
@@ -117,7 +119,18 @@ def _sample(first: Prompt, record: Mapping[str, Any]) -> Sample:
         rewards=record["rewards"],
         failure=record["failure"],
         info=record["info"],
+        experts=experts_of(record["experts"]),
     )
+
+
+def experts_text(experts: NDArray[np.int16] | None) -> list[Any] | None:
+    """Width and numbers of a table of experts."""
+    return None if experts is None else [experts.shape[1], text_of(experts, _SHORTS)]
+
+
+def experts_of(record: Sequence[Any] | None) -> NDArray[np.int16] | None:
+    """The table again."""
+    return None if record is None else array_of(record[1], _SHORTS).reshape(-1, record[0])
 
 
 def text_of(array: NDArray[Any], kind: str) -> str:

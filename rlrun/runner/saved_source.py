@@ -63,4 +63,4 @@ class SavedSource:
 
 
 def _tokens(group: Group) -> list[Any]:
-    return [group.prompt.tokens, *(sample.tokens for sample in group.samples)]
+    return [tokens for one in group.samples for tokens in (one.prompt.tokens, one.tokens)]

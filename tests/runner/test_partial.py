@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from rlrun.plugins.buffers.by_age import AgeParams, Fifo
+from rlrun.plugins.generation import Trajectory
+from rlrun.plugins.protocols import Session
 from rlrun.plugins.types import Buffered, Drop, Group
 from rlrun.runner.errors import JobError
 from rlrun.runner.filtering import Filters
@@ -206,4 +208,34 @@ async def test_time_in_which_the_engines_stand_still_is_not_a_samples() -> None:
     batches += await steps(rollouts, engines, range(1, 15))
     assert 1 in [index for batch in batches for index in indices(batch)]
     assert not any("rollout/dropped/generation/timeout" in batch.measure() for batch in batches)
+    await rollouts.close()
+
+
+@pytest.mark.parametrize("max_staleness", [1, 30])
+async def test_executions_of_several_turns_go_on_in_mid_turn(max_staleness: int) -> None:
+    class Twice:
+        async def run(self, session: Session) -> Trajectory:
+            one = Trajectory(session.prompt.tokens)
+            one.add(await session.generate(one.tokens()))
+            one.give([5])
+            one.add(await session.generate(one.tokens()))
+            return one
+
+    def length(index: int, number: int) -> int:  # numbers 2 and 3 are the second turns
+        return 6 if number < 2 else 8 if index % 3 else 150
+
+    engines = TypingEngines(length)
+    spec = SPEC.model_copy(update={"max_staleness": max_staleness})
+    prompts = Prompts().ahead(5)
+    twice = policy(engines, rollout=Twice())  # type: ignore[arg-type]
+    rollouts = PartialSource(spec, twice, prompts, Filters([]), FIFO)
+    batches = await steps(rollouts, engines, range(25))
+    for version, batch in enumerate(batches):
+        for one in samples([batch]):
+            assert len(one.tokens) == length(one.prompt.index, 2)
+            assert one.loss_mask.tolist().count(0) == 1
+            assert version - one.oldest_version <= max_staleness
+    long = [one for one in samples(batches) if len(one.tokens) == 150]
+    assert bool(long) == (max_staleness > 1)
+    assert all(len(one.versions) > 1 for one in long)
     await rollouts.close()

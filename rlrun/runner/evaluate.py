@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rlrun.plugins.generation import Trajectory
-from rlrun.plugins.types import Group, Prompt, Status
+from rlrun.plugins.types import Group, Prompt, Sample, Status
 from rlrun.runner.answers import sampling_of
 from rlrun.runner.errors import JobError
 from rlrun.runner.executions import Executions
 from rlrun.runner.grouping import groups_of
 from rlrun.runner.interfaces import Policy
-from rlrun.runner.metrics import pass_rates, prefixed, sample_metrics
+from rlrun.runner.metrics import execution_rewards, pass_rates, prefixed, sample_metrics
 from rlrun.runner.sessions import Wanted
 from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
 from rlrun.specs.rollout import RolloutSpec
@@ -98,12 +98,13 @@ class Evaluator:
 def evaluation_metrics(groups: Sequence[Group], threshold: float) -> Mapping[str, float]:
     """Mean reward, lengths, truncation and pass@k; a sample that failed has reward 0 and does not pass."""
     samples = [sample for group in groups for sample in group.samples]
-    rewards = [
-        [0.0 if sample.status is Status.FAILED else sample.reward for sample in group.samples]
-        for group in groups
-    ]
+    rewards = [execution_rewards([_graded(sample) for sample in group.samples]) for group in groups]
     flat = [reward for group in rewards for reward in group]
     metrics = {"reward": sum(flat) / len(flat) if flat else 0.0}
     metrics |= pass_rates(rewards, threshold) | sample_metrics(samples)
     metrics["failed"] = sum(sample.status is Status.FAILED for sample in samples)
     return metrics
+
+
+def _graded(sample: Sample) -> Sample:
+    return replace(sample, reward=0.0) if sample.status is Status.FAILED else sample

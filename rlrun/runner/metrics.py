@@ -50,6 +50,14 @@ def pass_rates(rewards: Iterable[Sequence[float]], threshold: float = 1.0) -> di
     return rates
 
 
+def execution_rewards(samples: Sequence[Sample]) -> list[float]:
+    """The reward of each execution; one that left several samples has their mean, as it counts once."""
+    found: dict[str, list[float]] = {}
+    for sample in samples:
+        found.setdefault(sample.execution_id or sample.id, []).append(sample.reward)
+    return [sum(rewards) / len(rewards) for rewards in found.values()]
+
+
 def is_due(step: int, interval: int | None) -> bool:
     """Whether something done every `interval` steps is due after step `step` (counted from 0)."""
     return interval is not None and (step + 1) % interval == 0
@@ -57,7 +65,9 @@ def is_due(step: int, interval: int | None) -> bool:
 
 def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     """What `rollout/` says of the groups a step trains on, taken by weights up to `version`."""
-    scored = [[s.reward for s in group.samples if s.status is not Status.FAILED] for group in groups]
+    scored = [
+        execution_rewards([s for s in group.samples if s.status is not Status.FAILED]) for group in groups
+    ]
     samples = [sample for group in groups for sample in group.samples if sample.status is not Status.FAILED]
     metrics = _reward_metrics(samples) | sample_metrics(samples) | pass_rates(scored)
     metrics["zero_std/count"] = sum(1 for rewards in scored if rewards and np.std(rewards) < _ZERO_STD)

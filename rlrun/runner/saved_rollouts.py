@@ -67,6 +67,7 @@ def readable_record(group: Group, sample: Sample) -> dict[str, Any]:
         "trained_tokens": int(sample.loss_mask.sum()),
         "versions": [[span.version, span.start, span.end] for span in sample.versions],
         "failure": sample.failure,
+        "info": sample.info,
     }
 
 
@@ -75,7 +76,6 @@ def whole_record(group: Group, sample: Sample) -> dict[str, Any]:
     prompt = sample.prompt
     return readable_record(group, sample) | {
         "index": prompt.index,
-        "info": sample.info,
         "metadata": dict(prompt.row.metadata),
         "execution": sample.execution_id,
         "prompt_tokens": text_of(prompt.tokens, INTS),

@@ -78,6 +78,6 @@ async def test_a_failed_sample_counts_as_not_passed() -> None:
 
 
 def test_the_threshold_decides_what_passes() -> None:
-    group = Group(prompt(0), [sample(reward=0.5), sample(reward=0.2, status=Status.TRUNCATED)])
+    group = Group(prompt(0), [sample(reward=0.5), sample(0, 1, reward=0.2, status=Status.TRUNCATED)])
     assert evaluation_metrics([group], 0.4)["pass@1"] == 0.5
     assert evaluation_metrics([group], 1.0)["pass@1"] == 0.0

@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.types import Group, Status, VersionSpan
-from rlrun.runner.metrics import has_repetition, is_due, pass_at_k, pass_rates, rollout_metrics, statistics
+from rlrun.runner.metrics import (
+    execution_rewards,
+    has_repetition,
+    is_due,
+    pass_at_k,
+    pass_rates,
+    rollout_metrics,
+    statistics,
+)
 from tests.runner.loop_fakes import prompt, sample
 
 ROWS = [
@@ -79,3 +87,22 @@ def test_rollout_metrics() -> None:
 
 def test_no_samples_make_no_metrics() -> None:
     assert rollout_metrics([], version=0) == {"rollout/zero_std/count": 0}
+
+
+def test_an_execution_of_several_samples_counts_once() -> None:
+    several = [sample(0, 0, 1.0, id="0-0.0", execution_id="0-0"), sample(0, 0, 0.0, execution_id="0-0")]
+    group = Group(prompt(0), [*several, sample(0, 1, 1.0)])
+    assert execution_rewards(group.samples) == [0.5, 1.0]
+    assert rollout_metrics([group], 0)["rollout/pass@1"] == 0.5
+
+
+def test_numbers_that_the_rollout_noted_are_averaged() -> None:
+    samples = [
+        sample(0, 0, info={"turns": 1, "solved": True}),
+        sample(0, 1, info={"turns": 4, "city": "Rome"}),
+    ]
+    metrics = rollout_metrics([Group(prompt(0), samples)], 0)
+    assert {name: value for name, value in metrics.items() if "info" in name} == {
+        "rollout/info/turns": 2.5,
+        "rollout/info/solved": 1.0,
+    }

@@ -61,11 +61,10 @@ class MultiTurnTools:
     async def run(self, session: Session) -> Trajectory:
         """One conversation; `info` counts its turns, calls and failed calls."""
         talk = _Talk(session, Trajectory(session.prompt.tokens))
-        one, counts = talk.trajectory, {"turns": 0, "tool_calls": 0, "tool_errors": 0}
+        one, counts = talk.trajectory, {"tool_calls": 0, "tool_errors": 0}
         said = ""
         while True:
             answer = await talk.ask()
-            counts["turns"] += bool(answer)
             said = answer or said
             calls = parse_calls(answer, self.params.syntax) if one.status is Status.COMPLETED else []
             if not calls:
@@ -73,10 +72,10 @@ class MultiTurnTools:
             results = await self._box.answer(calls, self.params.max_calls, session.chat)
             counts["tool_calls"] += len(results)
             counts["tool_errors"] += sum(result.failed for result in results)
-            if counts["turns"] == self.params.max_turns or not talk.give([one.message for one in results]):
+            if len(one.turns) == self.params.max_turns or not talk.give([one.message for one in results]):
                 one.status = Status.TRUNCATED
                 break
-        one.info = dict(counts)
+        one.info = {"turns": len(one.turns), **counts}
         if self.params.text == "last":
             one.text = session.chat.plain(said)
         return one

@@ -1,0 +1,57 @@
+"""A trajectory grows token by token, and is no sample where it has nothing of the policy's."""
+
+import numpy as np
+
+from rlrun.plugins.generation import Generation, Trajectory
+from rlrun.plugins.types import Status, VersionSpan
+
+
+def made(*tokens: int, versions: tuple[VersionSpan, ...] | None = None, finish: str = "stop") -> Generation:
+    spans = versions or (VersionSpan(0, 0, len(tokens)),)
+    log_probs = -np.arange(1, len(tokens) + 1, dtype=np.float32)
+    return Generation(np.array(tokens, np.int32), log_probs, finish, spans if tokens else ())  # type: ignore[arg-type]
+
+
+def begun() -> Trajectory:
+    return Trajectory(np.array([1, 2], np.int32))
+
+
+def test_what_is_given_before_the_first_answer_is_prompt() -> None:
+    one = begun()
+    one.give([3])
+    one.add(made(4))
+    assert one.prompt.tolist() == [1, 2, 3]
+    assert one.response()[0].tolist() == [4]
+
+
+def test_what_is_given_last_is_no_part_of_the_sample() -> None:
+    one = begun()
+    one.add(made(4, 5))
+    one.give([6])
+    one.give([7, 8])
+    assert (one.sample_length(), len(one)) == (4, 7)
+    assert one.tokens().tolist() == [1, 2, 4, 5, 6, 7, 8]
+    one.add(made(finish="length"))
+    assert one.response()[2].tolist() == [1, 1]
+    assert (one.status, len(one.turns)) == (Status.TRUNCATED, 1)
+
+
+def test_versions_cover_the_response_without_gaps() -> None:
+    one = begun()
+    one.add(made(4, 5, 6, versions=(VersionSpan(1, 0, 1), VersionSpan(2, 1, 3))))
+    one.give([7])
+    one.add(made(8, versions=(VersionSpan(2, 0, 1),)))
+    one.add(made(9, versions=(VersionSpan(3, 0, 1),)))
+    tokens, log_probs, mask, versions = one.response()
+    assert tokens.tolist() == [4, 5, 6, 7, 8, 9]
+    assert mask.tolist() == [1, 1, 1, 0, 1, 1]
+    assert log_probs.tolist() == [-1, -2, -3, 0, -1, -1]
+    assert versions == (VersionSpan(1, 0, 1), VersionSpan(2, 1, 5), VersionSpan(3, 5, 6))
+
+
+def test_without_an_answer_the_response_is_empty() -> None:
+    one = begun()
+    one.add(made(finish="abort"))
+    tokens, log_probs, mask, versions = one.response()
+    assert len(tokens) == len(log_probs) == len(mask) == len(versions) == 0
+    assert one.status is Status.ABORTED

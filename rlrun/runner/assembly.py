@@ -11,6 +11,7 @@ from typing import Literal
 from rlrun.plugins.registry import build
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.background import in_background
+from rlrun.runner.between import BetweenGenerations
 from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.cluster.placement import place
@@ -22,7 +23,7 @@ from rlrun.runner.engines.supervisor import Supervisor
 from rlrun.runner.evaluate import Evaluator
 from rlrun.runner.filtering import Filters
 from rlrun.runner.inputs import Inputs, read_inputs
-from rlrun.runner.interfaces import Policy
+from rlrun.runner.interfaces import Policy, UpdatedEngines
 from rlrun.runner.journal import Journal
 from rlrun.runner.loop import BatchSource, Job
 from rlrun.runner.model_files import ModelFiles, fetch_model
@@ -94,7 +95,9 @@ def part_of(plan: Plan, mode: Literal["rollout", "train"] | None) -> Plan:
 
 
 def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None:
-    """The samples that `debug.mode = "train"` trains on up to step `last`; ValueError where some are missing."""
+    """The samples that `debug.mode = "train"` trains on up to step `last`; ValueError where some are not
+    there.
+    """
     if spec.debug.mode != "train":
         return None
     assert spec.debug.rollouts is not None, "a rule asks for it"
@@ -136,7 +139,7 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
     aside = _packer(spec, parts.plan, model, len(parts.plan.ranks), budget)
     return Job(
         steps=parts.steps,
-        source=_source(spec, parts, policy),
+        source=source,
         algorithm=build("algorithms", spec.algorithm.type, spec.algorithm.params),
         pack=_packer(
             spec, parts.plan, model, spec.trainer.parallel.data_degree, parts.plan.micro_batch_tokens
@@ -144,7 +147,7 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
         trainer=parts.trainer,
         journal=journal,
         checkpoints=checkpoints,
-        engines=parts.pool,
+        engines=engines,
         evaluation=_evaluation(spec, parts, policy),
         pack_teacher=aside if needs.teacher else None,
         pack_critic=aside if needs.critic else None,
@@ -213,10 +216,10 @@ def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget:
         data_degree=data_degree,
         cost=Cost.of_model(config),
         together=needs_of(spec).pairs,
+        micro_batch_size=spec.trainer.micro_batch_size,
     )
 
 
 async def _read(spec: Spec, model: ModelFiles) -> Inputs:
     needs = needs_of(spec)
     return await in_background(read_inputs, spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)
-        micro_batch_size=spec.trainer.micro_batch_size,

@@ -51,6 +51,13 @@ class Engines(Protocol):
         """Serve new weights from the next forward pass on; the version all engines confirm."""
 
 
+class UpdatedEngines(Protocol):
+    """As the loop sees engines: they take new weights."""
+
+    async def update_weights(self, update: WeightUpdate) -> int:
+        """Serve new weights from now on; the version all engines confirm."""
+
+
 class Grader(Protocol):
     """Scores samples in processes of its own (rlrun.runner.scoring.Scorer)."""
 

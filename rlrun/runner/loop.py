@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from rlrun.plugins.types import Group
 from rlrun.runner.carriers import TrainSequence, TrainStep
 from rlrun.runner.clock import StepClock
-from rlrun.runner.interfaces import Advantages, Engines, Trainer
+from rlrun.runner.interfaces import Advantages, Trainer, UpdatedEngines
 from rlrun.runner.metrics import is_due
 from rlrun.runner.passes import Pack, Passes
 from rlrun.runner.performance import StepUsage, memory_metrics, train_metrics
@@ -102,7 +102,7 @@ class Job:
     trainer: Trainer
     journal: Journal
     checkpoints: Checkpoints
-    engines: Engines | None = None
+    engines: UpdatedEngines | None = None
     """None where neither rollout nor evaluation needs any."""
     evaluation: Evaluation | None = None
     recompute_old: bool = True

@@ -48,6 +48,7 @@ class OverlappedSource:
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = 0
         self._room = 0
+        self._held = False
         self._tally = Tally()
         self._changed = asyncio.Event()
         self._never = asyncio.Event()
@@ -80,6 +81,17 @@ class OverlappedSource:
         self._filters.restore(state.get(FILTERS, {}))
         await self._feed.restore(state)
 
+    async def drain(self) -> None:
+        """Begin nothing more; return when nothing is under way."""
+        self._held = True
+        while running := [task for task in self._tasks if not task.done()]:
+            await asyncio.wait(running)
+
+    def go_on(self) -> None:
+        """Begin again what there is room for."""
+        self._held = False
+        self._fill()
+
     async def close(self) -> None:
         """End what is being generated, and stop reading ahead."""
         self._room = 0
@@ -105,7 +117,7 @@ class OverlappedSource:
 
     def _fill(self) -> None:
         """Begin as many groups as there is room for."""
-        while self._in_flight + len(self._ready) < self._room:
+        while not self._held and self._in_flight + len(self._ready) < self._room:
             self._in_flight += 1
             self._tally.submitted += 1
             task = asyncio.create_task(self._run())

@@ -68,6 +68,9 @@ class RolloutSpec(Section):
     max_staleness: int = Field(default=1, ge=1)
     """Asynchronous and partial: a sample is trained on at most so many weight versions after the one that
     began it; one that took longer is dropped and counted."""
+    weight_update: Literal["during", "between"] = "during"
+    """Asynchronous: engines take new weights `during` generation, and a sample may be of several versions; or
+    `between`: nothing is begun until what runs is done, and every sample is of one."""
     partial: bool = False
     """Keep what a step does not need, finished groups and unfinished ones with their tokens: the next step
     takes it first, and samples go on where they stood, by newer weights."""

@@ -58,6 +58,9 @@ def asynchronous(spec: Spec) -> Iterator[Finding]:
         if given(spec.rollout, "max_staleness") and not spec.rollout.partial:
             why = 'without mode = "async" or partial every sample is made by the weights that are trained'
             yield no_effect(("rollout", "max_staleness"), why, "remove it", mode)
+        if given(spec.rollout, "weight_update"):
+            why = 'without mode = "async" nothing is generated while weights change'
+            yield no_effect(("rollout", "weight_update"), why, "remove it", mode)
         return
     if spec.rollout.partial:
         why = 'with mode = "async" nothing is ever stopped, and samples go on by newer weights anyway'

@@ -4,12 +4,14 @@ from collections import Counter
 import pytest
 
 from rlrun.plugins.types import Drop, Group, Prompt
+from rlrun.runner.between import BetweenGenerations
 from rlrun.runner.errors import JobError
 from rlrun.runner.filtering import Filters
 from rlrun.runner.overlap import OverlappedSource
 from rlrun.runner.rollout import Batch, RolloutSource
 from rlrun.specs.rollout import RolloutSpec
 from tests.runner.loop_fakes import Engines, Prompts, drop_even, policy
+from tests.runner.typing_engines import TypingEngines
 
 SPEC = RolloutSpec(batch_size=4, samples_per_prompt=2, max_response_tokens=8, mode="async")
 
@@ -178,4 +180,26 @@ async def test_an_error_in_a_task_reaches_the_loop() -> None:
     rollouts = source(Engines(), filters=[("faulty", Faulty())])
     with pytest.raises(ZeroDivisionError, match="in a filter"):
         await rollouts.next(0)
+    await rollouts.close()
+
+
+@pytest.mark.parametrize("between", [False, True])
+async def test_weights_change_during_generation_or_between(between: bool) -> None:
+    class Updated(TypingEngines):
+        async def update_weights(self, update: int) -> int:  # type: ignore[override]
+            self.version = update
+            return update
+
+    engines = Updated(lambda index, number: 5 + 7 * (index % 4))
+    rollouts = source(engines, SPEC.model_copy(update={"max_response_tokens": 99}))  # type: ignore[arg-type]
+    updated = BetweenGenerations(engines, rollouts) if between else engines  # type: ignore[arg-type]
+    samples = []
+    for version in range(8):
+        batch = await rollouts.next(version)
+        samples += [one for group in batch.groups for one in group.samples]
+        await idle(4)
+        assert await updated.update_weights(version + 1) == version + 1  # type: ignore[arg-type]
+    mixed = [one for one in samples if len(one.versions) > 1]
+    assert bool(mixed) != between
+    assert len({one.id for one in samples}) == len(samples) == 64
     await rollouts.close()

@@ -137,6 +137,11 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
     needs = needs_of(spec)
     budget = spec.trainer.max_tokens_per_rank
     aside = _packer(spec, parts.plan, model, len(parts.plan.ranks), budget)
+    source = _source(spec, parts, policy)
+    engines: UpdatedEngines | None = parts.pool
+    if spec.rollout.weight_update == "between" and isinstance(source, OverlappedSource):
+        assert parts.pool is not None
+        engines = BetweenGenerations(parts.pool, source)
     return Job(
         steps=parts.steps,
         source=source,

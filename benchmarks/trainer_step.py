@@ -1,11 +1,14 @@
 """A training step of rlrun against a plain loop of transformers and torch, on the same packed batch.
 
     python benchmarks/trainer_step.py [--size s|m] [--dtype bfloat16|float32] [--documents 64] [--threads 1]
+                                      [--against plain torchtitan loop]
 
 Both sides hold the same weights, run the same micro-batches (documents packed under a token budget, positions
 starting anew in each) and the same GRPO update at ratio 1 with entropy, and take turns in one process. The
 plain side is what a careful user writes: autocast over float32 weights, transformers' own masks for packed
-documents, fused AdamW, logits of response tokens alone. Prints JSON: tokens a second of CPU time (of device
+documents, fused AdamW, logits of response tokens alone. `--against torchtitan` is torchtitan's own model,
+loss and optimizer in a loop, `loop` the modules that rlrun trains with nothing around them: the step's time
+over theirs is what rlrun adds (bare_torchtitan.py). Prints JSON: tokens a second of CPU time (of device
 time on a GPU) for forward, backward, optimizer and the whole; peak memory; the share of the machine's own
 matrix-product speed; and how far the two sides' log-probs differ.
 """
@@ -22,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from bare_torchtitan import Loop, Torchtitan
 
 from rlrun.runner.carriers import TrainerSetup, TrainSequence
 from rlrun.runner.packing import all_micro_batches, plan_steps
@@ -75,6 +79,31 @@ def now(device: torch.device) -> float:
         torch.cuda.synchronize()
         return time.perf_counter()
     return time.process_time()
+
+
+class Bare:
+    """A side of bare_torchtitan.py, timed."""
+
+    def __init__(self, side: Torchtitan | Loop) -> None:
+        self.side = side
+
+    def step(self, sequences, step) -> dict[str, float]:
+        device = self.side.device
+        seconds = dict.fromkeys((*PARTS, "total"), 0.0)
+        begin = now(device)
+        self.side.optimizer.zero_grad()
+        for members in step.micro_batches[0]:
+            start = now(device)
+            loss = self.side.forward([sequences[i] for i in members], [step.scale[i] for i in members])
+            middle = now(device)
+            loss.backward()
+            seconds["forward"] += middle - start
+            seconds["backward"] += now(device) - middle
+        start = now(device)
+        self.side.update()
+        seconds["optimizer"] = now(device) - start
+        seconds["total"] = now(device) - begin
+        return seconds
 
 
 class Ours:
@@ -161,6 +190,13 @@ class Plain:
         return seconds
 
 
+SIDES = {
+    "plain": Plain,
+    "torchtitan": lambda *args: Bare(Torchtitan(*args)),
+    "loop": lambda *args: Bare(Loop(*args)),
+}
+
+
 def matrix_speed(dtype: torch.dtype, device: torch.device) -> float:
     """FLOP/s of a 2048³ product (of CPU time, whatever the threads), the best of several."""
     a, b = (torch.randn(2048, 2048, device=device).to(dtype) for _ in range(2))
@@ -188,6 +224,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--against", nargs="+", choices=SIDES, default=["plain"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -219,12 +256,15 @@ def measure(folder: Path, spec: Spec, options: argparse.Namespace) -> dict[str, 
         data_degree=1,
     )
     ours = Ours(folder, spec, options.threads)
-    plain = Plain(folder, spec, ours.device)
-    difference = np.abs(ours.log_probs(sequences, step) - plain.log_probs(sequences, step)).mean()
-    runs: dict[str, list[dict[str, float]]] = {"rlrun": [], "plain": []}
+    others = {name: SIDES[name](folder, spec, ours.device) for name in options.against}
+    runs: dict[str, list[dict[str, float]]] = {"rlrun": [], **{name: [] for name in others}}
+    difference = None
+    if isinstance(plain := others.get("plain"), Plain):
+        gaps = ours.log_probs(sequences, step) - plain.log_probs(sequences, step)
+        difference = float(np.abs(gaps).mean())
     for _ in range(options.repeat + 1):
-        runs["rlrun"].append(ours.step(sequences, step))
-        runs["plain"].append(plain.step(sequences, step))
+        for name, side in ({"rlrun": ours} | others).items():
+            runs[name].append(side.step(sequences, step))
     tokens = sum(len(sequence.tokens) for sequence in sequences)
     responses = sum(len(sequence.loss_mask) for sequence in sequences)
     work = floating_point_operations(options.size, tokens, responses)
@@ -234,7 +274,7 @@ def measure(folder: Path, spec: Spec, options: argparse.Namespace) -> dict[str, 
         "device": ours.device.type,
         "tokens": tokens,
         "micro_batches": len(step.micro_batches[0]),
-        "mean_abs_log_prob_difference": float(difference),
+        "mean_abs_log_prob_difference": difference,
     }
     for side, measured in runs.items():
         seconds = {part: statistics.median(run[part] for run in measured[1:]) for part in (*PARTS, "total")}
@@ -245,7 +285,7 @@ def measure(folder: Path, spec: Spec, options: argparse.Namespace) -> dict[str, 
     totals = {
         side: statistics.median(run["total"] for run in measured[1:]) for side, measured in runs.items()
     }
-    result["speed_up"] = round(totals["plain"] / totals["rlrun"], 2)
+    result["time_over_rlrun"] = {name: round(totals[name] / totals["rlrun"], 3) for name in others}
     result["peak_memory_of_the_process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     ours.rank.close()
     return result

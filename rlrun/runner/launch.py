@@ -8,8 +8,9 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import signal
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> in
     clean_up_after(folder.read_state())
     console = Console(folder.name)
     handlers = _log_to(folder, console)
+    _allow_open_files()
     try:
         return asyncio.run(_supervise(loaded, folder, console, resume=resume))
     finally:
@@ -120,6 +122,13 @@ def _write_specs(loaded: LoadedSpec, folder: RunFolder, locked: dict[str, Any]) 
         aside = folder.next_aside()
         write_text(aside / "spec.toml", text)
         write_json(aside / "spec.lock.json", locked)
+
+
+def _allow_open_files() -> None:
+    """As many as this user may have: every request in flight is a connection, here and in its engine."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # "infinity" is not taken everywhere
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _stop_on_signals(task: asyncio.Task[None], console: Console) -> None:

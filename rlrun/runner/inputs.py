@@ -66,7 +66,7 @@ def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool, pairs: bool = 
         stream = PromptStream(source, demonstrations.encode, spec.data, limit, spec.seed)
         return Inputs(tokenizer, stream, demonstrations, (), None)
     function = build("rollouts", spec.rollout.function.type, spec.rollout.function.params)
-    tools = getattr(function, "tools", ())
+    tools = _shown_tools(spec, function, tokenizer)
     stream = PromptStream(source, _prompt_encoder(tokenizer, spec.data, tools), spec.data, limit, spec.seed)
     return Inputs(tokenizer, stream, None, _eval_sets(spec, tokenizer, tools), function)
 
@@ -138,6 +138,19 @@ class _Response:
     @classmethod
     def whole(cls, tokens: Tokens, text: str | None) -> "_Response":
         return cls(tokens, np.ones(len(tokens), dtype=np.float32), text or "")
+
+
+def _shown_tools(spec: Spec, function: Any, tokenizer: Tokenizer) -> Tools:
+    """The tools of a rollout. ValueError where the policy could not be told of them, or of their results."""
+    tools: Tools = getattr(function, "tools", ())
+    if tools:
+        if not spec.data.apply_chat_template:
+            raise ValueError(
+                f"rollout.function: {spec.rollout.function.type} tells the policy of its tools by the chat "
+                "template; set data.apply_chat_template = true"
+            )
+        tokenizer.follow_up([{"role": "tool", "name": "tool", "content": "a result"}], tools)
+    return tools
 
 
 def _prompt_encoder(tokenizer: Tokenizer, data: DataSpec, tools: Tools) -> Callable[[Row], Tokens]:

@@ -1,11 +1,12 @@
 """Demonstrations of datasets too large to be tokenised as a whole."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlrun.plugins.types import Prompt, Row
-from rlrun.runner.inputs import Demonstrations
+from rlrun.runner.inputs import Demonstrations, read_inputs
 from rlrun.runner.tokenizer import Tokenizer
 from rlrun.specs.job import Spec
 from tests.tiny_models import make_tiny_model
@@ -54,3 +55,33 @@ def test_a_chat_is_trained_on_all_of_its_answers(tmp_path: Path) -> None:
     [sample] = group.samples
     assert sample.text == "two"
     assert 0 < sample.loss_mask.sum() < len(sample.loss_mask)
+
+
+TOOLS = {"type": "multi_turn_tools", "tools": [{"type": "python"}]}
+
+
+@pytest.mark.parametrize(
+    ("data", "ends", "message"),
+    [
+        ({"apply_chat_template": False}, "<|im_end|>", r"set data\.apply_chat_template = true"),
+        ({}, "###", "ends an answer with '#', which is no end-of-sequence token"),
+    ],
+)
+def test_tools_that_the_policy_cannot_be_told_of_end_the_job_before_it_starts(
+    tmp_path: Path, data: dict[str, Any], ends: str, message: str
+) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<|im_end|>", ends))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2 + 2?", "label": "4"}\n')
+    source = {"path": str(tmp_path / "rows.jsonl"), **data}
+    spec = Spec.model_validate(
+        {
+            "model": {"path": str(folder)},
+            "data": source,
+            "rollout": {"function": TOOLS},
+            "trainer": {"steps": 1},
+        }
+    )
+    with pytest.raises(ValueError, match=message):
+        read_inputs(spec, folder, rollout=True)

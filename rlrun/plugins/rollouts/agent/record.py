@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from rlrun.plugins.generation import Generation, Trajectory
 from rlrun.plugins.protocols import Chat
 from rlrun.plugins.rollouts.agent.messages import Key, for_template, key_of
@@ -105,8 +103,9 @@ class Record:
             conversation = self._begin(Trajectory(prompt), tools)
         end, given = self._chat.follow_up([for_template(message, self._chat) for message in new], tools)
         last = conversation.trajectory.tokens()[-1]
-        ended = last in self._chat.eos_token_ids  # not where a stop string or the limit ended it
-        conversation.trajectory.give(given if ended else np.concatenate([end, given]))
+        if last not in self._chat.eos_token_ids:  # a stop string or the limit ended it
+            conversation.trajectory.give(end)
+        conversation.trajectory.give(given)
         return conversation
 
     def _begin(self, trajectory: Trajectory, tools: Tools) -> Conversation:

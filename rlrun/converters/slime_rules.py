@@ -142,11 +142,32 @@ def warmup_share(draft: Draft) -> None:
 def _optimizer_steps(draft: Draft) -> int | None:
     if "--num-rollout" not in draft.flags:
         return None
+    return draft.whole("--num-rollout", 0) * max(_updates(draft), 1)
+
+
+def _updates(draft: Draft) -> int:
+    """Of one rollout step."""
     samples = draft.whole("--rollout-batch-size", 0) * draft.whole("--n-samples-per-prompt", 1)
-    per_step = draft.whole("--num-steps-per-rollout", 0) or samples // draft.whole(
-        "--global-batch-size", samples or 1
-    )
-    return draft.whole("--num-rollout", 0) * max(per_step, 1)
+    given = draft.whole("--num-steps-per-rollout", 0)
+    return given or samples // draft.whole("--global-batch-size", samples or 1)
+
+
+def micro_batches(draft: Draft) -> None:
+    """A number of samples, unless micro-batches are cut by tokens."""
+    for flag in draft.given("--micro-batch-size"):
+        if draft.given("--use-dynamic-batch-size", "--max-tokens-per-gpu"):
+            draft.note(flag, "micro-batches are packed to `trainer.max_tokens_per_rank`")
+        else:
+            draft.set("trainer.micro_batch_size", draft.whole(flag.name, 1), (flag.name,))
+
+
+def routing(draft: Draft) -> None:
+    """Several updates a rollout step, of which the later ones would choose other experts."""
+    for flag in draft.given("--use-routing-replay"):
+        if _updates(draft) > 1:
+            draft.set("trainer.moe.routing_replay", "trainer", (flag.name,))
+        else:
+            draft.note(flag, "no effect: the one update of a rollout step chooses as the policy does")
 
 
 def trackers(draft: Draft) -> None:
@@ -191,6 +212,8 @@ RULES: Mapping[str, Callable[[Draft], None]] = {
     "betas": betas,
     "least_rate": least_rate,
     "warmup_share": warmup_share,
+    "micro_batches": micro_batches,
+    "routing": routing,
     "trackers": trackers,
     "data": data,
 }

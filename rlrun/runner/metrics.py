@@ -51,11 +51,8 @@ def pass_rates(rewards: Iterable[Sequence[float]], threshold: float = 1.0) -> di
 
 
 def execution_rewards(samples: Sequence[Sample]) -> list[float]:
-    """The reward of each execution; one that left several samples has their mean, as it counts once."""
-    found: dict[str, list[float]] = {}
-    for sample in samples:
-        found.setdefault(sample.execution_id or sample.id, []).append(sample.reward)
-    return [sum(rewards) / len(rewards) for rewards in found.values()]
+    """The reward of each execution; one that left several samples has the last one's: what it ended with."""
+    return list({sample.execution_id or sample.id: sample.reward for sample in samples}.values())
 
 
 def is_due(step: int, interval: int | None) -> bool:

@@ -90,9 +90,9 @@ def test_no_samples_make_no_metrics() -> None:
 
 
 def test_an_execution_of_several_samples_counts_once() -> None:
-    several = [sample(0, 0, 1.0, id="0-0.0", execution_id="0-0"), sample(0, 0, 0.0, execution_id="0-0")]
-    group = Group(prompt(0), [*several, sample(0, 1, 1.0)])
-    assert execution_rewards(group.samples) == [0.5, 1.0]
+    several = [sample(0, 0, 0.0, id="0-0.0", execution_id="0-0"), sample(0, 0, 1.0, execution_id="0-0")]
+    group = Group(prompt(0), [*several, sample(0, 1, 0.0)])
+    assert execution_rewards(group.samples) == [1.0, 0.0]
     assert rollout_metrics([group], 0)["rollout/pass@1"] == 0.5
 
 

@@ -41,6 +41,8 @@ class Conversation:
     asking: tuple[Key, ...] = ()
     """The messages that wait for an answer; empty while none do."""
     answered: list[_Answered] = field(default_factory=list)
+    last: int = 0
+    """When it was answered last: the execution's answers, counted."""
 
 
 class Record:
@@ -53,6 +55,7 @@ class Record:
         self._chat = chat
         self._thinking = thinking
         self._conversations: list[Conversation] = []
+        self._answers = 0
         self.closed = False
 
     def ask(self, messages: Sequence[Message], tools: Tools) -> Conversation:
@@ -70,15 +73,18 @@ class Record:
         if self.closed:
             return
         conversation.trajectory.add(made)
+        self._answers += 1
+        conversation.last = self._answers
         if len(made.tokens):
             said = (*conversation.asking, key_of(message))
             conversation.answered.append(_Answered(said, len(conversation.trajectory)))
         conversation.asking = ()
 
     def close(self) -> list[Trajectory]:
-        """The samples, in the order in which they began; those that were never answered left out."""
+        """The samples, the one that was answered last at the end; those that never were left out."""
         self.closed = True
-        return [one.trajectory for one in self._conversations if one.trajectory.turns]
+        ordered = sorted(self._conversations, key=lambda one: one.last)
+        return [one.trajectory for one in ordered if one.trajectory.turns]
 
     def _gone_on(
         self, messages: Sequence[Message], said: tuple[Key, ...], tools: Tools

@@ -1,0 +1,57 @@
+"""One rank of the invariance test: `RANK WORLD_SIZE PORT LAYOUTS OUT`; layouts share one process group."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from trainer_cases import make_rank, make_sequences, make_spec, plan
+
+from rlrun.runner.packing import all_micro_batches
+
+REDUCTIONS = ("per_sample_mean", "per_token", "dr_grpo")
+SPLITS = {"small": (60, 1), "one": (1000, 1), "backwards": (200, -1)}
+"""Budget of a micro-batch, and the order of the samples."""
+
+
+def off_policy_sequences():
+    """Old log-probs that make every sample's ratio its own, and nothing clipped."""
+    rng = np.random.default_rng(5)
+    return [
+        dataclasses.replace(one, old_log_probs=(rng.normal(-5.8, 0.3, len(one.loss_mask))).astype(np.float32))
+        for one in make_sequences(12)
+    ]
+
+
+def measure(folder, parallel, rank=0, world_size=1, port=None):
+    """Loss, gradient norm and mean log-prob of every reduction and split; log-probs are asked for between the
+    steps, and the steps are too small to tell.
+    """
+    algorithm = {"type": "gspo", "clip": 0.9, "clip_high": 99.0, "entropy_coef": 0.1}
+    spec = make_spec(folder, parallel, algorithm, lr=1e-12, max_grad_norm=1e9, weight_decay=0.0)
+    trainer = make_rank(folder, spec, rank=rank, world_size=world_size, port=port)
+    found = {}
+    for reduction in REDUCTIONS:
+        for split, (budget, order) in SPLITS.items():
+            changed = spec.trainer.model_copy(update={"reduction": reduction, "max_tokens_per_rank": budget})
+            sequences = off_policy_sequences()[::order]
+            steps = plan(sequences, spec.model_copy(update={"trainer": changed}))
+            trainer.log_probs(sequences, all_micro_batches(steps))
+            (metrics,) = trainer.train(sequences, steps)
+            found[f"{reduction}, {split}"] = [
+                metrics[f"train/{name}"] for name in ("loss", "grad_norm", "entropy", "pg_loss")
+            ]
+    return trainer, found
+
+
+def main(rank, world_size, port, layouts, out):
+    found = {}
+    for name, folder, parallel in layouts:
+        trainer, found[name] = measure(folder, parallel, rank, world_size, port)
+    (Path(out) / f"{world_size}-{rank}.json").write_text(json.dumps(found))
+    trainer.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]), sys.argv[5])

@@ -1,18 +1,28 @@
 """Weights from a trainer process to an engine process on one host, against memcpy in the same run.
 
-    python benchmarks/weight_sync.py [--megabytes 1000] [--dtype bfloat16]
+    python benchmarks/weight_sync.py [--megabytes 1000] [--dtype bfloat16] [--bucket 64]
 
 `write`: a whole model copied into shared memory. `write and adopt`: and taken over by another process,
 which fuses q, k, v and gate, up without a copy. `engine`: writing, and a running native engine that takes
 over, over HTTP. `engine's first pass`: packing for oneDNN, which the engine does before it generates with new
-weights. One JSON object; quote the shares of memcpy.
+weights.
+
+The carriers for SGLang servers go to a process that copies everything into weights of its own, as a server
+does: `tensor` (one shared buffer, torch's handles), `tensor in buckets`, `broadcast` (gloo) and `disk` (files
+in /dev/shm), with other numbers each time. `extra_megabytes`: what the writer holds beside the model at its
+peak, and what lies in /dev/shm.
+One JSON object; quote the shares of memcpy.
 """
 
 import argparse
 import asyncio
+import base64
+import itertools
 import json
 import multiprocessing
 import os
+import pickle
+import shutil
 import statistics
 import tempfile
 import time
@@ -22,15 +32,28 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from rlrun.runner.carriers import GenerateRequest, Sampling, WeightManifest
+from rlrun.converters.architecture import read_architecture
+from rlrun.converters.hf_names import hf_tensors
+from rlrun.runner.carriers import (
+    FolderWeights,
+    GenerateRequest,
+    GroupAddress,
+    Sampling,
+    StreamedWeights,
+    WeightManifest,
+)
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.native.config import read_config, weight_shapes
 from rlrun.runner.engines.native.server import NativeServer
 from rlrun.runner.engines.native.weights import fuse
 from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.weights.buckets import Bucket, views_of
+from rlrun.runner.weights.layout import num_bytes
 from rlrun.runner.weights.shared_memory import SharedWeights, attach
+from rlrun.runner.weights.writer import Source, WeightWriter
+from rlrun.specs.job import Spec
 
 SHAPE = {
     "model_type": "qwen3",
@@ -41,9 +64,18 @@ SHAPE = {
     "head_dim": 128,
     "vocab_size": 32000,
     "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
 """A Qwen3-0.6B with a smaller vocabulary; as many layers as the size asks for."""
+
+CARRIERS: dict[str, dict[str, object]] = {
+    "tensor": {"weight_sync": "tensor"},
+    "tensor in buckets": {"weight_sync": "tensor", "weight_bucket": None},
+    "broadcast": {"weight_sync": "broadcast", "weight_bucket": None},
+    "disk": {"weight_sync": "disk", "weight_bucket": None},
+}
+"""Keys of `[engine]`; None: what --bucket says."""
 
 
 def main() -> None:
@@ -66,9 +98,14 @@ def main() -> None:
             }
         finally:
             shared.close()
+        extra = {}
+        for name, fields in CARRIERS.items():
+            keys = {key: options.bucket if value is None else value for key, value in fields.items()}
+            rates[name], extra[name] = with_carrier(Path(folder), size, tensors, options.dtype, keys)
     report = {"megabytes": round(size / 1e6), "dtype": options.dtype, "threads": options.threads}
     report["gigabytes_per_second"] = {name: round(value, 2) for name, value in rates.items()}
     report["share_of_memcpy"] = {name: round(value / rates["memcpy"], 3) for name, value in rates.items()}
+    report["extra_megabytes"] = extra
     print(json.dumps(report))
 
 
@@ -80,6 +117,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, default=1000)
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--bucket", type=int, default=64, help="MiB")
     return parser.parse_args()
 
 
@@ -141,6 +179,130 @@ def read(pipe: Connection, folder: str) -> None:
             held.close()
         held = attached
         pipe.send(manifest.version)
+
+
+def with_carrier(
+    folder: Path, size: int, tensors: Mapping[str, torch.Tensor], dtype: str, keys: Mapping[str, object]
+) -> tuple[float, dict[str, int]]:
+    """Rate of a carrier to a process that copies, and the writer's extra memory at its peak."""
+    writer = make_writer(folder, tensors, dtype, keys)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=take, args=(theirs, {n: t.shape for n, t in tensors.items()}, dtype))
+    process.start()
+    free, resident = shared_memory_free(), reset_peak()
+    try:
+        found = rate(size, lambda version: hand_over(writer, ours, version))
+        peak = {"process": peak_resident() - resident, "/dev/shm": free - shared_memory_free()}
+        return found, {name: round(value / 1e6) for name, value in peak.items()}
+    finally:
+        ours.send(None)
+        process.join(30)
+        writer.close()
+
+
+def make_writer(
+    folder: Path, tensors: Mapping[str, torch.Tensor], dtype: str, keys: Mapping[str, object]
+) -> WeightWriter:
+    """What a trainer of one rank has."""
+    engine = {"type": "sglang", "dtype": dtype, "weight_check": "none", **keys}
+    model = read_architecture(folder)
+    names = [tensor.name for tensor in hf_tensors(model)]
+    turns = itertools.cycle([tensors, {name: -tensor for name, tensor in tensors.items()}])
+    return WeightWriter(
+        Spec.model_validate({"model": {"path": str(folder)}, "data": {}, "engine": engine}),
+        Source(
+            0,
+            model,
+            {name: tuple(tensors[name].shape) for name in names},
+            lambda: ((name, weights[name]) for weights in [next(turns)] for name in names),
+            torch.device("cpu"),
+            "127.0.0.1",
+            job="benchmark",
+            folder=Path(f"/dev/shm/rlrun-benchmark-{os.getpid()}"),
+            served=folder,
+        ),
+    )
+
+
+def hand_over(writer: WeightWriter, pipe: Connection, version: int) -> None:
+    """One update, as the driver goes through it: a bucket is gathered while the one before is loaded."""
+    update = writer.write(version)
+    if not isinstance(update, StreamedWeights):
+        pipe.send(update)
+        return hear(pipe)
+    address = writer.begin(1, "reader")
+    if address is not None:
+        pipe.send(address)
+    bucket = writer.next_bucket()
+    while bucket is not None and bucket.tensors:
+        pipe.send(bucket)
+        following = writer.next_bucket()
+        hear(pipe)
+        bucket = following
+    assert bucket is not None, "rank 0 has buckets"
+    assert bucket.error is None, bucket.error
+    return None
+
+
+def hear(pipe: Connection) -> None:
+    """Wait until the other side has taken over what it was sent."""
+    if not pipe.poll(120):
+        raise TimeoutError("the reader did not take over the weights within 120 s")
+    assert pipe.recv() == "done"
+
+
+def take(pipe: Connection, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> None:
+    """The reader's process: copy what comes into weights of its own."""
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    own = {name: torch.zeros(shape, dtype=getattr(torch, dtype)) for name, shape in shapes.items()}
+    group = name = None
+    while (item := pipe.recv()) is not None:
+        if isinstance(item, GroupAddress):
+            group, name = (group, name) if item.name == name else (join(item), item.name)
+            continue
+        if isinstance(item, FolderWeights):
+            for file in sorted(Path(item.folder).glob("*.safetensors")):
+                copy(own, load_file(file))
+        elif item.payloads:
+            copy(own, dict(pickle.loads(base64.b64decode(item.payloads[0]))))
+        else:
+            assert group is not None
+            buffer = torch.empty(sum(map(num_bytes, item.tensors)), dtype=torch.uint8)
+            group.broadcast([buffer], torch.distributed.BroadcastOptions()).wait()
+            copy(own, views_of(buffer, Bucket((), item.tensors)))
+        pipe.send("done")
+
+
+def join(address: GroupAddress) -> torch.distributed.ProcessGroup:
+    """Rank 1 of a group, with the keys that torch gives it."""
+    dist = torch.distributed
+    store = dist.TCPStore(address.host, address.port, address.size, is_master=False)
+    store = dist.PrefixStore(f"{address.name}/", dist.PrefixStore(address.name, store))
+    return dist.ProcessGroupGloo(dist.PrefixStore("cpu/", store), 1, address.size)
+
+
+def copy(own: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
+    """As a server's loaders do."""
+    for name, tensor in given.items():
+        own[name].copy_(tensor)
+
+
+def shared_memory_free() -> int:
+    """Bytes."""
+    return shutil.disk_usage("/dev/shm").free
+
+
+def reset_peak() -> int:
+    """Bytes of memory in use, shared with nobody; its peak is counted from here on."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_resident()
+
+
+def peak_resident() -> int:
+    """Bytes of this process's memory at its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def with_engine(

@@ -58,6 +58,15 @@ def engine(draft: Draft) -> None:
         draft.notes.append("teacher.path: name the teacher's Hugging Face folder or id, under [teacher]")
 
 
+def weight_bucket(draft: Draft) -> None:
+    """slime counts bytes."""
+    for flag in draft.given("--update-weight-buffer-size"):
+        if draft.algorithm != "sft":
+            draft.set("engine.weight_bucket", max(1, draft.whole(flag.name, 1) >> 20), (flag.name,))
+        else:
+            draft.note(flag, "demonstrations need no engines")
+
+
 def kl_in_reward(draft: Draft) -> None:
     """A penalty in the reward, for the algorithms that have one there."""
     for flag in draft.given("--kl-coef"):
@@ -201,6 +210,7 @@ RULES: Mapping[str, Callable[[Draft], None]] = {
     "algorithm": algorithm,
     "demonstrations": demonstrations,
     "engine": engine,
+    "weight_bucket": weight_bucket,
     "kl_in_reward": kl_in_reward,
     "kl_in_loss": kl_in_loss,
     "reference": reference,

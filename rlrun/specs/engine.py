@@ -39,6 +39,9 @@ class EngineSpec(Section):
     """First port; engine i listens on port + i. None: free ports."""
     start_timeout: float = Field(default=600.0, gt=0)
     """Seconds an engine may take to answer; one that dies ends the job at once."""
+    model: Annotated[str | None, PathMarker()] = None
+    """SGLang: folder that servers start from, such as the policy's in FP8 (`rlrun convert hf-to-hf SRC DST
+    --quantize fp8-block`); they are updated in FP8 then. None: the policy's."""
     weight_sync: Literal["tensor", "broadcast", "disk"] | None = None
     """SGLang: how weights get to servers. `tensor`: through shared memory of the trainer's host. `broadcast`:
     a process group of trainer rank 0 and all servers (gloo, on GPUs NCCL). `disk`: safetensors in a folder

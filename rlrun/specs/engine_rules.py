@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from rlrun.specs.job import Spec
 from rlrun.specs.problems import Finding
 from rlrun.specs.rules import given, no_effect
+from rlrun.specs.served_model import served_model
 from rlrun.specs.sglang_arguments import OWN, installed_arguments, spelled
 from rlrun.specs.spelling import nearest
 
-_WEIGHT_KEYS = ("weight_sync", "weight_bucket", "weight_delta", "weight_check")
+_WEIGHT_KEYS = ("model", "weight_sync", "weight_bucket", "weight_delta", "weight_check")
 _KEYS = {
     "sglang": ("tensor", *_WEIGHT_KEYS, "python", "environment", "sglang"),
     "sleeping": ("sleeping",),
@@ -55,9 +56,15 @@ def weight_carrier(spec: Spec) -> Iterator[Finding]:
 
 def reproducible_server(spec: Spec) -> Iterator[Finding]:
     """A server draws by the seeds it is given only when it is told to."""
+    if not spec.deterministic or spec.engine.type != "sglang":
+        return
     name = "enable_deterministic_inference"
     told = spec.engine.sglang.get(name) or spec.engine.sglang.get(spelled(name))
-    if spec.deterministic and spec.engine.type == "sglang" and not told:
+    if not spec.cluster.gpus_per_node:
+        message = "an SGLang server samples reproducibly only on a GPU"
+        cure = 'remove this, or use `type = "native"`'
+        yield Finding(("deterministic",), message, cure, found=True, others=_TYPE)
+    elif not told:
         message = f"an SGLang server samples reproducibly only with {name}"
         cure = f"add `{name} = true` under [engine.sglang], or remove this"
         yield Finding(("deterministic",), message, cure, found=True, others=_TYPE)
@@ -82,4 +89,11 @@ def server_arguments(spec: Spec) -> Iterator[Finding]:
             yield Finding(path, message, None, suggestion, at_value=False, others=_TYPE)
 
 
-ENGINE_RULES = (engine_keys, tensor_on_gpus, weight_carrier, reproducible_server, server_arguments)
+ENGINE_RULES = (
+    engine_keys,
+    tensor_on_gpus,
+    weight_carrier,
+    served_model,
+    reproducible_server,
+    server_arguments,
+)

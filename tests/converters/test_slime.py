@@ -143,6 +143,7 @@ def test_no_flag_is_dropped_in_silence(tmp_path: Path, row: FlagRow) -> None:
         ),
         ("--prompt-data rows.parquet@[:9]", "data.type", "parquet"),
         ("--micro-batch-size 4", "trainer.micro_batch_size", 4),
+        ("--update-weight-buffer-size 1073741824", "engine.weight_bucket", 1024),
         ("--num-steps-per-rollout 2 --use-routing-replay", "trainer.moe.routing_replay", "trainer"),
         ("--optimizer-cpu-offload", "trainer.offload", "optimizer"),
         ("--recompute-granularity selective", "trainer.activation_checkpointing", "selective"),

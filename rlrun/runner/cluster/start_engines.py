@@ -136,7 +136,7 @@ def _sglang_setup(
     on_cpu = engine.place.gpu is None
     return SglangSetup(
         python=spec.engine.python or sys.executable,
-        model_folder=str(model.folder),
+        model_folder=spec.engine.model or str(model.folder),
         dtype=spec.engine.dtype,
         max_running=spec.engine.max_running,
         # On a GPU the server knows better: it takes what the weights leave.

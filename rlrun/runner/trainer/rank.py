@@ -333,7 +333,7 @@ class TrainerRank:
                 setup.master_addr,
                 job=f"{self._spec.name}-{setup.master_port}",
                 folder=Path(setup.weights_folder),
-                served=self._folder,
+                served=Path(self._spec.engine.model or self._folder),
             ),
         )
 

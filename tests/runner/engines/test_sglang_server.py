@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -179,6 +180,18 @@ def test_a_server_that_cannot_start_gives_its_own_last_error(tmp_path: Path) -> 
     assert not (tmp_path / "server.keys.yaml").exists()
     lines = [" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)]
     assert not [line for line in lines if str(tmp_path) in line]
+
+
+def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        server = SglangServer(tiny_setup(tmp_path, tmp_path, port=port))
+        message = rf"port {port} of 127\.0\.0\.1 is taken .*; choose another engine\.port"
+        with pytest.raises(EngineError, match=message):
+            server.start()
+    assert not list(tmp_path.iterdir())
 
 
 def test_stop_ends_everything_it_started_and_check_says_what_a_server_died_of(

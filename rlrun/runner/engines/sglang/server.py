@@ -11,7 +11,7 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from socket import socket
+from socket import SO_REUSEADDR, SOL_SOCKET, socket
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -46,7 +46,7 @@ class SglangServer:
         FileNotFoundError where there is no such interpreter.
         """
         setup = self._setup
-        port = setup.port or _free_port(setup.host)
+        port = _usable_port(setup)
         self.url = f"http://{setup.host}:{port}"
         _write_secret(setup.secrets, key_file(setup))
         setup.log.parent.mkdir(parents=True, exist_ok=True)
@@ -150,9 +150,17 @@ def _write_secret(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _free_port(host: str) -> int:
+def _usable_port(setup: SglangSetup) -> int:
+    """The port that was asked for, or a free one. A server would say only after a minute that it is taken."""
     with socket() as one:
-        one.bind((host, 0))
+        one.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # as servers do: not kept by connections that ended
+        try:
+            one.bind((setup.host, setup.port or 0))
+        except OSError as error:
+            raise EngineError(
+                f"port {setup.port} of {setup.host} is taken ({error.strerror}); choose another engine.port, "
+                "or leave it out"
+            ) from error
         return int(one.getsockname()[1])
 
 

@@ -1,0 +1,109 @@
+"""Weights of a trainer of FSDP 2 × TP 2 to real SGLang servers, by each carrier."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import make_tiny_model
+
+from rlrun.plugins.types import VersionSpan
+from rlrun.runner.carriers import GenerateRequest, Sampling, TrainSequence
+from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.engines.pool import EnginePool
+from rlrun.runner.engines.sglang.server import SglangServer
+from rlrun.runner.packing import all_micro_batches
+from rlrun.runner.trainer_group import TrainerGroup
+from rlrun.specs.job import Spec
+from tests.runner.trainer.trainer_cases import TEMPERATURE, make_sequences, make_spec, plan
+from tests.sglang_cpu.servers import ENVIRONMENT, tiny_setup
+from tests.sglang_cpu.trainer_ranks import PipedRank, trainer_ranks
+
+LAYOUT = {"fsdp": 2, "tensor": 2}
+DATA_RANKS = [0, 0, 1, 1]
+PROMPT = np.arange(5, 25, dtype=np.int32)
+CARRIERS: list[dict[str, object]] = [
+    {"weight_sync": "tensor"},
+    {"weight_sync": "tensor", "weight_bucket": 1},
+    {"weight_sync": "broadcast", "weight_bucket": 1},
+    {"weight_sync": "disk", "weight_bucket": 1, "weight_delta": True},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Several MiB, so that it takes several buckets."""
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", vocab=4160)
+
+
+def spec_of(model: Path, servers: int, carrier: dict[str, object]) -> Spec:
+    spec = make_spec(model, LAYOUT, lr=1e-3)
+    engine = {"type": "sglang", "dtype": "float32", "tensor": servers, "weight_check": "all", **carrier}
+    return Spec.model_validate(spec.model_dump() | {"engine": engine})
+
+
+@pytest.fixture(scope="module")
+def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[PipedRank]]:
+    with trainer_ranks(make_spec(model, LAYOUT, lr=1e-3), model, tmp_path_factory.mktemp("ranks")) as ranks:
+        yield ranks
+
+
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.slow), 2])
+def server(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SglangServer]:
+    """A server of one rank, or of two."""
+    environment = ENVIRONMENT | ({"SGLANG_CPU_OMP_THREADS_BIND": "0|1"} if request.param > 1 else {})
+    setup = tiny_setup(
+        tmp_path_factory.mktemp("server"), model, tensor=request.param, environment=environment
+    )
+    server = SglangServer(setup)
+    server.start()
+    yield server
+    server.stop()
+
+
+async def differences(
+    client: EngineClient, trainer: TrainerGroup, spec: Spec, *, version: int
+) -> tuple[float, set[tuple[VersionSpan, ...]]]:
+    """Largest difference of the server's log-probs from the trainer's, and the versions of the samples."""
+    sampling = Sampling(24, temperature=TEMPERATURE)
+    samples = await client.generate(GenerateRequest(f"v{version}", PROMPT, (1, 2, 3, 4), sampling))
+    sequences = [
+        TrainSequence(
+            tokens=np.concatenate([PROMPT, one.tokens]),
+            prompt_length=len(PROMPT),
+            loss_mask=np.ones(len(one.tokens), np.float32),
+            advantages=np.ones(len(one.tokens), np.float32),
+            rollout_log_probs=one.log_probs,
+            execution=str(number),
+        )
+        for number, one in enumerate(samples)
+    ]
+    found = await trainer.log_probs(sequences, all_micro_batches(plan(sequences, spec)))
+    worst = max(float(np.abs(ours - one.log_probs).max()) for ours, one in zip(found, samples, strict=True))
+    return worst, {one.versions for one in samples}
+
+
+async def test_log_probs_agree_at_first_and_after_each_sync_by_each_carrier(
+    server: SglangServer, ranks: list[PipedRank], model: Path
+) -> None:
+    tensor = server._setup.tensor
+    trainer = TrainerGroup(ranks, DATA_RANKS)
+    sequences, version = make_sequences(), 0
+    async with EngineClient(server.url, 120, 60, api_key="sesame") as client:
+        pool = EnginePool([client])
+        pool.connect(trainer)
+        for carrier in CARRIERS:
+            spec = spec_of(model, tensor, carrier)
+            await asyncio.gather(*(rank.call("use", spec.model_dump_json(), deadline=60) for rank in ranks))
+            for _ in range(3):
+                if version:
+                    await trainer.train(sequences, plan(sequences, spec))
+                version += 1
+                assert await pool.update_weights(await trainer.write_weights(version)) == version
+                worst, versions = await differences(client, trainer, spec, version=version)
+                assert worst < 1e-4, (carrier, version)
+                assert {span.version for spans in versions for span in spans} == {version}
+        await client.leave_group()

@@ -1,0 +1,104 @@
+"""The ranks of a trainer, each in a process of its own, without Ray."""
+
+import asyncio
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from rlrun.runner.carriers import TrainerSetup
+from rlrun.runner.cluster.actors import TrainerActor
+from rlrun.runner.cluster.failures import Failure
+from rlrun.specs.job import Spec
+from tests.runner.trainer.trainer_cases import free_port
+
+SECONDS = 240.0
+
+
+class PipedRank:
+    """A rank as TrainerGroup calls it."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._turn = asyncio.Lock()
+
+    async def call(self, method: str, *args: Any, deadline: float) -> Any:
+        """Run a method there."""
+        del deadline
+        async with self._turn:
+            self._pipe.send((method, args))
+            return await asyncio.to_thread(self.answer)
+
+    def share(self, value: Any) -> Any:
+        """As it is."""
+        return value
+
+    def answer(self) -> Any:
+        """Of the last call."""
+        if not self._pipe.poll(SECONDS):
+            raise TimeoutError(f"a rank did not answer within {SECONDS} s")
+        answer = self._pipe.recv()
+        if isinstance(answer, Failure):
+            raise RuntimeError(answer.trace)
+        return answer
+
+
+@contextmanager
+def trainer_ranks(spec: Spec, model: Path, folder: Path) -> Iterator[list[PipedRank]]:
+    """Ranks of the spec's layout, which have met and loaded the model; `use` gives them another spec."""
+    context = multiprocessing.get_context("spawn")
+    size, port = spec.trainer.parallel.world_size, free_port()
+    pipes = [context.Pipe() for _ in range(size)]
+    setups = [
+        TrainerSetup(
+            spec_json=spec.model_dump_json(),
+            model_folder=str(model),
+            rank=rank,
+            local_rank=rank,
+            world_size=size,
+            master_addr="127.0.0.1",
+            master_port=port,
+            threads=1,
+            optimizer_steps=100,
+            weights_folder=str(folder / "weights"),
+        )
+        for rank in range(size)
+    ]
+    ranks = [PipedRank(ours) for ours, _ in pipes]
+    processes = [
+        context.Process(target=_serve, args=(setup, theirs), daemon=True)
+        for setup, (_, theirs) in zip(setups, pipes, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for rank in ranks:
+            rank.answer()
+        yield ranks
+    finally:
+        for ours, _ in pipes:
+            ours.send(None)
+        for process in processes:
+            process.join(20)
+            process.kill()
+
+
+def _serve(setup: TrainerSetup, pipe: Connection) -> None:
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    actor = TrainerActor.__new__(TrainerActor)  # its own __init__ would redirect our output
+    pipe.send(actor.start(setup))
+    while (call := pipe.recv()) is not None:
+        method, args = call
+        pipe.send(_use(actor, *args) if method == "use" else getattr(actor, method)(*args))
+    actor.close()
+
+
+def _use(actor: TrainerActor, spec_json: str) -> None:
+    """Give weights away as another spec says."""
+    rank = actor._rank
+    rank._writer.close()
+    rank._spec = Spec.model_validate_json(spec_json)
+    rank._writer = rank._make_writer()

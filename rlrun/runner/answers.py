@@ -107,8 +107,6 @@ class Answers:
         self._spec = spec
         self._policy = policy
         self._filters = filters
-        self.queued: set[int] = set()
-        """Prompts that wait until fewer others are asked."""
         self._room: AbstractAsyncContextManager[None] = nullcontext()
         if spec.max_concurrency is not None:
             self._room = asyncio.Semaphore(max(1, spec.max_concurrency // spec.samples_per_prompt))
@@ -131,10 +129,8 @@ class Answers:
             tally().count(request, made)
             return made
 
-        self.queued.add(prompt.index)
         try:
             async with self._room:
-                self.queued.discard(prompt.index)
                 left = await self._executions.of(prompt, ask)
         except TimeoutError:
             tally().dropped["generation", "timeout"] += 1

@@ -6,7 +6,7 @@
 
 Unfinished groups are the tasks that run them: their requests are parked while the weights change
 (rlrun.runner.resuming), so that every kind of rollout goes on where it stood. In a checkpoint stand finished
-groups, tokens of requests, and prompts; a resumed job asks those prompts again, and requests find their
+groups, and what was made for the others; a resumed job asks their prompts again, and requests find their
 tokens.
 """
 
@@ -32,9 +32,6 @@ from rlrun.runner.resuming import ResumingEngines
 from rlrun.runner.rollout import Batch
 from rlrun.runner.saved_rollouts import groups_of_records, whole_record
 from rlrun.specs.rollout import RolloutSpec
-
-_AGAIN_SECONDS = 0.1
-"""How often to look whether a group waits for the engines by now."""
 
 
 class PartialSource:
@@ -175,6 +172,7 @@ class PartialSource:
             return
         finally:
             self._running.pop(prompt.index, None)
+            self._engines.forget(prompt.index)
         if group is not None and _finished(group).oldest_version < self._oldest:  # of several turns
             self._tally.drop_waiting({prompt.index}, "staleness", "too_old")
             group = None
@@ -184,16 +182,9 @@ class PartialSource:
             self._ready[prompt.index] = group
 
     async def _stop(self) -> None:
-        """Park every request; groups that need the engines no more may be scored."""
+        """Park every request; rewards and tools that need no engine go on beside the trainer."""
         await self._engines.stop()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_SECONDS):
-                while busy := [task for index, task in self._running.items() if not self._waits(index)]:
-                    await asyncio.wait(busy, timeout=_AGAIN_SECONDS)
         self._patience.stop()
-
-    def _waits(self, index: int) -> bool:
-        return index in self._answers.queued or bool(self._engines.made(index))
 
     def _take(self, version: int) -> Batch:
         """The groups that the strategy puts first leave the buffer."""

@@ -5,15 +5,20 @@
                   │  ▼
          resume ──┴─ parked, while the weights change; in the checkpoint
 
+Everything that was made for a prompt is kept until somebody forgets the prompt. A job that goes on from a
+checkpoint asks again what it had asked, and is answered from what was made: the same question has the same
+id and the same tokens.
+
 A sample that goes on sends its prompt and its tokens as input, and the budget that is left. Its seed stays:
 engines hash it with a token's absolute position, so no random number is used twice.
 """
 
 import asyncio
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -38,8 +43,8 @@ class Ask:
     request: GenerateRequest
     made: list[Generation]
     """One for each sample; `finish` is "abort" where it is to go on."""
-    go: asyncio.Future[None] | None = None
-    """Where it is parked: set when it may go on."""
+    go: asyncio.Future[None] = field(init=False)
+    """While it is parked: set when it may go on."""
     late: bool = False
     """It is to answer with what it has."""
 
@@ -89,10 +94,11 @@ class ResumingEngines:
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
-        self._asks: dict[Ask, None] = {}
+        self._made: defaultdict[int, dict[str, list[Generation]]] = defaultdict(dict)
+        """By prompt and question."""
+        self._parked: dict[Ask, None] = {}
+        self._running: dict[Ask, None] = {}
         self._calls: set[asyncio.Task[list[Generation]]] = set()
-        self._saved: dict[str, list[Generation]] = {}
-        self._working = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopped = False
@@ -100,18 +106,10 @@ class ResumingEngines:
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """All samples of the request, however often the engines are stopped meanwhile."""
         ask = Ask(request, [_NOTHING for _ in request.seeds])
-        ask.made = self._saved.pop(ask.key, ask.made)
-        self._asks[ask] = None
-        try:
-            while not ask.late and (rounds := ask.rounds()):
-                if self._stopped:
-                    ask.go = asyncio.get_running_loop().create_future()
-                    await ask.go
-                else:
-                    await self._work(ask, rounds)
-            return ask.made
-        finally:
-            del self._asks[ask]
+        ask.made = self._made[prompt_of(request.id)].setdefault(ask.key, ask.made)
+        while not ask.late and (rounds := ask.rounds()):
+            await (self._park(ask) if self._stopped else self._work(ask, rounds))
+        return list(ask.made)
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
         """All requests; the answers, in order."""
@@ -119,7 +117,7 @@ class ResumingEngines:
 
     async def abort(self, request: GenerateRequest) -> None:
         """End a request: it answers with what it has."""
-        for ask in [ask for ask in self._asks if ask.request is request]:
+        for ask in [ask for ask in self._running if ask.request is request]:
             ask.late = True
             await asyncio.gather(*(self._engines.abort(part) for _, part in ask.rounds()))
 
@@ -152,32 +150,44 @@ class ResumingEngines:
         """Let parked requests go on, those of these prompts first and in this order."""
         self._stopped = False
         rank = {index: place for place, index in enumerate(order)}
-        parked = [ask for ask in self._asks if ask.go is not None and not ask.go.done()]
-        for ask in sorted(parked, key=lambda ask: rank.get(prompt_of(ask.request.id), len(rank))):
-            assert ask.go is not None
-            ask.go.set_result(None)
+        for ask in sorted(self._parked, key=lambda ask: rank.get(prompt_of(ask.request.id), len(rank))):
+            if not ask.go.done():
+                ask.go.set_result(None)
 
     def made(self, prompt: int) -> list[Generation]:
-        """What a prompt's unanswered requests have so far, one for each sample; empty where none is."""
-        asked = [one for ask in self._asks if prompt_of(ask.request.id) == prompt for one in ask.made]
-        return asked + [one for key, made in self._saved.items() if prompt_of(key) == prompt for one in made]
+        """What was made for a prompt so far, answered or not."""
+        return [one for made in self._made.get(prompt, {}).values() for one in made]
 
     def forget(self, prompt: int) -> None:
-        """Nobody will ask for this prompt again."""
-        self._saved = {key: made for key, made in self._saved.items() if prompt_of(key) != prompt}
+        """Nobody will ask about this prompt again."""
+        self._made.pop(prompt, None)
 
     def state(self) -> dict[str, Any]:
-        """What unanswered requests have so far, as JSON values."""
-        begun = {ask.key: ask.made for ask in self._asks if any(len(made.tokens) for made in ask.made)}
-        return {key: [_record(one) for one in made] for key, made in (self._saved | begun).items()}
+        """What was made for prompts that nobody has forgotten, as JSON values."""
+        made = {key: found for asked in self._made.values() for key, found in asked.items()}
+        return {
+            key: [_record(one) for one in found]
+            for key, found in made.items()
+            if any(len(one.tokens) for one in found)
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state as soon as the same is asked again."""
-        self._saved = {key: [_generation(one) for one in made] for key, made in state.items()}
+        self._made.clear()
+        for key, found in state.items():
+            self._made[prompt_of(key)][key] = [_generation(one) for one in found]
+
+    async def _park(self, ask: Ask) -> None:
+        self._parked[ask] = None
+        ask.go = asyncio.get_running_loop().create_future()
+        try:
+            await ask.go
+        finally:
+            del self._parked[ask]
 
     async def _work(self, ask: Ask, rounds: Sequence[tuple[list[int], GenerateRequest]]) -> None:
         """Ask the engines once. EngineError as they raise it."""
-        self._working += 1
+        self._running[ask] = None
         self._idle.clear()
         calls = [asyncio.ensure_future(self._engines.generate(request)) for _, request in rounds]
         self._calls.update(calls)
@@ -192,8 +202,8 @@ class ResumingEngines:
                     ask.add(place, made)
         finally:
             self._calls.difference_update(calls)
-            self._working -= 1
-            if not self._working:
+            del self._running[ask]
+            if not self._running:
                 self._idle.set()
 
 

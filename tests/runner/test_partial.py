@@ -211,29 +211,60 @@ async def test_time_in_which_the_engines_stand_still_is_not_a_samples() -> None:
     await rollouts.close()
 
 
+class Twice:
+    """Two turns, with a token given in between."""
+
+    async def run(self, session: Session) -> Trajectory:
+        one = Trajectory(session.prompt.tokens)
+        one.add(await session.generate(one.tokens()))
+        one.give([5])
+        one.add(await session.generate(one.tokens()))
+        return one
+
+
+def in_turns(index: int, number: int) -> int:
+    """Tokens up to the end of a turn; numbers 2 and 3 are the second turns."""
+    return 6 if number < 2 else 8 if index % 3 else 150
+
+
+def twice(engines: TypingEngines, max_staleness: int) -> PartialSource:
+    spec = SPEC.model_copy(update={"max_staleness": max_staleness})
+    asked = policy(engines, rollout=Twice())  # type: ignore[arg-type]
+    return PartialSource(spec, asked, Prompts().ahead(5), Filters([]), FIFO)
+
+
 @pytest.mark.parametrize("max_staleness", [1, 30])
 async def test_executions_of_several_turns_go_on_in_mid_turn(max_staleness: int) -> None:
-    class Twice:
-        async def run(self, session: Session) -> Trajectory:
-            one = Trajectory(session.prompt.tokens)
-            one.add(await session.generate(one.tokens()))
-            one.give([5])
-            one.add(await session.generate(one.tokens()))
-            return one
-
-    def length(index: int, number: int) -> int:  # numbers 2 and 3 are the second turns
-        return 6 if number < 2 else 8 if index % 3 else 150
-
-    engines = TypingEngines(length)
-    spec = SPEC.model_copy(update={"max_staleness": max_staleness})
-    prompts = Prompts().ahead(5)
-    twice = policy(engines, rollout=Twice())  # type: ignore[arg-type]
-    rollouts = PartialSource(spec, twice, prompts, Filters([]), FIFO)
+    engines = TypingEngines(in_turns)
+    rollouts = twice(engines, max_staleness)
     batches = await steps(rollouts, engines, range(25))
     for version, batch in enumerate(batches):
         for one in samples([batch]):
-            assert len(one.tokens) == length(one.prompt.index, 2)
+            assert len(one.tokens) == in_turns(one.prompt.index, 2)
             assert one.loss_mask.tolist().count(0) == 1
             assert version - one.oldest_version <= max_staleness
     assert any(len(one.versions) > 1 for one in samples(batches))
     await rollouts.close()
+
+
+async def test_executions_of_several_turns_go_on_in_mid_turn_after_a_resume() -> None:
+    engines = TypingEngines(in_turns)
+    rollouts = twice(engines, 30)
+    before: list[Batch] = []
+    over: set[str] = set()
+    while not any(key.endswith(".1") for key in over):  # until a second turn is under way
+        before += await steps(rollouts, engines, [len(before)])
+        state = json.loads(json.dumps(rollouts.state()))
+        over = {key.partition("/")[0] for key in state["buffer"]["requests"]}
+    again = engines.again()
+    resumed = twice(again, 30)
+    await resumed.restore(state)
+    after = await steps(resumed, again, range(len(before), len(before) + 5))
+    first_turns = {one.id for one in again.requests if len(one.tokens) == PROMPT}
+    finished = {key for key in over if key.endswith(".0") and key.replace(".0", ".1") in over}
+    assert finished
+    assert not first_turns & finished
+    used = [index for batch in (*before, *after) for index in indices(batch)]
+    assert len(used) == len(set(used))
+    await rollouts.close()
+    await resumed.close()

@@ -51,7 +51,9 @@ async def test_a_stopped_request_goes_on_from_its_tokens_by_the_new_weights() ->
     assert [one.seeds for one in again] == [(12,), (13,)]  # the finished one is not asked for again
     assert {one.sampling.max_new_tokens for one in again} == {12 - so_far[1]}
     assert {one.sampling.min_new_tokens for one in again} == {7 - so_far[1]}
-    assert resumable.made(5) == []
+    assert [len(one.tokens) for one in resumable.made(5)] == [4, 10, 12]
+    assert await resumable.generate(request(budget=12, least=7)) == made  # nothing is made twice
+    assert len(engines.requests) == 3
 
 
 async def test_samples_without_a_token_are_asked_for_together() -> None:
@@ -112,6 +114,7 @@ async def test_a_request_of_a_resumed_job_finds_its_tokens() -> None:
     made = await other.generate(request())
     assert [one.tokens.tolist() for one in made] == [whole(seed, 12) for seed in SEEDS]
     assert [span.version for span in made[0].versions] == [0, 3]
+    other.forget(5)
     assert other.state() == {}
 
 

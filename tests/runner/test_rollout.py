@@ -1,4 +1,5 @@
 import asyncio
+import json
 
 import numpy as np
 import pytest
@@ -223,3 +224,35 @@ async def test_a_cancelled_step_leaves_nothing_running() -> None:
     assert engines.aborted == 1
     await rollouts.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_resumed_source_knows_what_its_filters_knew() -> None:
+    class EverySecond:
+        """Drops every second group that it sees."""
+
+        def __init__(self) -> None:
+            self.seen = 0
+
+        def __call__(self, group: Group) -> Drop | None:
+            self.seen += 1
+            return Drop("even") if self.seen % 2 == 0 else None
+
+        def state(self) -> int:
+            return self.seen
+
+        def restore(self, state: int) -> None:
+            self.seen = state
+
+    def batches(source: RolloutSource, count: int):
+        return [source.next(0) for _ in range(count)]
+
+    spec = SPEC.model_copy(update={"batch_size": 3, "oversample": 5})
+    whole = source(Engines(), spec, [("second", EverySecond())], deterministic=True)
+    expected = [indices((await one).groups) for one in batches(whole, 4)]
+    first = source(Engines(), spec, [("second", EverySecond())], deterministic=True)
+    found = [indices((await one).groups) for one in batches(first, 1)]
+    resumed = source(Engines(), spec, [("second", EverySecond())], deterministic=True)
+    await resumed.restore(json.loads(json.dumps(first.state())))
+    found += [indices((await one).groups) for one in batches(resumed, 3)]
+    assert found == expected
+    assert resumed.state() == whole.state()

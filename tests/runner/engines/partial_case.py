@@ -15,31 +15,35 @@ from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.resuming import ResumingEngines
 
 PROMPT = np.arange(5, 25, dtype=np.int32)
-LENGTH = 160
-"""Tokens of every sample: enough to be cut, within 512 with the prompt."""
 
 
 async def check_a_sample_goes_on_by_new_weights(
-    client: EngineClient, models: tuple[Path, Path], update: Callable[[], Awaitable[int]]
+    client: EngineClient,
+    models: tuple[Path, Path],
+    update: Callable[[], Awaitable[int]],
+    *,
+    length: int,
+    atol: float,
 ) -> None:
-    """`update` brings the engine from the first model to the second and returns the version."""
+    """`update` brings the engine from the first model to the second and returns the version; `length`: tokens
+    of a sample, enough to be cut; `atol`: how far the engine's log-probs may be from transformers'.
+    """
     engines = ResumingEngines(EnginePool([client]))
-    sampling = Sampling(LENGTH, min_new_tokens=LENGTH)
+    sampling = Sampling(length, min_new_tokens=length)
     asked = asyncio.create_task(engines.generate(GenerateRequest("rollout-7", PROMPT, (1, 2, 3), sampling)))
     while not (begun := [len(one.tokens) for one in engines.made(7)]) or not all(begun):
+        assert not asked.done(), "too short to be cut"
         engines.resume()
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.01)
         await engines.stop()
-    assert not asked.done()
     version = await update()
     engines.resume()
     for one, cut in zip(await asked, begun, strict=True):
-        assert [(span.start, span.end) for span in one.versions] == [(0, cut), (cut, LENGTH)]
+        assert [(span.start, span.end) for span in one.versions] == [(0, cut), (cut, length)]
         assert one.versions[0].version != one.versions[1].version == version
         for model, span in zip(models, one.versions, strict=True):
             expected = log_probs(model, one)[span.start : span.end]
-            own = one.log_probs[span.start : span.end]
-            np.testing.assert_allclose(own, expected, atol=1e-4, rtol=5e-5)  # rare tokens' are large
+            np.testing.assert_allclose(one.log_probs[span.start : span.end], expected, atol=atol, rtol=5e-5)
 
 
 def log_probs(model: Path, one: Generation) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Partial rollouts on the native engine: cut, updated by shared memory, gone on with."""
 
+from functools import partial
 from pathlib import Path
 
 from partial_case import check_a_sample_goes_on_by_new_weights
@@ -20,8 +21,9 @@ async def test_a_sample_goes_on_by_new_weights(tmp_path: Path) -> None:
     server = NativeServer(EngineSetup(str(first), dtype="float32", max_running=8, threads=1))
     try:
         async with EngineClient(server.start()) as client:
+            update = partial(client.update_weights, shared.write(weights.items(), 4))
             await check_a_sample_goes_on_by_new_weights(
-                client, (first, second), lambda: client.update_weights(shared.write(weights.items(), 4))
+                client, (first, second), update, length=160, atol=1e-4
             )
     finally:
         server.stop()

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -151,9 +152,9 @@ async def test_a_sample_goes_on_by_new_weights(
     first, second = models[:2]
     pool, policy = EnginePool([client]), LocalPolicy(first, tmp_path, weight_sync="tensor")
     await pool.update_weights(policy.write(first, 60))
-    await check_a_sample_goes_on_by_new_weights(
-        client, (first, second), lambda: pool.update_weights(policy.write(second, 61))
-    )
+    update = partial(pool.update_weights, policy.write(second, 61))
+    both = (first, second)  # an uncut sample of this server is as far from transformers
+    await check_a_sample_goes_on_by_new_weights(client, both, update, length=40, atol=2e-3)
     policy.writer.close()
 
 

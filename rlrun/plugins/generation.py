@@ -76,17 +76,17 @@ class Trajectory:
     """JSON values for rewards and for the record; numbers are averaged as `rollout/info/<name>`."""
     failure: str | None = None
     """Why `status` is failed, where it is."""
+    turns: list[Generation] = field(default_factory=list, init=False)
+    """The policy's answers, in order; `add` appends them."""
     _parts: list[Generation | Tokens] = field(default_factory=list, init=False)
-
-    @property
-    def turns(self) -> list[Generation]:
-        """The policy's answers, in order."""
-        return [part for part in self._parts if isinstance(part, Generation)]
+    _added: int = field(default=0, init=False)
 
     def add(self, made: Generation) -> None:
         """Append what the policy made; an empty answer is only how it ended."""
         if len(made.tokens):
             self._parts.append(made)
+            self.turns.append(made)
+            self._added += len(made.tokens)
         self.status = made.status
 
     def give(self, tokens: Sequence[int] | Tokens) -> None:
@@ -97,12 +97,13 @@ class Trajectory:
         given = np.asarray(tokens, dtype=np.int32)
         if self._parts:
             self._parts.append(given)
+            self._added += len(given)
         else:
             self.prompt = np.concatenate([self.prompt, given])
 
     def __len__(self) -> int:
         """Tokens so far, the prompt's included."""
-        return len(self.prompt) + sum(len(_tokens(part)) for part in self._parts)
+        return len(self.prompt) + self._added
 
     def tokens(self) -> Tokens:
         """`[P + …]` all tokens so far: what the policy is asked to go on from."""
@@ -126,13 +127,12 @@ class Trajectory:
 
         The versions cover `[0, R)`: what was given counts to the answer after it.
         """
+        if len(self.turns) == 1:
+            [made] = self.turns
+            return made.tokens, made.log_probs, np.ones(len(made.tokens), dtype=np.float32), made.versions
         parts = list(self._parts)
         while parts and not isinstance(parts[-1], Generation):
             parts.pop()
-        if len(parts) == 1:
-            [made] = parts
-            assert isinstance(made, Generation)
-            return made.tokens, made.log_probs, np.ones(len(made.tokens), dtype=np.float32), made.versions
         none = np.zeros(0, dtype=np.float32)
         log_probs, masks = [none], [none]
         for part in parts:

@@ -15,4 +15,5 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     import numpy
 
-    return getattr(numpy, name)
+    found = globals()[name] = getattr(numpy, name)  # the next one that asks finds it at once
+    return found

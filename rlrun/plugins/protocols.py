@@ -193,6 +193,10 @@ class SessionGroup(Protocol):
     """All executions of a prompt."""
 
     @property
+    def prompt(self) -> Prompt:
+        """What they start from."""
+
+    @property
     def sessions(self) -> Sequence[Session]:
         """One for each execution."""
 

@@ -101,6 +101,7 @@ class ScriptedGroup:
 
     def __init__(self, answers: Sequence[str], count: int = 2, **given: Any) -> None:
         self.sessions = [ScriptedSession(answers, id=f"0-{number}", **given) for number in range(count)]
+        self.prompt = self.sessions[0].prompt
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> list[Generation]:
         """One answer for each execution."""

@@ -83,16 +83,16 @@ class Executions:
         return runs
 
     async def _together(self, prompt: Prompt, ask: Ask) -> list[list[Trajectory]]:
-        group = self._group(prompt, ask)
+        samples = self._wanted.samples
         try:
-            left = await self._policy.rollout.run_group(group)
-            if len(left) != len(group.sessions):
-                raise ValueError(f"{len(left)} results for {len(group.sessions)} executions")
+            left = await self._policy.rollout.run_group(self._group(prompt, ask))
+            if len(left) != samples:
+                raise ValueError(f"{len(left)} results for {samples} executions")
         except (TimeoutError, JobError):
             raise
         except Exception as error:  # the boundary to other people's rollouts
-            return [self._failed(session, error) for session in group.sessions]
-        return [self._checked(one, session) for one, session in zip(left, group.sessions, strict=True)]
+            return [self._failed(prompt, number, error) for number in range(samples)]
+        return [self._checked(one, prompt, number) for number, one in enumerate(left)]
 
     async def _alone(self, session: PolicySession, seconds: float | None) -> list[Trajectory]:
         """One execution; whatever goes wrong is its own failure."""
@@ -101,8 +101,8 @@ class Executions:
                 left = await self._policy.rollout.run(session)
         except Exception as error:  # the boundary to other people's rollouts, and to engines that refuse
             late = TimeoutError(f"it took longer than rollout.request_timeout = {seconds} s")
-            return self._failed(session, late if deadline.expired() else error)
-        return self._checked(left, session)
+            return self._failed(session.prompt, session.number, late if deadline.expired() else error)
+        return self._checked(left, session.prompt, session.number)
 
     def _group(self, prompt: Prompt, ask: Ask) -> PolicyGroup:
         seeds = [
@@ -111,30 +111,35 @@ class Executions:
         ]
         return PolicyGroup(self._policy.tokenizer, self._wanted, prompt, seeds, ask)
 
-    def _checked(self, left: Executed, session: PolicySession) -> list[Trajectory]:
+    def _checked(self, left: Executed, prompt: Prompt, number: int) -> list[Trajectory]:
         """What an execution left, as a list; a failed trajectory where it left something else."""
         trajectories = [left] if isinstance(left, Trajectory) else left
         try:
-            if not trajectories or not all(isinstance(one, Trajectory) for one in trajectories):
-                raise ValueError(f"the rollout returned {left!r}, not a Trajectory or several")
-            if not all(len(one.prompt) for one in trajectories):
-                raise ValueError("the rollout returned a trajectory without a prompt")
-            longest = max(map(len, trajectories))
-            if longest > session.max_tokens:  # what was given last and went unanswered does not count
-                longest = max(one.sample_length() for one in trajectories)
-            if longest > session.max_tokens:
-                raise ValueError(f"a trajectory has {longest} tokens, at most {session.max_tokens} may be")
+            if not trajectories:
+                raise ValueError("the rollout returned nothing")
+            for one in trajectories:
+                self._check(one)
         except (ValueError, TypeError) as error:
-            return self._failed(session, error)
+            return self._failed(prompt, number, error)
         return list(trajectories)
 
-    def _failed(self, session: PolicySession, error: Exception) -> list[Trajectory]:
+    def _check(self, one: object) -> None:
+        if not isinstance(one, Trajectory):
+            raise ValueError(f"the rollout returned {one!r}, which is no Trajectory")
+        if not len(one.prompt):
+            raise ValueError("the rollout returned a trajectory without a prompt")
+        longest = self._wanted.max_tokens
+        # What was given last and went unanswered is no part of the sample.
+        if len(one) > longest and one.sample_length() > longest:
+            raise ValueError(f"a trajectory has {one.sample_length()} tokens, at most {longest} may be")
+
+    def _failed(self, prompt: Prompt, number: int, error: Exception) -> list[Trajectory]:
         """A trajectory that says why there is none. The first is told on the console, all are in the log."""
         why = f"{type(error).__name__}: {error}"
         level, self._told = (logging.INFO if self._told else logging.WARNING), True
-        logger.log(level, "execution %s failed, and is left out: %s", session.id, why)
+        logger.log(level, "execution %d-%d failed, and is left out: %s", prompt.index, number, why)
         logger.info("its trace", exc_info=error)
-        return [Trajectory(session.prompt.tokens, status=Status.FAILED, failure=why)]
+        return [Trajectory(prompt.tokens, status=Status.FAILED, failure=why)]
 
 
 async def _leaving(seat: Seat, run: Coroutine[Any, Any, Result]) -> Result:

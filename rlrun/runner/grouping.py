@@ -17,7 +17,7 @@ def groups_of(
     flat = [one for prompt in executions for execution in prompt for one in execution if one.text is None]
     texts = iter(chat.decode_batch([turn.tokens for one in flat for turn in one.turns]))
     for one in flat:
-        one.text = "\n".join(next(texts) for _ in one.turns)
+        one.text = next(texts) if len(one.turns) == 1 else "\n".join([next(texts) for _ in one.turns])
     return [_group(prompt, own) for prompt, own in zip(prompts, executions, strict=True)]
 
 

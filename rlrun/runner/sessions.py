@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -47,6 +48,7 @@ class PolicySession:
 
     def __init__(self, group: "PolicyGroup", number: int, seed: int) -> None:
         self.id = f"{group.prompt.index}-{number}"
+        self.number = number
         self.prompt = group.prompt
         self.seed = seed
         self.sampling = group.wanted.sampling
@@ -76,16 +78,21 @@ class PolicyGroup:
         self.wanted = wanted
         self.prompt = prompt
         self.ask = ask
-        self.sessions = [PolicySession(self, number, seed) for number, seed in enumerate(seeds)]
+        self._seeds = seeds
         self._turns = 0
+
+    @cached_property
+    def sessions(self) -> list[PolicySession]:
+        """One for each execution; a group that only asks for all of them has no need of any."""
+        return [PolicySession(self, number, seed) for number, seed in enumerate(self._seeds)]
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> list[Generation]:
         """One answer for each execution, in one request (rlrun.plugins.protocols.SessionGroup)."""
         chosen = self.wanted.sampling_for(tokens, sampling)
         if chosen is None:
-            return [nothing("length") for _ in self.sessions]
+            return [nothing("length") for _ in self._seeds]
         turn, self._turns = self._turns, self._turns + 1
-        seeds = tuple(turn_seed(session.seed, turn) for session in self.sessions)
+        seeds = tuple(turn_seed(seed, turn) for seed in self._seeds)
         name = f"{self.wanted.purpose}-{self.prompt.index}"
         return await self.ask(GenerateRequest(f"{name}.{turn}" if turn else name, tokens, seeds, chosen))
 

@@ -153,8 +153,8 @@ async def test_an_execution_that_fails_fails_alone(
 @pytest.mark.parametrize(
     ("left", "failure"),
     [
-        ("42", "returned '42', not a Trajectory"),
-        ([], "not a Trajectory"),
+        (["42"], "returned '42', which is no Trajectory"),
+        ([], "returned nothing"),
         (Trajectory(np.zeros(0, dtype=np.int32)), "without a prompt"),
         (Trajectory(np.zeros(5000, dtype=np.int32)), "has 5000 tokens, at most"),
     ],

@@ -22,7 +22,7 @@ class SingleTurn:
 
     async def run_group(self, group: SessionGroup) -> Sequence[Trajectory]:
         """A trajectory for each answer."""
-        tokens = group.sessions[0].prompt.tokens
+        tokens = group.prompt.tokens
         trajectories = []
         for made in await group.generate(tokens):
             one = Trajectory(tokens)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from rlrun.converters.architecture import Architecture
 from rlrun.plugins.types import Needs
+from rlrun.runner.activations import ITEM
 from rlrun.runner.hardware import Device
-from rlrun.runner.memory import ITEM, cache_token_bytes
+from rlrun.runner.memory import cache_token_bytes
 from rlrun.runner.model_size import active_parameters, parameter_count
 from rlrun.runner.plan import Plan
 from rlrun.specs.job import Spec

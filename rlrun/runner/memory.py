@@ -7,21 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rlrun.converters.architecture import Architecture
+from rlrun.runner.activations import ITEM, activation_bytes, logit_bytes
 from rlrun.runner.model_size import Share, largest_share, parameter_count
 from rlrun.specs.companions import CriticSpec, TeacherSpec, side_layout
 from rlrun.specs.engine import EngineSpec
 from rlrun.specs.optimizer import OptimizerSpec
 from rlrun.specs.trainer import ParallelSpec, TrainerSpec
 
-ITEM = {"float32": 4, "bfloat16": 2}
 CACHE_BLOCK = 16
 """Tokens in a block of the native engine's KV cache."""
 CACHE_SHARE = 0.5
 """Of the memory that is free when an engine starts, the native engine's cache takes at most this."""
 SGLANG_SHARE = 0.85
 """Of a whole device, SGLang's weights and cache take this, where `mem_fraction_static` does not say."""
-KEPT_LOGITS = 64 * 2**20
-"""Half-precision logits of at most this size are kept between the passes."""
+_COMPUTED_AGAIN = {"none": "nothing", "selective": "a part", "full": "all but layers' inputs"}
 CONTEXT = 1536 * 2**20
 """CUDA's and NCCL's own memory in a process."""
 
@@ -67,9 +66,14 @@ def training(model: Architecture, trainer: TrainerSpec, longest: int = 0, *, gpu
     if not alone:
         gathered = 3 * share.block * item
         parts.append(Part("gathered layers", gathered, "two layers and one's gradient, whole, between ranks"))
+    how = f"estimated: {_COMPUTED_AGAIN[trainer.activation_checkpointing]} is recomputed"
     parts += [
-        Part("activations", _activations(model, trainer, share, tokens), "estimated: nothing is recomputed"),
-        Part("logits", _logits(model, trainer, tokens), f"{trainer.logits_chunk} tokens at a time"),
+        Part(
+            "activations",
+            activation_bytes(model, trainer, share, tokens),
+            how,
+        ),
+        Part("logits", logit_bytes(model, trainer, tokens), f"{trainer.logits_chunk} tokens at a time"),
         *([Part("CUDA and NCCL", CONTEXT, "assumed")] if gpu else []),
     ]
     return Phase("training", tuple(part for part in parts if part.bytes))
@@ -178,34 +182,3 @@ def checkpoint_bytes(model: Architecture, trainer: TrainerSpec) -> int:
 def export_bytes(model: Architecture) -> int:
     """The final model as a Hugging Face folder."""
     return parameter_count(model) * {"float32": 4}.get(model.dtype, 2)
-
-
-def _activations(model: Architecture, trainer: TrainerSpec, share: Share, tokens: int) -> int:
-    """What a layer's forward pass keeps for its backward pass, in elements a token:
-
-    6 hidden (residual stream, norms, their outputs), 4 queries and 6 keys (as made, normed, turned; the
-    attention's output), and 4 feed-forward (gate, up, silu, product); of experts, those a token is routed to,
-    with its hidden state for each of them going in and coming out.
-    """
-    parallel = trainer.parallel
-    hidden = 6 * model.hidden
-    inner = 4 * model.heads * model.head_dim + 6 * model.kv_heads * model.head_dim
-    if experts := model.experts:
-        sparse = len(experts.layers) / model.layers
-        routed = experts.per_token * (4 * experts.intermediate + 2 * model.hidden)
-        routed += experts.shared * 4 * experts.intermediate
-        feed_forward = sparse * routed + (1 - sparse) * 4 * model.intermediate
-    else:
-        feed_forward = 4 * model.intermediate
-    shared = parallel.tensor if parallel.sequence_parallel else 1
-    per_token = hidden / shared + (inner + feed_forward) / parallel.tensor
-    in_flight = parallel.pipeline
-    return int(tokens * share.layers * per_token * ITEM[trainer.dtype] * in_flight)
-
-
-def _logits(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
-    """A chunk's logits and their slopes, what is kept of them, and the head's own gradient."""
-    vocab, item = -(-model.vocab // trainer.parallel.tensor), ITEM[trainer.dtype]
-    rows = min(trainer.logits_chunk, tokens)
-    kept = tokens * vocab * item if item < 4 else 0
-    return rows * vocab * (item + 4) + (kept if kept <= KEPT_LOGITS else 0) + vocab * model.hidden * item

@@ -1,5 +1,6 @@
 """The memory plan against what is really allocated, and against traced layouts of large models."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,40 @@ def test_activations_shrink_with_the_layout() -> None:
 
     assert activations() == activations(fsdp=8) == 4 * activations(tensor=4)
     assert activations(pipeline=2) == activations()  # half the layers, of two micro-batches in flight
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "traced"),
+    [
+        (QWEN3_8B, {"parallel": {"fsdp": 8, "tensor": 4}}, 29.4),
+        (
+            QWEN3_30B_A3B,
+            {
+                "parallel": {"fsdp": 32, "tensor": 2, "expert": 16},
+                "activation_checkpointing": "selective",
+            },
+            9.83,
+        ),
+    ],
+    ids=["Qwen3-8B", "Qwen3-30B-A3B"],
+)
+def test_activations_are_near_what_a_dry_run_says(
+    model: Architecture, settings: dict[str, Any], traced: float
+) -> None:
+    """`rlrun plan --deep` of docs/parallelism.md, GiB."""
+    spec = TrainerSpec.model_validate({"steps": 1, "max_tokens_per_rank": 16384} | settings)
+    assert training(model, spec, gpu=True).part("activations") == pytest.approx(traced * GIB, rel=0.15)
+
+
+def test_activations_shrink_with_what_is_computed_again() -> None:
+    def activations(kind: str, layers: int) -> int:
+        spec = TrainerSpec.model_validate({"steps": 1, "activation_checkpointing": kind})
+        model = replace(QWEN3_8B, layers=layers)
+        return training(model, spec, gpu=True).part("activations")
+
+    assert activations("full", 36) < activations("selective", 36) < activations("none", 36)
+    hidden = QWEN3_8B.hidden * TrainerSpec(steps=1).max_tokens_per_rank * 2
+    assert activations("full", 36) - activations("full", 35) == hidden
 
 
 def test_a_checkpoint_has_parameters_and_moments() -> None:

@@ -38,9 +38,11 @@ test-all: setup sglang
 	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%) -m 'not gpu'
 	$(PYTEST) $(JOBS) -m 'not gpu'
 
-# Every parallel layout of the trainer against transformers: gloo groups of up to four processes.
+# Every parallel layout of the trainer against transformers, and against one rank whatever the loss, the
+# micro-batches and the order of samples: gloo groups of up to four processes, each for all layouts of its size.
+PARITY := tests/runner/trainer/test_parity.py tests/runner/trainer/test_invariance.py
 parity: setup
-	$(PYTEST) tests/runner/trainer/test_parity.py -m 'not gpu'
+	$(PYTEST) $(PARITY) -m 'not gpu' --durations=12
 
 quickstart: setup
 	$(BIN)/rlrun launch quickstart --new

@@ -10,6 +10,7 @@ and counted.
 """
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -100,6 +101,7 @@ class OverlappedSource:
                 async with asyncio.timeout(GRACE_SECONDS):
                     await self._engines.abort_all()
         await cancel_all(self._tasks)
+        _failures(self._tasks)  # whoever closes knows of one
         await self._feed.close()
 
     def _take(self, version: int) -> Batch:
@@ -151,8 +153,13 @@ class OverlappedSource:
         """Pass on what a task raised, and forget those that are done."""
         done = {task for task in self._tasks if task.done()}
         self._tasks -= done
-        for task in done:
-            task.result()
+        if failures := _failures(done):
+            raise failures[0]
+
+
+def _failures(tasks: Iterable[asyncio.Task[None]]) -> list[BaseException]:
+    """What tasks that have ended raised."""
+    return [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
 
 
 def _oldest(group: Group) -> int:

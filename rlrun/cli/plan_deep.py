@@ -79,6 +79,8 @@ def _assumptions(case: Case, traced: Traced) -> Iterator[str]:
     yield f"{1 + len(others)} micro-batches of {tokens:,} tokens in {len(first)} samples; not the first step"
     if case.model.experts is not None:
         yield "every expert gets as many tokens as every other"
+    if case.spec.trainer.compile:
+        yield "compiled layers keep what uncompiled ones do"
     yield (
         "what torch's allocator loses between blocks, CUDA's and NCCL's own memory, a critic, a teacher and "
         "engines come on top"

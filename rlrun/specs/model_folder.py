@@ -62,13 +62,19 @@ def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
-    degree = spec.trainer.parallel.tensor
+    """Of the policy, and of the critic, which has as many."""
+    yield from _split(config, spec.trainer.parallel.tensor, "trainer")
+    if spec.critic.parallel is not None:
+        yield from _split(config, spec.critic.parallel.tensor, "critic")
+
+
+def _split(config: dict[str, Any], degree: int, section: str) -> Iterator[Finding]:
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = config.get(name)
         if isinstance(heads, int) and heads % degree:
             message = f"the model's {heads} {name} do not split over {degree} ranks"
             fits = " or ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
-            path = ("trainer", "parallel", "tensor")
+            path = (section, "parallel", "tensor")
             yield Finding(path, message, f"{fits} would fit", found=degree, others=(("model", "path"),))
             return
 

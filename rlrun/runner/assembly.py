@@ -108,7 +108,12 @@ def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None
 
 def trainer_of(started: Started, plan: Plan, pool: EnginePool | None) -> TrainerGroup:
     """The trainer of the ranks that run now, which hands its weights to the engines."""
-    trainer = TrainerGroup(started.trainer.processes, [rank.data_rank for rank in plan.ranks])
+    trainer = TrainerGroup(
+        started.trainer.processes,
+        [rank.data_rank for rank in plan.ranks],
+        teacher=[rank.teacher_data_rank for rank in plan.ranks],
+        critic=[rank.critic_data_rank for rank in plan.ranks],
+    )
     if pool is not None:
         pool.connect(trainer)
     return trainer
@@ -136,7 +141,8 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
     policy = _policy(spec, parts)
     needs = needs_of(spec)
     budget = spec.trainer.max_tokens_per_rank
-    aside = _packer(spec, parts.plan, model, len(parts.plan.ranks), budget)
+    teachers = 1 + max(rank.teacher_data_rank for rank in parts.plan.ranks)
+    critics = 1 + max(rank.critic_data_rank for rank in parts.plan.ranks)
     source = _source(spec, parts, policy)
     engines: UpdatedEngines | None = parts.pool
     if spec.rollout.weight_update == "between" and isinstance(source, OverlappedSource):
@@ -154,8 +160,8 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
         checkpoints=checkpoints,
         engines=engines,
         evaluation=_evaluation(spec, parts, policy),
-        pack_teacher=aside if needs.teacher else None,
-        pack_critic=aside if needs.critic else None,
+        pack_teacher=_packer(spec, parts.plan, model, teachers, budget) if needs.teacher else None,
+        pack_critic=_packer(spec, parts.plan, model, critics, budget) if needs.critic else None,
         critic_only_steps=spec.critic.only_steps,
         reference_interval=spec.reference.update_interval,
         recompute_old=spec.trainer.old_log_probs == "trainer",
@@ -209,7 +215,7 @@ def _source(spec: Spec, parts: Parts, policy: Policy | None) -> BatchSource:
 
 
 def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget: int) -> Pack:
-    """For a layout of so many data ranks: the policy's, or that of a companion, which has all."""
+    """For a layout of so many data ranks: the policy's, or that of a companion."""
     config = model.config()
     return partial(
         plan_steps,

@@ -10,6 +10,8 @@ from transformers import (
     DeepseekV3Config,
     GptOssConfig,
     LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
@@ -26,6 +28,8 @@ CONFIGS = {
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
 }
+FOREIGN = {"mistral": MistralConfig, "olmo2": Olmo2Config}
+"""Families that transformers computes for the trainer."""
 DEEPSEEK = {
     "num_key_value_heads": 4,
     "head_dim": 8,
@@ -84,7 +88,7 @@ def make_tiny_model(
     dtype: torch.dtype = torch.float32,
     **config: Any,
 ) -> Path:
-    """Write a random model of one of `CONFIGS` and a byte-level tokenizer; returns `folder`.
+    """Write a random model of one of `CONFIGS` or `FOREIGN` and a byte-level tokenizer; returns `folder`.
 
     `scale` is the standard deviation of the weights: large enough for distributions that are not flat.
     Further keywords override the config's fields.
@@ -113,7 +117,7 @@ def make_tiny_model(
         }
     fields |= {"deepseek_v3": DEEPSEEK, "gpt_oss": GPT_OSS}.get(family, {})
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family](**(fields | config)), dtype=dtype)
+    model = AutoModelForCausalLM.from_config((CONFIGS | FOREIGN)[family](**(fields | config)), dtype=dtype)
     for name, parameter in model.named_parameters():
         if "norm" in name:  # ones by default, which would hide a norm that is left out
             torch.nn.init.uniform_(parameter, 0.5, 1.5)

@@ -116,6 +116,10 @@ class Architecture:
     latent: LatentAttention | None = None
     sinks: bool = False
     """Each head has a logit of a key that is not there, and the output projection a bias (gpt-oss)."""
+    stored: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Names and shapes of the checkpoint's tensors, where transformers computes the model (`foreign`); of
+    others they follow from the rest.
+    """
     windows: tuple[int | None, ...] = ()
     """How many tokens each layer's attention sees, itself included; None: all. Empty: all in every layer."""
 
@@ -155,7 +159,10 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     """The architecture a `config.json` declares; ValueError for a family or feature that isn't supported."""
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise ValueError(f"model_type {family!r} is not supported; supported are {', '.join(FAMILIES)}")
+        raise ValueError(
+            f"model_type {family!r} is not supported; supported are {', '.join(FAMILIES)}, and others with "
+            'model.implementation = "transformers"'
+        )
     _refuse_variants(config)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     rope = _rope(config)

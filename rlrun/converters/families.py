@@ -5,7 +5,7 @@ from typing import Any
 
 from rlrun.converters.adapters import PACKAGES, AdaptedFamily
 from rlrun.converters.architecture import FAMILIES, architecture
-from rlrun.converters.content import Content
+from rlrun.converters.content import Content, plain
 from rlrun.converters.mapping import Lenience, Mapped, second_names, to_hf, to_parameters
 from rlrun.converters.safetensors_format import Described
 from rlrun.converters.stored import Stored
@@ -44,6 +44,8 @@ def map_to_hf(
     `own`: the checkpoint is of rlrun's trainer. `fixed`: Hugging Face tensors that nobody trains, and that it
     may not hold.
     """
+    if own and "model.embed_tokens.weight" in described:
+        return Mapped({name: plain(read(name)) for name in described})  # transformers computed it
     check_family(config)
     if config["model_type"] in FAMILIES:
         model = architecture(config)

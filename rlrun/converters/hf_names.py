@@ -38,6 +38,8 @@ class HfTensor:
 
 def hf_tensors(model: Architecture) -> list[HfTensor]:
     """All tensors of the checkpoint in the order engines read them: q, k, v side by side, then gate, up."""
+    if model.stored:
+        return [HfTensor(name, shape, name) for name, shape in model.stored]
     tensors = [
         HfTensor("model.embed_tokens.weight", (model.vocab, model.hidden), "tok_embeddings.weight"),
     ]

@@ -13,6 +13,7 @@ from rlrun.specs.trainer import ParallelSpec
 
 _WHOLE = (".router.", ".wq_a.", ".wkv_a.")
 """Matrices that tensor parallelism leaves whole: routers, and the way into latent vectors."""
+_EMBEDDINGS = ("tok_embeddings.weight", "model.embed_tokens.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def active_parameters(model: Architecture) -> int:
         size = stack.size
         if stack.tensor.routed and model.experts:
             size = size * model.experts.per_token // model.experts.count
-        counted += 0 if stack.tensor.parameter == "tok_embeddings.weight" and not model.tied else size
+        counted += 0 if stack.tensor.parameter in _EMBEDDINGS and not model.tied else size
     return counted
 
 
@@ -106,7 +107,7 @@ def _share(
     trained = [not any(fnmatchcase(each.tensor.name, pattern) for pattern in frozen) for each in stacks]
     blocks: dict[str, int] = {}
     for stack in stacks:
-        name = ".".join(stack.tensor.parameter.split(".")[:2])
+        name = ".".join(_own_name(stack.tensor).split(".")[:2])
         blocks[name] = blocks.get(name, 0) + _gathered(stack, parallel)
     return Share(
         parameters=sum(sizes),
@@ -125,7 +126,7 @@ def _share(
 
 def _belongs(tensor: HfTensor, layers: set[int], embedding: bool, last: bool) -> bool:
     """A tied head away from its embedding is a copy of it."""
-    kind, _, rest = tensor.parameter.partition(".")
+    kind, _, rest = _own_name(tensor).partition(".")
     if kind == "layers":
         return int(rest.partition(".")[0]) in layers
     return embedding if kind == "tok_embeddings" else last
@@ -149,4 +150,9 @@ def _gathered(stack: _Stack, parallel: ParallelSpec) -> int:
 
 
 def _is_hidden(tensor: HfTensor) -> bool:
-    return not tensor.routed and len(tensor.shape) > 1 and tensor.parameter.startswith("layers.")
+    return not tensor.routed and len(tensor.shape) > 1 and _own_name(tensor).startswith("layers.")
+
+
+def _own_name(tensor: HfTensor) -> str:
+    """transformers' modules are one level further down."""
+    return tensor.parameter.removeprefix("model.")

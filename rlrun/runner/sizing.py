@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlrun.converters.architecture import Architecture, read_architecture
+from rlrun.converters.foreign import read_model
 from rlrun.runner.estimate import Case, Estimate, estimate
 from rlrun.runner.hardware import GIB
 from rlrun.runner.memory import (
@@ -56,7 +57,9 @@ def planned_architecture(spec: ModelSpec) -> Architecture:
     """
     folder = Path(spec.path)
     if folder.is_dir():
-        return read_architecture(folder)
+        return read_model(folder, spec.implementation)
+    if spec.implementation == "transformers":
+        raise ValueError(f"{spec.path} is sized from its weights' headers: download it, and give its folder")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

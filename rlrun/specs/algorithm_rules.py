@@ -7,6 +7,7 @@ from rlrun.specs.batch import batch_numbers, nearest_batches
 from rlrun.specs.companion_rules import (
     CompanionDemands,
     critic_alone,
+    critic_of_transformers,
     idle_companions,
     layouts,
     teacher,
@@ -208,4 +209,5 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     teacher_revision,
     layouts,
     critic_alone,
+    critic_of_transformers,
 )

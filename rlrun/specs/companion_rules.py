@@ -73,3 +73,11 @@ def critic_alone(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
         message = f"the job has {steps} steps, and the policy would be trained in none of them"
         others: tuple[KeyPath, ...] = (("trainer", "steps"),)
         yield Finding(("critic", "only_steps"), message, f"fewer than {steps}", None, alone, others=others)
+
+
+def critic_of_transformers(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
+    """A critic has the policy's layers, with another head."""
+    if demands.critic and spec.model.implementation == "transformers":
+        message = f'{spec.algorithm.type} has a critic, which model.implementation = "transformers" has not'
+        path: KeyPath = ("model", "implementation")
+        yield Finding(path, message, "choose an algorithm without", others=(("algorithm", "type"),))

@@ -1,6 +1,6 @@
 """`[model]`: the policy that is trained."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -17,5 +17,9 @@ class ModelSpec(Section):
     """Branch, tag or commit of an HF id. None: the default branch, its commit pinned in spec.lock.json."""
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Variables of the chat template beside its usual ones: `{ enable_thinking = false }` for Qwen3."""
+    implementation: Literal["torchtitan", "transformers"] = "torchtitan"
+    """Whose layers are trained. transformers: a fallback for families that the trainer does not have, by
+    data parallelism alone.
+    """
     random_init: bool = False
     """Start from random weights drawn with `seed`; only config.json and the tokenizer are read."""

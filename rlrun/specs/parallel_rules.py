@@ -38,4 +38,25 @@ def settings_of_nothing(spec: Spec) -> Iterator[Finding]:
             yield no_effect((*PARALLEL, setting), f"{degree} is 1", f"remove it, or raise {degree}", others)
 
 
-PARALLEL_RULES: tuple[Rule, ...] = (expert_ranks, settings_of_nothing)
+def transformers_layers(spec: Spec) -> Iterator[Finding]:
+    """transformers' own layers are shared out over data alone."""
+    if spec.model.implementation != "transformers":
+        return
+    chosen = (("model", "implementation"),)
+    for name in ("tensor", "context", "pipeline", "expert"):
+        if (degree := getattr(spec.trainer.parallel, name)) > 1:
+            message = 'model.implementation = "transformers" has layers that only data parallelism splits'
+            yield Finding((*PARALLEL, name), message, "use fsdp or replicate", found=degree, others=chosen)
+    for path, value in (
+        (("trainer", "compile"), spec.trainer.compile),
+        (("model", "random_init"), spec.model.random_init),
+    ):
+        if value:
+            message = 'is not there with model.implementation = "transformers"'
+            yield Finding(path, message, "remove it", found=value, others=chosen)
+    if spec.trainer.offload == "all":
+        message = 'parameters stay on the device with model.implementation = "transformers"'
+        yield Finding(("trainer", "offload"), message, 'use "optimizer"', found="all", others=chosen)
+
+
+PARALLEL_RULES: tuple[Rule, ...] = (expert_ranks, settings_of_nothing, transformers_layers)

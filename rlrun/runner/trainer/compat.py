@@ -164,6 +164,7 @@ __all__ = [
     "set_sharding",
     "set_spmd_backend",
     "shard_data_parallel",
+    "shard_plain_modules",
     "split_inputs",
     "varlen_backward",
     "varlen_forward",
@@ -320,6 +321,15 @@ def shard_data_parallel(
     if ON_CPU:
         for module in _sharded([model]):
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it reduces
+
+
+def shard_plain_modules(model: nn.Module, dims: ParallelDims, dtype: torch.dtype) -> None:
+    """The same for modules that know nothing of meshes, by data parallelism alone."""
+    mesh, _ = resolve_fsdp_mesh(dims)
+    apply_fsdp_to_decoder(model, mesh, param_dtype=dtype, reduce_dtype=torch.float32, pp_enabled=False)
+    if ON_CPU:
+        for module in _sharded([model]):
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def forget_meshes() -> None:

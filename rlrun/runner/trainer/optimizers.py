@@ -8,7 +8,7 @@ from torch import nn
 from rlrun.runner.trainer.offload import host_zeros, step_in_turns
 from rlrun.specs.optimizer import OptimizerSpec
 
-NOT_HIDDEN = ("tok_embeddings.", "lm_head.")
+NOT_HIDDEN = ("tok_embeddings.", "model.embed_tokens.", "lm_head.")
 """Matrices that are no map from hidden to hidden states; Muon is not for them."""
 ADAM_STATE, MOMENTUM_STATE = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
 

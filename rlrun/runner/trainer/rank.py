@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlrun.converters.architecture import read_architecture
+from rlrun.converters.foreign import read_model
 from rlrun.converters.hf_names import HfTensor, hf_tensors
 from rlrun.converters.safetensors_folder import WeightFolder, random_tensor, write_folder
 from rlrun.plugins.protocols import ActorCritic, Algorithm
@@ -39,7 +39,7 @@ from rlrun.runner.trainer.checkpoint import (
     weights_state,
     write_state,
 )
-from rlrun.runner.trainer.compat import reshard
+from rlrun.runner.trainer.compat import ParallelDims, reshard
 from rlrun.runner.trainer.critic import Critic
 from rlrun.runner.trainer.expert_load import ExpertLoad
 from rlrun.runner.trainer.forward import Sequences, response_values
@@ -80,22 +80,12 @@ class TrainerRank:
         self._speaks = speaks(setup.rank, spec.trainer.parallel)
         self._algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
         self._folder = Path(setup.model_folder)
-        self._model = read_architecture(self._folder)
+        self._model = read_model(self._folder, spec.model.implementation)
         self._device = start_process(setup, spec.deterministic)
         dims = build_mesh(spec.trainer.parallel, setup.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
         parallel = spec.trainer.parallel
-        decoders = build_model(
-            self._model,
-            dims,
-            parallel,
-            dtype,
-            self._device,
-            checkpointing=spec.trainer.activation_checkpointing,
-            on_host=spec.trainer.offload == "all",
-            router_dtype=spec.trainer.moe.router_dtype,
-            compiled=spec.trainer.compile,
-        )
+        decoders = self._build(dims, dtype)
         self._expert_load = ExpertLoad(decoders, self._model, self._device) if self._model.experts else None
         self._policy = make_policy(
             decoders,
@@ -129,6 +119,26 @@ class TrainerRank:
         self._parking = Parking(self._device)
         self._saving = BackgroundSave()
         self._replay = Replay(spec.trainer.moe.routing_replay)
+
+    def _build(self, dims: ParallelDims | None, dtype: torch.dtype) -> list[Any]:
+        """The policy's decoder, or its stages on this rank, with undefined parameters."""
+        trainer = self._spec.trainer
+        if self._spec.model.implementation == "transformers":
+            from rlrun.runner.trainer.foreign import build_foreign
+
+            kind = trainer.activation_checkpointing
+            return [build_foreign(self._folder, self._model, dims, dtype, self._device, kind)]
+        return build_model(
+            self._model,
+            dims,
+            trainer.parallel,
+            dtype,
+            self._device,
+            checkpointing=trainer.activation_checkpointing,
+            on_host=trainer.offload == "all",
+            router_dtype=trainer.moe.router_dtype,
+            compiled=trainer.compile,
+        )
 
     @property
     def _needs(self) -> Needs:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from tiny_models import FOREIGN
 
 from rlrun.runner.carriers import TrainerSetup, TrainSequence
 from rlrun.runner.packing import plan_steps
@@ -46,6 +47,9 @@ MODELS = {
         },
         **LAYERS,
     },
+    "mistral": {"family": "mistral", "sliding_window": 8, **LAYERS},
+    "mistral-tied": {"family": "mistral", "sliding_window": None, "tied": True, **LAYERS},
+    "olmo2": {"family": "olmo2", **LAYERS},
     "qwen3-moe": {"family": "qwen3_moe", "num_experts": 8, **LAYERS},
 }
 """A test model by name; without padding token, whose embedding transformers sets to zero and never trains."""
@@ -70,10 +74,12 @@ def make_sequences(count=9, vocab=320, seed=0, rollout=-3.0):
 
 
 def make_spec(model, parallel=None, algorithm=None, **trainer):
+    family = json.loads((Path(model) / "config.json").read_text())["model_type"]
+    implementation = "transformers" if family in FOREIGN else "torchtitan"
     defaults = {"steps": 1, "dtype": "float32", "lr": 1e-2, "eps": 1e-4, "max_tokens_per_rank": 100}
     return Spec.model_validate(
         {
-            "model": {"path": str(model)},
+            "model": {"path": str(model), "implementation": implementation},
             "data": {},
             "rollout": {"temperature": TEMPERATURE},
             "algorithm": algorithm or {"type": "grpo", "entropy_coef": 0.1},

@@ -1,0 +1,63 @@
+"""The fallback to transformers' own layers; test_parity.py compares it with transformers on every layout."""
+
+import json
+
+import pytest
+import torch
+from tiny_models import make_tiny_model
+from trainer_cases import make_rank, make_sequences, make_spec, plan
+from transformers import AutoModelForCausalLM, MixtralConfig
+
+from rlrun.converters.foreign import read_foreign
+from rlrun.runner.trainer.foreign import build_foreign
+from tests.converters.conversions import convert, read_hf, same
+
+CPU = torch.device("cpu")
+
+
+def test_trained_saved_converted_and_exported(tmp_path):
+    run = tmp_path / "run"
+    folder = make_tiny_model(tmp_path / "hf", "mistral", tied=True, pad_token_id=None)
+    trainer = make_rank(folder, spec := make_spec(folder))
+    try:
+        sequences = make_sequences(3)
+        trainer.train(sequences, plan(sequences, spec))
+        trainer.save(run / "checkpoints" / "step-1" / "trainer")
+        trainer.export_hf(tmp_path / "export")
+    finally:
+        trainer.close()
+    (run / "spec.lock.json").write_text(json.dumps({"model": {"folder": str(folder)}}))
+    exported = read_hf(tmp_path / "export")
+    assert exported.keys() == read_hf(folder).keys()
+    assert not same(exported, read_hf(folder))
+    assert same(exported, read_hf(convert(run, "hf", tmp_path / "converted")))
+
+
+def test_a_model_whose_checkpoint_is_rearranged_is_refused(tmp_path):
+    config = MixtralConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"the checkpoint's tensors are not transformers' parameters: .*experts"
+    ):
+        build_foreign(tmp_path, read_foreign(tmp_path), None, torch.float32, CPU, "none")
+
+
+def test_attention_that_documents_cannot_be_told_to_is_refused(tmp_path, monkeypatch):
+    folder = make_tiny_model(tmp_path / "hf", "mistral", pad_token_id=None)
+    trainer = make_rank(folder, spec := make_spec(folder))
+    try:
+        [decoder] = trainer._policy.decoders
+        decoder._layers += 1  # as if one layer had attention of its own kind
+        sequences = make_sequences(1)
+        with pytest.raises(ValueError, match="called attention 2 times for 3 layers"):
+            trainer.log_probs(sequences, plan(sequences, spec)[0].micro_batches)
+    finally:
+        trainer.close()

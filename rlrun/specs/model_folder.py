@@ -20,7 +20,8 @@ EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def model_findings(spec: Spec) -> Iterator[Finding]:
-    """Length and parallel layout against the model; silent for an id on the hub."""
+    """Length and parallel layouts against the models; silent for an id on the hub."""
+    yield from _teacher(spec)
     file = Path(spec.model.path) / "config.json"
     if not file.is_absolute() or not file.is_file():
         return
@@ -61,6 +62,18 @@ def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
+def _teacher(spec: Spec) -> Iterator[Finding]:
+    """What is wrong with its files is told when they are loaded."""
+    if spec.teacher is None or spec.teacher.parallel is None or not Path(spec.teacher.path).is_absolute():
+        return
+    try:
+        config = json.loads((Path(spec.teacher.path) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return
+    if isinstance(config, dict):
+        yield from _split(config, spec.teacher.parallel.tensor, "teacher", ("teacher", "path"))
+
+
 def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     """Of the policy, and of the critic, which has as many."""
     yield from _split(config, spec.trainer.parallel.tensor, "trainer")
@@ -68,14 +81,16 @@ def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
         yield from _split(config, spec.critic.parallel.tensor, "critic")
 
 
-def _split(config: dict[str, Any], degree: int, section: str) -> Iterator[Finding]:
+def _split(
+    config: dict[str, Any], degree: int, section: str, source: KeyPath = ("model", "path")
+) -> Iterator[Finding]:
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = config.get(name)
         if isinstance(heads, int) and heads % degree:
             message = f"the model's {heads} {name} do not split over {degree} ranks"
             fits = " or ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
             path = (section, "parallel", "tensor")
-            yield Finding(path, message, f"{fits} would fit", found=degree, others=(("model", "path"),))
+            yield Finding(path, message, f"{fits} would fit", found=degree, others=(source,))
             return
 
 

@@ -75,7 +75,7 @@ def ranks_of(layout):
     return ParallelSpec(**LAYOUTS[layout][1]).world_size
 
 
-@pytest.mark.parametrize("family", ["qwen3", MOE])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param(MOE, marks=pytest.mark.slow)])
 def test_on_one_rank(alone, family):
     found = alone(family)
     for reduction in REDUCTIONS:

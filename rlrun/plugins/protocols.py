@@ -258,10 +258,11 @@ class BufferStrategy(Plugin, Protocol):
     """Chooses among the groups that partial rollouts kept for the next step."""
 
     def order(self, buffered: Sequence[Buffered], version: int) -> Sequence[int]:
-        """Prompt indices, those first that are to be used first; a group that is left out is given up.
+        """Prompt indices, those first that are to be used first.
 
-        Asked when a step begins, of the whole buffer, and when it ends, of the finished groups, of which the
-        first P are trained on. `version` is the trainer's; the order must depend on nothing else.
+        Asked when a step begins, of the whole buffer: what is left out is given up. And when it ends, of the
+        finished groups: the first P are trained on, what is left out comes last. `version` is the trainer's;
+        the order must depend on nothing else.
         """
 
 

@@ -10,6 +10,7 @@ and counted.
 """
 
 import asyncio
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
@@ -163,4 +164,5 @@ def _failures(tasks: Iterable[asyncio.Task[None]]) -> list[BaseException]:
 
 
 def _oldest(group: Group) -> int:
-    return min(sample.oldest_version for sample in group.samples)
+    """The oldest weights that made one of its tokens; without any it is as new as can be."""
+    return min((sample.oldest_version for sample in group.samples if sample.versions), default=sys.maxsize)

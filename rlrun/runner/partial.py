@@ -109,10 +109,10 @@ class PartialSource:
     def _look_through(self, version: int) -> list[int]:
         """What goes on, in the strategy's order; what is too old, or left out by it, is given up."""
         buffered = self._buffered()
-        stale = {one.index for one in buffered if one.tokens and one.oldest_version < self._oldest}
-        fit = [one for one in buffered if one.index not in stale]
-        order = list(self._strategy.order(fit, version))
-        left_out = {one.index for one in fit} - set(order)
+        stale = {one.index for one in buffered if self._is_stale(one)}
+        fit = {one.index: one for one in buffered if one.index not in stale}
+        order = [index for index in self._strategy.order(list(fit.values()), version) if index in fit]
+        left_out = set(fit) - set(order)
         self._tally.drop_waiting(stale, "staleness", "too_old")
         self._tally.drop_waiting(left_out, "buffer", "given_up")
         for index in stale | left_out:
@@ -129,6 +129,9 @@ class PartialSource:
                 Buffered(index, False, sum(len(one.tokens) for one in made), min(versions, default=-1))
             )
         return sorted(found, key=lambda one: one.index)
+
+    def _is_stale(self, one: Buffered) -> bool:
+        return one.tokens > 0 and one.oldest_version < self._oldest
 
     def _give_up(self, index: int) -> None:
         self._ready.pop(index, None)
@@ -173,7 +176,7 @@ class PartialSource:
         finally:
             self._running.pop(prompt.index, None)
             self._engines.forget(prompt.index)
-        if group is not None and _finished(group).oldest_version < self._oldest:  # of several turns
+        if group is not None and self._is_stale(_finished(group)):  # of several turns
             self._tally.drop_waiting({prompt.index}, "staleness", "too_old")
             group = None
         if group is None:
@@ -188,8 +191,10 @@ class PartialSource:
 
     def _take(self, version: int) -> Batch:
         """The groups that the strategy puts first leave the buffer."""
-        order = self._strategy.order([_finished(group) for group in self._ready.values()], version)
-        groups = [self._ready.pop(index) for index in sorted(order[: self._spec.batch_size])]
+        finished = [_finished(group) for _, group in sorted(self._ready.items())]
+        order = [index for index in self._strategy.order(finished, version) if index in self._ready]
+        chosen = list(dict.fromkeys([*order, *sorted(self._ready)]))[: self._spec.batch_size]
+        groups = [self._ready.pop(index) for index in sorted(chosen)]
         for group in groups:
             self._feed.finish(prompt_index(group))
         tally, self._tally = self._tally, self._tally.split(set(self._ready))
@@ -204,7 +209,7 @@ class PartialSource:
 
 
 def _finished(group: Group) -> Buffered:
-    oldest = min(sample.oldest_version for sample in group.samples)
+    oldest = min((one.oldest_version for one in group.samples if one.versions), default=-1)
     return Buffered(prompt_index(group), True, sum(len(one.tokens) for one in group.samples), oldest)
 
 

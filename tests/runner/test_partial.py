@@ -168,6 +168,18 @@ async def test_a_strategy_gives_groups_up_and_others_take_their_place() -> None:
     await rollouts.close()
 
 
+async def test_a_batch_is_full_whatever_a_strategy_leaves_out() -> None:
+    class Nothing:
+        def order(self, buffered: Sequence[Buffered], version: int) -> list[int]:
+            return [99, 99]
+
+    engines = TypingEngines(skewed)
+    rollouts = source(engines, strategy=Nothing())
+    for batch in await steps(rollouts, engines, range(4)):
+        assert len(batch.groups) == 3
+    await rollouts.close()
+
+
 async def test_filters_judge_what_goes_on_too() -> None:
     engines = TypingEngines(skewed)
     rollouts = source(engines, filters=[("odd", drop_even)])

@@ -142,21 +142,31 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{folder} is no model folder: it has no config.json (model.path must name an HF folder or id)"
         ) from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds no table of settings")
     return config
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """The architecture of a model folder; ValueError names what is missing or not supported."""
+    """The architecture of a model folder; ValueError names what is missing, wrong or not supported."""
+    return architecture(read_config(folder), f"{folder / 'config.json'}")
+
+
+def architecture(config: Mapping[str, Any], where: str = "config.json") -> Architecture:
+    """The architecture a `config.json` declares; ValueError for what is missing or wrong in it, and for a
+    family or feature that isn't supported.
+    """
     try:
-        return architecture(read_config(folder))
+        return _architecture(config)
     except KeyError as missing:
-        raise ValueError(f"{folder / 'config.json'} has no {missing}") from None
+        raise ValueError(f"{where} has no {missing}") from None
+    except (TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ValueError(f"{where} has a value of a kind that its model cannot have: {error}") from None
 
 
-def architecture(config: Mapping[str, Any]) -> Architecture:
-    """The architecture a `config.json` declares; ValueError for a family or feature that isn't supported."""
+def _architecture(config: Mapping[str, Any]) -> Architecture:
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ValueError(

@@ -11,6 +11,8 @@ from rlrun.converters.architecture import Architecture, Rope, read_architecture,
 from rlrun.converters.paths import inside
 
 _KINDS = {"full_attention", "sliding_attention"}
+_DERIVED = ".rotary_emb.inv_freq"
+_MAX_HEADER = 100_000_000
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
@@ -25,8 +27,8 @@ def read_foreign(folder: Path) -> Architecture:
     through, and where sizes are missing.
     """
     config = read_config(folder)
-    _refuse(config)
     try:
+        _refuse(config)
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
         return Architecture(
             family=config["model_type"],
@@ -51,6 +53,8 @@ def read_foreign(folder: Path) -> Architecture:
         raise ValueError(
             f"{folder / 'config.json'} has no {missing}, which models computed by transformers must have"
         ) from None
+    except (TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ValueError(f"{folder / 'config.json'} has a value of a wrong kind: {error}") from None
 
 
 def read_model(folder: Path, implementation: str) -> Architecture:
@@ -71,10 +75,12 @@ def _refuse(config: Mapping[str, Any]) -> None:
 
 
 def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor of the folder's safetensors files; what is wrong with them is told when they are read."""
+    """Every tensor of the folder's safetensors files; they are read with more care later."""
     for path in sorted(folder.glob("*.safetensors")):
-        with inside(folder, path.name).open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        for name, entry in header.items():
-            if name != "__metadata__" and not name.endswith(".rotary_emb.inv_freq"):
-                yield name, tuple(entry["shape"])
+        try:
+            with inside(folder, path.name).open("rb") as file:
+                header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER)))
+            shapes = {name: tuple(each["shape"]) for name, each in header.items() if name != "__metadata__"}
+        except (json.JSONDecodeError, UnicodeDecodeError, LookupError, AttributeError) as error:
+            raise ValueError(f"{path} is no safetensors file: {error}") from None
+        yield from ((name, shape) for name, shape in shapes.items() if not name.endswith(_DERIVED))

@@ -1,3 +1,5 @@
+import contextlib
+import itertools
 import json
 
 import pytest
@@ -167,7 +169,22 @@ def test_sparse_layers_follow_step_and_exceptions():
     assert architecture(config).experts.layers == {1, 5}
 
 
+@pytest.mark.parametrize("family", CONFIGS)
+def test_values_of_a_wrong_kind_are_told(family, tmp_path):
+    """Every value of a real config, made something else: an error in words, or of no consequence."""
+    folder = make_tiny_model(tmp_path, family)
+    config = json.loads((folder / "config.json").read_text())
+    for key, wrong in itertools.product(config, ("x", None, [], {}, 0, [["x"]])):
+        (folder / "config.json").write_text(json.dumps(config | {key: wrong}))
+        with contextlib.suppress(ValueError):
+            read_architecture(folder)
+
+
 def test_folders_without_a_usable_config(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="holds no table of settings"):
+        read_architecture(tmp_path)
+    (tmp_path / "config.json").unlink()
     with pytest.raises(ValueError, match="is no model folder: it has no"):
         read_architecture(tmp_path)
     (tmp_path / "config.json").write_text("{")

@@ -43,6 +43,14 @@ def test_which_way_a_folder_is_read(folder):
     assert read_model(known, "torchtitan") == read_architecture(known)
 
 
+def test_weights_that_cannot_be_read(folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    for text in (b"", b"\xff" * 20, (5).to_bytes(8, "little") + b"[[1]]"):
+        (tmp_path / "model.safetensors").write_bytes(text)
+        with pytest.raises(ValueError, match=r"model.safetensors is no safetensors file"):
+            read_foreign(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -30,7 +30,7 @@ class GenerateRequest:
     sampling: Sampling
     session: str = ""
     """Requests of one session go on from each other: the engine that answered the last has their tokens in
-    its cache. "": of none."""
+    its cache. Sessions `x/1` and `x/2` begin with the same tokens, those of `x`. "": of none."""
 
 
 @dataclass(frozen=True, slots=True)

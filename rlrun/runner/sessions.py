@@ -63,10 +63,11 @@ class PolicySession:
         chosen = self._wanted.sampling_for(tokens, sampling)
         if chosen is None:
             return nothing("length")
-        name = f"{self._wanted.purpose}-{self.id}"
         turn, self._turns = self._turns, self._turns + 1
+        prompt = f"{self._wanted.purpose}-{self.prompt.index}"
+        name, session = f"{prompt}-{self.number}.{turn}", f"{prompt}/{self.number}"
         seeds = (turn_seed(self.seed, turn),)
-        [made] = await self.ask(GenerateRequest(f"{name}.{turn}", tokens, seeds, chosen, session=name))
+        [made] = await self.ask(GenerateRequest(name, tokens, seeds, chosen, session))
         return made
 
 
@@ -94,7 +95,9 @@ class PolicyGroup:
         turn, self._turns = self._turns, self._turns + 1
         seeds = tuple(turn_seed(seed, turn) for seed in self._seeds)
         name = f"{self.wanted.purpose}-{self.prompt.index}"
-        return await self.ask(GenerateRequest(f"{name}.{turn}" if turn else name, tokens, seeds, chosen))
+        return await self.ask(
+            GenerateRequest(f"{name}.{turn}" if turn else name, tokens, seeds, chosen, session=name)
+        )
 
 
 def nothing(finish: Literal["length", "abort"]) -> Generation:

@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import threading
+from collections.abc import AsyncIterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -92,3 +96,61 @@ def test_a_corpus_that_cannot_be_used_is_named(corpus: Path, lines: str, message
 def test_built_in_tools_keep_their_contract(corpus: Path) -> None:
     assert check_tool("python", {}, [{"code": "1"}, {}, {"code": 1}]) == ["1", None, None]
     assert check_tool("search", {"path": str(corpus)}, [{"query": "rome"}, {"words": "rome"}])[1] is None
+
+
+class _Retriever(BaseHTTPRequestHandler):
+    """Answers what it was told to, by the words that are asked for."""
+
+    ANSWERS: ClassVar[dict[str, tuple[int, object]]] = {
+        "rome": (200, {"result": "Rome is old."}),
+        "atlantis": (200, {"error": "no such place"}),
+        "rubbish": (200, ["?"]),
+        "down": (503, {}),
+    }
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status, answer = self.ANSWERS[body["query"]]
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+async def remote() -> AsyncIterator[Any]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Retriever)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    query = {"type": "string", "description": "Words."}
+    url = f"http://127.0.0.1:{server.server_port}/"
+    params = {"url": url, "name": "search", "about": "Finds.", "parameters": {"query": query}}
+    tool = build("tools", "remote", {**params, "attempts": 1})
+    yield tool
+    await tool.close()
+    server.shutdown()
+    server.server_close()
+
+
+async def test_a_service_is_a_tool(remote: Any) -> None:
+    assert remote.schema["function"]["parameters"]["required"] == ["query"]
+    assert await remote.call({"query": "rome"}) == "Rome is old."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"query": "atlantis"}, ValueError, "no such place"),
+        ({}, ValueError, r"missing arguments: \['query'\]"),
+        ({"query": "rome", "k": 1}, ValueError, r"unknown: \['k'\]"),
+        ({"query": "down"}, RuntimeError, "gave no answer in 1 attempts; the last: ValueError: HTTP 503"),
+        ({"query": "rubbish"}, RuntimeError, "gave no answer in 1 attempts"),
+    ],
+)
+async def test_what_the_policy_got_wrong_is_told_apart_from_what_the_service_did(
+    remote: Any, arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        await remote.call(arguments)
+    assert type(caught.value) is error

@@ -74,7 +74,7 @@ class Stuck:
 async def test_a_turn_goes_on_from_what_was_said_before() -> None:
     engines = Engines()
     [[one], _] = await Executions(policy(engines, rollout=Turns()), WANTED).of(prompt(5), engines.generate)
-    first, second = [request for request in engines.requests if request.session == "rollout-5-0"]
+    first, second = [request for request in engines.requests if request.session == "rollout-5/0"]
     assert second.tokens.tolist() == [5, 5, 5, *one.turns[0].tokens, 7, 7]
     assert (first.id, second.id) == ("rollout-5-0.0", "rollout-5-0.1")
     tokens, log_probs, mask, versions = one.response()
@@ -98,7 +98,7 @@ async def test_what_may_be_made_is_cut_to_what_there_is_room_for() -> None:
     [[one], _] = await Executions(policy(engines, rollout=Turns((9, 1))), WANTED).of(
         prompt(0), engines.generate
     )
-    asked = [request for request in engines.requests if request.session == "rollout-0-0"]
+    asked = [request for request in engines.requests if request.session == "rollout-0/0"]
     assert [request.sampling.max_new_tokens for request in asked] == [8, 5, 2]
     assert one.status is Status.TRUNCATED
     assert len(one.response()[0]) == 7, "the last thing that was given is no part of it"

@@ -1,8 +1,9 @@
-"""JSON over HTTP for rewards that ask a service: patient, and within limits."""
+"""JSON over HTTP for rewards and tools that ask a service: patient, and within limits."""
 
 import asyncio
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -29,12 +30,20 @@ class HttpParams(Section):
 class HttpClient:
     """Posts JSON until there is an answer, with growing pauses."""
 
-    def __init__(self, params: HttpParams, sleep: Callable[[float], Any] = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        params: HttpParams,
+        sleep: Callable[[float], Any] = asyncio.sleep,
+        *,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        """`tell`: whom to tell of failures. None: standard output, which is a reward's log."""
         import aiohttp  # needs the run extra; checking a spec does not
 
         self._aiohttp = aiohttp
         self._params = params
         self._sleep = sleep
+        self._tell = tell or partial(print, flush=True)
         self._session: Any = None
 
     async def post(self, url: str, body: Any, read: Callable[[Any], Any]) -> Any:
@@ -50,7 +59,7 @@ class HttpClient:
                 return read(await self._once(url, body))
             except (self._aiohttp.ClientError, OSError, ValueError) as error:
                 last = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                print(f"{url}, attempt {attempt + 1}: {last}", flush=True)  # into the reward's log
+                self._tell(f"{url}, attempt {attempt + 1}: {last}")
         raise RuntimeError(f"{url} gave no answer in {self._params.attempts} attempts; the last: {last}")
 
     async def _once(self, url: str, body: Any) -> Any:

@@ -189,10 +189,12 @@ class EnginePool:
             await self._changed.wait()
         seat = min(up, key=lambda seat: seat.load)
         if session:
-            last = self._last.pop(session, seat)
+            prompt = session.partition("/")[0]
+            last = self._last.pop(session, None) or self._last.get(prompt, seat)
             if last in up and last.load <= seat.load + BUSIER:
                 seat = last
             self._last[session] = seat
+            self._last.setdefault(prompt, seat)
             while len(self._last) > SESSIONS:
                 del self._last[next(iter(self._last))]
         return seat

@@ -64,6 +64,16 @@ async def test_a_session_leaves_an_engine_that_is_busier_or_down() -> None:
     assert first.asked == ["a.0", "other", "a.3"]
 
 
+async def test_executions_of_one_prompt_begin_where_it_is_cached() -> None:
+    made, [first, second], busy = await pool_with_load(BUSIER)
+    begun = [asyncio.create_task(made.generate(request(f"a/{n}", f"a/{n}"))) for n in range(3)]
+    await asyncio.sleep(0)
+    first.gate.set()
+    await asyncio.gather(busy, *begun)
+    assert first.asked == ["a.0", "other", "a/0"]
+    assert second.asked == ["a/1", "a/2"]
+
+
 async def test_sessions_that_ended_long_ago_are_forgotten(monkeypatch) -> None:
     monkeypatch.setattr(pool, "SESSIONS", 3)
     made = EnginePool([Client("only")])  # type: ignore[list-item]

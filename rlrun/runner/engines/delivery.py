@@ -157,8 +157,12 @@ class _Transfer:
         """Whether it makes sense to go on."""
         failed = await _each(self._left, call)
         self.failures |= failed
-        for engine in failed:
-            await self._left.pop(engine).give_up_update()
+        refused = {}
+        for engine, error in failed.items():
+            client = self._left.pop(engine)
+            if not _is_culprit(error):  # who is gone or hangs would not hear it
+                refused[engine] = client
+        await _each(refused, _give_up)
         return bool(self._left) and not (failed and self._update.together)
 
     async def _begin(self, engine: int, client: EngineClient) -> None:

@@ -31,6 +31,8 @@ _FUSED = {
     "up_proj": "gate_up_proj",
 }
 _PART = re.compile(r"\.(q_proj|k_proj|v_proj|gate_proj|up_proj)\.")
+_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+"""Of others, and where heads do not divide by the ranks, norms alone are compared."""
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 _VOCABULARY_STEP = 64
 _FEED_FORWARD_STEP = 32
@@ -117,11 +119,10 @@ def _up(number: int, step: int) -> int:
 
 def _comparable(model: Architecture, form: Form, ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Tensors whose place and precision in a server are known."""
-    plain = model.latent is None and not (model.heads % ranks or model.kv_heads % ranks)
+    known = model.family in _FAMILIES and not (model.heads % ranks or model.kv_heads % ranks)
     for tensor in hf_tensors(model):
-        if tensor.expert is not None or len(form.described(tensor.name, tensor.shape)) > 1:
-            continue
-        if plain or (_PART.search(tensor.name) is None and len(tensor.shape) == 1):
+        plain = tensor.expert is None and len(form.described(tensor.name, tensor.shape)) == 1
+        if plain and (known or tensor.name.endswith("norm.weight")):
             yield tensor.name, tensor.shape
 
 

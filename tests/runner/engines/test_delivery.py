@@ -127,6 +127,7 @@ async def test_a_broadcast_is_repeated_without_the_engine_that_broke_it(error: E
     assert await deliver(delivery(3, trainer), TOGETHER, engines) == {1: error}
     assert trainer.members == ["0.0 1.0 2.0", "0.0 2.0"]
     assert engines[0].log == ["begin g1 1", "load ", "give up", "begin g2 1", "load ", "load ", "end"]
+    assert engines[1].log == ["begin g1 3", "load "]
     assert engines[2].log[-4:] == ["begin g2 3", "load ", "load ", "end"]
 
 

@@ -1,6 +1,7 @@
 """Which tensors are looked at, and what each rank of a server must hold of them."""
 
 import hashlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,6 +66,18 @@ def test_a_sample_has_every_vector_and_each_layers_matrices_in_turn(model: Archi
         assert not choice.looked_at & set(choice.left_out)
         seen |= choice.looked_at
     assert seen == Choice(model, "all", 0, FORM, 1).looked_at
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss", "qwen3_moe"])
+def test_only_tensors_whose_place_is_known_are_looked_at(family: str, tmp_path: Path) -> None:
+    model = read_architecture(make_tiny_model(tmp_path, family))
+    names = Choice(model, "all", 0, FORM, 2).looked_at
+    assert names
+    if family == "qwen3_moe":
+        assert "model.layers.0.mlp.gate.weight" in names
+        assert not any("experts" in name for name in names)
+    else:
+        assert all(name.endswith("norm.weight") for name in names)
 
 
 def test_what_differs_is_named() -> None:

@@ -30,13 +30,19 @@ QWEN3_30B_A3B = architecture(
     | {"num_attention_heads": 32, "num_key_value_heads": 4, "moe_intermediate_size": 768}
     | {"num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
 )
+GPT_OSS_20B = architecture(
+    {"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24}
+    | {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088}
+    | {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
+    | {"rms_norm_eps": 1e-5, "max_position_embeddings": 131072}
+)
 GIB = 2**30
 
 
 @pytest.mark.parametrize(
     ("model", "total", "active"),
-    [(QWEN3_8B, 8.19e9, 7.57e9), (QWEN3_30B_A3B, 30.53e9, 3.04e9)],
-    ids=["Qwen3-8B", "Qwen3-30B-A3B"],
+    [(QWEN3_8B, 8.19e9, 7.57e9), (QWEN3_30B_A3B, 30.53e9, 3.04e9), (GPT_OSS_20B, 20.91e9, 3.61e9)],
+    ids=["Qwen3-8B", "Qwen3-30B-A3B", "gpt-oss-20b"],
 )
 def test_parameters_of_published_models(model: Architecture, total: float, active: float) -> None:
     assert parameter_count(model) == pytest.approx(total, rel=0.001)
@@ -69,7 +75,7 @@ def test_shares_add_up_to_the_model(layout: dict[str, int]) -> None:
     assert held / parallel.pipeline == pytest.approx(parameter_count(QWEN3_8B), rel=0.001)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "deepseek_v3", "gpt_oss"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_training_state_is_as_large_as_planned(tmp_path: Path, family: str, dtype: Any, tied: bool) -> None:

@@ -21,7 +21,7 @@ from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.setup import EngineSetup
 from rlrun.runner.inputs import read_inputs
 from rlrun.runner.loop import Progress, run
-from rlrun.runner.model_files import fetch_model
+from rlrun.runner.model_files import fetch_files, fetch_model
 from rlrun.runner.plan import Plan, make_plan
 from rlrun.runner.trainer_group import TrainerGroup
 from rlrun.specs.job import Spec
@@ -97,7 +97,7 @@ def run_local(spec_file: Path, folder: Path, overrides: Sequence[str] = (), port
     plan = make_plan(spec, cores=1)
     journal = Lines()
     model = fetch_model(spec.model)
-    teacher = str(fetch_model(spec.teacher).folder) if spec.teacher else None
+    teacher = str(fetch_files("teacher", spec.teacher.path).folder) if spec.teacher else None
     rank = LocalRank(
         TrainerSetup(
             spec_json=spec.model_dump_json(),
@@ -131,7 +131,7 @@ async def _run(
     needs = needs_of(spec)
     inputs = read_inputs(spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)
     trainer = TrainerGroup([rank], [0])
-    alone = Started(None, [], [])  # type: ignore[arg-type]
+    alone = Started(None)  # type: ignore[arg-type]
     parts = Parts(
         plan,
         plan.steps,
@@ -140,6 +140,7 @@ async def _run(
         alone,
         trainer,
         pool,
+        {},
         LocalGrader(spec),  # type: ignore[arg-type]
     )
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)

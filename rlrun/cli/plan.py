@@ -123,7 +123,8 @@ def _case(
         device = this_host(sum(rank.threads for rank in plan.ranks if rank.place.node == 0))
     try:
         model = planned_architecture(spec.model)
-        teacher = planned_architecture(ModelSpec(path=spec.teacher.path)) if spec.teacher else None
+        path = spec.teacher.path if spec.teacher else None
+        teacher = planned_architecture(ModelSpec(path=path)) if path else None
     except ValueError as error:
         return None, str(error)
     usual = usual_workload(spec)

@@ -1,7 +1,7 @@
 """From a spec to running parts: inputs, rewards, trainer ranks and engines, all started side by side."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,17 +16,20 @@ from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
-from rlrun.runner.cluster.start import Started, start_processes
+from rlrun.runner.cluster.start import Handle, Models, Started, start_processes
+from rlrun.runner.cluster.start_engines import EngineHandle
 from rlrun.runner.demonstrations import DemonstrationSource
 from rlrun.runner.engines.pool import EnginePool
-from rlrun.runner.engines.supervisor import Supervisor
+from rlrun.runner.engines.supervisor import Budget, Supervisor
+from rlrun.runner.engines.teacher import EngineTeacher
+from rlrun.runner.errors import JobError
 from rlrun.runner.evaluate import Evaluator
 from rlrun.runner.filtering import Filters
 from rlrun.runner.inputs import Inputs, read_inputs
 from rlrun.runner.interfaces import Policy, UpdatedEngines
 from rlrun.runner.journal import Journal
 from rlrun.runner.loop import BatchSource, Job
-from rlrun.runner.model_files import ModelFiles, fetch_model
+from rlrun.runner.model_files import ModelFiles, fetch_files
 from rlrun.runner.overlap import OverlappedSource
 from rlrun.runner.packing import Cost, plan_steps
 from rlrun.runner.partial import PartialSource
@@ -39,7 +42,9 @@ from rlrun.runner.saved_source import SavedSource
 from rlrun.runner.scoring import Scorer, unique_names
 from rlrun.runner.starting_point import checkpoint_before
 from rlrun.runner.trainer_group import TrainerGroup
+from rlrun.runner.turns import Turns
 from rlrun.specs.job import Spec
+from rlrun.specs.layout import sleeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,9 @@ class Parts:
     trainer: TrainerGroup | None
     """None where the job generates alone."""
     pool: EnginePool | None
+    """The policy's engines."""
+    others: Mapping[str, EnginePool]
+    """By name of `[[engines]]`."""
     scorer: Scorer
     saved: SavedSource | None = None
     """Samples of another run to train on, instead of this one's own."""
@@ -72,26 +80,65 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     stack.push_async_callback(scorer.close)
     cluster = Cluster(spec.cluster, place(plan))
     stack.push_async_callback(cluster.close)
-    teacher = None
-    if spec.teacher is not None and plan.ranks:
-        teacher = await in_background(fetch_model, spec.teacher)
-    starting = asyncio.create_task(start_processes(spec, plan, model, folder, cluster, teacher=teacher))
-    await gather_or_first_cause([starting, reading, asyncio.create_task(scorer.start())])
+    models = await in_background(_fetch_models, spec, model)
+    starting = asyncio.create_task(start_processes(spec, plan, models, folder, cluster))
+    scoring = asyncio.create_task(_start_scorer(scorer, starting if spec.engines else None))
+    await gather_or_first_cause([starting, reading, scoring])
     stack.push_async_callback(reading.result().close)
     started = starting.result()
     mended = spec.fault_tolerance.engine_restarts > 0
-    pool = EnginePool(started.clients, mended=mended) if started.clients else None
-    if pool is not None:
+    groups = {"": started.engines} | dict(started.others)
+    pools = {
+        name: EnginePool(group.clients, mended=mended) for name, group in groups.items() if group.clients
+    }
+    for pool in pools.values():
         stack.push_async_callback(pool.close)
-    trainer = trainer_of(started, plan, pool) if plan.ranks else None
-    return Parts(plan, steps, reading.result(), cluster, started, trainer, pool, scorer, saved)
+    policy = pools.pop("", None)
+    trainer = trainer_of(started, plan, policy) if plan.ranks else None
+    return Parts(plan, steps, reading.result(), cluster, started, trainer, policy, pools, scorer, saved)
+
+
+def _fetch_models(spec: Spec, policy: ModelFiles) -> Models:
+    teacher = None
+    if spec.teacher is not None and spec.teacher.path is not None:
+        teacher = fetch_files("teacher.path", spec.teacher.path, spec.teacher.revision)
+    others = {
+        one.name: fetch_files(f"engines[{number}].path", one.path, one.revision) if one.path else None
+        for number, one in enumerate(spec.engines)
+    }
+    if spec.teacher is not None and spec.teacher.engine is not None:
+        _check_vocabulary(policy, others[spec.teacher.engine])
+    return Models(policy, teacher, others)
+
+
+def _check_vocabulary(policy: ModelFiles, teacher: ModelFiles | None) -> None:
+    """JobError where a teacher has other tokens than the policy."""
+    if teacher is None:
+        return
+    sizes = [one.config()["vocab_size"] for one in (teacher, policy)]
+    if sizes[0] != sizes[1]:
+        raise JobError(
+            f"the teacher {teacher.folder} has {sizes[0]} tokens and the policy {sizes[1]}; distillation "
+            "compares them token by token, so both must have the same tokenizer"
+        )
+
+
+async def _start_scorer(scorer: Scorer, starting: asyncio.Task[Started] | None) -> None:
+    """At once, or when the engines that rewards may ask are up."""
+    if starting is None:
+        await scorer.start()
+        return
+    await asyncio.wait([starting])
+    if not starting.cancelled() and starting.exception() is None:
+        others = starting.result().others
+        await scorer.start({name: group.addresses for name, group in others.items()})
 
 
 def part_of(plan: Plan, mode: Literal["rollout", "train"] | None) -> Plan:
     """What is started of a plan; everything sits where it would sit in the whole job."""
     if mode is None:
         return plan
-    return replace(plan, ranks=()) if mode == "rollout" else replace(plan, engines=())
+    return replace(plan, ranks=()) if mode == "rollout" else replace(plan, engines=(), rollout=False)
 
 
 def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None:
@@ -121,18 +168,27 @@ def trainer_of(started: Started, plan: Plan, pool: EnginePool | None) -> Trainer
 
 async def diagnose_engines(parts: Parts) -> ProcessFailure | None:
     """An engine that is gone or not well, if any."""
-    return await parts.cluster.diagnose([engine.process for engine in parts.started.engines])
+    return await parts.cluster.diagnose(
+        [engine.process for engine in _every_engine(parts) if isinstance(engine, EngineHandle)]
+    )
+
+
+def _every_engine(parts: Parts) -> list[Handle]:
+    groups = [parts.started.engines, *parts.started.others.values()]
+    return [handle for group in groups for handle in group.handles]
 
 
 async def watch_engines(spec: Spec, parts: Parts, say: Callable[[str], None]) -> None:
     """Return never; the failure of the first engine that is not well and cannot be started again."""
-    restarts = spec.fault_tolerance.engine_restarts
-    if parts.pool is not None and restarts:
-        await Supervisor(parts.pool, parts.started.engines, restarts, say).run()
-    elif parts.started.engines:
-        await gather_or_first_cause([engine.watch() for engine in parts.started.engines])
-    else:
+    engines = _every_engine(parts)
+    if not engines:
         await asyncio.Event().wait()
+    if not spec.fault_tolerance.engine_restarts:
+        await gather_or_first_cause([engine.watch() for engine in engines])
+    budget = Budget(spec.fault_tolerance.engine_restarts)
+    pools = [(parts.pool, parts.started.engines.handles)] if parts.pool is not None else []
+    pools += [(pool, parts.started.others[name].handles) for name, pool in parts.others.items()]
+    await gather_or_first_cause([Supervisor(pool, handles, budget, say).run() for pool, handles in pools])
 
 
 def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, checkpoints: Checkpoints) -> Job:
@@ -161,6 +217,7 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
         engines=engines,
         evaluation=_evaluation(spec, parts, policy),
         pack_teacher=_packer(spec, parts.plan, model, teachers, budget) if needs.teacher else None,
+        teacher=_engine_teacher(spec, parts),
         pack_critic=_packer(spec, parts.plan, model, critics, budget) if needs.critic else None,
         critic_only_steps=spec.critic.only_steps,
         reference_interval=spec.reference.update_interval,
@@ -169,6 +226,7 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
         eval_interval=spec.eval.interval,
         checkpoint_interval=spec.checkpoint.interval,
         peak_memory=parts.cluster.peak_memory,
+        turns=_turns(spec, parts),
     )
 
 
@@ -196,6 +254,18 @@ def _evaluation(spec: Spec, parts: Parts, policy: Policy | None) -> Evaluator | 
     if policy is None or not parts.inputs.eval_sets:
         return None
     return Evaluator(parts.inputs.eval_sets, policy, spec.rollout.request_timeout)
+
+
+def _turns(spec: Spec, parts: Parts) -> Turns | None:
+    if parts.pool is None or parts.trainer is None or not sleeps(spec):
+        return None
+    return Turns(parts.pool, parts.trainer)
+
+
+def _engine_teacher(spec: Spec, parts: Parts) -> EngineTeacher | None:
+    if spec.teacher is None or spec.teacher.engine is None:
+        return None
+    return EngineTeacher(parts.others[spec.teacher.engine])
 
 
 def _source(spec: Spec, parts: Parts, policy: Policy | None) -> BatchSource:

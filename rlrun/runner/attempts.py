@@ -23,6 +23,7 @@ from rlrun.runner.rollout_only import generate
 from rlrun.runner.run_folder import RunFolder
 from rlrun.runner.starting_point import begin, go_on
 from rlrun.specs.job import Spec
+from rlrun.specs.layout import sleeps
 from rlrun.specs.loading import LoadedSpec
 
 FIRST_PAUSE = 1.0
@@ -85,6 +86,8 @@ class Attempts:
             await job.source.close()
 
     async def _train(self, job: Job, *, resume: bool) -> None:
+        if job.turns is not None:
+            await job.turns.to_trainer()
         loaded = await go_on(self._folder, job.checkpoints, job.source, job.trainer) if resume else None
         self._progress = loaded or await begin(self._loaded.spec.debug, job.trainer)
         self._first = first = self._progress.step
@@ -98,6 +101,8 @@ class Attempts:
         await self._journal.flush()
         if self._loaded.spec.checkpoint.export_hf:
             self._journal.doing("exporting")
+            if job.turns is not None:
+                await job.turns.to_trainer()
             await _export(job, self._folder)
 
     def _bearable(self, failure: ProcessFailure) -> ProcessFailure:
@@ -123,6 +128,8 @@ class Attempts:
         self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
         if self._parts.pool is not None:
             self._parts.pool.forget_weights()
+            if sleeps(self._loaded.spec):
+                await self._parts.pool.sleep()
         await self._journal.flush()
         await self._parts.started.trainer.restart()
         trainer = trainer_of(self._parts.started, self._parts.plan, self._parts.pool)

@@ -156,6 +156,13 @@ class Trainer(Protocol):
         """Seconds the slowest rank worked in passes and updates since the last call."""
 
 
+class Teacher(Protocol):
+    """A teacher that the trainer does not hold (rlrun.runner.engines.teacher.EngineTeacher)."""
+
+    async def log_probs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
+        """`[R]` log-probs of each sequence."""
+
+
 class Sink(Protocol):
     """Something that wants every step's metrics: the console, metrics.jsonl, a tracker plugin."""
 

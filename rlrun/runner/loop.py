@@ -20,12 +20,13 @@ from typing import Any, Protocol
 from rlrun.plugins.types import Group
 from rlrun.runner.carriers import TrainSequence, TrainStep
 from rlrun.runner.clock import StepClock
-from rlrun.runner.interfaces import Advantages, Trainer, UpdatedEngines
+from rlrun.runner.interfaces import Advantages, Teacher, Trainer, UpdatedEngines
 from rlrun.runner.metrics import is_due
 from rlrun.runner.passes import Pack, Passes
 from rlrun.runner.performance import StepUsage, memory_metrics, train_metrics
 from rlrun.runner.rollout import Batch
 from rlrun.runner.sequences import to_sequences
+from rlrun.runner.turns import Turns
 
 
 class BatchSource(Protocol):
@@ -109,6 +110,8 @@ class Job:
     """`old_log_probs = "trainer"`."""
     pack_teacher: Pack | None = None
     """Packs for the teacher's layout; None without a teacher."""
+    teacher: Teacher | None = None
+    """The teacher, where engines serve it."""
     pack_critic: Pack | None = None
     """Packs for the critic's layout; None without a critic."""
     critic_only_steps: int = 0
@@ -120,6 +123,8 @@ class Job:
     checkpoint_interval: int | None = None
     peak_memory: Callable[[], Mapping[str, float]] = dict
     """Bytes by role."""
+    turns: Turns | None = None
+    """Where trainer and engines share devices, and one sleeps while the other works."""
 
 
 async def run(job: Job, progress: Progress) -> None:
@@ -140,10 +145,15 @@ async def take_step(job: Job, progress: Progress) -> None:
     job.journal.doing("rollout")
     with clock.part("rollout"):
         batch = await job.source.next(progress.version)  # 1-4
+    if job.turns is not None:
+        with clock.part("sleep"):
+            await job.turns.to_trainer()
     sequences = to_sequences(batch.groups)
     steps = job.pack(sequences)  # 5
     job.journal.doing("training")
-    passes = Passes(job.algorithm, job.trainer, job.recompute_old, job.pack_teacher, job.pack_critic)
+    passes = Passes(
+        job.algorithm, job.trainer, job.recompute_old, job.pack_teacher, job.pack_critic, job.teacher
+    )
     sequences = await passes.run(clock, batch.groups, sequences, steps)  # 6
     with clock.part("train"):
         training = asyncio.create_task(update(job, progress.step, sequences, steps))  # 7
@@ -184,8 +194,14 @@ async def push_weights(job: Job, version: int) -> int:
     """Give the trainer's weights to the engines; the bytes they take, 0 where there are no engines."""
     if job.engines is None:
         return 0
+    if job.turns is not None:
+        await job.turns.to_trainer()
     manifest = await job.trainer.write_weights(version)
+    if job.turns is not None:
+        await job.turns.to_update()
     confirmed = await job.engines.update_weights(manifest)
+    if job.turns is not None:
+        await job.turns.to_engines()
     assert confirmed == version, f"engines serve weights {confirmed}, the trainer pushed {version}"
     return manifest.size
 
@@ -200,7 +216,11 @@ async def conclude(job: Job, progress: Progress, batch: Batch, metrics: dict[str
         job.journal.doing("saving")
         await job.journal.flush()
         driver = {"progress": asdict(progress), "data": job.source.state()}
+        if job.turns is not None:
+            await job.turns.to_trainer()
         await job.checkpoints.save(job.trainer, progress.step, driver)
+        if job.turns is not None and not last:
+            await push_weights(job, progress.version)  # engines lost theirs when they slept
 
 
 async def evaluate(job: Job) -> dict[str, float]:

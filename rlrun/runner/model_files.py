@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.runner.errors import JobError
-from rlrun.specs.companions import TeacherSpec
 from rlrun.specs.model import ModelSpec
 
 _READ_BYTES = 1 << 22
@@ -27,32 +26,31 @@ class ModelFiles:
         return config
 
 
-def fetch_model(spec: ModelSpec | TeacherSpec) -> ModelFiles:
-    """The folder a spec names, or the hub's files, downloaded where they are not yet here.
+def fetch_model(spec: ModelSpec) -> ModelFiles:
+    """The policy's files (`fetch_files`); without weights where they are drawn at random."""
+    return fetch_files("model.path", spec.path, spec.revision, weights=not spec.random_init)
 
-    JobError where there is neither.
+
+def fetch_files(key: str, path: str, revision: str | None = None, *, weights: bool = True) -> ModelFiles:
+    """The folder that `path` is, or the hub's files, downloaded where they are not yet here.
+
+    JobError, which names `key`, where there is neither.
     """
-    section = "teacher" if isinstance(spec, TeacherSpec) else "model"
-    folder = Path(spec.path).expanduser()
+    folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
         return ModelFiles(folder.absolute(), None)
     if folder.is_absolute() or folder.exists():
-        raise JobError(
-            f"{section}.path = {spec.path!r} holds no config.json; name a Hugging Face folder or id"
-        )
+        raise JobError(f"{key} = {path!r} holds no config.json; name a Hugging Face folder or id")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    drawn = isinstance(spec, ModelSpec) and spec.random_init
-    patterns = ["*.json", "*.jinja", "*.model", "*.txt", *([] if drawn else ["*.safetensors"])]
+    patterns = ["*.json", "*.jinja", "*.model", "*.txt", *(["*.safetensors"] if weights else [])]
     try:
-        path = snapshot_download(spec.path, revision=spec.revision, allow_patterns=patterns)
+        downloaded = Path(snapshot_download(path, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise JobError(
-            f"{section}.path = {spec.path!r} is no folder, and the hub does not give it: {reason}"
-        ) from error
-    return ModelFiles(Path(path), Path(path).name)
+        raise JobError(f"{key} = {path!r} is no folder, and the hub does not give it: {reason}") from error
+    return ModelFiles(downloaded, downloaded.name)
 
 
 def fingerprint(folder: Path) -> str:

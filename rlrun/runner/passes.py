@@ -7,10 +7,13 @@ critic: values                        ┴─▶ samples ─▶ advantages, retur
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlrun.plugins.types import Group
 from rlrun.runner.carriers import TrainSequence, TrainStep
 from rlrun.runner.clock import StepClock
-from rlrun.runner.interfaces import Advantages, Trainer
+from rlrun.runner.interfaces import Advantages, Teacher, Trainer
 from rlrun.runner.packing import all_micro_batches
 from rlrun.runner.sequences import note, with_advantages, with_old_log_probs, with_reference, with_values
 
@@ -28,6 +31,8 @@ class Passes:
     advantages depend on it."""
     pack_teacher: Pack | None = None
     pack_critic: Pack | None = None
+    teacher: Teacher | None = None
+    """Where it is not the trainer's ranks that hold it."""
 
     async def run(
         self,
@@ -49,10 +54,8 @@ class Passes:
             note(groups, "reference_log_probs", found)
             sequences = with_reference(sequences, found)
         if needs.teacher:
-            assert self.pack_teacher is not None
             with clock.part("teacher"):
-                batches = all_micro_batches(self.pack_teacher(sequences))
-                note(groups, "teacher_log_probs", await self.trainer.teacher_log_probs(sequences, batches))
+                note(groups, "teacher_log_probs", await self._teacher_log_probs(sequences))
         if needs.critic:
             assert self.pack_critic is not None
             with clock.part("values"):
@@ -61,6 +64,14 @@ class Passes:
             note(groups, "values", values)
             sequences = with_values(sequences, values)
         return with_advantages(sequences, groups, self.algorithm)
+
+    async def _teacher_log_probs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
+        if self.teacher is not None:
+            return await self.teacher.log_probs(sequences)
+        assert self.pack_teacher is not None
+        return await self.trainer.teacher_log_probs(
+            sequences, all_micro_batches(self.pack_teacher(sequences))
+        )
 
     async def _policy(
         self,

@@ -14,8 +14,9 @@ from rlrun.plugins.validation import needs_of
 from rlrun.runner.trainer.layout import Coordinates, coordinates, data_rank
 from rlrun.specs.batch import BatchNumbers, batch_numbers
 from rlrun.specs.companions import side_layout
+from rlrun.specs.engine import NamedEngineSpec
 from rlrun.specs.job import Spec
-from rlrun.specs.layout import Layout, layout_of
+from rlrun.specs.layout import Layout, layout_of, started
 from rlrun.specs.lengths import longest_sample
 
 
@@ -51,9 +52,12 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """One rollout engine."""
+    """One engine that the job starts."""
 
+    name: str
+    """`engine` for those that generate, else the name in `[[engines]]`."""
     index: int
+    """Among those of its name."""
     place: Place
     threads: int
     """CPU threads."""
@@ -72,8 +76,12 @@ class Plan:
     ranks: tuple[RankPlan, ...]
     engines: tuple[EnginePlan, ...]
     """Empty for an algorithm without rollouts."""
+    others: tuple[EnginePlan, ...]
+    """Of `[[engines]]`; on devices of their own."""
     colocated: bool
     """Ranks and engines take turns on the same devices."""
+    rollout: bool
+    """Engines generate: the job's own, or external ones."""
     max_sample_tokens: int
     """Prompt and response at their longest, in training or evaluation."""
     micro_batch_tokens: int
@@ -100,7 +108,9 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
     layout = layout_of(spec, rollout)
     ranks = _place_ranks(spec, layout)
     engines = _place_engines(spec, layout)
-    rank_threads, engine_threads = _threads(spec, layout, ranks, engines, cores or available_cores())
+    others = _place_others(spec, layout)
+    cores = cores or available_cores()
+    rank_threads, engine_threads, other_threads = _threads(spec, layout, (ranks, engines, others), cores)
     longest = longest_sample(spec)
     teacher = side_layout(None if spec.teacher is None else spec.teacher.parallel, layout.ranks)
     critic = side_layout(spec.critic.parallel, layout.ranks)
@@ -123,10 +133,15 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
             )
         ),
         engines=tuple(
-            EnginePlan(index, place, threads, spec.engine.port and spec.engine.port + index)
+            EnginePlan("engine", index, place, threads, spec.engine.port and spec.engine.port + index)
             for index, (place, threads) in enumerate(zip(engines, engine_threads, strict=True))
         ),
+        others=tuple(
+            EnginePlan(section.name, index, place, threads, section.port and section.port + index)
+            for (section, index), place, threads in zip(_others(spec), others, other_threads, strict=True)
+        ),
         colocated=layout.colocated,
+        rollout=rollout,
         max_sample_tokens=longest,
         micro_batch_tokens=_micro_batch_tokens(spec, longest),
         cache_tokens=(spec.engine.max_cache_tokens or spec.engine.max_running * longest) if engines else 0,
@@ -182,6 +197,19 @@ def _place_engines(spec: Spec, layout: Layout) -> list[Place]:
     return _spread(layout.engines, spec.cluster.nodes)
 
 
+def _others(spec: Spec) -> list[tuple[NamedEngineSpec, int]]:
+    """Engines of `[[engines]]` that the job starts, each with its number among those of its name."""
+    sections = [section for section in spec.engines if started(section)]
+    return [(section, index) for section in sections for index in range(section.count or 1)]
+
+
+def _place_others(spec: Spec, layout: Layout) -> list[Place]:
+    """On the last GPUs, or spread over the nodes."""
+    if layout.gpus:
+        return [_gpu(layout.gpus - layout.others + number, spec) for number in range(layout.others)]
+    return _spread(layout.others, spec.cluster.nodes)
+
+
 def _gpu(number: int, spec: Spec) -> Place:
     return Place(*divmod(number, spec.cluster.gpus_per_node))
 
@@ -192,15 +220,20 @@ def _spread(count: int, nodes: int) -> list[Place]:
 
 
 def _threads(
-    spec: Spec, layout: Layout, ranks: Sequence[Place], engines: Sequence[Place], cores: int
-) -> tuple[list[int], list[int]]:
-    """Threads of each rank and each engine: those who work at the same time on a node share its cores."""
+    spec: Spec, layout: Layout, places: tuple[list[Place], list[Place], list[Place]], cores: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Threads of each rank, each engine, each of the others: those who work at the same time on a node share
+    its cores.
+    """
+    ranks, engines, others = places
 
     def shares(places: Sequence[Place], at_work: Sequence[Place]) -> list[int]:
         sharers = Counter(place.node for place in at_work)
         return [spec.cluster.threads or max(1, cores // sharers[place.node]) for place in places]
 
-    if layout.colocated:
-        return shares(ranks, ranks), shares(engines, engines)
-    both = [*ranks, *engines]
-    return shares(ranks, both), shares(engines, both)
+    everyone = [*ranks, *engines, *others]
+    if not layout.colocated:
+        return shares(ranks, everyone), shares(engines, everyone), shares(others, everyone)
+    busier = max(ranks, engines, key=len)
+    with_ranks, with_engines = [*ranks, *others], [*engines, *others]
+    return shares(ranks, with_ranks), shares(engines, with_engines), shares(others, [*busier, *others])

@@ -65,6 +65,8 @@ class RewardProcess:
             scoring.concurrency,
         )
         self._timeout = scoring.timeout
+        self.environment: Mapping[str, str] = {}
+        """Set on top of this process's own, from the next start on."""
         self.shapes: list[Shape] = []
         """How each reward is called; known once the process has started."""
         self._log = log
@@ -87,7 +89,7 @@ class RewardProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env=_environment(),
+                env=_environment() | dict(self.environment),
                 start_new_session=True,
             )
         self._send(self._setup)

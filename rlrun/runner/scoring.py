@@ -16,6 +16,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from rlrun.plugins.engines import Address, as_environment
 from rlrun.plugins.types import Sample, Status
 from rlrun.runner.errors import JobError
 from rlrun.runner.reward_process import Outcome, ProcessDied, RewardProcess
@@ -72,10 +73,15 @@ class Scorer:
         self._shapes: Sequence[Shape] = ()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
-        """Returns when every process has imported and built its rewards. JobError when one cannot."""
+    async def start(self, engines: Mapping[str, Sequence[Address]] | None = None) -> None:
+        """Returns when every process has imported and built its rewards, which may ask `engines`.
+
+        JobError when one cannot.
+        """
         if not self._specs:
             return
+        for process in [*self._processes, self._spare]:
+            process.environment = as_environment(engines or {})
         try:
             async with asyncio.TaskGroup() as group:
                 for process in self._processes:

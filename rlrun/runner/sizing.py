@@ -13,6 +13,7 @@ from rlrun.runner.estimate import Case, Estimate, estimate
 from rlrun.runner.hardware import GIB
 from rlrun.runner.memory import (
     CACHE_SHARE,
+    CONTEXT,
     SGLANG_SHARE,
     EngineMemory,
     Part,
@@ -26,6 +27,7 @@ from rlrun.runner.memory import (
     training,
 )
 from rlrun.specs.job import Spec
+from rlrun.specs.layout import sleeps
 from rlrun.specs.model import ModelSpec
 
 KEPT_BY_TRAINER = ("parameters", "optimizer", "critic", "teacher", "CUDA and NCCL")
@@ -79,12 +81,15 @@ def size_job(case: Case) -> Sizing:
     train = training(model, spec.trainer, plan.max_sample_tokens, gpu=on_gpu)
     train = Phase(train.name, (*train.parts, *_companions(case)))
     waiting = sum(train.part(name) for name in KEPT_BY_TRAINER)
+    asleep = sleeps(spec)
+    # host memory is not left for the host
+    kept = train.part("CUDA and NCCL") if asleep and on_gpu else waiting
     ranks = 1 if on_gpu else max(sum(rank.place.node == node for rank in plan.ranks) for node in _nodes(case))
     engines = (
         1 if on_gpu else max(sum(each.place.node == node for each in plan.engines) for node in _nodes(case))
     )
     shares_device = plan.colocated or not on_gpu
-    free = case.device.memory - (ranks * waiting if shares_device else 0)
+    free = case.device.memory - (ranks * kept if shares_device else 0)
     if spec.engine.type == "sglang" and on_gpu:
         free = min(free, int(case.device.memory * _static_share(spec)))
     share = CACHE_SHARE if spec.engine.type == "native" else 1.0
@@ -97,7 +102,9 @@ def size_job(case: Case) -> Sizing:
     if engine is not None:
         rollout = _times(engine.phase, engines)
         phases.append(rollout)
-        if shares_device:
+        if shares_device and asleep:
+            phases = _in_turns(phases[0], rollout, ranks * waiting, ranks * kept, on_gpu=on_gpu)
+        elif shares_device:
             phases = [
                 _beside(phases[0], "engines, which keep their memory", rollout.bytes),
                 _beside(rollout, "trainer, which keeps its state", ranks * waiting),
@@ -112,6 +119,19 @@ def size_job(case: Case) -> Sizing:
         warnings=(),
     )
     return replace(found, warnings=tuple(_warnings(case, found)))
+
+
+def _in_turns(train: Phase, rollout: Phase, waiting: int, kept: int, *, on_gpu: bool) -> list[Phase]:
+    """Where engines sleep while the trainer works, and it leaves while they do; both are there for an update
+    of the weights.
+    """
+    context = CONTEXT if on_gpu else 0
+    update = Phase("weight update", tuple(part for part in rollout.parts if part.name == "weights"))
+    return [
+        _beside(train, "engines, asleep", context),
+        _beside(update, "trainer", waiting + context),
+        _beside(rollout, "trainer, which has left" if on_gpu else "trainer", kept + context),
+    ]
 
 
 def running_samples(case: Case, engine: EngineMemory | None) -> int:

@@ -123,6 +123,14 @@ class TrainerGroup:
         [bucket] = [found for found in buckets if found is not None]
         return bucket  # type: ignore[no-any-return]
 
+    async def offload(self) -> None:
+        """Leave the devices' memory to others; only `reload` may be called then."""
+        await self._all("offload", [()] * len(self._ranks))
+
+    async def reload(self) -> None:
+        """Take the devices' memory back; nothing where it was never left."""
+        await self._all("reload", [()] * len(self._ranks))
+
     async def save(self, folder: Path) -> None:
         """Write all training state into `folder`. OSError when a rank could not write."""
         await self._on_disk("save", folder)

@@ -11,6 +11,7 @@ from rlrun.specs.companion_rules import (
     idle_companions,
     layouts,
     teacher,
+    teacher_engine,
     teacher_revision,
 )
 from rlrun.specs.job import Spec
@@ -206,6 +207,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     answers,
     idle_companions,
     teacher,
+    teacher_engine,
     teacher_revision,
     layouts,
     critic_alone,

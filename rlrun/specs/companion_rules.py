@@ -43,12 +43,33 @@ def teacher(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
     if demands.teacher and spec.teacher is None:
         message = f"{spec.algorithm.type} learns from a teacher, and there is none"
         yield Finding(("teacher",), message, 'add a table [teacher] with `path = "…"`', at_value=False)
+    if spec.teacher is not None and (spec.teacher.path is None) == (spec.teacher.engine is None):
+        message = "a teacher is either a model that the trainer loads, or one that engines serve"
+        cure = "give either path or engine"
+        yield Finding(("teacher",), message, cure, at_value=False)
+
+
+def teacher_engine(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
+    """What engines that serve the teacher can, and what is the trainer's alone."""
+    if spec.teacher is None or spec.teacher.engine is None:
+        return
+    where: tuple[KeyPath, ...] = (("teacher", "engine"),)
+    for key in ("revision", "parallel"):
+        if given(spec.teacher, key):
+            why = "the engines have the teacher"
+            yield no_effect(("teacher", key), why, "remove it", where)
+    if spec.rollout.temperature != 1.0:
+        message = "engines give the log-probs of a teacher at temperature 1 only"
+        cure = "sample at temperature 1, or let the trainer hold the teacher (teacher.path)"
+        path: KeyPath = ("rollout", "temperature")
+        yield Finding(path, message, cure, found=spec.rollout.temperature, others=where)
 
 
 def teacher_revision(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
     """Only models on the hub have revisions."""
-    if spec.teacher is not None and spec.teacher.revision is not None and spec.teacher.path.startswith("/"):
-        why = f"{spec.teacher.path} is a folder, not an id on the hub"
+    path = spec.teacher.path if spec.teacher else None
+    if spec.teacher is not None and spec.teacher.revision is not None and path and path.startswith("/"):
+        why = f"{path} is a folder, not an id on the hub"
         yield no_effect(("teacher", "revision"), why, "remove it", (("teacher", "path"),))
 
 

@@ -1,9 +1,11 @@
 """`[reference]`, `[teacher]`, `[critic]`: the models beside the policy, where the algorithm asks for them."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from rlrun.specs.optimizer import OptimizerSpec
-from rlrun.specs.paths import ModelPath
+from rlrun.specs.paths import PathMarker
 from rlrun.specs.section import Section
 from rlrun.specs.trainer import ParallelSpec
 
@@ -29,10 +31,13 @@ class ShardingSpec(Section):
 class TeacherSpec(Section):
     """The model that on-policy distillation learns from; it has the policy's tokenizer."""
 
-    path: ModelPath
-    """HF id, or a folder with config.json and safetensors; relative to the file that sets it."""
+    path: Annotated[str | None, PathMarker("model")] = None
+    """HF id, or a folder with config.json and safetensors; relative to the file that sets it. The trainer's
+    ranks load it."""
     revision: str | None = None
     """Branch, tag or commit of an HF id. None: the default branch."""
+    engine: str | None = None
+    """Name of the `[[engines]]` that serve it, instead of a path."""
     parallel: ShardingSpec | None = None
     """Its layout on the trainer's ranks. None: sharded over all of them."""
 

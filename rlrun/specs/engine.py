@@ -1,4 +1,4 @@
-"""`[engine]`: what generates."""
+"""`[engine]`: what generates; `[[engines]]`: other models that are asked."""
 
 from typing import Annotated, Any, Literal
 
@@ -20,11 +20,12 @@ class SleepingSpec(Section):
 
 
 class EngineSpec(Section):
-    """rlrun's own engine, SGLang servers, or nothing but their time."""
+    """rlrun's own engine, SGLang servers, engines that run elsewhere, or nothing but their time."""
 
-    type: Literal["native", "sglang", "sleeping"] = "native"
+    type: Literal["native", "sglang", "external", "sleeping"] = "native"
     """`native`: rlrun's own engine, on CPU or one GPU. `sglang`: SGLang servers, which start and end with the
-    job. `sleeping`: engines that answer after a while with tokens that nobody computed, for load tests."""
+    job. `external`: engines at `urls`, which the job neither starts nor ends. `sleeping`: engines that answer
+    after a while with tokens that nobody computed, for load tests."""
     count: int | None = Field(default=None, ge=1)
     """Engines; prompts are spread over them. None: one on each node, or on each GPU they may use."""
     tensor: int = Field(default=1, ge=1)
@@ -42,10 +43,13 @@ class EngineSpec(Section):
     model: Annotated[str | None, PathMarker()] = None
     """SGLang: folder that servers start from, such as the policy's in FP8 (`rlrun convert hf-to-hf SRC DST
     --quantize fp8-block`); they are updated in FP8 then. None: the policy's."""
+    sleep: bool | None = None
+    """Colocated: weights and cache leave the devices while the trainer works there, and the trainer's state
+    while engines do. None: on GPUs, where memory is scarce."""
     weight_sync: Literal["tensor", "broadcast", "disk"] | None = None
     """SGLang: how weights get to servers. `tensor`: through shared memory of the trainer's host. `broadcast`:
     a process group of trainer rank 0 and all servers (gloo, on GPUs NCCL). `disk`: safetensors in a folder
-    that all see. None: `tensor` on one node, else `broadcast`."""
+    that all see. None: `tensor` on one node, else `broadcast`; for external engines `disk`."""
     weight_bucket: int | None = Field(default=None, ge=1)
     """SGLang: MiB of weights gathered and sent at a time; two such buckets are held, while one is on its way.
     None: 512; with `tensor` the whole model, which then stays in shared memory."""
@@ -54,6 +58,10 @@ class EngineSpec(Section):
     weight_check: Literal["sample", "all", "none"] = "sample"
     """SGLang on CPU: which tensors of every server are compared with what was sent, after each update.
     `sample`: all vectors, and the matrices of one layer in turn."""
+    urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s]+$")], ...] = ()
+    """External: an address for each engine. All serve the model already, and speak SGLang's protocol."""
+    api_key: str | None = None
+    """External: the key that they ask for, as `${env:NAME}`. None: they ask for none."""
     python: Annotated[str | None, PathMarker()] = None
     """SGLang: interpreter of the environment that has it. None: the one that runs rlrun."""
     environment: dict[str, str] = Field(default_factory=dict)
@@ -63,3 +71,17 @@ class EngineSpec(Section):
     against the installed server's own list."""
     sleeping: SleepingSpec = SleepingSpec()
     """Sleeping engines: how long they take."""
+
+
+class NamedEngineSpec(EngineSpec):
+    """Engines of another model than the policy, which is never updated: a judge, a teacher."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$")
+    """What `engine = "…"` of a reward or of `[teacher]` calls it."""
+    path: Annotated[str | None, PathMarker("model")] = None
+    """HF id, or a folder with config.json and safetensors; relative to the file that sets it. None: what the
+    external engines serve."""
+    revision: str | None = None
+    """Branch, tag or commit of an HF id. None: the default branch."""
+    max_length: int | None = Field(default=None, ge=1)
+    """Tokens of what they are asked and answer, together. None: as many as the model was made for."""

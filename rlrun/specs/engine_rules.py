@@ -1,52 +1,90 @@
-"""Rules about `[engine]`: what only SGLang servers have, and which of their arguments a spec may give."""
+"""Rules about `[engine]` and `[[engines]]`: what each kind has, and what names lead where."""
 
 import sys
 from collections.abc import Iterator
 
+from rlrun.specs.engine import EngineSpec
 from rlrun.specs.job import Spec
+from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
 from rlrun.specs.rules import given, no_effect
 from rlrun.specs.served_model import served_model
 from rlrun.specs.sglang_arguments import OWN, installed_arguments, spelled
 from rlrun.specs.spelling import nearest
 
-_WEIGHT_KEYS = ("model", "weight_sync", "weight_bucket", "weight_delta", "weight_check")
-_KEYS = {
-    "sglang": ("tensor", *_WEIGHT_KEYS, "python", "environment", "sglang"),
-    "sleeping": ("sleeping",),
+_OF_WEIGHTS = ("model", "weight_sync", "weight_bucket", "weight_delta", "weight_check")
+_OF_SERVERS = ("python", "environment", "sglang")
+_OF_OTHERS = ("urls", "api_key")
+_OF_PROCESSES = ("count", "max_running", "max_cache_tokens", "port")
+_UNREAD: dict[str, tuple[str, ...]] = {
+    "native": ("tensor", *_OF_WEIGHTS, *_OF_SERVERS, *_OF_OTHERS, "sleeping"),
+    "sglang": (*_OF_OTHERS, "sleeping"),
+    "external": ("model", "weight_check", *_OF_SERVERS, "sleeping", *_OF_PROCESSES),
+    "sleeping": ("tensor", *_OF_WEIGHTS, *_OF_SERVERS, *_OF_OTHERS),
 }
-"""What engines of one kind alone read."""
+"""Keys that a kind of engine does not read."""
+_READERS = {"urls": "external", "api_key": "external", "sleeping": "sleeping"}
+"""Who reads a key, where it is not SGLang servers."""
 _TYPE = (("engine", "type"),)
+_TAKEN = ("trainer", "engine", "driver", "reward")
+"""What else the job's processes are called."""
 
 
 def engine_keys(spec: Spec) -> Iterator[Finding]:
     """Keys of another kind of engine."""
-    for kind, keys in _KEYS.items():
-        for key in keys:
-            if kind != spec.engine.type and given(spec.engine, key):
-                cure = f'remove it, or set `type = "{kind}"`'
-                yield no_effect(("engine", key), f"{spec.engine.type} engines do not read it", cure, _TYPE)
+    for path, section in _sections(spec):
+        for key in _UNREAD[section.type]:
+            if given(section, key):
+                cure = f'remove it, or set `type = "{_READERS.get(key, "sglang")}"`'
+                cure = "remove it" if key in _OF_PROCESSES else cure
+                why = f"{section.type} engines do not read it"
+                yield no_effect((*path, key), why, cure, ((*path, "type"),))
+
+
+def external_urls(spec: Spec) -> Iterator[Finding]:
+    """Engines that run elsewhere are somewhere."""
+    for path, section in _sections(spec):
+        if section.type == "external" and not section.urls:
+            cure = 'add `urls = ["http://HOST:PORT"]`'
+            yield Finding((*path, "type"), "external engines need their addresses", cure, found="external")
+
+
+def giving_way(spec: Spec) -> Iterator[Finding]:
+    """Only engines of ours that share the trainer's devices have to give way."""
+    if not spec.engine.sleep:
+        return
+    path: KeyPath = ("engine", "sleep")
+    if spec.cluster.placement != "colocated":
+        why, others = "engines have devices of their own", (("cluster", "placement"),)
+        yield no_effect(path, why, 'remove it, or set `cluster.placement = "colocated"`', others)
+    elif spec.engine.type in ("external", "sleeping"):
+        yield no_effect(path, f"{spec.engine.type} engines have no memory to give", "remove it", _TYPE)
 
 
 def tensor_on_gpus(spec: Spec) -> Iterator[Finding]:
     """Servers over several GPUs are not placed yet."""
-    if spec.engine.type == "sglang" and spec.engine.tensor > 1 and spec.cluster.gpus_per_node:
-        message = f"a server takes one GPU, found {spec.engine.tensor}"
-        others = (*_TYPE, ("cluster", "gpus_per_node"))
-        cure = "use more servers (engine.count) instead"
-        yield Finding(("engine", "tensor"), message, cure, found=spec.engine.tensor, others=others)
+    for path, section in _sections(spec):
+        if section.type == "sglang" and section.tensor > 1 and spec.cluster.gpus_per_node:
+            message = f"a server takes one GPU, found {section.tensor}"
+            others = ((*path, "type"), ("cluster", "gpus_per_node"))
+            cure = "use more servers (count) instead"
+            yield Finding((*path, "tensor"), message, cure, found=section.tensor, others=others)
 
 
 def weight_carrier(spec: Spec) -> Iterator[Finding]:
     """Carriers that reach every server, and keys that they read."""
-    if spec.engine.type != "sglang":
+    if spec.engine.type not in ("sglang", "external"):
         return
     key = ("engine", "weight_sync")
     if spec.engine.weight_sync == "tensor" and spec.cluster.nodes > 1:
         message = "weights in shared memory reach servers of one host alone"
         others = (("cluster", "nodes"),)
         yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", others=others)
-    if spec.engine.weight_delta and spec.engine.weight_sync != "disk":
+    if spec.engine.weight_sync == "tensor" and spec.engine.type == "external":
+        message, others = "nobody knows whether external engines share memory with the trainer", _TYPE
+        yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", others=others)
+    default = "disk" if spec.engine.type == "external" else None
+    if spec.engine.weight_delta and (spec.engine.weight_sync or default) != "disk":
         cure = 'remove it, or set `weight_sync = "disk"`'
         yield no_effect(("engine", "weight_delta"), "only files on a disk are left out", cure, (key,))
     if given(spec.engine, "weight_check") and spec.cluster.gpus_per_node:
@@ -67,33 +105,81 @@ def reproducible_server(spec: Spec) -> Iterator[Finding]:
     elif not told:
         message = f"an SGLang server samples reproducibly only with {name}"
         cure = f"add `{name} = true` under [engine.sglang], or remove this"
-        yield Finding(("deterministic",), message, cure, found=True, others=_TYPE)
+        yield Finding(("deterministic",), message, cure, found=True, others=(("engine", "type"),))
 
 
 def server_arguments(spec: Spec) -> Iterator[Finding]:
     """Names that the installed server has, and that are not rlrun's to set."""
-    if spec.engine.type != "sglang" or not spec.engine.sglang:
-        return
-    python = spec.engine.python or sys.executable
-    known = installed_arguments(python, spec.engine.environment)
-    for key in spec.engine.sglang:
+    for path, section in _sections(spec):
+        if section.type == "sglang" and section.sglang:
+            yield from _unknown_arguments(path, section)
+
+
+def engine_names(spec: Spec) -> Iterator[Finding]:
+    """Names of their own, each with a model."""
+    names = [section.name for section in spec.engines]
+    for number, section in enumerate(spec.engines):
+        path: KeyPath = ("engines", number)
+        if section.name in names[:number]:
+            message = f'two engines are named "{section.name}"'
+            yield Finding((*path, "name"), message, "give each its own name", found=section.name)
+        if section.name in _TAKEN:
+            message = f'other processes of a job are called "{section.name}"'
+            yield Finding((*path, "name"), message, "choose another name", found=section.name)
+        if section.path is None and section.type != "external":
+            cure = 'add `path = "…"`'
+            yield Finding(path, f'the engines "{section.name}" have no model', cure, at_value=False)
+
+
+def engine_references(spec: Spec) -> Iterator[Finding]:
+    """Whoever names engines names some that there are."""
+    names = [section.name for section in spec.engines]
+    asked: list[tuple[KeyPath, object]] = [
+        (("rewards", number, "engine"), reward.params.get("engine"))
+        for number, reward in enumerate(spec.rewards)
+        if reward.type == "llm_judge"
+    ]
+    if spec.teacher is not None:
+        asked.append((("teacher", "engine"), spec.teacher.engine))
+    for path, name in asked:
+        if isinstance(name, str) and name not in names:
+            message = f'there are no engines named "{name}"'
+            cure = f'add a table [[engines]] with `name = "{name}"`'
+            yield Finding(path, message, cure, nearest(name, names), name)
+
+
+def _sections(spec: Spec) -> Iterator[tuple[KeyPath, EngineSpec]]:
+    yield ("engine",), spec.engine
+    for number, section in enumerate(spec.engines):
+        yield ("engines", number), section
+
+
+def _unknown_arguments(path: KeyPath, section: EngineSpec) -> Iterator[Finding]:
+    python = section.python or sys.executable
+    known = installed_arguments(python, section.environment)
+    others = ((*path, "type"),)
+    for key in section.sglang:
         name = spelled(key)
-        path = ("engine", "sglang", key)
+        place = (*path, "sglang", key)
         if name in OWN:
             cure = f"use {OWN[name]}" if OWN[name] else "remove it"
-            yield Finding(path, "is set by rlrun", cure, at_value=False, others=_TYPE)
+            yield Finding(place, "is set by rlrun", cure, at_value=False, others=others)
         elif known is not None and name not in known:
             meant = nearest(name, known)
             suggestion = meant and meant.replace("-", "_")
             message = f"the SGLang server of {python} has no argument --{name}"
-            yield Finding(path, message, None, suggestion, at_value=False, others=_TYPE)
+            yield Finding(place, message, None, suggestion, at_value=False, others=others)
 
 
 ENGINE_RULES = (
     engine_keys,
+    external_urls,
+    giving_way,
     tensor_on_gpus,
     weight_carrier,
     served_model,
     reproducible_server,
     server_arguments,
+    engine_names,
+    engine_references,
 )

@@ -7,7 +7,7 @@ from rlrun.specs.cluster import ClusterSpec
 from rlrun.specs.companions import CriticSpec, ReferenceSpec, TeacherSpec
 from rlrun.specs.data import DataSpec
 from rlrun.specs.debug import DebugSpec
-from rlrun.specs.engine import EngineSpec
+from rlrun.specs.engine import EngineSpec, NamedEngineSpec
 from rlrun.specs.evaluation import EvalSpec
 from rlrun.specs.fault_tolerance import FaultToleranceSpec
 from rlrun.specs.model import ModelSpec
@@ -63,6 +63,8 @@ class Spec(Section):
     """What tells an actor-critic algorithm what to expect."""
     engine: EngineSpec = EngineSpec()
     """What generates."""
+    engines: tuple[NamedEngineSpec, ...] = ()
+    """Other models that are asked, `[[engines]]`."""
     cluster: ClusterSpec = ClusterSpec()
     """The machines."""
     eval: EvalSpec = EvalSpec()

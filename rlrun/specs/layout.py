@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rlrun.specs.engine import EngineSpec
 from rlrun.specs.job import Spec
 
 
@@ -12,7 +13,9 @@ class Layout:
     ranks: int
     """Trainer ranks."""
     engines: int
-    """Rollout engines; 0 for an algorithm without rollouts."""
+    """Rollout engines that the job starts; 0 for an algorithm without rollouts."""
+    others: int
+    """Engines of `[[engines]]` that the job starts, all together; on devices of their own."""
     gpus: int
     """GPUs in all; 0 runs on CPU."""
     colocated: bool
@@ -28,18 +31,33 @@ def layout_of(spec: Spec, rollout: bool) -> Layout:
     ranks = spec.trainer.parallel.world_size
     gpus = spec.cluster.nodes * spec.cluster.gpus_per_node
     colocated = spec.cluster.placement == "colocated"
+    others = sum(started(section) * (section.count or 1) for section in spec.engines)
+    rollout = rollout and started(spec.engine)
     if not gpus:
         engines = (spec.engine.count or spec.cluster.nodes) if rollout else 0
-        return Layout(ranks, engines, 0, colocated)
+        return Layout(ranks, engines, others, 0, colocated)
     have = f"{gpus} (cluster.nodes {spec.cluster.nodes} × cluster.gpus_per_node {spec.cluster.gpus_per_node})"
-    if ranks > gpus:
-        raise ValueError(f"{_ranks(spec)} need a GPU each, and there are {have}")
-    engines = _engines_on_gpus(spec, ranks, gpus, have) if rollout else 0
-    used = max(ranks, engines) if colocated else ranks + engines
+    if ranks + others > gpus:
+        besides = f" and {others} of [[engines]]" if others else ""
+        raise ValueError(f"{_ranks(spec)}{besides} need a GPU each, and there are {have}")
+    engines = _engines_on_gpus(spec, ranks, gpus - others, have) if rollout else 0
+    used = (max(ranks, engines) if colocated else ranks + engines) + others
     if used < gpus:
-        processes = f"{_ranks(spec)} and {engines} engines" if rollout else _ranks(spec)
+        processes = f"{_ranks(spec)} and {engines + others} engines" if rollout or others else _ranks(spec)
         raise ValueError(f"{processes} use {used} GPUs, and there are {have}: the rest would idle")
-    return Layout(ranks, engines, gpus, colocated)
+    return Layout(ranks, engines, others, gpus, colocated)
+
+
+def sleeps(spec: Spec) -> bool:
+    """Whether engines and trainer, on the same devices, give their memory to each other in turns."""
+    ours = spec.engine.type in ("native", "sglang")
+    shared = ours and spec.cluster.placement == "colocated" and spec.debug.mode is None
+    return shared and (bool(spec.cluster.gpus_per_node) if spec.engine.sleep is None else spec.engine.sleep)
+
+
+def started(section: EngineSpec) -> bool:
+    """Whether the job starts these engines."""
+    return section.type != "external"
 
 
 def _engines_on_gpus(spec: Spec, ranks: int, gpus: int, have: str) -> int:

@@ -42,8 +42,8 @@ class PluginReport:
     """What the algorithm asks for; None when it could not be made."""
 
 
-OWN_KEYS = frozenset(KeyIndex(Spec).paths())
-"""Dotted keys of the spec's own sections."""
+OWN_KEYS = frozenset(KeyIndex(Spec).paths()) - {"engine.api_key", "engines.api_key"}
+"""Dotted keys of the spec's own sections, less those that hold secrets."""
 
 PluginCheck = Callable[[Mapping[str, Any], Explainer], PluginReport]
 """Given the merged document, looks at the plugins it names."""

@@ -64,10 +64,11 @@ def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
 
 def _teacher(spec: Spec) -> Iterator[Finding]:
     """What is wrong with its files is told when they are loaded."""
-    if spec.teacher is None or spec.teacher.parallel is None or not Path(spec.teacher.path).is_absolute():
+    path = Path(spec.teacher.path or "") if spec.teacher else Path()
+    if spec.teacher is None or spec.teacher.parallel is None or not path.is_absolute():
         return
     try:
-        config = json.loads((Path(spec.teacher.path) / "config.json").read_text("utf-8"))
+        config = json.loads((path / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return
     if isinstance(config, dict):

@@ -1,7 +1,7 @@
 """`${env:NAME}`: secrets that a spec refers to and never holds.
 
 A reference stays a reference in the loaded spec, and so in everything written to disk; `reveal` puts in the
-value at the moment a plugin is made.
+value at the moment it is used.
 """
 
 import os
@@ -33,7 +33,8 @@ def reveal(value: Any, environment: Mapping[str, str] = os.environ) -> Any:
 def wrong_references(value: Any, own_keys: Collection[str]) -> Iterator[Finding]:
     """References that nobody would follow, whatever the environment.
 
-    `own_keys`: dotted keys of the spec's own sections, array numbers left out; only plugins get secrets.
+    `own_keys`: dotted keys of the spec's own sections, array numbers left out, less those that are given
+    secrets, as plugins are.
     """
     for path, found in _references(value):
         key = ".".join(part for part in path if isinstance(part, str))
@@ -44,7 +45,7 @@ def wrong_references(value: Any, own_keys: Collection[str]) -> Iterator[Finding]
             cure = "write `${env:NAME}` for a secret, `${var:NAME}` for one of [vars]"
             yield Finding(path, message, cure, "${env:NAME}", found.string)
         elif key in own_keys:
-            message = f"{found[0]} is not looked up here: only plugins are given secrets"
+            message = f"{found[0]} is not looked up here: only plugins and api_key are given secrets"
             cure = "write the value itself, or a variable: `${var:NAME}`"
             yield Finding(path, message, cure, None, found.string)
 

@@ -12,9 +12,11 @@ _BUCKET = 512
 
 
 def carrier_of(spec: Spec) -> Carrier:
-    """`native` where rlrun's own engine adopts them; an SGLang server's by `engine.weight_sync`."""
-    if spec.engine.type != "sglang":
+    """`native` where rlrun's own engine adopts them; a server's by `engine.weight_sync`."""
+    if spec.engine.type in ("native", "sleeping"):
         return "native"
+    if spec.engine.type == "external":
+        return spec.engine.weight_sync or "disk"
     return spec.engine.weight_sync or ("tensor" if spec.cluster.nodes == 1 else "broadcast")
 
 

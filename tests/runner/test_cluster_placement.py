@@ -77,6 +77,25 @@ def test_no_bundle_is_given_out_twice(name: str) -> None:
         assert sum(seat.gpus for seat in seats) <= bundle.gpus
 
 
+def test_engines_of_other_models_have_devices_of_their_own() -> None:
+    others = [
+        {"name": "judge", "path": "j", "count": 2},
+        {"name": "far", "type": "external", "urls": ["http://h:1"]},
+    ]
+    rows = [
+        ({}, [Bundle(2, 0), Bundle(2, 0), Bundle(2, 0)], [Seat(1, 2, 0), Seat(2, 2, 0)]),
+        ({"gpus_per_node": 3}, [Bundle(1, 1)] * 3, [Seat(1, 1, 1), Seat(2, 1, 1)]),
+    ]
+    for cluster, bundles, seats in rows:
+        document = spec({}, cluster).model_dump() | {"engines": others}
+        plan = make_plan(Spec.model_validate(document), cores=6 if not cluster else 3)
+        placement = place(plan)
+        assert [(one.name, one.index) for one in plan.others] == [("judge", 0), ("judge", 1)]
+        assert list(placement.bundles) == bundles
+        assert list(placement.others) == seats
+        assert placement.ranks[0].bundle == placement.engines[0].bundle == 0
+
+
 def test_several_nodes_are_packed_as_far_as_they_can_be() -> None:
     two_nodes = spec({"fsdp": 4}, {"nodes": 2, "gpus_per_node": 2})
     placement = place(make_plan(two_nodes, cores=2))

@@ -1,5 +1,6 @@
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from rlrun.runner.demonstrations import DemonstrationSource, demonstration
 from rlrun.runner.filtering import Filters
 from rlrun.runner.loop import Job, Progress, run
 from rlrun.runner.rollout import RolloutSource
+from rlrun.runner.turns import Turns
 from rlrun.specs.rollout import RolloutSpec
 from tests.runner.loop_fakes import Engines, Journal, Prompts, Relative, Trainer, pack, policy
 
@@ -56,6 +58,45 @@ async def test_a_step_happens_in_the_order_of_the_data_flow(tmp_path: Path) -> N
         *("train", "weights 2", "metrics 2", "flush", "save"),
     ]
     assert (progress.step, progress.version) == (2, 2)
+
+
+class Memory:
+    """Engines and trainer that note what they are told about memory, and do not like it twice."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.owner: str = "nobody"
+
+    async def sleep(self) -> None:
+        if self.owner != "trainer":
+            self.events.append("engines sleep")
+
+    async def wake(self, tag: str) -> None:
+        assert self.owner == ("trainer" if tag == "weights" else "engines")
+        self.events.append(f"wake {tag}")
+
+    async def reload(self) -> None:
+        self.owner = "trainer"
+
+    async def offload(self) -> None:
+        assert self.owner == "trainer"
+        self.owner = "engines"
+        self.events.append("trainer leaves")
+
+
+async def test_trainer_and_engines_on_the_same_devices_take_turns(tmp_path: Path) -> None:
+    one = job(tmp_path, steps=2, checkpoint_interval=1)
+    events = one.trainer.events
+    memory = Memory(events)
+    await run(replace(one, turns=Turns(memory, memory)), Progress())
+    handed_over = ["wake weights", "trainer leaves", "wake kv_cache"]
+    assert events == [
+        *("engines sleep", "weights 0", *handed_over),
+        *("engines sleep", "train", "weights 1", *handed_over, "metrics 1", "flush"),
+        *("engines sleep", "save", "weights 1", *handed_over),
+        *("engines sleep", "train", "weights 2", *handed_over, "metrics 2", "flush"),
+        *("engines sleep", "save"),
+    ]
 
 
 async def test_the_policy_learns(tmp_path: Path) -> None:

@@ -32,12 +32,23 @@ def case(device: str = "H100-80GB", **changes: Any) -> Case:
 
 
 def test_colocated_native_engines_keep_their_memory() -> None:
-    together = size_job(case())
+    together = size_job(case(engine={"sleep": False}))
     apart = size_job(case(cluster={"gpus_per_node": 16, "placement": "disaggregated"}))
     training, generation = (phase.bytes for phase in apart.phases)
     assert together.phases[0].bytes == training + generation
     assert together.phases[0].part("engines, which keep their memory") == generation
     assert together.phases[1].bytes < generation + training
+
+
+def test_engines_that_sleep_leave_the_device_to_the_trainer_and_the_other_way_round() -> None:
+    training, update, generation = size_job(case()).phases
+    beside = size_job(case(engine={"sleep": False})).phases
+    assert training.part("engines, asleep") == generation.part("CUDA and NCCL") + 1536 * 2**20
+    assert training.bytes < beside[0].bytes
+    assert generation.bytes < beside[1].bytes
+    assert generation.part("KV cache") == beside[1].part("KV cache")
+    assert update.part("trainer") > training.part("optimizer")
+    assert update.part("weights") == generation.part("weights")
 
 
 def test_what_does_not_fit_is_told_with_a_cure() -> None:

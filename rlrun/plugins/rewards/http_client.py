@@ -14,11 +14,9 @@ LONGEST_PAUSE = 30.0
 LONGEST_QUOTE = 200
 
 
-class HttpParams(Section):
+class AskParams(Section):
     """How a service is asked."""
 
-    url: str = Field(pattern=r"https?://.+")
-    """Address of the service."""
     headers: dict[str, str] = Field(default_factory=dict)
     """Sent with every request; keep secrets out of the file: `{ Authorization = "Bearer ${env:TOKEN}" }`."""
     attempts: int = Field(default=10, ge=1)
@@ -27,12 +25,19 @@ class HttpParams(Section):
     """Requests in flight at a time, in each reward process."""
 
 
+class HttpParams(AskParams):
+    """Which service is asked, and how."""
+
+    url: str = Field(pattern=r"https?://.+")
+    """Address of the service."""
+
+
 class HttpClient:
     """Posts JSON until there is an answer, with growing pauses."""
 
     def __init__(
         self,
-        params: HttpParams,
+        params: AskParams,
         sleep: Callable[[float], Any] = asyncio.sleep,
         *,
         tell: Callable[[str], None] | None = None,
@@ -46,7 +51,9 @@ class HttpClient:
         self._tell = tell or partial(print, flush=True)
         self._session: Any = None
 
-    async def post(self, url: str, body: Any, read: Callable[[Any], Any]) -> Any:
+    async def post(
+        self, url: str, body: Any, read: Callable[[Any], Any], headers: Mapping[str, str] | None = None
+    ) -> Any:
         """What `read` makes of the JSON that comes back; RuntimeError with the last failure when none does.
 
         Any failure is tried again: no connection, a status other than 200, no JSON, a ValueError of `read`.
@@ -56,13 +63,13 @@ class HttpClient:
             if attempt:
                 await self._sleep(min(2.0 ** (attempt - 1), LONGEST_PAUSE) + random.random())
             try:
-                return read(await self._once(url, body))
+                return read(await self._once(url, body, headers))
             except (self._aiohttp.ClientError, OSError, ValueError) as error:
                 last = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 self._tell(f"{url}, attempt {attempt + 1}: {last}")
         raise RuntimeError(f"{url} gave no answer in {self._params.attempts} attempts; the last: {last}")
 
-    async def _once(self, url: str, body: Any) -> Any:
+    async def _once(self, url: str, body: Any, headers: Mapping[str, str] | None) -> Any:
         if self._session is None:
             connector = self._aiohttp.TCPConnector(limit=self._params.connections)
             self._session = self._aiohttp.ClientSession(
@@ -70,7 +77,7 @@ class HttpClient:
                 timeout=self._aiohttp.ClientTimeout(total=None),
                 headers=self._params.headers,
             )
-        async with self._session.post(url, json=body) as response:
+        async with self._session.post(url, json=body, headers=headers) as response:
             if response.status != 200:
                 text = await response.text(errors="replace")
                 raise ValueError(f"HTTP {response.status}: {text[:LONGEST_QUOTE]}")

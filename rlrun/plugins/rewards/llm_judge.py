@@ -1,13 +1,15 @@
 """A language model's opinion of a response, asked for through an OpenAI-compatible server."""
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from rlrun.plugins.engines import Address, engine_addresses
 from rlrun.plugins.rewards.extraction import Pattern, last_match
-from rlrun.plugins.rewards.http_client import HttpClient, HttpParams
+from rlrun.plugins.rewards.http_client import AskParams, HttpClient
 from rlrun.plugins.types import Sample
 
 TEMPLATE = """Judge the answer to a question.
@@ -25,9 +27,13 @@ Think briefly, then end with one line "Score: N", N a whole number from 0 (usele
 _PLACE = re.compile(r"\{(prompt|response|label)\}")
 
 
-class LlmJudgeParams(HttpParams):
-    """Which model, what it is asked, and how its answer becomes a number. `url` ends in `/v1`."""
+class LlmJudgeParams(AskParams):
+    """Which model, what it is asked, and how its answer becomes a number."""
 
+    url: str | None = Field(default=None, pattern=r"https?://.+")
+    """Address of the service, which ends in `/v1`."""
+    engine: str | None = None
+    """Name of the `[[engines]]` that are the judge, instead of a url."""
     model: str = "default"
     """Name of the model on the server; an SGLang server takes any."""
     template: str = TEMPLATE
@@ -51,6 +57,8 @@ class LlmJudgeParams(HttpParams):
             raise ValueError(f"low ({self.low:g}) is not below high ({self.high:g})")
         if "{response}" not in self.template:
             raise ValueError("template has no {response}, so that the judge would not see it")
+        if (self.url is None) == (self.engine is None):
+            raise ValueError("a judge is either at a url, or one of [[engines]]: give one of the two")
         return self
 
 
@@ -66,6 +74,7 @@ class LlmJudge:
     def __init__(self, params: LlmJudgeParams) -> None:
         self.params = params
         self._client = HttpClient(params)
+        self._judges = itertools.cycle(_judges(params))
 
     async def score(self, sample: Sample) -> float:
         """The judge's score. RuntimeError when it gives none."""
@@ -77,9 +86,9 @@ class LlmJudge:
             "temperature": params.temperature,
             "max_tokens": params.max_tokens,
         }
-        number: float = await self._client.post(
-            f"{params.url.rstrip('/')}/chat/completions", body, self._number
-        )
+        judge = next(self._judges)
+        url = f"{judge.url}/chat/completions"
+        number: float = await self._client.post(url, body, self._number, headers=judge.headers)
         return min(max((number - params.low) / (params.high - params.low), 0.0), 1.0)
 
     def _number(self, answer: Any) -> float:
@@ -91,6 +100,12 @@ class LlmJudge:
         if found is None:
             raise ValueError(f"no score in the judge's answer: {text[-200:]!r}")
         return float(found)
+
+
+def _judges(params: LlmJudgeParams) -> list[Address]:
+    if params.engine is None:
+        return [Address(str(params.url).rstrip("/"))]
+    return [Address(f"{one.url}/v1", one.key) for one in engine_addresses(params.engine)]
 
 
 def asked(template: str, sample: Sample) -> str:

@@ -136,6 +136,16 @@ class TrainerActor(Process):
         return self._rank.write_weights(version)
 
     @reports_failure
+    def offload(self) -> None:
+        """Leave the device's memory to others."""
+        self._rank.offload()
+
+    @reports_failure
+    def reload(self) -> None:
+        """Take it back."""
+        self._rank.reload()
+
+    @reports_failure
     def begin_weights(self, readers: int, members: str) -> GroupAddress | None:
         """Begin to hand over the weights; rank 0 says where the readers meet, if they do."""
         return self._rank.begin_weights(readers, members)

@@ -3,6 +3,7 @@
 GPUs                        a bundle is one GPU; those who share it take turns, each holds a part of it
 CPU, colocated              rank i and engine i share a bundle of cores and take turns
 CPU, disaggregated          every rank and engine has a bundle of its own
+others                      engines of other models have devices, or bundles, of their own
 """
 
 from collections import defaultdict
@@ -36,6 +37,7 @@ class Placement:
     bundles: tuple[Bundle, ...]
     ranks: tuple[Seat, ...]
     engines: tuple[Seat, ...]
+    others: tuple[Seat, ...]
     strategy: Literal["STRICT_PACK", "PACK"]
     """One node for all, or as few as they fit on."""
 
@@ -52,7 +54,7 @@ class Placement:
 
 def place(plan: Plan) -> Placement:
     """The placement of a plan's ranks and engines."""
-    processes: list[RankPlan | EnginePlan] = [*plan.ranks, *plan.engines]
+    processes: list[RankPlan | EnginePlan] = [*plan.ranks, *plan.engines, *plan.others]
     keys = [_device(process, plan) for process in processes]
     sharers: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for number, key in enumerate(keys):
@@ -65,8 +67,13 @@ def place(plan: Plan) -> Placement:
         seats.append(Seat(number, bundles[number].cpus / share, bundles[number].gpus / share))
     nodes = {process.place.node for process in processes}
     strategy: Literal["STRICT_PACK", "PACK"] = "STRICT_PACK" if len(nodes) == 1 else "PACK"
+    ranks, engines = len(plan.ranks), len(plan.ranks) + len(plan.engines)
     return Placement(
-        tuple(bundles), tuple(seats[: len(plan.ranks)]), tuple(seats[len(plan.ranks) :]), strategy
+        tuple(bundles),
+        tuple(seats[:ranks]),
+        tuple(seats[ranks:engines]),
+        tuple(seats[engines:]),
+        strategy,
     )
 
 
@@ -76,6 +83,8 @@ def _device(process: RankPlan | EnginePlan, plan: Plan) -> tuple[int, int, int]:
         return process.place.node, process.place.gpu, 0
     if isinstance(process, RankPlan):
         return process.place.node, process.rank, 0
+    if process in plan.others:
+        return process.place.node, plan.others.index(process), 2
     return process.place.node, process.index, 0 if plan.colocated else 1
 
 

@@ -1,28 +1,49 @@
 """Starts a job's trainer ranks and engines: every process begins before any is waited for.
 
 Ray up ─▶ actors up (all at once) ─┬▶ ranks: import, meet at rank 0's address, load ─┬▶ all known by pid
-                                   └▶ engines: import, load, listen ────────────────┘
+                                   ├▶ engines: import, load, listen ────────────────┤
+                                   └▶ external engines: asked what they serve ──────┘
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlrun.plugins.engines import Address
 from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.cluster.ray import Cluster, Process
-from rlrun.runner.cluster.start_engines import EngineHandle, engine_handles, engine_requests
+from rlrun.runner.cluster.start_engines import EngineHandle, engine_handles, engine_requests, served
 from rlrun.runner.cluster.start_trainer import TrainerRanks, trainer_requests
 from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.engines.external import ExternalEngine, Wanted
 from rlrun.runner.errors import JobError
 from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.plan import Plan
 from rlrun.runner.run_folder import RunFolder
+from rlrun.specs.engine import EngineSpec
 from rlrun.specs.job import Spec
+from rlrun.specs.layout import sleeps
 from rlrun.specs.weight_sync import shares_memory
 
 _BOOT_SECONDS = 120.0
 """Deadline for a process to come up."""
+
+Handle = EngineHandle | ExternalEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Engines that serve one model."""
+
+    handles: Sequence[Handle] = ()
+    clients: Sequence[EngineClient] = ()
+    """One of each."""
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where they listen."""
+        return [Address(client.url, client.api_key) for client in self.clients]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,39 +51,99 @@ class Started:
     """What runs."""
 
     trainer: TrainerRanks
-    engines: list[EngineHandle]
-    clients: list[EngineClient]
-    """One of each engine."""
+    engines: Engines = Engines()
+    """Of the policy."""
+    others: Mapping[str, Engines] = field(default_factory=dict)
+    """By name of `[[engines]]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Files of every model of a job."""
+
+    policy: ModelFiles
+    teacher: ModelFiles | None = None
+    """Where the trainer's ranks hold it."""
+    others: Mapping[str, ModelFiles | None] = field(default_factory=dict)
+    """By name of `[[engines]]`; None where external engines have them."""
+
+    @property
+    def of_trainer(self) -> list[Path]:
+        """Folders that the ranks read."""
+        return [one.folder for one in (self.policy, self.teacher) if one is not None]
 
 
 async def start_processes(
-    spec: Spec,
-    plan: Plan,
-    model: ModelFiles,
-    folder: RunFolder,
-    cluster: Cluster,
-    *,
-    teacher: ModelFiles | None = None,
+    spec: Spec, plan: Plan, models: Models, folder: RunFolder, cluster: Cluster
 ) -> Started:
     """Start Ray, and the ranks and engines of the plan. JobError: the first cause of what went wrong."""
     await cluster.start()
     processes = cluster.launch(trainer_requests(plan, cluster.placement, folder))
-    engines = cluster.launch(engine_requests(spec, plan, cluster.placement, folder))
-    folders = [one.folder for one in (model, teacher) if one is not None]
+    groups = _engines(spec, plan, models, folder, cluster)
     if not cluster.is_local:
-        await _check_hosts(spec, processes, engines, [*folders, folder.path])
-    trainer = TrainerRanks(cluster, processes, spec, plan, folders=folders, weights=folder.path / "weights")
-    handles = engine_handles(spec, plan, model, cluster, engines)
-    serving = asyncio.create_task(gather_or_first_cause([handle.start() for handle in handles]))
-    await gather_or_first_cause([asyncio.create_task(trainer.start()), serving])
-    return Started(trainer, handles, serving.result())
+        await _check_hosts(spec, processes, groups[None], [*models.of_trainer, folder.path])
+    weights = folder.path / "weights"
+    trainer = TrainerRanks(cluster, processes, spec, plan, folders=models.of_trainer, weights=weights)
+    handles = [handle for group in groups.values() for handle in group]
+    if sleeps(spec) and processes:
+        await trainer.start()
+        await trainer.offload()  # an engine takes what memory it finds
+        found = await gather_or_first_cause([handle.start() for handle in handles])
+    else:
+        serving = asyncio.create_task(gather_or_first_cause([handle.start() for handle in handles]))
+        await gather_or_first_cause([asyncio.create_task(trainer.start()), serving])
+        found = serving.result()
+    clients = iter(found)
+    engines = {name: Engines(group, [next(clients) for _ in group]) for name, group in groups.items()}
+    return Started(trainer, engines.pop(None), {name or "": one for name, one in engines.items()})
+
+
+def _engines(
+    spec: Spec, plan: Plan, models: Models, folder: RunFolder, cluster: Cluster
+) -> dict[str | None, list[Handle]]:
+    """Handles by name, None for the policy's; their processes begin to start."""
+    groups: dict[str | None, list[Handle]] = {None: []}
+    if spec.engine.type == "external":
+        if plan.rollout:
+            groups[None] = _external(spec, "engine", spec.engine, models.policy, plan.max_sample_tokens)
+    else:
+        requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
+        what = served(
+            spec.engine, models.policy, max_length=plan.max_sample_tokens, cache_tokens=plan.cache_tokens
+        )
+        groups[None] += engine_handles(spec, what, plan.engines, cluster, cluster.launch(requests))
+    for number, section in enumerate(spec.engines):
+        model = models.others[section.name]
+        if section.type == "external":
+            groups[section.name] = _external(spec, f"engines[{number}]", section, model, None)
+            continue
+        assert model is not None, "a rule asks for the path"
+        pairs = zip(plan.others, cluster.placement.others, strict=True)
+        plans, seats = zip(*(pair for pair in pairs if pair[0].name == section.name), strict=True)
+        processes = cluster.launch(engine_requests(section, plans, seats, folder))
+        what = served(section, model, max_length=section.max_length, cache_tokens=None)
+        groups[section.name] = list(engine_handles(spec, what, plans, cluster, processes))
+    return groups
+
+
+def _external(
+    spec: Spec, place: str, section: EngineSpec, model: ModelFiles | None, longest: int | None
+) -> list[Handle]:
+    wanted = Wanted(place, model.config() if model else None, longest)
+    seconds = (spec.rollout.request_timeout, spec.fault_tolerance.engine_timeout, section.start_timeout)
+    name = getattr(section, "name", "engine")
+    return [
+        ExternalEngine(f"{name} {number}", url, section.api_key, wanted, seconds)
+        for number, url in enumerate(section.urls)
+    ]
 
 
 async def _check_hosts(
-    spec: Spec, trainers: Sequence[Process], engines: Sequence[Process], paths: Sequence[Path]
+    spec: Spec, trainers: Sequence[Process], engines: Sequence[Handle], paths: Sequence[Path]
 ) -> None:
     """On a cluster that we joined: every host sees the files, and engines share rank 0's memory."""
-    processes = [*trainers, *engines]
+    own = [engine.process for engine in engines if isinstance(engine, EngineHandle)]
+    processes = [*trainers, *own]
     names = [str(path) for path in paths]
     missing = await gather_or_first_cause(
         [process.call("missing", names, deadline=_BOOT_SECONDS) for process in processes]
@@ -73,7 +154,7 @@ async def _check_hosts(
                 f"{process.name} on {process.host} does not see {unseen[0]}; model.path and runs_dir must "
                 "lie on a file system that all nodes of the job share"
             )
-        apart = process in engines and trainers and process.host != trainers[0].host
+        apart = process in own and trainers and process.host != trainers[0].host
         if apart and shares_memory(spec):
             raise JobError(
                 f"{process.name} was placed on {process.host} and trainer 0 on {trainers[0].host}; "

@@ -3,11 +3,13 @@
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
+from yarl import URL
+
 from rlrun.runner.cluster.actors import EngineActor, SglangActor
-from rlrun.runner.cluster.placement import Placement
+from rlrun.runner.cluster.placement import Seat
 from rlrun.runner.cluster.ray import Cluster, Process, Request
 from rlrun.runner.cluster.threads import thread_variables
 from rlrun.runner.engines.client import EngineClient
@@ -15,9 +17,11 @@ from rlrun.runner.engines.setup import EngineSetup
 from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.model_files import ModelFiles
-from rlrun.runner.plan import EnginePlan, Plan
+from rlrun.runner.plan import EnginePlan
 from rlrun.runner.run_folder import RunFolder
+from rlrun.specs.engine import EngineSpec
 from rlrun.specs.job import Spec
+from rlrun.specs.layout import sleeps
 
 Setup = EngineSetup | SglangSetup | SleepingSetup
 
@@ -25,29 +29,54 @@ _ANSWER_SECONDS = 30.0
 """Beyond an engine's own deadline, for it to say what it waited for."""
 
 
-def engine_requests(spec: Spec, plan: Plan, placement: Placement, folder: RunFolder) -> list[Request]:
-    """The processes of the plan's engines."""
-    kind = SglangActor if spec.engine.type == "sglang" else EngineActor
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What engines serve: `[engine]` or one of `[[engines]]`, its model, and what is asked of it."""
+
+    section: EngineSpec
+    model: ModelFiles
+    max_length: int | None
+    """Tokens of the longest sample; None: the model's own limit."""
+    cache_tokens: int | None
+    """KV cache of each; None: as much as there is room for."""
+    key: str
+    """API key of SGLang servers."""
+    keeps_port: bool
+    """It comes back where it was: others than this process know its address."""
+
+
+def served(section: EngineSpec, model: ModelFiles, **asked: int | None) -> Served:
+    """With a new key."""
+    named = hasattr(section, "name")
+    return Served(section, model, key=secrets.token_hex(16), keeps_port=named, **asked)
+
+
+def engine_requests(
+    section: EngineSpec, plans: Sequence[EnginePlan], seats: Sequence[Seat], folder: RunFolder
+) -> list[Request]:
+    """The processes of planned engines."""
+    kind = SglangActor if section.type == "sglang" else EngineActor
     return [
         Request(
-            f"engine {engine.index}",
+            f"{engine.name} {engine.index}",
             kind,
             seat,
             thread_variables(engine.threads),
-            folder.logs / f"engine-{engine.index}.log",
+            folder.logs / f"{engine.name}-{engine.index}.log",
         )
-        for engine, seat in zip(plan.engines, placement.engines, strict=True)
+        for engine, seat in zip(plans, seats, strict=True)
     ]
 
 
 class EngineHandle:
     """An engine of the plan: the process that holds it now, and how another is started in its place."""
 
-    def __init__(self, cluster: Cluster, process: Process, setup: Setup, spec: Spec) -> None:
+    def __init__(self, cluster: Cluster, process: Process, setup: Setup, spec: Spec, what: Served) -> None:
         self._cluster = cluster
         self._process = process
         self._setup = setup
         self._spec = spec
+        self._served = what
 
     @property
     def name(self) -> str:
@@ -61,15 +90,17 @@ class EngineHandle:
 
     async def start(self) -> EngineClient:
         """Load the model; a client. ProcessFailure where it does not come up."""
-        deadline = self._spec.engine.start_timeout + _ANSWER_SECONDS
+        deadline = self._served.section.start_timeout + _ANSWER_SECONDS
         url = await self._process.call("start", self._setup, deadline=deadline)
         await self._process.identify(_ANSWER_SECONDS)
+        if self._served.keeps_port:
+            self._setup = replace(self._setup, port=URL(url).port)
         key = self._setup.api_key if isinstance(self._setup, SglangSetup) else None
         return EngineClient(
             url,
             self._spec.rollout.request_timeout + _ANSWER_SECONDS,
             api_key=key,
-            experts=_tells_experts(self._spec),
+            experts=_tells_experts(self._spec, self._served),
         )
 
     async def watch(self) -> None:
@@ -83,30 +114,28 @@ class EngineHandle:
 
 
 def engine_handles(
-    spec: Spec, plan: Plan, model: ModelFiles, cluster: Cluster, engines: Sequence[Process]
+    spec: Spec, what: Served, plans: Sequence[EnginePlan], cluster: Cluster, engines: Sequence[Process]
 ) -> list[EngineHandle]:
-    """Handles of the plan's engines; nothing is started yet."""
-    key = secrets.token_hex(16)
-    make: Mapping[str, Callable[..., Setup]] = {
+    """Handles of planned engines; nothing is started yet."""
+    make: Mapping[str, Callable[[Spec, Served, EnginePlan, Process], Setup]] = {
         "native": _native_setup,
-        "sglang": partial(_sglang_setup, key=key),
+        "sglang": _sglang_setup,
         "sleeping": _sleeping_setup,
     }
+    setup = make[what.section.type]
     return [
-        EngineHandle(cluster, process, make[spec.engine.type](spec, plan, model, engine, process), spec)
-        for process, engine in zip(engines, plan.engines, strict=True)
+        EngineHandle(cluster, process, setup(spec, what, engine, process), spec, what)
+        for process, engine in zip(engines, plans, strict=True)
     ]
 
 
-def _native_setup(
-    spec: Spec, plan: Plan, model: ModelFiles, engine: EnginePlan, process: Process
-) -> EngineSetup:
+def _native_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process) -> EngineSetup:
     return EngineSetup(
-        model_folder=str(model.folder),
-        dtype=spec.engine.dtype,
-        max_running=spec.engine.max_running,
-        max_cache_tokens=spec.engine.max_cache_tokens,
-        max_length=plan.max_sample_tokens,
+        model_folder=str(what.model.folder),
+        dtype=what.section.dtype,
+        max_running=what.section.max_running,
+        max_cache_tokens=what.section.max_cache_tokens,
+        max_length=what.max_length,
         host=process.host,
         port=engine.port,
         threads=engine.threads,
@@ -115,13 +144,11 @@ def _native_setup(
     )
 
 
-def _sleeping_setup(
-    spec: Spec, plan: Plan, model: ModelFiles, engine: EnginePlan, process: Process
-) -> SleepingSetup:
+def _sleeping_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process) -> SleepingSetup:
     """Neither plan nor model matter to it."""
-    sleeping = spec.engine.sleeping
+    sleeping = what.section.sleeping
     return SleepingSetup(
-        max_running=spec.engine.max_running,
+        max_running=what.section.max_running,
         token_seconds=sleeping.token_seconds,
         mean_tokens=sleeping.mean_tokens,
         spread=sleeping.spread,
@@ -130,36 +157,37 @@ def _sleeping_setup(
     )
 
 
-def _sglang_setup(
-    spec: Spec, plan: Plan, model: ModelFiles, engine: EnginePlan, process: Process, *, key: str
-) -> SglangSetup:
+def _sglang_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process) -> SglangSetup:
     on_cpu = engine.place.gpu is None
+    section = what.section
     return SglangSetup(
-        python=spec.engine.python or sys.executable,
-        model_folder=spec.engine.model or str(model.folder),
-        dtype=spec.engine.dtype,
-        max_running=spec.engine.max_running,
+        python=section.python or sys.executable,
+        model_folder=section.model or str(what.model.folder),
+        dtype=section.dtype,
+        max_running=section.max_running,
         # On a GPU the server knows better: it takes what the weights leave.
-        max_cache_tokens=spec.engine.max_cache_tokens or (plan.cache_tokens if on_cpu else None),
-        max_length=plan.max_sample_tokens,
+        max_cache_tokens=section.max_cache_tokens or (what.cache_tokens if on_cpu else None),
+        max_length=what.max_length,
         log=process.log,
         secrets=process.log.with_suffix(".keys.yaml"),
-        api_key=key,
+        api_key=what.key,
         host=process.host,
         port=engine.port,
-        tensor=spec.engine.tensor,
+        tensor=section.tensor,
         seed=spec.seed,
         device="cpu" if on_cpu else "cuda",
-        arguments=_arguments(spec),
-        environment=spec.engine.environment,
-        start_timeout=spec.engine.start_timeout,
+        arguments=_arguments(spec, what),
+        environment=section.environment,
+        start_timeout=section.start_timeout,
     )
 
 
-def _arguments(spec: Spec) -> dict[str, Any]:
+def _arguments(spec: Spec, what: Served) -> dict[str, Any]:
     """The server's further arguments."""
-    return spec.engine.sglang | ({"enable_return_routed_experts": True} if _tells_experts(spec) else {})
+    tells = {"enable_return_routed_experts": True} if _tells_experts(spec, what) else {}
+    saves = {"enable_memory_saver": True} if sleeps(spec) and not what.keeps_port else {}
+    return what.section.sglang | tells | saves
 
 
-def _tells_experts(spec: Spec) -> bool:
-    return spec.trainer.moe.routing_replay == "engine"
+def _tells_experts(spec: Spec, what: Served) -> bool:
+    return not what.keeps_port and spec.trainer.moe.routing_replay == "engine"

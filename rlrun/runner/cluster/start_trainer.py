@@ -59,6 +59,12 @@ class TrainerRanks:
         await gather_or_first_cause(calls)
         await gather_or_first_cause([process.identify(_BOOT_SECONDS) for process in self.processes])
 
+    async def offload(self) -> None:
+        """Leave the devices' memory to engines that start there."""
+        await gather_or_first_cause(
+            [process.call("offload", deadline=_BOOT_SECONDS) for process in self.processes]
+        )
+
     async def watch(self) -> None:
         """Return never; ProcessFailure as soon as one is gone or says nothing."""
         seconds = self._spec.fault_tolerance.trainer_timeout

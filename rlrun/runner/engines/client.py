@@ -8,13 +8,16 @@ jittered, when the connection fails; a generation is repeated only when it never
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal
 
 import aiohttp
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from rlrun.runner.carriers import (
     Checksums,
@@ -34,8 +37,10 @@ from rlrun.runner.engines.wire import (
     group_body,
     manifest_body,
     parse_generations,
+    parse_scores,
     payload_body,
     sample_ids,
+    score_body,
     version_number,
 )
 from rlrun.runner.errors import EngineError, EngineGone
@@ -43,6 +48,9 @@ from rlrun.runner.errors import EngineError, EngineGone
 ATTEMPTS = 4
 FIRST_DELAY = 0.1
 """Seconds before the first repetition; doubles each time, times a random factor from 0.5 to 1.5."""
+_SETTLE_SECONDS = 30.0
+Tag = Literal["weights", "kv_cache"]
+"""Of the memory that an engine gives away while it sleeps."""
 _TENSORS = "/update_weights_from_tensor"
 _DISK = "/update_weights_from_disk"
 _BROADCAST = "/update_weights_from_distributed"
@@ -69,6 +77,7 @@ class EngineClient:
         """
         self._experts = experts
         self.url = url.rstrip("/")
+        self.api_key = api_key
         self._generate_timeout = generate_timeout
         self._control_timeout = control_timeout
         self._headers = {"Content-Type": "application/json"}
@@ -94,6 +103,13 @@ class EngineClient:
         bodies = ({"rid": name} for name in sample_ids(request))
         await asyncio.gather(*(self._post("/abort_request", body) for body in bodies))
 
+    async def score(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+        """Log-probs `[T - 1]` of each sequence's own tokens from the second on, at temperature 1."""
+        if not sequences:
+            return []
+        raw = await self._call("POST", "/generate", score_body(sequences), self._generate_timeout)
+        return parse_scores(raw, sequences)
+
     async def abort_all(self) -> None:
         """End every running request; each answers with what it has."""
         await self._post("/abort_request", {"abort_all": True})
@@ -105,6 +121,34 @@ class EngineClient:
     async def resume(self) -> None:
         """Go on after `pause`."""
         await self._post("/continue_generation", {})
+
+    async def settle(self) -> None:
+        """End what runs, and return once nothing does. TimeoutError where something goes on."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while True:
+            await self.abort_all()
+            try:
+                return await self.flush_cache()
+            except EngineGone:
+                raise
+            except EngineError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"engine {self.url} still generates {_SETTLE_SECONDS:g} s after it was told to abort"
+                    ) from None
+            await asyncio.sleep(FIRST_DELAY)
+
+    async def release_memory(self, tags: Sequence[Tag]) -> None:
+        """Give the memory of weights or cache away. EngineError while requests run."""
+        await self._occupation("release", tags)
+
+    async def resume_memory(self, tags: Sequence[Tag]) -> None:
+        """Have it again; weights have to be given anew."""
+        await self._occupation("resume", tags)
+
+    async def _occupation(self, verb: str, tags: Sequence[Tag]) -> None:
+        body, path = orjson.dumps({"tags": list(tags)}), f"/{verb}_memory_occupation"
+        await self._call("POST", path, body, self._control_timeout, safe=False)
 
     async def flush_cache(self) -> None:
         """Forget cached prefixes. EngineError while requests run."""
@@ -120,10 +164,16 @@ class EngineClient:
 
     async def model_info(self) -> dict[str, Any]:
         """What the engine serves; `weight_version` among it."""
-        info: dict[str, Any] = orjson.loads(
-            await self._call("GET", "/model_info", None, self._control_timeout)
-        )
-        return info
+        return await self.get("/model_info")
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """What the engine says of itself at `path`."""
+        answer: dict[str, Any] = orjson.loads(await self._call("GET", path, None, self._control_timeout))
+        return answer
+
+    async def check_request(self, body: dict[str, Any]) -> None:
+        """Send a /generate body; EngineError, with what the engine has against it, where it refuses."""
+        await self._post("/generate", body)
 
     async def update_weights(self, update: WeightManifest | SerializedWeights | FolderWeights) -> int:
         """Serve new weights from the next forward pass on; returns their version.

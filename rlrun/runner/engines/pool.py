@@ -4,11 +4,14 @@ is asked again.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from typing import Literal, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlrun.runner.background import cancel_all
 from rlrun.runner.carriers import GenerateRequest, Generation, WeightUpdate
-from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.engines.client import EngineClient, Tag
 from rlrun.runner.engines.delivery import BucketSource, Delivery, Failures, WeightsMoved
 from rlrun.runner.errors import EngineError, EngineGone
 
@@ -17,6 +20,10 @@ BUSIER = 8
 conversation anew costs more than a few more rows in a batch."""
 SESSIONS = 65_536
 """Sessions whose engine is remembered."""
+SCORED_TOGETHER = 16
+"""Sequences in one call for their log-probs."""
+
+Answer = TypeVar("Answer")
 
 
 class _Seat:
@@ -32,6 +39,8 @@ class _Seat:
         self.up = asyncio.Event()
         self.down = asyncio.Event()
         self.up.set()
+        self.asleep: set[Tag] = set()
+        """What it has no memory for."""
 
     def lose(self, cause: str | None = None) -> None:
         self.cause = cause
@@ -70,6 +79,8 @@ class EnginePool:
         self._weights: WeightUpdate | None = None
         self._updating = asyncio.Lock()
         self._changed = asyncio.Event()
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._last: dict[str, _Seat] = {}
         """Which engine answered a session last; the sessions that were longest silent come first."""
 
@@ -96,6 +107,19 @@ class EnginePool:
         """End a running request, whichever engine has it; it answers with what it has."""
         await self._all(lambda seat: seat.client.abort(request))
 
+    async def score(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+        """Log-probs `[T - 1]` of each sequence's own tokens from the second on, at temperature 1."""
+        parts = [sequences[at : at + SCORED_TOGETHER] for at in range(0, len(sequences), SCORED_TOGETHER)]
+        answers = await asyncio.gather(*(self._score(part) for part in parts))
+        return [values for part in answers for values in part]
+
+    async def _score(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+        while True:
+            seat = await self._free_seat("")
+            answer = await self._try(seat, len(sequences), lambda client: client.score(sequences))
+            if answer is not None:
+                return answer
+
     async def abort_all(self) -> None:
         """End every running request; each answers with what it has."""
         await self._all(lambda seat: seat.client.abort_all())
@@ -107,6 +131,33 @@ class EnginePool:
     async def resume(self) -> None:
         """Go on after `pause`."""
         await self._all(lambda seat: seat.client.resume())
+
+    async def sleep(self) -> None:
+        """Give the memory of weights and cache away until `wake`; what runs is aborted."""
+        self._awake.clear()
+        await self._all(self._release)
+
+    async def wake(self, tag: Tag) -> None:
+        """Have that memory again: for weights that are about to be given, or to generate."""
+        await self._all(lambda seat: self._take_back(seat, tag))
+        if tag == "kv_cache":
+            self._awake.set()
+
+    async def awake(self) -> None:
+        """Return once engines are not asleep: there is memory for one to start."""
+        await self._awake.wait()
+
+    async def _release(self, seat: _Seat) -> None:
+        tags = [tag for tag in get_args(Tag) if tag not in seat.asleep]
+        if tags:
+            await seat.client.settle()
+            await seat.client.release_memory(tags)
+            seat.asleep = set(get_args(Tag))
+
+    async def _take_back(self, seat: _Seat, tag: Tag) -> None:
+        if tag in seat.asleep:
+            await seat.client.resume_memory([tag])
+            seat.asleep.discard(tag)
 
     async def flush_cache(self) -> None:
         """Forget cached prefixes. EngineError while requests run."""
@@ -165,6 +216,7 @@ class EnginePool:
         async with self._updating:
             await seat.client.close()
             seat.client = client
+            seat.asleep = set()
             self._delivery.forget(engine)
             try:
                 failures = {} if self._weights is None else await self._deliver(self._weights, [engine])
@@ -209,12 +261,17 @@ class EnginePool:
                 return answer
 
     async def _ask(self, seat: _Seat, requests: Sequence[GenerateRequest]) -> list[list[Generation]] | None:
-        """The answer; None when the engine is lost, and somebody mends it."""
         samples = sum(len(request.seeds) for request in requests)
+        return await self._try(seat, samples, lambda client: client.generate_batch(requests))
+
+    async def _try(
+        self, seat: _Seat, load: int, call: Callable[[EngineClient], Awaitable[Answer]]
+    ) -> Answer | None:
+        """The answer; None when the engine is lost, and somebody mends it."""
         client = seat.client
-        seat.load += samples
+        seat.load += load
         try:
-            return await client.generate_batch(requests)
+            return await call(client)
         except EngineGone:
             if not self._mended:
                 raise
@@ -222,7 +279,7 @@ class EnginePool:
                 seat.lose()
             return None
         finally:
-            seat.load -= samples
+            seat.load -= load
 
     async def _deliver(self, update: WeightUpdate, engines: Sequence[int]) -> Failures:
         return await self._delivery.deliver(update, {one: self._seats[one].client for one in engines})

@@ -35,16 +35,23 @@ class Restartable(Protocol):
         """Kill what is left of it and start it again. JobError where it does not come up."""
 
 
+class Budget:
+    """Restarts that are left, of all engines of a job together."""
+
+    def __init__(self, restarts: int) -> None:
+        self.left = restarts
+
+
 class Supervisor:
     """Watches every engine of a pool."""
 
     def __init__(
-        self, pool: EnginePool, engines: Sequence[Restartable], restarts: int, say: Callable[[str], None]
+        self, pool: EnginePool, engines: Sequence[Restartable], budget: Budget, say: Callable[[str], None]
     ) -> None:
-        """`restarts` of all engines together; `say` tells the user."""
+        """`budget` may be shared with others; `say` tells the user."""
         self._pool = pool
         self._engines = engines
-        self._left = restarts
+        self._budget = budget
         self._say = say
 
     async def run(self) -> None:
@@ -63,9 +70,10 @@ class Supervisor:
     async def _mend(self, number: int, failure: JobError) -> None:
         """Start it again until it serves the current weights."""
         engine, pause = self._engines[number], FIRST_PAUSE
-        while self._left:
-            self._left -= 1
-            self._say(f"{failure}; starting {engine.name} again ({self._left} restarts left)")
+        while self._budget.left:
+            self._budget.left -= 1
+            self._say(f"{failure}; starting {engine.name} again ({self._budget.left} restarts left)")
+            await self._pool.awake()
             try:
                 return await self._pool.mend(number, await engine.restart())
             except JobError as error:

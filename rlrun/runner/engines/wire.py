@@ -47,6 +47,34 @@ def sample_ids(request: GenerateRequest) -> list[str]:
     return [f"{request.id}-{k}" for k in range(len(request.seeds))]
 
 
+def score_body(sequences: Sequence[NDArray[np.int32]]) -> bytes:
+    """One /generate call that generates nothing: the log-probs of these tokens, at temperature 1."""
+    ids = [
+        orjson.dumps(np.ascontiguousarray(one, np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
+        for one in sequences
+    ]
+    rest = orjson.dumps(
+        {
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+    )
+    return b'{"input_ids":[' + b",".join(ids) + b"]," + rest[1:]
+
+
+def parse_scores(raw: bytes, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+    """The answer to `score_body`: `[T - 1]` log-probs of each sequence's tokens from the second on.
+
+    Raises EngineError when it is something else.
+    """
+    answers = orjson.loads(raw)
+    answers = answers if isinstance(answers, list) else [answers]
+    if len(answers) != len(sequences):
+        raise EngineError(f"log-probs of {len(sequences)} sequences were asked for, not {len(answers)}")
+    return [_given_log_probs(answer, one) for answer, one in zip(answers, sequences, strict=True)]
+
+
 def parse_generations(raw: bytes, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
     """The answer to `generate_body`, by request. Raises EngineError when it is something else."""
     answers = orjson.loads(raw)
@@ -146,6 +174,15 @@ def _experts(meta: Mapping[str, Any], length: int) -> NDArray[np.int16] | None:
     if not rows or len(flat) % rows:
         raise EngineError(f"sample {meta.get('id')}: experts of {len(flat)} numbers for {rows} tokens")
     return flat.reshape(rows, -1).astype(np.int16)
+
+
+def _given_log_probs(answer: Mapping[str, Any], tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    entries = answer["meta_info"].get("input_token_logprobs") or []
+    if [entry[1] for entry in entries] != tokens.tolist():
+        raise EngineError(
+            f"log-probs of {len(tokens)} tokens were asked for; the answer has {len(entries)} of others"
+        )
+    return np.array([entry[0] for entry in entries[1:]], np.float32)
 
 
 def _spans(meta: Mapping[str, Any], length: int) -> tuple[VersionSpan, ...]:

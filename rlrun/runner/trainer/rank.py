@@ -112,7 +112,7 @@ class TrainerRank:
         self._loss = LossPass(self._policy, self._algorithm, spec.trainer, self._device)
         on_host = spec.trainer.offload == "optimizer"
         self._optimizer = Optimizer(spec.trainer, self._trainable(), on_host=on_host)
-        self._teacher = Teacher(setup, spec, self._model, self._device) if self._needs.teacher else None
+        self._teacher = Teacher(setup, spec, self._model, self._device) if self._holds_teacher else None
         self._critic = self._make_critic() if self._needs.critic else None
         self._step = 0
         self._writer = self._make_writer()
@@ -143,6 +143,11 @@ class TrainerRank:
     @property
     def _needs(self) -> Needs:
         return self._algorithm.needs
+
+    @property
+    def _holds_teacher(self) -> bool:
+        """Not where engines serve it."""
+        return self._needs.teacher and self._setup.teacher_folder is not None
 
     def log_probs(
         self,

@@ -131,7 +131,8 @@ class WeightWriter:
 
     def _set(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> WeightSet:
         extent = self._spec.engine.weight_check
-        if self._source.rank != 0 or extent == "none" or self._source.device.type != "cpu":
+        unknown = self._spec.engine.type == "external" or self._source.device.type != "cpu"
+        if self._source.rank != 0 or extent == "none" or unknown:
             return WeightSet(tensors, self._form)
         chosen = Choice(self._source.model, extent, self._version, self._form, self._readers)
         return WeightSet(tensors, self._form, Fingerprints(self._readers, chosen))

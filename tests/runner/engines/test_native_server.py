@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny_models import make_tiny_model
 
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.carriers import GenerateRequest, Sampling
+from rlrun.runner.carriers import FolderWeights, GenerateRequest, Sampling
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.native.server import NativeServer
 from rlrun.runner.engines.setup import EngineSetup
@@ -105,7 +105,7 @@ async def test_lists_and_n(client: EngineClient) -> None:
         ({"input_ids": [5], "text": "hi"}, "unknown text"),
         ({"input_ids": [5], "stream": True}, "stream"),
         ({"input_ids": [5], "sampling_params": {"top_p": 0}}, "top_p is 0; it must be above 0"),
-        ({"input_ids": [5], "sampling_params": {"max_new_tokens": 0}}, "at least 1"),
+        ({"input_ids": [5], "sampling_params": {"max_new_tokens": -1}}, "at least 0"),
         ({"input_ids": [5], "sampling_params": {"presence": 1}}, "unknown presence; known: max_new_tokens"),
         ({"input_ids": [[5]], "sampling_params": [{}, {}]}, "a list of 1"),
         ({"input_ids": [5] * 8000, "sampling_params": {"max_new_tokens": 300}}, "make 8300; .* at most 8192"),
@@ -172,8 +172,11 @@ async def test_pausing_changes_nothing(client: EngineClient, server: Any, mode: 
     for _ in range(3):
         await client.pause(mode)
         assert await client.health()
-        with pytest.raises(EngineError, match=r"400: samples are running or waiting"):
+        if mode == "retract":
             await client.flush_cache()
+        else:
+            with pytest.raises(EngineError, match=r"400: samples are running"):
+                await client.flush_cache()
         await client.resume()
     for ours, theirs in zip(await task, undisturbed, strict=True):
         assert ours.tokens.tolist() == theirs.tokens.tolist()
@@ -221,7 +224,7 @@ async def test_weights_change_in_the_middle_of_a_sample(
     fresh.stop()
     np.testing.assert_array_equal(after.tokens, expected.tokens)
     np.testing.assert_array_equal(after.log_probs, expected.log_probs)
-    assert await client.update_weights_from_disk(str(tiny_folder), 12) == 12
+    assert await client.update_weights(FolderWeights(str(tiny_folder), 0, 12)) == 12
 
 
 async def test_weights_that_do_not_fit_leave_the_old_ones(
@@ -234,9 +237,10 @@ async def test_weights_that_do_not_fit_leave_the_old_ones(
     with pytest.raises(
         EngineError, match=r"400: .*gate_proj.weight has shape \(64, 64\), the model needs \(96, 64\)"
     ):
-        await client.update_weights_from_disk(str(smaller), 99)
+        await client.update_weights(FolderWeights(str(smaller), 0, 99))
     with pytest.raises(EngineError, match=r"holds no \*.safetensors file"):
-        await client.update_weights_from_disk(str(tmp_path), 99)
+        await client.update_weights(FolderWeights(str(tmp_path), 0, 99))
+    await client.resume()
     shared = SharedWeights(f"test-{tmp_path.name}", {"model.norm.weight": (64,)}, "float32")
     manifest = shared.write([("model.norm.weight", torch.ones(64))], 99)
     with pytest.raises(EngineError, match=r"400: .* weights missing, the first: model.embed_tokens.weight"):
@@ -297,4 +301,62 @@ async def test_an_engine_that_fails_says_so(tiny_folder: Path, monkeypatch: pyte
             ):
                 await client.generate(request())
         assert not await client.health()
+    server.stop()
+
+
+async def test_log_probs_of_given_tokens_are_those_they_were_drawn_with(client: EngineClient) -> None:
+    samples = await client.generate(request((1, 2, 3), max_new_tokens=40))
+    whole = [np.concatenate([PROMPT, sample.tokens]).astype(np.int32) for sample in samples]
+    found = await client.score([*whole, np.array([5], np.int32)])
+    assert [len(values) for values in found] == [len(PROMPT) + len(one.tokens) - 1 for one in samples] + [0]
+    for values, sample in zip(found, samples, strict=False):
+        np.testing.assert_allclose(values[len(PROMPT) - 1 :], sample.log_probs, atol=1e-5)
+
+
+async def test_log_probs_alone_are_asked_for_in_whole(client: EngineClient) -> None:
+    status, answer = await post(
+        client, "/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 0}}
+    )
+    assert status == 400
+    assert "add return_logprob and logprob_start_len 0" in answer["error"]["message"]
+
+
+async def test_a_chat_is_answered_in_text(client: EngineClient) -> None:
+    messages = [{"role": "user", "content": "say 7"}]
+    body = {"model": "any", "messages": messages, "max_tokens": 5, "temperature": 0.0}
+    status, answer = await post(client, "/v1/chat/completions", body)
+    assert status == 200
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] in ("stop", "length")
+    assert choice["message"]["role"] == "assistant"
+    assert isinstance(choice["message"]["content"], str)
+    assert answer["usage"]["completion_tokens"] <= 5
+    status, answer = await post(client, "/v1/chat/completions", {"messages": messages, "tools": []})
+    assert status == 400
+    assert "unknown tools" in answer["error"]["message"]
+
+
+async def test_an_engine_gives_its_memory_away_and_takes_it_back(tiny_folder: Path) -> None:
+    setup = EngineSetup(str(tiny_folder), dtype="float32", max_running=8, max_length=256, threads=1)
+    server = NativeServer(setup)
+    async with EngineClient(server.start(), control_timeout=60) as client:
+        engine = server._engine
+        assert engine is not None
+        wanted = request((3,), max_new_tokens=8)
+        before = await client.generate(wanted)
+        running = asyncio.create_task(client.generate(request((4,), max_new_tokens=40, min_new_tokens=40)))
+        await client.settle()
+        await running
+        await client.release_memory(["weights", "kv_cache"])
+        model = engine._scheduler.model
+        held = (model.cache.keys, model.weights.head, model.weights.layers[0].qkv)
+        assert not any(tensor.numel() for tensor in held)
+        with pytest.raises(EngineError, match="the engine sleeps: it has no memory for kv_cache and weights"):
+            await client.generate(wanted)
+        await client.resume_memory(["weights"])
+        assert await client.update_weights(FolderWeights(str(tiny_folder), 0, 5)) == 5
+        await client.resume_memory(["kv_cache"])
+        [after] = await client.generate(wanted)
+        np.testing.assert_array_equal(after.log_probs, before[0].log_probs)
+        assert after.versions == (VersionSpan(5, 0, len(after.tokens)),)
     server.stop()

@@ -9,7 +9,7 @@ import pytest
 from rlrun.runner.carriers import GenerateRequest, Generation, Sampling, SerializedWeights, WeightManifest
 from rlrun.runner.engines import supervisor as supervisor_module
 from rlrun.runner.engines.pool import EnginePool
-from rlrun.runner.engines.supervisor import Supervisor
+from rlrun.runner.engines.supervisor import Budget, Supervisor
 from rlrun.runner.errors import EngineError, EngineGone, JobError
 
 
@@ -23,6 +23,7 @@ class Client:
         self.asked: list[str] = []
         self.gone = False
         self.closed = False
+        self.memory: list[str] = []
         self.hold = asyncio.Event()
         self.hold.set()
 
@@ -45,6 +46,15 @@ class Client:
     async def abort_all(self) -> None:
         if self.gone:
             raise EngineGone(f"{self.url} broke")
+
+    async def settle(self) -> None:
+        self.memory.append("settle")
+
+    async def release_memory(self, tags: Sequence[str]) -> None:
+        self.memory.append(f"release {' '.join(tags)}")
+
+    async def resume_memory(self, tags: Sequence[str]) -> None:
+        self.memory.append(f"resume {' '.join(tags)}")
 
     async def close(self) -> None:
         self.closed = True
@@ -161,7 +171,7 @@ async def test_an_engine_that_dies_is_started_again_and_serves() -> None:
     said: list[str] = []
     first, again = Client("a"), Client("b")
     pool, engine = pool_of(first), Engine([JobError("no port"), again])
-    watching = asyncio.create_task(Supervisor(pool, [engine], 3, said.append).run())  # type: ignore[list-item]
+    watching = asyncio.create_task(Supervisor(pool, [engine], Budget(3), said.append).run())  # type: ignore[list-item]
     await pool.update_weights(manifest(2))
     first.gone = True
     engine.died.set()
@@ -178,7 +188,7 @@ async def test_the_last_failure_ends_the_job_when_no_restart_is_left() -> None:
     pool, engine = pool_of(Client("a")), Engine([JobError("no port")])
     engine.died.set()
     with pytest.raises(JobError, match="no port"):
-        await Supervisor(pool, [engine], 1, lambda text: None).run()  # type: ignore[list-item]
+        await Supervisor(pool, [engine], Budget(1), lambda text: None).run()  # type: ignore[list-item]
 
 
 async def test_an_engine_whose_connection_breaks_is_started_again_though_it_seems_well() -> None:
@@ -186,7 +196,32 @@ async def test_an_engine_whose_connection_breaks_is_started_again_though_it_seem
     broken, again = Client("a"), Client("b")
     broken.gone = True
     pool, engine = pool_of(broken), Engine([again])
-    watching = asyncio.create_task(Supervisor(pool, [engine], 1, said.append).run())  # type: ignore[list-item]
+    watching = asyncio.create_task(Supervisor(pool, [engine], Budget(1), said.append).run())  # type: ignore[list-item]
     await pool.generate(request("x"))
     assert said[0].startswith("engine 0 cannot be reached; ")
+    watching.cancel()
+
+
+async def test_engines_sleep_once_and_wake_by_parts() -> None:
+    first, second = Client("a"), Client("b")
+    pool = pool_of(first, second)
+    await pool.sleep()
+    await pool.sleep()
+    await pool.wake("weights")
+    await pool.wake("kv_cache")
+    await pool.wake("kv_cache")
+    assert first.memory == second.memory
+    assert first.memory == ["settle", "release weights kv_cache", "resume weights", "resume kv_cache"]
+
+
+async def test_an_engine_that_dies_in_its_sleep_is_started_when_there_is_memory_for_it() -> None:
+    pool, engine = pool_of(Client("a")), Engine([Client("b")])
+    watching = asyncio.create_task(Supervisor(pool, [engine], Budget(1), lambda text: None).run())  # type: ignore[list-item]
+    await pool.sleep()
+    engine.died.set()
+    await turns(500)
+    assert engine._starts
+    await pool.wake("kv_cache")
+    await pool.generate(request("x"))
+    assert not engine._starts
     watching.cancel()

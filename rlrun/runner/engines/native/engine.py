@@ -6,20 +6,25 @@ any thread: submit(jobs), call(function) -> inbox -> engine thread -> Scheduler.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 
 from rlrun.runner.carriers import WeightManifest
+from rlrun.runner.engines.native.cache import KVCache, make_cache
 from rlrun.runner.engines.native.loading import Loaded
 from rlrun.runner.engines.native.requests import Job, group_jobs
+from rlrun.runner.engines.native.scheduler import PREFILL_TOKENS
 from rlrun.runner.engines.native.weights import ModelWeights, allocate, check_shapes, fuse, read_folder
 from rlrun.runner.weights.shared_memory import AttachedWeights, attach
 
 T = TypeVar("T")
 PauseMode = Literal["abort", "in_place", "retract"]
+Part = Literal["weights", "kv_cache"]
+"""What an engine gives away while it sleeps."""
 _log = logging.getLogger(__name__)
 
 
@@ -30,6 +35,8 @@ class Engine:
         self.loaded = loaded
         self.failure: str | None = None
         """Why the engine stopped working; None while it works."""
+        self.asleep: set[Part] = set()
+        """What it has no memory for at the moment."""
         self._scheduler = loaded.scheduler
         self._threads = threads
         self._inbox: deque[Callable[[], None]] = deque()
@@ -59,6 +66,8 @@ class Engine:
     def check(self, job: Job) -> None:
         """Raises ValueError when a job can never run here, with the numbers."""
         prompt, budget, limit = len(job.prompt), job.params.max_new_tokens, self.loaded.max_length
+        if self.asleep:
+            raise ValueError(f"the engine sleeps: it has no memory for {' and '.join(sorted(self.asleep))}")
         need = f"a prompt of {prompt} tokens and max_new_tokens {budget} make {prompt + budget}"
         if not prompt:
             raise ValueError("input_ids is empty: the prompt needs at least one token")
@@ -88,6 +97,13 @@ class Engine:
         self._post(run)
         return future
 
+    def score(self, jobs: Sequence[Job]) -> "list[Future[None]]":
+        """Fill in the jobs' `prompt_log_probs`, a pass' worth of prompts between two steps."""
+        futures: list[Future[None]] = []
+        for part in _passes(jobs):
+            futures.append(self.call(partial(self._score, part)))
+        return futures
+
     def abort(self, chosen: Callable[[Job], bool]) -> "Future[int]":
         """End the chosen jobs with what they have so far."""
         return self.call(lambda: self._scheduler.abort(chosen, "aborted by request"))
@@ -112,9 +128,40 @@ class Engine:
 
         return self.call(run)
 
-    def is_idle(self) -> "Future[bool]":
-        """Nothing runs or waits."""
-        return self.call(lambda: not self._scheduler.busy)
+    def holds_cache(self) -> "Future[bool]":
+        """A sample, running or waiting, has something in the cache."""
+        return self.call(lambda: self._scheduler.holds_cache)
+
+    def release(self, parts: Collection[Part]) -> "Future[None]":
+        """Give memory of weights or cache away until `take_back`; ValueError while samples run or wait."""
+
+        def run() -> None:
+            if self._scheduler.busy:
+                raise ValueError("samples are running or waiting: memory is given away only between them")
+            model = self._scheduler.model
+            if "weights" in parts:
+                model.release_weights()
+                self._let_go()
+            if "kv_cache" in parts:
+                nothing = model.cache.keys.new_empty(0)
+                model.cache = KVCache(nothing, nothing)
+            if model.cache.keys.device.type == "cuda":
+                torch.cuda.empty_cache()  # another process is to have it
+            self.asleep |= set(parts)
+
+        return self.call(run)
+
+    def take_back(self, parts: Collection[Part]) -> "Future[None]":
+        """Have that memory again; weights have to be given anew before anything is generated."""
+
+        def run() -> None:
+            model = self._scheduler.model
+            if "kv_cache" in parts and "kv_cache" in self.asleep:
+                blocks = self._scheduler.blocks
+                model.cache = make_cache(model.config, blocks, self.loaded.dtype, model.cache.keys.device)
+            self.asleep -= set(parts) - {"weights"}
+
+        return self.call(run)
 
     def load_shared(self, manifest: WeightManifest) -> "Future[None]":
         """Take over a segment's weights between two steps; on a CPU the segment itself serves as them.
@@ -140,6 +187,12 @@ class Engine:
 
     # -- the engine's thread
 
+    def _score(self, jobs: Sequence[Job]) -> None:
+        found = self._scheduler.score([job.prompt for job in jobs])
+        for job, log_probs in zip(jobs, found, strict=True):
+            job.prompt_log_probs = log_probs
+            job.finish = {"type": "length", "length": 0}
+
     def _copy(self, attached: AttachedWeights, version: int) -> None:
         """Weights for another device or of another dtype: copied, from the second time on over the last."""
         config, current = self.loaded.config, self._scheduler.model.weights.norm
@@ -152,8 +205,14 @@ class Engine:
 
     def _swap(self, weights: ModelWeights, version: int, attached: AttachedWeights | None) -> None:
         self._scheduler.set_weights(weights, version)
+        self.asleep.discard("weights")
+        self._let_go()
+        self._attached = attached
+
+    def _let_go(self) -> None:
+        """Of weights that are no longer served."""
         self._owned = None
-        before, self._attached = self._attached, attached
+        before, self._attached = self._attached, None
         if before is not None:
             before.close()
 
@@ -198,6 +257,17 @@ class Engine:
             self._scheduler.fail(reason)
             if not self._serve_inbox():
                 return
+
+
+def _passes(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+    """Jobs whose prompts fit into one pass, in order."""
+    first, tokens = 0, 0
+    for number, job in enumerate(jobs):
+        if number > first and tokens + len(job.prompt) > PREFILL_TOKENS:
+            yield jobs[first:number]
+            first, tokens = number, 0
+        tokens += len(job.prompt)
+    yield jobs[first:]
 
 
 def parse_version(raw: Any) -> int:

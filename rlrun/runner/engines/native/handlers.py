@@ -4,12 +4,13 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import orjson
 from aiohttp import web
 
-from rlrun.runner.engines.native.engine import Engine, parse_version
+from rlrun.runner.engines.native.chat import Chat
+from rlrun.runner.engines.native.engine import Engine, Part, parse_version
 from rlrun.runner.engines.native.protocol import answer, parse_generate, parse_manifest
 from rlrun.runner.engines.native.requests import Job
 from rlrun.runner.engines.setup import EngineSetup
@@ -26,6 +27,7 @@ class Handlers:
     def __init__(self, engine: Engine, setup: EngineSetup) -> None:
         self._engine = engine
         self._setup = setup
+        self._chat = Chat(setup.model_folder)
         self._numbers = itertools.count()
 
     def routes(self) -> list[web.RouteDef]:
@@ -37,10 +39,13 @@ class Handlers:
         ]
         post: list[tuple[str, Handler]] = [
             ("/generate", self.generate),
+            ("/v1/chat/completions", self.chat),
             ("/abort_request", self.abort),
             ("/pause_generation", self.pause),
             ("/continue_generation", self.resume),
             ("/flush_cache", self.flush_cache),
+            ("/release_memory_occupation", self.release),
+            ("/resume_memory_occupation", self.take_back),
             ("/update_weights_from_tensor", self.update_from_tensor),
             ("/update_weights_from_disk", self.update_from_disk),
         ]
@@ -54,17 +59,22 @@ class Handlers:
         jobs, several = parse_generate(body, self._new_id, self._new_seed)
         for job in jobs:
             self._engine.check(job)
-        try:
-            await self._run(jobs)
-        except asyncio.CancelledError:  # the client went away
-            gone = {id(job) for job in jobs}
-            self._engine.abort(lambda job: id(job) in gone)
-            raise
-        for job in jobs:
-            if job.finish is not None and job.finish["type"] == "error":
-                return _error(500, f"the engine failed: {job.finish['message']}")
-        answers = [answer(job, bool(body.get("return_logprob")), self._engine.version) for job in jobs]
-        return _json(answers if several else answers[0])
+        if any(job.params.max_new_tokens == 0 for job in jobs):
+            await self._score(jobs, body)
+            return _json(self._answers(jobs, body, several))
+        if failed := await self._finish(jobs):
+            return failed
+        return _json(self._answers(jobs, body, several))
+
+    async def chat(self, request: web.Request) -> web.Response:
+        """One answer to a conversation, as OpenAI's API has it; nothing is streamed."""
+        body = await _body(request)
+        limit = self._engine.loaded.max_length
+        job = await asyncio.to_thread(self._chat.job, body, self._new_id(), self._new_seed(), limit)
+        self._engine.check(job)
+        if failed := await self._finish([job]):
+            return failed
+        return _json(self._chat.answer(job, body))
 
     async def abort(self, request: web.Request) -> web.Response:
         """`{"abort_all": true}`, or `{"rid": id}` of a sample or of a request of several."""
@@ -93,10 +103,20 @@ class Handlers:
         return _json({"status": "ok"})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """Nothing is cached beyond the life of its samples, so this only checks that there are none."""
-        if await _done(self._engine.is_idle(), "flushing"):
-            return _json({"success": True})
-        return _error(400, "samples are running or waiting: abort them, or wait for them, before flushing")
+        """Nothing is cached beyond the life of its samples; this only checks that none has anything there."""
+        if await _done(self._engine.holds_cache(), "flushing"):
+            return _error(400, "samples are running: abort, retract or wait for them before flushing")
+        return _json({"success": True})
+
+    async def release(self, request: web.Request) -> web.Response:
+        """`{"tags": ["weights", "kv_cache"]}`: give that memory away; 400 while samples run or wait."""
+        await _done(self._engine.release(_tags(await _body(request))), "releasing memory")
+        return _json({"success": True})
+
+    async def take_back(self, request: web.Request) -> web.Response:
+        """The opposite, by the same tags; weights come with the next update."""
+        await _done(self._engine.take_back(_tags(await _body(request))), "taking memory back")
+        return _json({"success": True})
 
     async def health(self, request: web.Request) -> web.Response:
         """200 while the engine works, 503 with the reason after it failed; runs no generation."""
@@ -113,6 +133,7 @@ class Handlers:
                 "is_generation": True,
                 "weight_version": str(self._engine.version),
                 "model_type": loaded.config.family,
+                "vocab_size": loaded.config.vocab_size,
                 "dtype": self._setup.dtype,
                 "max_length": loaded.max_length,
                 "max_cache_tokens": loaded.cache_tokens,
@@ -141,6 +162,33 @@ class Handlers:
         await _done(await asyncio.to_thread(self._engine.load_folder, folder, version), "taking over weights")
         return self._updated()
 
+    async def _score(self, jobs: Sequence[Job], body: dict[str, Any]) -> None:
+        """Log-probs of given tokens, as SGLang has them: all of the prompt's, at temperature 1."""
+        if any(job.params.max_new_tokens for job in jobs):
+            raise ValueError("max_new_tokens 0 and others cannot be mixed in one call")
+        if not body.get("return_logprob") or body.get("logprob_start_len") != 0:
+            raise ValueError(
+                "max_new_tokens 0 asks for log-probs: add return_logprob and logprob_start_len 0"
+            )
+        await asyncio.gather(*(asyncio.wrap_future(future) for future in self._engine.score(jobs)))
+
+    def _answers(self, jobs: Sequence[Job], body: dict[str, Any], several: bool) -> Any:
+        answers = [answer(job, bool(body.get("return_logprob")), self._engine.version) for job in jobs]
+        return answers if several else answers[0]
+
+    async def _finish(self, jobs: Sequence[Job]) -> web.Response | None:
+        """Run jobs to their end; what is answered instead when the engine failed."""
+        try:
+            await self._run(jobs)
+        except asyncio.CancelledError:  # the client went away
+            gone = {id(job) for job in jobs}
+            self._engine.abort(lambda job: id(job) in gone)
+            raise
+        for job in jobs:
+            if job.finish is not None and job.finish["type"] == "error":
+                return _error(500, f"the engine failed: {job.finish['message']}")
+        return None
+
     async def _run(self, jobs: Sequence[Job]) -> None:
         """Submit jobs and wait for them all, until the client's deadline: it then closes the connection."""
         loop = asyncio.get_running_loop()
@@ -166,6 +214,13 @@ class Handlers:
 
     def _new_seed(self) -> int:
         return (self._setup.seed << 40) + (next(self._numbers) << 16)
+
+
+def _tags(body: dict[str, Any]) -> list[Part]:
+    tags = body.get("tags") or get_args(Part)
+    if not set(tags) <= set(get_args(Part)):
+        raise ValueError(f"tags {tags}; known are {', '.join(get_args(Part))}")
+    return list(tags)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

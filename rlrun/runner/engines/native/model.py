@@ -13,7 +13,7 @@ from rlrun.runner.engines.native import native_ops, torch_ops
 from rlrun.runner.engines.native.cache import BLOCK, KVCache, blocks_for
 from rlrun.runner.engines.native.config import ModelConfig, weight_shapes
 from rlrun.runner.engines.native.rope import rope_tables
-from rlrun.runner.engines.native.weights import LayerWeights, ModelWeights, pack
+from rlrun.runner.engines.native.weights import LayerWeights, ModelWeights, hollow, pack
 
 Int64 = NDArray[np.int64]
 DECODE_COLUMNS = 7
@@ -79,6 +79,7 @@ class Model:
         self._ops: Operations = native_ops if self.native else torch_ops
         tables = rope_tables(config.rope, config.head_dim, length)
         self._cos, self._sin = (table.to(cache.keys.device) for table in tables)
+        self._parts: list[torch.Tensor | None] = []
         self._num_weights = sum(prod(shape) for shape in weight_shapes(config).values())
         self.replace_weights(weights)
 
@@ -99,6 +100,12 @@ class Model:
         self.weights = weights
         self._prepared = False
 
+    def release_weights(self) -> None:
+        """Hold none until `replace_weights`."""
+        self.weights = hollow(self.weights)
+        self._parts.clear()
+        self._prepared = True
+
     def _prepare(self) -> None:
         if not self._prepared:
             self.weights = pack(self.weights)
@@ -112,6 +119,17 @@ class Model:
 
         `packed` `[3, T]` int64: tokens, positions, and slots of the cache; padding at the end.
         """
+        x = self._run_layers(packed, lengths)
+        last = torch.tensor(lengths, device=x.device).cumsum(0) - 1
+        return self._ops.rms_norm(x[last], self.weights.norm, self.config.norm_eps)
+
+    def states(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """As `prefill`, the states of all tokens `[T, H]`; where every slot is 0, nothing is cached."""
+        x = self._run_layers(packed, lengths)
+        return self._ops.rms_norm(x, self.weights.norm, self.config.norm_eps)
+
+    def _run_layers(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """`[T, H]` after the last layer."""
         self._prepare()
         tokens, positions, slots = packed
         x = self.weights.embedding[tokens]
@@ -121,8 +139,7 @@ class Model:
                 qkv, self.config.num_heads, self.config.num_kv_heads, list(lengths)
             )
             x = self._finish_layer(x, attended, layer)
-        last = torch.tensor(lengths, device=x.device).cumsum(0) - 1
-        return self._ops.rms_norm(x[last], self.weights.norm, self.config.norm_eps)
+        return x
 
     def decode(self, batch: DecodeBatch) -> torch.Tensor:
         """Process one token of every row: states `[M, H]`."""

@@ -53,6 +53,9 @@ def answer(job: Job, log_probs: bool, version: int) -> dict[str, Any]:
         "weight_version": str(job.starts[-1][0] if job.starts else version),
         "weight_versions": spans,
     }
+    if job.prompt_log_probs is not None:
+        given = [None, *job.prompt_log_probs.tolist()]
+        meta["input_token_logprobs"] = list(zip(given, job.prompt.tolist(), repeat(None), strict=False))
     tokens = job.tokens.tolist()
     if log_probs:
         meta["output_token_logprobs"] = list(zip(job.log_probs.tolist(), tokens, repeat(None), strict=False))

@@ -14,6 +14,7 @@ class SamplingParams:
     """SGLang's `sampling_params`, the part the engine computes."""
 
     max_new_tokens: int = 128
+    """0: none, the prompt's own log-probs alone."""
     temperature: float = 1.0
     """0 takes the likeliest token."""
     top_p: float = 1.0
@@ -44,7 +45,7 @@ def parse_sampling(raw: Mapping[str, Any]) -> SamplingParams:
     values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
     params = SamplingParams(**values)
     limits: tuple[tuple[str, bool, str], ...] = (
-        ("max_new_tokens", _whole(params.max_new_tokens, 1), "a whole number, at least 1"),
+        ("max_new_tokens", _whole(params.max_new_tokens, 0), "a whole number, at least 0"),
         ("min_new_tokens", _whole(params.min_new_tokens, 0), "a whole number, at least 0"),
         ("n", _whole(params.n, 1), "a whole number, at least 1"),
         ("temperature", _number(params.temperature) and params.temperature >= 0, "a number, at least 0"),
@@ -90,6 +91,8 @@ class Job:
     """SGLang's `finish_reason`; None while it runs."""
     cached_tokens: int = 0
     """Prompt tokens that another sample's prefill computed."""
+    prompt_log_probs: NDArray[np.float32] | None = None
+    """`[P - 1]` of the prompt's tokens from the second on, where they alone were asked for."""
 
     @property
     def spans(self) -> list[tuple[int, int, int]]:

@@ -20,6 +20,7 @@ from rlrun.runner.engines.native.model import DECODE_COLUMNS, DecodeBatch, Model
 from rlrun.runner.engines.native.requests import Group, Job
 from rlrun.runner.engines.native.rows import Entry, Field, Rows
 from rlrun.runner.engines.native.sampler import Sampler
+from rlrun.runner.engines.native.scoring import token_log_probs
 from rlrun.runner.engines.native.stops import Stops
 from rlrun.runner.engines.native.weights import ModelWeights
 
@@ -48,6 +49,16 @@ class Scheduler:
         return bool(self._waiting) or self._rows.count > 0
 
     @property
+    def holds_cache(self) -> bool:
+        """A sample, running or waiting, has keys and values in the cache."""
+        return self._rows.count > 0 or any(group.seat is not None for group in self._waiting)
+
+    @property
+    def blocks(self) -> int:
+        """Of the cache, the spare one left out."""
+        return self._pool.total
+
+    @property
     def running(self) -> int:
         """Samples being decoded."""
         return self._rows.count
@@ -62,6 +73,10 @@ class Scheduler:
         self._admit()
         if self._rows.count:
             self._decode()
+
+    def score(self, prompts: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+        """Log-probs `[P - 1]` of each prompt's own tokens; what runs is not touched."""
+        return token_log_probs(self.model, prompts)
 
     def set_weights(self, weights: ModelWeights, version: int) -> None:
         """Replace the weights, and note for every running sample where the new version begins."""

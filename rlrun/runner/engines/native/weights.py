@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +100,20 @@ def pack(weights: ModelWeights) -> ModelWeights:
         for layer in weights.layers
     )
     return replace(weights, layers=layers, head=reorder(weights.head))
+
+
+def hollow(weights: ModelWeights) -> ModelWeights:
+    """As many tensors of the same types and devices, without elements."""
+
+    def emptied(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.new_empty(0)
+
+    norm = weights.norm.new_empty(0)
+    layers = tuple(
+        LayerWeights(**{field.name: emptied(getattr(layer, field.name)) for field in fields(layer)})
+        for layer in weights.layers
+    )
+    return ModelWeights(norm, layers, norm, norm)
 
 
 def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:

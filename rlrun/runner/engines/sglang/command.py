@@ -28,10 +28,11 @@ def command(setup: SglangSetup, port: int) -> list[str]:
         "max-running-requests": setup.max_running,
         "tp-size": setup.tensor,
         "random-seed": setup.seed,
-        "context-length": setup.max_length,
         "config": str(setup.secrets),
         "sleep-on-idle": True,
     }
+    if setup.max_length is not None:
+        ours["context-length"] = setup.max_length
     if setup.max_cache_tokens is not None:
         ours["max-total-tokens"] = setup.max_cache_tokens
     given = {spelled(name): value for name, value in setup.arguments.items()}

@@ -19,8 +19,8 @@ class SglangSetup:
     """Samples decoded together; others wait."""
     max_cache_tokens: int | None
     """Tokens of KV cache. None: the server's own choice, by memory."""
-    max_length: int
-    """Prompt and response together."""
+    max_length: int | None
+    """Prompt and response together. None: the model's own limit."""
     log: Path
     """Where the server's output goes; its last error is read from there."""
     secrets: Path

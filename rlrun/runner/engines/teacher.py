@@ -1,0 +1,24 @@
+"""A teacher that engines serve: its log-probs of the policy's samples."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.runner.carriers import TrainSequence
+from rlrun.runner.engines.pool import EnginePool
+
+
+class EngineTeacher:
+    """Asks a pool of engines that serve the teacher."""
+
+    def __init__(self, pool: EnginePool) -> None:
+        self._pool = pool
+
+    async def log_probs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
+        """`[R]` log-probs of each sequence's response, at temperature 1."""
+        found = await self._pool.score([sequence.tokens for sequence in sequences])
+        # entry t is of token t + 1
+        return [
+            values[sequence.prompt_length - 1 :] for values, sequence in zip(found, sequences, strict=True)
+        ]

@@ -1,0 +1,84 @@
+"""Engines beside the job's own: one that runs elsewhere, a teacher and a judge that engines serve."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.jobs import Ended, Jobs
+
+STEPS = 4
+DISTILLATION = {
+    "trainer__steps": STEPS,
+    "algorithm__type": "on_policy_distillation",
+    "checkpoint__interval": 2,
+}
+
+
+@pytest.fixture
+def elsewhere(jobs: Jobs) -> Iterator[str]:
+    """Address of a native engine that somebody else runs."""
+    command = [sys.executable, "-m", "rlrun.runner.engines.native", "--model", str(jobs.model)]
+    arguments = ["--dtype", "float32", "--threads", "1", "--max-running", "64"]
+    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[-1]
+        assert process.poll() is None, "the job left it running"
+        process.terminate()
+
+
+@pytest.fixture(scope="module")
+def own(jobs: Jobs) -> Ended:
+    """A job with one engine of its own."""
+    return jobs.run("engine-own", trainer__steps=STEPS)
+
+
+def test_an_engine_that_sleeps_while_the_trainer_works_changes_nothing(jobs: Jobs, own: Ended) -> None:
+    asleep = jobs.run("engine-asleep", trainer__steps=STEPS, engine__sleep=True, checkpoint__interval=2)
+    assert asleep.code == 0, asleep.output
+    assert asleep.curve == own.curve
+    assert all(line["perf/sleep_time"] > 0 for line in asleep.metrics)
+
+
+def test_an_engine_that_runs_elsewhere_serves_as_well(jobs: Jobs, own: Ended, elsewhere: str) -> None:
+    whole = (jobs.folder / "job.toml").read_text()
+    (jobs.folder / "plain.toml").write_text(whole.replace("max_running = 64\n", ""))
+    engine = {"type": "external", "urls": [elsewhere], "dtype": "float32"}
+    external = jobs.run("engine-elsewhere", trainer__steps=STEPS, engine=engine, spec="plain.toml")
+    assert external.code == 0, external.output
+    assert external.curve == own.curve
+    assert not (external.folder.path / "weights").exists()
+
+
+def test_a_teacher_that_engines_serve_teaches_the_same(jobs: Jobs) -> None:
+    held = jobs.run("teacher-held", teacher={"path": str(jobs.model)}, rewards=[], **DISTILLATION)
+    engines = [{"name": "big", "path": str(jobs.model), "dtype": "float32", "max_running": 8}]
+    served = jobs.run(
+        "teacher-served", teacher={"engine": "big"}, engines=engines, rewards=[], **DISTILLATION
+    )
+    for job in (held, served):
+        assert job.code == 0, job.output
+    check_alike(held, served)
+
+
+def test_a_judge_that_engines_serve_is_asked_by_name(jobs: Jobs) -> None:
+    engines = [{"name": "judge", "path": str(jobs.model), "dtype": "float32", "max_running": 8}]
+    reward = {
+        "type": "llm_judge",
+        "engine": "judge",
+        "max_tokens": 4,
+        "score_pattern": "(\\\\d*)$",
+        "attempts": 1,
+    }
+    job = jobs.run("judged", trainer__steps=2, engines=engines, rewards=[reward], scoring__on_error="zero")
+    assert job.code == 0, job.output
+    log = (job.folder.logs / "reward-0.log").read_text()
+    assert "/v1/chat/completions" in log
+
+
+def check_alike(one: Ended, other: Ended) -> None:
+    """The same metrics but for rounding."""
+    for ours, theirs in zip(one.curve, other.curve, strict=True):
+        for name, value in ours.items():
+            assert theirs[name] == pytest.approx(value, abs=1e-4), name

@@ -222,7 +222,9 @@ class Rollout(Plugin, Protocol):
 class Tool(Plugin, Protocol):
     """Something that the policy may call in a conversation, in the driver's event loop: it must not block it.
 
-    It may have `async close()`, called once at the end.
+    It may have `async close()`, called once at the end. One that keeps state between the calls of a
+    conversation has `begin(session)`, which gives the tool for one execution; that one may have
+    `async close()` as well, and `info()`, JSON values to be noted on the sample.
     """
 
     @property

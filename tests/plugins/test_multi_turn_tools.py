@@ -1,5 +1,6 @@
 """Conversations with tools, against sequences built by hand: tokens, masks and log-probs to the token."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.registry import build
 from rlrun.plugins.rollout_testing import ScriptedSession, check_rollout
-from rlrun.plugins.types import Status
+from rlrun.plugins.types import Row, Status
 from tests.conftest import InstallPlugin
 
 TOOL = """
@@ -163,3 +164,54 @@ def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two tools are named 'echo'"):
         build("rollouts", "multi_turn_tools", {"tools": [{"type": "echo"}, {"type": "echo"}]})
     build("rollouts", "multi_turn_tools", {"tools": [{"type": "echo"}, {"type": "echo", "name": "other"}]})
+
+
+COUNTER = """
+    from pydantic import BaseModel, ConfigDict
+
+    class Params(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+    class Counter:
+        Params = Params
+        api_version = 1
+        closed = 0
+
+        def __init__(self, params):
+            function = {"name": "count", "description": "Counts.", "parameters": {"type": "object"}}
+            self.schema = {"type": "function", "function": function}
+            self.count = 0
+
+        def begin(self, session):
+            own = Counter(None)
+            own.count = session.prompt.row.metadata.get("from", 0)
+            return own
+
+        async def call(self, arguments):
+            self.count += 1
+            return str(self.count)
+
+        def info(self):
+            return {"count": self.count}
+
+        async def close(self):
+            Counter.closed += 1
+"""
+
+
+async def test_a_tool_may_keep_state_for_each_execution(install_plugin: InstallPlugin) -> None:
+    install_plugin("tools", "counter", "acme_counter:Counter", COUNTER)
+    rollout = build("rollouts", "multi_turn_tools", {"tools": [{"type": "counter"}]})
+    again = '<tool_call>{"name": "count"}</tool_call>'
+    sessions = [
+        ScriptedSession([again, again, "done"], row=Row("0", "q", metadata={"from": 10 * number}))
+        for number in range(2)
+    ]
+    left = await asyncio.gather(*(rollout.run(session) for session in sessions))
+    assert [one.info["count"] for one in left] == [2, 12]
+    assert "tool: 12\n" in heard(sessions[1])
+    from acme_counter import Counter  # type: ignore[import-not-found]
+
+    assert Counter.closed == 2
+    await rollout.close()
+    assert Counter.closed == 3

@@ -59,30 +59,38 @@ class MultiTurnTools:
         self.tools = self._box.schemas
 
     async def run(self, session: Session) -> Trajectory:
-        """One conversation; `info` counts its turns, calls and failed calls."""
-        talk = _Talk(session, Trajectory(session.prompt.tokens))
-        one, counts = talk.trajectory, {"tool_calls": 0, "tool_errors": 0}
-        said = ""
+        """One conversation; `info` has its turns, calls and failed calls, and what tools noted."""
+        box = self._box.begin(session)
+        try:
+            one = await self._talk(session, box)
+            one.info |= box.info()
+            return one
+        finally:
+            await box.end()
+
+    async def close(self) -> None:
+        """End the tools."""
+        await self._box.close()
+
+    async def _talk(self, session: Session, box: ToolBox) -> Trajectory:
+        talk, said, failed, called = _Talk(session, Trajectory(session.prompt.tokens)), "", 0, 0
+        one = talk.trajectory
         while True:
             answer = await talk.ask()
             said = answer or said
             calls = parse_calls(answer, self.params.syntax) if one.status is Status.COMPLETED else []
             if not calls:
                 break
-            results = await self._box.answer(calls, self.params.max_calls, session.chat)
-            counts["tool_calls"] += len(results)
-            counts["tool_errors"] += sum(result.failed for result in results)
+            results = await box.answer(calls, self.params.max_calls, session.chat)
+            called += len(results)
+            failed += sum(result.failed for result in results)
             if len(one.turns) == self.params.max_turns or not talk.give([one.message for one in results]):
                 one.status = Status.TRUNCATED
                 break
-        one.info = {"turns": len(one.turns), **counts}
+        one.info = {"turns": len(one.turns), "tool_calls": called, "tool_errors": failed}
         if self.params.text == "last":
             one.text = session.chat.plain(said)
         return one
-
-    async def close(self) -> None:
-        """End the tools."""
-        await self._box.close()
 
 
 @dataclass(slots=True)

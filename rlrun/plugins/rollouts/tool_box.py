@@ -1,13 +1,14 @@
 """The tools of a rollout: called side by side, each within its deadline, their answers cut to size."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from rlrun.plugins.protocols import Chat, Tool
+from rlrun.plugins.protocols import Chat, Session, Tool
 from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.tool_calls import Malformed, ToolCall
 from rlrun.plugins.types import Message
@@ -30,12 +31,31 @@ class ToolBox:
         self._timeout = timeout
         self._max_tokens = max_result_tokens
         self._tools: dict[str, Tool] = {}
+        self._begun: list[Any] = []
+        """Those of one execution alone."""
         for spec in specs:
             tool = build("tools", spec.type, spec.params)
             name = tool.schema["function"]["name"]
             if name in self._tools:
                 raise ValueError(f"two tools are named {name!r}")
             self._tools[name] = tool
+
+    def begin(self, session: Session) -> "ToolBox":
+        """The tools for one execution: those that keep state have some of its own."""
+        own = copy(self)
+        begun = {name: tool.begin(session) for name, tool in self._tools.items() if hasattr(tool, "begin")}
+        own._begun = list(begun.values())
+        own._tools = {**self._tools, **begun}
+        return own
+
+    def info(self) -> dict[str, Any]:
+        """What the tools of an execution noted."""
+        noted = [tool.info() for tool in self._begun if hasattr(tool, "info")]
+        return {name: value for one in noted for name, value in one.items()}
+
+    async def end(self) -> None:
+        """End what the tools of an execution keep."""
+        await _close(self._begun)
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
@@ -53,9 +73,7 @@ class ToolBox:
 
     async def close(self) -> None:
         """End the tools that keep something."""
-        for tool in self._tools.values():
-            if hasattr(tool, "close"):
-                await tool.close()
+        await _close(self._tools.values())
 
     async def _result(self, call: ToolCall | Malformed, chat: Chat) -> Result:
         try:
@@ -89,6 +107,12 @@ class ToolBox:
             return text
         [kept] = chat.decode_batch([tokens[: self._max_tokens]])
         return f"{kept}… (cut off after {self._max_tokens} tokens)"
+
+
+async def _close(tools: Iterable[Tool]) -> None:
+    for tool in tools:
+        if hasattr(tool, "close"):
+            await tool.close()
 
 
 def _problems(error: ValidationError) -> str:

@@ -16,12 +16,18 @@ import torch
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
+from rlrun.plugins.generation import Trajectory
+from rlrun.plugins.protocols import Session
+from rlrun.plugins.types import Prompt, Row
 from rlrun.runner.carriers import FolderWeights, GenerateRequest, Generation, Sampling
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.sglang.command import command, environment, key_file
 from rlrun.runner.engines.sglang.server import SglangServer, last_error
 from rlrun.runner.errors import EngineError
+from rlrun.runner.executions import Executions
+from rlrun.runner.interfaces import Policy
+from rlrun.runner.sessions import Wanted
 from tests.converters.conversions import convert
 from tests.runner.engines.partial_case import check_a_sample_goes_on_by_new_weights
 from tests.sglang_cpu.policies import LocalPolicy
@@ -62,22 +68,49 @@ def request(samples: int = 4, **sampling: object) -> GenerateRequest:
     return GenerateRequest("r", PROMPT, tuple(range(samples)), Sampling(**fields))  # type: ignore[arg-type]
 
 
+def model_log_probs(model: Path, one: Generation) -> np.ndarray:
+    """Of the tokens after PROMPT, by transformers."""
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = torch.from_numpy(np.concatenate([PROMPT, one.tokens])).long()
+    with torch.no_grad():
+        logits = network(ids[None]).logits[0, len(PROMPT) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, ids[len(PROMPT) :, None])[:, 0].numpy()
+
+
 def largest_difference(model: Path, generations: list[Generation]) -> float:
     """Of the log-probs that came with the tokens from transformers' own."""
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    worst = 0.0
-    for one in generations:
-        ids = torch.from_numpy(np.concatenate([PROMPT, one.tokens])).long()
-        with torch.no_grad():
-            logits = network(ids[None]).logits[0, len(PROMPT) - 1 : -1]
-        expected = logits.log_softmax(-1).gather(1, ids[len(PROMPT) :, None])[:, 0]
-        worst = max(worst, float(np.abs(expected.numpy() - one.log_probs).max()))
-    return worst
+    return max(float(np.abs(model_log_probs(model, one) - one.log_probs).max()) for one in generations)
 
 
 def buffers() -> list[Path]:
     """Shared buffers that this process has made."""
     return list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
+
+
+class Twice:
+    """Answers, is given three tokens, and answers again."""
+
+    async def run(self, session: Session) -> Trajectory:
+        one = Trajectory(session.prompt.tokens)
+        for _ in range(2):
+            one.add(await session.generate(one.tokens(), Sampling(12, stop_token_ids=(1,))))
+            one.give([7, 8, 9])
+        return one
+
+
+async def test_a_conversation_goes_on_from_the_cache_and_is_recorded_exactly(
+    client: EngineClient, models: list[Path]
+) -> None:
+    policy = Policy(EnginePool([client]), None, None, 7, Twice(), deterministic=False)  # type: ignore[arg-type]
+    executions = Executions(policy, Wanted("rollout", 3, Sampling(64), 200, timeout=120))
+    prompt = Prompt(Row("0", "p"), 0, PROMPT)
+    for [one] in await executions.of(prompt, policy.engines.generate):
+        tokens, log_probs, mask, _ = one.response()
+        whole = Generation(tokens, log_probs, "stop", ())
+        expected = model_log_probs(models[0], whole)
+        assert np.abs(expected - log_probs)[mask == 1].max() < 1e-4
+        assert mask.tolist() == [1] * len(one.turns[0].tokens) + [0] * 3 + [1] * len(one.turns[1].tokens)
+        assert one.turns[1].cached_tokens >= len(PROMPT) + len(one.turns[0].tokens) - 1
 
 
 async def test_log_probs_are_the_models_own_before_and_after_each_way_of_updating_it(

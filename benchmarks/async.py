@@ -3,7 +3,8 @@
     python benchmarks/async.py
 
 The same job on our own engine: engines that take turns with the trainer (colocated, every core for whoever
-works), engines and trainer on a core each (disaggregated), and asynchronous with `max_staleness` 1 and 2.
+works), the same with partial rollouts, engines and trainer on a core each (disaggregated), and asynchronous
+with `max_staleness` 1 and 2.
 """
 
 import argparse
@@ -23,6 +24,10 @@ from workload import Workload, write_model
 WORK = Workload(prompts=16, samples=8, max_new=384, mean=58, steps=12)
 WAYS: dict[str, tuple[int, list[str]]] = {
     "colocated": (2, []),
+    "colocated, partial": (
+        2,
+        ["rollout.partial=true", "rollout.oversample=24", "rollout.max_staleness=3"],
+    ),
     "disaggregated": (1, ["cluster.placement='disaggregated'"]),
     "async, staleness 1": (1, ["cluster.placement='disaggregated'", "rollout.mode='async'"]),
     "async, staleness 2": (

@@ -13,7 +13,13 @@ from pathlib import Path
 from rlrun.plugins.engines import Address
 from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.cluster.ray import Cluster, Process
-from rlrun.runner.cluster.start_engines import EngineHandle, engine_handles, engine_requests, served
+from rlrun.runner.cluster.start_engines import (
+    EngineHandle,
+    engine_handles,
+    engine_requests,
+    other_served,
+    policy_served,
+)
 from rlrun.runner.cluster.start_trainer import TrainerRanks, trainer_requests
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.external import ExternalEngine, Wanted
@@ -85,7 +91,7 @@ async def start_processes(
     weights = folder.path / "weights"
     trainer = TrainerRanks(cluster, processes, spec, plan, folders=models.of_trainer, weights=weights)
     handles = [handle for group in groups.values() for handle in group]
-    if sleeps(spec) and processes:
+    if sleeps(spec) and processes and groups[None]:
         await trainer.start()
         await trainer.offload()  # an engine takes what memory it finds
         found = await gather_or_first_cause([handle.start() for handle in handles])
@@ -105,33 +111,29 @@ def _engines(
     groups: dict[str | None, list[Handle]] = {None: []}
     if spec.engine.type == "external":
         if plan.rollout:
-            groups[None] = _external(spec, "engine", spec.engine, models.policy, plan.max_sample_tokens)
+            wanted = Wanted("engine", models.policy.config(), plan.max_sample_tokens)
+            groups[None] = _external(spec, "engine", spec.engine, wanted)
     else:
         requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
-        what = served(
-            spec.engine, models.policy, max_length=plan.max_sample_tokens, cache_tokens=plan.cache_tokens
-        )
+        what = policy_served(spec, plan, models.policy)
         groups[None] += engine_handles(spec, what, plan.engines, cluster, cluster.launch(requests))
     for number, section in enumerate(spec.engines):
         model = models.others[section.name]
         if section.type == "external":
-            groups[section.name] = _external(spec, f"engines[{number}]", section, model, None)
+            wanted = Wanted(f"engines[{number}]", model.config() if model else None, section.max_length)
+            groups[section.name] = _external(spec, section.name, section, wanted)
             continue
         assert model is not None, "a rule asks for the path"
         pairs = zip(plan.others, cluster.placement.others, strict=True)
         plans, seats = zip(*(pair for pair in pairs if pair[0].name == section.name), strict=True)
         processes = cluster.launch(engine_requests(section, plans, seats, folder))
-        what = served(section, model, max_length=section.max_length, cache_tokens=None)
+        what = other_served(section, model)
         groups[section.name] = list(engine_handles(spec, what, plans, cluster, processes))
     return groups
 
 
-def _external(
-    spec: Spec, place: str, section: EngineSpec, model: ModelFiles | None, longest: int | None
-) -> list[Handle]:
-    wanted = Wanted(place, model.config() if model else None, longest)
+def _external(spec: Spec, name: str, section: EngineSpec, wanted: Wanted) -> list[Handle]:
     seconds = (spec.rollout.request_timeout, spec.fault_tolerance.engine_timeout, section.start_timeout)
-    name = getattr(section, "name", "engine")
     return [
         ExternalEngine(f"{name} {number}", url, section.api_key, wanted, seconds)
         for number, url in enumerate(section.urls)

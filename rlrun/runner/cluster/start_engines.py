@@ -17,9 +17,9 @@ from rlrun.runner.engines.setup import EngineSetup
 from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.model_files import ModelFiles
-from rlrun.runner.plan import EnginePlan
+from rlrun.runner.plan import EnginePlan, Plan
 from rlrun.runner.run_folder import RunFolder
-from rlrun.specs.engine import EngineSpec
+from rlrun.specs.engine import EngineSpec, NamedEngineSpec
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
 
@@ -41,14 +41,21 @@ class Served:
     """KV cache of each; None: as much as there is room for."""
     key: str
     """API key of SGLang servers."""
-    keeps_port: bool
-    """It comes back where it was: others than this process know its address."""
+
+    @property
+    def is_policy(self) -> bool:
+        """Of `[engine]`. Others come back where they were: not only this process knows their address."""
+        return not isinstance(self.section, NamedEngineSpec)
 
 
-def served(section: EngineSpec, model: ModelFiles, **asked: int | None) -> Served:
-    """With a new key."""
-    named = hasattr(section, "name")
-    return Served(section, model, key=secrets.token_hex(16), keeps_port=named, **asked)
+def policy_served(spec: Spec, plan: Plan, model: ModelFiles) -> Served:
+    """What `[engine]` serves."""
+    return Served(spec.engine, model, plan.max_sample_tokens, plan.cache_tokens, secrets.token_hex(16))
+
+
+def other_served(section: NamedEngineSpec, model: ModelFiles) -> Served:
+    """What one of `[[engines]]` serves."""
+    return Served(section, model, section.max_length, None, secrets.token_hex(16))
 
 
 def engine_requests(
@@ -93,7 +100,7 @@ class EngineHandle:
         deadline = self._served.section.start_timeout + _ANSWER_SECONDS
         url = await self._process.call("start", self._setup, deadline=deadline)
         await self._process.identify(_ANSWER_SECONDS)
-        if self._served.keeps_port:
+        if not self._served.is_policy:
             self._setup = replace(self._setup, port=URL(url).port)
         key = self._setup.api_key if isinstance(self._setup, SglangSetup) else None
         return EngineClient(
@@ -185,9 +192,9 @@ def _sglang_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process
 def _arguments(spec: Spec, what: Served) -> dict[str, Any]:
     """The server's further arguments."""
     tells = {"enable_return_routed_experts": True} if _tells_experts(spec, what) else {}
-    saves = {"enable_memory_saver": True} if sleeps(spec) and not what.keeps_port else {}
+    saves = {"enable_memory_saver": True} if sleeps(spec) and what.is_policy else {}
     return what.section.sglang | tells | saves
 
 
 def _tells_experts(spec: Spec, what: Served) -> bool:
-    return not what.keeps_port and spec.trainer.moe.routing_replay == "engine"
+    return what.is_policy and spec.trainer.moe.routing_replay == "engine"

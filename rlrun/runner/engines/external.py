@@ -42,14 +42,7 @@ class ExternalEngine:
 
     async def start(self) -> EngineClient:
         """A client. EngineError where nobody answers, or another model is served."""
-        client = self._client()
-        try:
-            await self._reach(client, _START_SECONDS)
-            await check_model(client, self.name, self._wanted)
-        except BaseException:
-            await client.close()
-            raise
-        return client
+        return await self._connect(_START_SECONDS)
 
     async def watch(self) -> None:
         """Return never; EngineGone once it has not answered for the time-out."""
@@ -60,9 +53,12 @@ class ExternalEngine:
 
     async def restart(self) -> EngineClient:
         """Wait until somebody has started it again. EngineError where nobody does, or with another model."""
+        return await self._connect(self._back_seconds)
+
+    async def _connect(self, seconds: float) -> EngineClient:
         client = self._client()
         try:
-            await self._reach(client, self._back_seconds)
+            await self._reach(client, seconds)
             await check_model(client, self.name, self._wanted)
         except BaseException:
             await client.close()

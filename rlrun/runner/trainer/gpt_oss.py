@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from rlrun.runner.trainer import compat
 from rlrun.runner.trainer.attention import Documents
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
-from rlrun.runner.trainer.layers import product
+from rlrun.runner.trainer.layers import Experts, product
 
 
 class SinkAttention(compat.SinkAttention):
@@ -84,7 +84,7 @@ class ClampedExperts(compat.GptOssGroupedExperts):
         weights = w1, b1, w2, b2 / self._ranks  # outputs are added up, and so are the bias's gradients
         if on_gpu(x_RD) and x_RD.dtype == torch.bfloat16:
             return self._grouped(x_RD, num_tokens_per_expert_E, *weights)
-        counts = num_tokens_per_expert_E.long().tolist()
+        counts = Experts.counts(num_tokens_per_expert_E, len(x_RD))
         parts = x_RD.split([*counts, len(x_RD) - sum(counts)])
         outputs = [
             linear(self._gated(linear(part, w1, b1)), w2, b2)

@@ -19,8 +19,8 @@ class Optimizer:
     def __init__(
         self, spec: OptimizerSpec, parameters: Mapping[str, nn.Parameter], *, on_host: bool = False
     ) -> None:
-        """Weight decay is for matrices alone: norms and biases have nothing to decay to. `on_host`: state lies
-        in host memory and visits the parameters' device for the step.
+        """Weight decay is for matrices alone: norms and biases have nothing to decay to. `on_host`: state
+        lies in host memory and visits the parameters' device for the step.
         """
         self._spec, self._on_host = spec, on_host
         self._parameters = dict(parameters)

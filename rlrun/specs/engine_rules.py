@@ -106,6 +106,18 @@ def weight_carrier(spec: Spec) -> Iterator[Finding]:
         yield no_effect(("engine", "weight_check"), why, "remove it", others)
 
 
+def streams_to_shared_devices(spec: Spec) -> Iterator[Finding]:
+    """Weights that the trainer must hand over itself, to engines that start again when it has no memory."""
+    broadcast = spec.engine.weight_sync == "broadcast"
+    key = ("engine", "weight_sync" if broadcast else "weight_bucket")
+    bucketed = spec.engine.weight_bucket is not None and spec.engine.weight_sync in (None, "tensor")
+    if spec.engine.type == "sglang" and sleeps(spec) and (broadcast or bucketed):
+        message = "while engines have the devices to themselves the trainer cannot hand its weights over"
+        cure = 'use weight_sync = "tensor" without weight_bucket, or "disk"'
+        others = (("engine", "sleep"), ("cluster", "placement"))
+        yield Finding(key, message, cure, at_value=False, others=others)
+
+
 def reproducible_server(spec: Spec) -> Iterator[Finding]:
     """A server draws by the seeds it is given only when it is told to."""
     if not spec.deterministic or spec.engine.type != "sglang":
@@ -192,6 +204,7 @@ ENGINE_RULES = (
     stored_for_the_sleep,
     tensor_on_gpus,
     weight_carrier,
+    streams_to_shared_devices,
     served_model,
     reproducible_server,
     server_arguments,

@@ -58,6 +58,7 @@ def test_nothing_of_the_server_is_left(sharded: Ended) -> None:
 @pytest.mark.slow
 def test_a_server_that_is_killed_is_started_again_with_the_current_weights(jobs: Jobs) -> None:
     settings = SETTINGS | {"engine__python": python(), "trainer__steps": 10}
+    settings |= {"engine__weight_sync": "broadcast"}  # in a group that must be set up anew
     running = jobs.start("sglang-killed", **settings)
     running.until_step(2)
     actor = psutil.Process(running.pid("engine 0"))

@@ -1,5 +1,6 @@
 """Ranks that answer from memory: who gets what, and whose answer counts."""
 
+import asyncio
 import errno
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlrun.runner.carriers import TrainSequence, TrainStep, WeightManifest
+from rlrun.runner.carriers import GroupAddress, TrainSequence, TrainStep, WeightBucket, WeightManifest
 from rlrun.runner.cluster.failures import ProcessFailure
 from rlrun.runner.columns import Columns, from_columns, joined_log_probs
+from rlrun.runner.engines.delivery import WeightsMoved
 from rlrun.runner.trainer_group import TrainerGroup
 
 
@@ -47,6 +49,12 @@ class Rank:
 
     def write_weights(self, version: int) -> WeightManifest | None:
         return WeightManifest("segment", 8, version, ()) if self.number == 0 else None
+
+    def begin_weights(self, readers: int, members: str) -> GroupAddress | None:
+        return GroupAddress(members, "host", 1, readers + 1, "gloo") if self.number == 0 else None
+
+    def next_bucket(self) -> WeightBucket | None:
+        return WeightBucket(7) if self.number == 0 else None
 
     def save(self, folder: str) -> None:
         assert isinstance(folder, str)
@@ -109,6 +117,22 @@ async def test_the_slowest_rank_counts_and_counting_starts_over() -> None:
 async def test_rank_0_says_where_the_weights_are() -> None:
     trainer, _ = group()
     assert (await trainer.write_weights(7)).version == 7
+
+
+async def test_weights_that_are_handed_over_stay_as_they_are_meanwhile() -> None:
+    trainer, ranks = group()
+    await trainer.write_weights(7)
+    async with trainer.hand_over(7, 2, "all") as buckets:
+        assert buckets.group == GroupAddress("all", "host", 1, 3, "gloo")
+        training = asyncio.create_task(trainer.train(sequences(5), [TrainStep(BATCHES, {})]))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not ranks[0].seen
+        assert await buckets.next() == WeightBucket(7)
+    await training
+    with pytest.raises(WeightsMoved):
+        async with trainer.hand_over(7, 2, "all"):
+            pass
 
 
 async def test_a_full_disk_on_a_rank_is_an_os_error() -> None:

@@ -1,31 +1,26 @@
-"""A training step of torchtitan without rlrun, for trainer_step.py.
+"""A training step of torchtitan without rlrun, for trainer_step.py: torchtitan's own Qwen3, cross-entropy and
+AdamW in a loop as its trainer runs it on one device (autocast over float32 weights).
 
-`Torchtitan`: torchtitan's own Qwen3, cross-entropy and AdamW in a loop as its trainer runs it on one device
-(autocast over float32 weights). Its attention over documents has no kernel for CPUs, so it gets rlrun's.
-`Loop`: the modules that rlrun trains, with its log-probs, in a loop without anything around them.
+Its attention over documents has no kernel for CPUs, so it gets rlrun's.
 """
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 from torchtitan.components.loss import IGNORE_INDEX, cross_entropy_loss
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.common.rope import CosSinRoPE
 
 from rlrun.converters.architecture import Architecture, read_architecture
 from rlrun.converters.safetensors_folder import WeightFolder
-from rlrun.runner.trainer.batch import Pack, make_pack
+from rlrun.runner.carriers import TrainSequence
+from rlrun.runner.trainer.batch import make_pack
 from rlrun.runner.trainer.compat import Embedding, Linear, Qwen3Model, Qwen3TransformerBlock, RMSNorm
-from rlrun.runner.trainer.decoder import DecoderInputs, place_of
-from rlrun.runner.trainer.head import HeadQuery
 from rlrun.runner.trainer.layers import PackedAttention
-from rlrun.runner.trainer.model import build_model
 from rlrun.runner.trainer.parameters import Parameters
-from rlrun.runner.trainer.rope import RopeTable
 from rlrun.specs.job import Spec
 
 KEPT: dict[str, Any] = {}
@@ -82,14 +77,19 @@ class Torchtitan:
         self.model.train()
         with WeightFolder(folder, model) as weights:
             Parameters([self.model], model, trained=False).load(lambda one: weights.read(one.name))
-        self.optimizer = adamw(list(self.model.parameters()), spec)
-        self.max_norm, self.half, self.device = (
-            spec.trainer.max_grad_norm,
-            spec.trainer.dtype == "bfloat16",
-            device,
+        trainer = spec.trainer
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=trainer.lr,
+            betas=trainer.betas,
+            eps=trainer.eps,
+            weight_decay=trainer.weight_decay,
+            fused=True,
         )
+        self.max_norm, self.device = trainer.max_grad_norm, device
+        self.half = trainer.dtype == "bfloat16"
 
-    def forward(self, sequences, scales) -> torch.Tensor:
+    def forward(self, sequences: Sequence[TrainSequence]) -> torch.Tensor:
         """The loss of a micro-batch."""
         pack = make_pack(sequences, 1, self.device)
         labels = torch.full_like(pack.tokens, IGNORE_INDEX)
@@ -103,57 +103,3 @@ class Torchtitan:
     def update(self) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm, foreach=True)
         self.optimizer.step()
-
-
-class Loop:
-    """rlrun's modules, and nothing else of it."""
-
-    def __init__(self, folder: Path, spec: Spec, device: torch.device) -> None:
-        model = read_architecture(folder)
-        half = spec.trainer.dtype == "bfloat16"
-        dtype = torch.bfloat16 if half else torch.float32
-        [self.model] = decoders = build_model(model, None, spec.trainer.parallel, dtype, device)
-        self.parameters = Parameters(decoders, model)
-        with WeightFolder(folder, model) as weights:
-            self.parameters.load(lambda one: weights.read(one.name))
-        masters = list(self.parameters.masters.values())
-        self.optimizer, self.max_norm, self.device = (
-            adamw(masters, spec),
-            spec.trainer.max_grad_norm,
-            device,
-        )
-        self.rope, self.chunk = RopeTable(model, device), spec.trainer.logits_chunk
-
-    def inputs(self, pack: Pack) -> DecoderInputs:
-        """What the modules need of a micro-batch beside its tokens."""
-        query = HeadQuery(pack.rows, pack.targets, 1.0, self.chunk)
-        return DecoderInputs(self.rope.rows(pack.positions, pack.longest), pack.documents, query)
-
-    def forward(self, sequences, scales) -> torch.Tensor:
-        """The loss of a micro-batch."""
-        pack = make_pack(sequences, 1, self.device)
-        self.model.inputs = [self.inputs(pack)]
-        log_probs, _ = self.model(pack.tokens, place_of(0))
-        weights = [scale * one.advantages for one, scale in zip(sequences, scales, strict=True)]
-        weight = torch.from_numpy(np.concatenate(weights, dtype=np.float32)).to(self.device)
-        ratio = (log_probs - log_probs.detach()).exp()
-        return -torch.minimum(ratio * weight, ratio.clamp(0.8, 1.2) * weight).sum()
-
-    def update(self) -> None:
-        masters = self.parameters.masters.values()
-        torch.nn.utils.clip_grad_norm_(masters, self.max_norm, foreach=True)
-        self.optimizer.step()
-        self.parameters.refresh()
-
-
-def adamw(parameters: list[nn.Parameter], spec: Spec) -> torch.optim.AdamW:
-    """torchtitan's own choice of implementation on one device."""
-    trainer = spec.trainer
-    return torch.optim.AdamW(
-        parameters,
-        lr=trainer.lr,
-        betas=trainer.betas,
-        eps=trainer.eps,
-        weight_decay=trainer.weight_decay,
-        fused=True,
-    )

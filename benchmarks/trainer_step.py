@@ -1,14 +1,14 @@
 """A training step of rlrun against a plain loop of transformers and torch, on the same packed batch.
 
     python benchmarks/trainer_step.py [--size s|m] [--dtype bfloat16|float32] [--documents 64] [--threads 1]
-                                      [--against plain torchtitan loop]
+                                      [--against plain torchtitan]
 
 Both sides hold the same weights, run the same micro-batches (documents packed under a token budget, positions
 starting anew in each) and the same GRPO update at ratio 1 with entropy, and take turns in one process. The
 plain side is what a careful user writes: autocast over float32 weights, transformers' own masks for packed
 documents, fused AdamW, logits of response tokens alone. `--against torchtitan` is torchtitan's own model,
-loss and optimizer in a loop, `loop` the modules that rlrun trains with nothing around them: the step's time
-over theirs is what rlrun adds (bare_torchtitan.py). Prints JSON: tokens a second of CPU time (of device
+loss and optimizer in a loop (bare_torchtitan.py); what rlrun adds to the modules it trains is told by
+trainer_overhead.py. Prints JSON: tokens a second of CPU time (of device
 time on a GPU) for forward, backward, optimizer and the whole; peak memory; the share of the machine's own
 matrix-product speed; and how far the two sides' log-probs differ.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from bare_torchtitan import Loop, Torchtitan
+from bare_torchtitan import Torchtitan
 
 from rlrun.runner.carriers import TrainerSetup, TrainSequence
 from rlrun.runner.packing import all_micro_batches, plan_steps
@@ -84,7 +84,7 @@ def now(device: torch.device) -> float:
 class Bare:
     """A side of bare_torchtitan.py, timed."""
 
-    def __init__(self, side: Torchtitan | Loop) -> None:
+    def __init__(self, side: Torchtitan) -> None:
         self.side = side
 
     def step(self, sequences, step) -> dict[str, float]:
@@ -94,7 +94,7 @@ class Bare:
         self.side.optimizer.zero_grad()
         for members in step.micro_batches[0]:
             start = now(device)
-            loss = self.side.forward([sequences[i] for i in members], [step.scale[i] for i in members])
+            loss = self.side.forward([sequences[i] for i in members])
             middle = now(device)
             loss.backward()
             seconds["forward"] += middle - start
@@ -190,11 +190,7 @@ class Plain:
         return seconds
 
 
-SIDES = {
-    "plain": Plain,
-    "torchtitan": lambda *args: Bare(Torchtitan(*args)),
-    "loop": lambda *args: Bare(Loop(*args)),
-}
+SIDES = {"plain": Plain, "torchtitan": lambda *args: Bare(Torchtitan(*args))}
 
 
 def matrix_speed(dtype: torch.dtype, device: torch.device) -> float:

@@ -12,7 +12,6 @@ from rlrun.specs.rules import given, no_effect
 from rlrun.specs.served_model import served_model
 from rlrun.specs.sglang_arguments import OWN, installed_arguments, spelled
 from rlrun.specs.spelling import nearest
-from rlrun.specs.weight_sync import carrier_of
 
 _OF_WEIGHTS = ("model", "weight_sync", "weight_bucket", "weight_delta", "weight_check")
 _OF_SERVERS = ("python", "environment", "sglang")
@@ -61,18 +60,6 @@ def giving_way(spec: Spec) -> Iterator[Finding]:
         yield no_effect(path, why, 'remove it, or set `cluster.placement = "colocated"`', others)
     elif spec.engine.type in ("external", "sleeping"):
         yield no_effect(path, f"{spec.engine.type} engines have no memory to give", "remove it", _TYPE)
-
-
-def stored_for_the_sleep(spec: Spec) -> Iterator[Finding]:
-    """An engine may have to start again while the trainer is away."""
-    streamed = [key for key in ("weight_bucket", "weight_sync") if given(spec.engine, key)]
-    if not sleeps(spec) or carrier_of(spec) not in ("tensor", "broadcast") or not streamed:
-        return
-    if carrier_of(spec) == "broadcast" or spec.engine.weight_bucket is not None:
-        message = "a server that is started again while the trainer is away could not be given weights"
-        cure = 'use "tensor" without weight_bucket, or "disk"; or set `sleep = false`'
-        others = (("cluster", "placement"), ("engine", "sleep"))
-        yield Finding(("engine", streamed[0]), message, cure, others=others)
 
 
 def tensor_on_gpus(spec: Spec) -> Iterator[Finding]:
@@ -201,7 +188,6 @@ ENGINE_RULES = (
     engine_keys,
     external_urls,
     giving_way,
-    stored_for_the_sleep,
     tensor_on_gpus,
     weight_carrier,
     streams_to_shared_devices,

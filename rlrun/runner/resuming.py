@@ -8,85 +8,24 @@
 Everything that was made for a prompt is kept until somebody forgets the prompt. A job that goes on from a
 checkpoint asks again what it had asked, and is answered from what was made: the same question has the same
 id and the same tokens.
-
-A sample that goes on sends its prompt and its tokens as input, and the budget that is left. Its seed stays:
-engines hash it with a token's absolute position, so no random number is used twice.
 """
 
 import asyncio
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from typing import Any
 
-import numpy as np
-
 from rlrun.plugins.generation import Generation
-from rlrun.plugins.types import VersionSpan
+from rlrun.runner.asks import Ask, generation_of, prompt_of, record_of
 from rlrun.runner.carriers import GenerateRequest, WeightUpdate
 from rlrun.runner.errors import EngineError
 from rlrun.runner.interfaces import Engines
 from rlrun.runner.punctual import GRACE_SECONDS
-from rlrun.runner.saved_rollouts import FLOATS, INTS, array_of, experts_of, experts_text, text_of
+from rlrun.runner.sessions import nothing
 
 _AGAIN_SECONDS = 0.2
 """A request that was on its way when the others were aborted is aborted after so long."""
-
-
-@dataclass(eq=False, slots=True)
-class Ask:
-    """A request, and what has been made of it."""
-
-    request: GenerateRequest
-    made: list[Generation]
-    """One for each sample; `finish` is "abort" where it is to go on."""
-    go: asyncio.Future[None] = field(init=False)
-    """While it is parked: set when it may go on."""
-    late: bool = False
-    """It is to answer with what it has."""
-
-    @property
-    def key(self) -> str:
-        """The same for the same question, in another process too."""
-        return f"{self.request.id}/{blake2b(self.request.tokens.tobytes(), digest_size=8).hexdigest()}"
-
-    def rounds(self) -> list[tuple[list[int], GenerateRequest]]:
-        """What is still to be asked, and which samples it is of; those without a token together."""
-        fresh = [
-            place for place, made in enumerate(self.made) if made.finish == "abort" and not len(made.tokens)
-        ]
-        others = [
-            place for place, made in enumerate(self.made) if made.finish == "abort" and len(made.tokens)
-        ]
-        parts = [(fresh, self._first(fresh))] if fresh else []
-        return parts + [([place], self._rest(place)) for place in others]
-
-    def add(self, place: int, made: Generation) -> None:
-        """More of a sample."""
-        self.made[place] = joined(self.made[place], made)
-
-    def _first(self, places: Sequence[int]) -> GenerateRequest:
-        if len(places) == len(self.made):
-            return self.request
-        return replace(self.request, seeds=tuple(self.request.seeds[place] for place in places))
-
-    def _rest(self, place: int) -> GenerateRequest:
-        request, done = self.request, self.made[place].tokens
-        sampling = replace(
-            request.sampling,
-            max_new_tokens=request.sampling.max_new_tokens - len(done),
-            min_new_tokens=max(0, request.sampling.min_new_tokens - len(done)),
-        )
-        return replace(
-            request,
-            id=f"{request.id}-{place}",
-            tokens=np.concatenate([request.tokens, done]),
-            seeds=(request.seeds[place],),
-            sampling=sampling,
-        )
 
 
 class ResumingEngines:
@@ -105,7 +44,7 @@ class ResumingEngines:
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """All samples of the request, however often the engines are stopped meanwhile."""
-        ask = Ask(request, [_NOTHING for _ in request.seeds])
+        ask = Ask(request, [nothing("abort") for _ in request.seeds])
         ask.made = self._made[prompt_of(request.id)].setdefault(ask.key, ask.made)
         while not ask.late and (rounds := ask.rounds()):
             await (self._park(ask) if self._stopped else self._work(ask, rounds))
@@ -166,7 +105,7 @@ class ResumingEngines:
         """What was made for prompts that nobody has forgotten, as JSON values."""
         made = {key: found for asked in self._made.values() for key, found in asked.items()}
         return {
-            key: [_record(one) for one in found]
+            key: [record_of(one) for one in found]
             for key, found in made.items()
             if any(len(one.tokens) for one in found)
         }
@@ -175,7 +114,7 @@ class ResumingEngines:
         """Go on from a saved state as soon as the same is asked again."""
         self._made.clear()
         for key, found in state.items():
-            self._made[prompt_of(key)][key] = [_generation(one) for one in found]
+            self._made[prompt_of(key)][key] = [generation_of(one) for one in found]
 
     async def _park(self, ask: Ask) -> None:
         self._parked[ask] = None
@@ -205,55 +144,3 @@ class ResumingEngines:
             del self._running[ask]
             if not self._running:
                 self._idle.set()
-
-
-def prompt_of(request_id: str) -> int:
-    """The prompt that a request is about (rlrun.runner.sessions names requests `<purpose>-<prompt>…`)."""
-    found = _PROMPT.match(request_id)
-    assert found is not None, f"request {request_id!r} names no prompt"
-    return int(found[1])
-
-
-def joined(first: Generation, second: Generation) -> Generation:
-    """A sample of two parts; neighbouring spans of the same version are one."""
-    if not len(first.tokens):
-        return second
-    spans, length = list(first.versions), len(first.tokens)
-    for span in second.versions:
-        if spans and spans[-1].version == span.version:
-            spans[-1] = replace(spans[-1], end=length + span.end)
-        else:
-            spans.append(VersionSpan(span.version, length + span.start, length + span.end))
-    return replace(
-        second,
-        tokens=np.concatenate([first.tokens, second.tokens]),
-        log_probs=np.concatenate([first.log_probs, second.log_probs]),
-        versions=tuple(spans),
-        cached_tokens=first.cached_tokens,
-    )
-
-
-def _record(made: Generation) -> dict[str, Any]:
-    return {
-        "tokens": text_of(made.tokens, INTS),
-        "log_probs": text_of(made.log_probs, FLOATS),
-        "finish": made.finish,
-        "versions": [[span.version, span.start, span.end] for span in made.versions],
-        "cached": made.cached_tokens,
-        "experts": experts_text(made.experts),
-    }
-
-
-def _generation(record: Mapping[str, Any]) -> Generation:
-    return Generation(
-        array_of(record["tokens"], INTS),
-        array_of(record["log_probs"], FLOATS),
-        record["finish"],
-        tuple(VersionSpan(*span) for span in record["versions"]),
-        record["cached"],
-        experts_of(record["experts"]),
-    )
-
-
-_PROMPT = re.compile(r"rollout-(\d+)")
-_NOTHING = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), "abort", ())

@@ -7,9 +7,10 @@ import pytest
 from rlrun.plugins.generation import Generation, Sampling
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner import resuming
+from rlrun.runner.asks import joined
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import EngineError
-from rlrun.runner.resuming import ResumingEngines, joined
+from rlrun.runner.resuming import ResumingEngines
 from tests.runner.typing_engines import PROMPT, TypingEngines, token_at
 
 SEEDS = (11, 12, 13)

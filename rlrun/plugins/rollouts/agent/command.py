@@ -23,6 +23,8 @@ async def run_command(command: Sequence[str], task: AgentTask) -> Mapping[str, A
     status than 0, with its last line of error output.
     """
     environment = os.environ | {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key}
+    for name in ("no_proxy", "NO_PROXY"):  # the endpoint is on this host, whatever else is reached by a proxy
+        environment[name] = ",".join(filter(None, [environment.get(name), "127.0.0.1"]))
     with ExitStack() as stack:
         out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         process = await asyncio.create_subprocess_exec(

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 from rlrun.plugins.registry import build
@@ -18,13 +17,11 @@ from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.start import Handle, Models, Started, start_processes
 from rlrun.runner.cluster.start_engines import EngineHandle
-from rlrun.runner.demonstrations import DemonstrationSource
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.supervisor import Budget, Supervisor
 from rlrun.runner.engines.teacher import EngineTeacher
 from rlrun.runner.errors import JobError
 from rlrun.runner.evaluate import Evaluator
-from rlrun.runner.filtering import Filters
 from rlrun.runner.inputs import Inputs, read_inputs
 from rlrun.runner.interfaces import Policy, UpdatedEngines
 from rlrun.runner.journal import Journal
@@ -32,15 +29,13 @@ from rlrun.runner.loop import BatchSource, Job
 from rlrun.runner.model_files import ModelFiles, fetch_files
 from rlrun.runner.overlap import OverlappedSource
 from rlrun.runner.packing import Cost, plan_steps
-from rlrun.runner.partial import PartialSource
 from rlrun.runner.passes import Pack
 from rlrun.runner.plan import Plan, make_plan
-from rlrun.runner.rollout import RolloutSource
 from rlrun.runner.rollout_only import RolloutJob
 from rlrun.runner.run_folder import RunFolder
 from rlrun.runner.saved_source import SavedSource
-from rlrun.runner.scoring import Scorer, unique_names
-from rlrun.runner.starting_point import checkpoint_before
+from rlrun.runner.scoring import Scorer
+from rlrun.runner.sources import demonstration_source, policy_source, saved_source
 from rlrun.runner.trainer_group import TrainerGroup
 from rlrun.runner.turns import Turns
 from rlrun.specs.job import Spec
@@ -139,18 +134,6 @@ def part_of(plan: Plan, mode: Literal["rollout", "train"] | None) -> Plan:
     if mode is None:
         return plan
     return replace(plan, ranks=()) if mode == "rollout" else replace(plan, engines=(), rollout=False)
-
-
-def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None:
-    """The samples that `debug.mode = "train"` trains on up to step `last`; ValueError where some are not
-    there.
-    """
-    if spec.debug.mode != "train":
-        return None
-    assert spec.debug.rollouts is not None, "a rule asks for it"
-    checkpoint_before(spec.debug)
-    run, first = RunFolder(Path(spec.debug.rollouts)), spec.debug.step or 1
-    return SavedSource(run, first, last, model.config()["vocab_size"])
 
 
 def trainer_of(started: Started, plan: Plan, pool: EnginePool | None) -> TrainerGroup:
@@ -272,16 +255,8 @@ def _source(spec: Spec, parts: Parts, policy: Policy | None) -> BatchSource:
     if parts.saved is not None:
         return parts.saved
     if policy is None:
-        return DemonstrationSource(parts.inputs.groups(parts.plan.batch.prompts))
-    names = unique_names(spec.filters)
-    built = [build("filters", one.type, one.params) for one in spec.filters]
-    prompts = parts.inputs.prompts(spec.rollout.oversample or spec.rollout.batch_size)
-    filters = Filters(list(zip(names, built, strict=True)))
-    if spec.rollout.partial:
-        strategy = build("buffers", spec.rollout.buffer.type, spec.rollout.buffer.params)
-        return PartialSource(spec.rollout, policy, prompts, filters, strategy)
-    kind = RolloutSource if spec.rollout.mode == "sync" else OverlappedSource
-    return kind(spec.rollout, policy, prompts, filters)
+        return demonstration_source(parts.inputs, parts.plan.batch.prompts)
+    return policy_source(spec, policy, parts.inputs)
 
 
 def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget: int) -> Pack:

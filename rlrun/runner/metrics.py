@@ -81,10 +81,8 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     metrics = {f"response_len/{k}": v for k, v in statistics([len(s.tokens) for s in samples]).items()}
     metrics["truncated_ratio"] = _share(sample.status is Status.TRUNCATED for sample in samples)
     metrics["repetition_frac"] = _share(has_repetition(sample.text) for sample in samples)
-    if tokens := sum(len(sample.tokens) for sample in samples):
-        metrics["log_probs"] = (
-            float(sum(sample.log_probs.sum(dtype=np.float64) for sample in samples)) / tokens
-        )
+    if made := sum(map(_tokens_made, samples)):
+        metrics["log_probs"] = float(sum(sample.log_probs.sum(dtype=np.float64) for sample in samples)) / made
     return metrics
 
 
@@ -102,6 +100,11 @@ def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         values = [sample.rewards[name] for sample in samples if name in sample.rewards]
         metrics[f"rewards/{name}"] = float(np.mean(values))
     return metrics
+
+
+def _tokens_made(sample: Sample) -> int:
+    """Tokens that the policy made: what it was given between its turns has neither mask nor log-prob."""
+    return int(np.count_nonzero((sample.loss_mask > 0) | (sample.log_probs != 0)))
 
 
 def _noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:

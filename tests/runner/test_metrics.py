@@ -106,3 +106,9 @@ def test_numbers_that_the_rollout_noted_are_averaged() -> None:
         "rollout/info/turns": 2.5,
         "rollout/info/solved": 1.0,
     }
+
+
+def test_what_the_policy_was_given_does_not_count_in_its_log_probs() -> None:
+    mask, log_probs = np.array([1, 0, 0, 1], np.float32), np.array([-2, 0, 0, -1], np.float32)
+    several = sample(0, 0, length=4, loss_mask=mask, log_probs=log_probs)
+    assert rollout_metrics([Group(prompt(0), [several])], 0)["rollout/log_probs"] == -1.5

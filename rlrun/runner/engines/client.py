@@ -2,19 +2,16 @@
 
     GenerateRequest -> JSON -> POST /generate -> JSON -> Generation
 
-Every call has a deadline. Calls that may safely be made twice are repeated, after a moment that grows and is
-jittered, when the connection fails; a generation is repeated only when it never reached the engine.
+Every call has a deadline; a generation is repeated only when it never reached the engine.
 """
 
 import asyncio
-import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal
 
-import aiohttp
 import numpy as np
 import orjson
 from numpy.typing import NDArray
@@ -30,6 +27,7 @@ from rlrun.runner.carriers import (
     WeightManifest,
 )
 from rlrun.runner.engines.checking import compare
+from rlrun.runner.engines.connection import Connection
 from rlrun.runner.engines.wire import (
     bucket_body,
     folder_body,
@@ -45,10 +43,8 @@ from rlrun.runner.engines.wire import (
 )
 from rlrun.runner.errors import EngineError, EngineGone
 
-ATTEMPTS = 4
-FIRST_DELAY = 0.1
-"""Seconds before the first repetition; doubles each time, times a random factor from 0.5 to 1.5."""
 _SETTLE_SECONDS = 30.0
+_SETTLE_PAUSE = 0.1
 Tag = Literal["weights", "kv_cache"]
 """Of the memory that an engine gives away while it sleeps."""
 _TENSORS = "/update_weights_from_tensor"
@@ -76,14 +72,11 @@ class EngineClient:
         where the engine asks for one; `experts`: ask which experts tokens are routed to.
         """
         self._experts = experts
-        self.url = url.rstrip("/")
+        self._connection = Connection(url, api_key)
+        self.url = self._connection.url
         self.api_key = api_key
         self._generate_timeout = generate_timeout
         self._control_timeout = control_timeout
-        self._headers = {"Content-Type": "application/json"}
-        if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._session: aiohttp.ClientSession | None = None
         self._group: str | None = None
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
@@ -95,7 +88,7 @@ class EngineClient:
         if not requests:
             return []
         body = generate_body(requests, experts=self._experts)
-        raw = await self._call("POST", "/generate", body, self._generate_timeout, safe=False)
+        raw = await self._connection.call("POST", "/generate", body, self._generate_timeout, safe=False)
         return parse_generations(raw, requests)
 
     async def abort(self, request: GenerateRequest) -> None:
@@ -107,7 +100,7 @@ class EngineClient:
         """Log-probs `[T - 1]` of each sequence's own tokens from the second on, at temperature 1."""
         if not sequences:
             return []
-        raw = await self._call("POST", "/generate", score_body(sequences), self._generate_timeout)
+        raw = await self._connection.call("POST", "/generate", score_body(sequences), self._generate_timeout)
         return parse_scores(raw, sequences)
 
     async def abort_all(self) -> None:
@@ -136,7 +129,7 @@ class EngineClient:
                     raise TimeoutError(
                         f"engine {self.url} still generates {_SETTLE_SECONDS:g} s after it was told to abort"
                     ) from None
-            await asyncio.sleep(FIRST_DELAY)
+            await asyncio.sleep(_SETTLE_PAUSE)
 
     async def release_memory(self, tags: Sequence[Tag]) -> None:
         """Give the memory of weights or cache away. EngineError while requests run."""
@@ -148,7 +141,7 @@ class EngineClient:
 
     async def _occupation(self, verb: str, tags: Sequence[Tag]) -> None:
         body, path = orjson.dumps({"tags": list(tags)}), f"/{verb}_memory_occupation"
-        await self._call("POST", path, body, self._control_timeout, safe=False)
+        await self._connection.call("POST", path, body, self._control_timeout, safe=False)
 
     async def flush_cache(self) -> None:
         """Forget cached prefixes. EngineError while requests run."""
@@ -157,7 +150,7 @@ class EngineClient:
     async def health(self) -> bool:
         """Whether the engine answers that it works; a refusal or no connection is False, not an error."""
         try:
-            await self._call("GET", "/health", None, self._control_timeout, attempts=1)
+            await self._connection.call("GET", "/health", None, self._control_timeout, attempts=1)
         except (EngineError, TimeoutError):
             return False
         return True
@@ -168,7 +161,9 @@ class EngineClient:
 
     async def get(self, path: str) -> dict[str, Any]:
         """What the engine says of itself at `path`."""
-        answer: dict[str, Any] = orjson.loads(await self._call("GET", path, None, self._control_timeout))
+        answer: dict[str, Any] = orjson.loads(
+            await self._connection.call("GET", path, None, self._control_timeout)
+        )
         return answer
 
     async def check_request(self, body: dict[str, Any]) -> None:
@@ -183,15 +178,17 @@ class EngineClient:
         arrive as it was sent.
         """
         if isinstance(update, WeightManifest):
-            raw = await self._call("POST", _TENSORS, manifest_body(update), self._control_timeout)
+            raw = await self._connection.call("POST", _TENSORS, manifest_body(update), self._control_timeout)
             return version_number(orjson.loads(raw).get("weight_version"))
         if isinstance(update, FolderWeights):
             await self.pause("retract")
-            await self._call("POST", _DISK, folder_body(update), self._control_timeout, safe=False)
+            await self._connection.call("POST", _DISK, folder_body(update), self._control_timeout, safe=False)
             return await self._serve(update.checksums)
         await self.begin_update()
         try:
-            await self._call("POST", _TENSORS, payload_body(update), self._control_timeout, safe=False)
+            await self._connection.call(
+                "POST", _TENSORS, payload_body(update), self._control_timeout, safe=False
+            )
         except (EngineError, TimeoutError):
             await self.give_up_update()
             raise
@@ -205,7 +202,9 @@ class EngineClient:
         if group is not None and group.name != self._group:
             await self.leave_group()
             body = group_body(group, rank)
-            await self._call("POST", "/init_weights_update_group", body, self._control_timeout, safe=False)
+            await self._connection.call(
+                "POST", "/init_weights_update_group", body, self._control_timeout, safe=False
+            )
             self._group = group.name
         await self._post("/begin_weight_update", {})
 
@@ -213,7 +212,7 @@ class EngineClient:
         """Take over some tensors, from shared memory or from the group that was met."""
         path = _TENSORS if bucket.payloads else _BROADCAST
         body = bucket_body(bucket, self._group)
-        await self._call("POST", path, body, self._control_timeout, safe=False)
+        await self._connection.call("POST", path, body, self._control_timeout, safe=False)
 
     async def end_update(self, checksums: Checksums | None) -> int:
         """Serve what was loaded; its version. EngineError names a tensor that is not what it should be."""
@@ -235,9 +234,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._connection.close()
 
     async def __aenter__(self) -> "EngineClient":
         return self
@@ -261,56 +258,4 @@ class EngineClient:
         return version_number((await self.model_info()).get("weight_version"))
 
     async def _post(self, path: str, body: dict[str, Any]) -> bytes:
-        return await self._call("POST", path, orjson.dumps(body), self._control_timeout)
-
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        seconds: float,
-        *,
-        safe: bool = True,
-        attempts: int = ATTEMPTS,
-    ) -> bytes:
-        """One call; `safe`: it may reach the engine twice."""
-        repeatable = aiohttp.ClientConnectionError if safe else aiohttp.ClientConnectorError
-        try:
-            async with asyncio.timeout(seconds):
-                for attempt in range(attempts):
-                    try:
-                        return await self._once(method, path, body)
-                    except repeatable as error:
-                        if attempt == attempts - 1:
-                            raise EngineGone(f"engine {self.url}{path} cannot be reached: {error}") from error
-                        await asyncio.sleep(FIRST_DELAY * 2**attempt * random.uniform(0.5, 1.5))
-                    except aiohttp.ClientConnectionError as error:
-                        raise EngineGone(f"engine {self.url}{path}: {error!r}") from error
-                    except aiohttp.ClientError as error:
-                        raise EngineError(f"engine {self.url}{path}: {error!r}") from error
-        except TimeoutError:
-            raise TimeoutError(f"engine {self.url}{path} did not answer within {seconds:g} s") from None
-        raise AssertionError("unreachable: every attempt returns or raises")
-
-    async def _once(self, method: str, path: str, body: bytes | None) -> bytes:
-        if self._session is None:
-            # Deadlines are ours; connections are as many as there are calls.
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
-            )
-        url = self.url + path
-        async with self._session.request(method, url, data=body, headers=self._headers) as response:
-            raw = await response.read()
-            if response.status != 200:
-                message = f"engine {self.url}{path} answered {response.status}: {_message(raw)}"
-                raise EngineError(message)
-            return raw
-
-
-def _message(raw: bytes) -> str:
-    """The message of an error answer, or its beginning."""
-    try:
-        answer = orjson.loads(raw)
-        return str(answer.get("error", {}).get("message") or answer.get("message") or answer)
-    except (orjson.JSONDecodeError, AttributeError):
-        return raw[:500].decode(errors="replace")
+        return await self._connection.call("POST", path, orjson.dumps(body), self._control_timeout)

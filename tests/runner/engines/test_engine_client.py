@@ -20,7 +20,7 @@ from rlrun.runner.carriers import (
     WeightBucket,
     WeightManifest,
 )
-from rlrun.runner.engines import client as client_module
+from rlrun.runner.engines import connection
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.errors import EngineError
@@ -61,7 +61,7 @@ class Peer:
 
 @pytest.fixture
 async def make_peer(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[Script], Awaitable[Peer]]]:
-    monkeypatch.setattr(client_module, "FIRST_DELAY", 0.001)
+    monkeypatch.setattr(connection, "FIRST_DELAY", 0.001)
     peers: list[Peer] = []
 
     async def make(script: Script) -> Peer:
@@ -254,7 +254,7 @@ async def test_only_safe_calls_are_repeated_after_a_broken_connection(make_peer:
 
 
 async def test_an_engine_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "FIRST_DELAY", 0.001)
+    monkeypatch.setattr(connection, "FIRST_DELAY", 0.001)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"

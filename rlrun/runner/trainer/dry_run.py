@@ -9,15 +9,14 @@ groups of nobody else -> an optimizer step -> bytes by purpose
 import json
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.hf_names import hf_tensors
@@ -25,22 +24,10 @@ from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.registry import build
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.deep_plan import ON_HOST, DryRun
-from rlrun.runner.trainer import head
-from rlrun.runner.trainer.compat import AllToAllTokenDispatcher, FakeStore, ShardingPropagator
-from rlrun.runner.trainer.cpu_ops.library import as_on_gpu
+from rlrun.runner.trainer.compat import FakeStore
 from rlrun.runner.trainer.decoder import PackedDecoder
 from rlrun.runner.trainer.freezing import freeze
-from rlrun.runner.trainer.layers import Experts
-from rlrun.runner.trainer.ledger import (
-    COPIES,
-    GRADIENTS,
-    LOGITS,
-    NOTHING,
-    OPTIMIZER,
-    PARAMETERS,
-    TEMPORARIES,
-    Ledger,
-)
+from rlrun.runner.trainer.ledger import COPIES, GRADIENTS, OPTIMIZER, PARAMETERS, TEMPORARIES, Ledger
 from rlrun.runner.trainer.loss_pass import LossPass
 from rlrun.runner.trainer.meter import Meter
 from rlrun.runner.trainer.model import build_model
@@ -50,6 +37,7 @@ from rlrun.runner.trainer.parameters import Parameters, plain_name
 from rlrun.runner.trainer.pipeline import make_policy
 from rlrun.runner.trainer.policy import Policy, PolicySettings
 from rlrun.runner.trainer.process import build_mesh, stop_process
+from rlrun.runner.trainer.stand_ins import booked_apart, even_routing, gpu_kernels
 from rlrun.specs.job import Spec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -82,11 +70,15 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             router_dtype=spec.trainer.moe.router_dtype,
         )
         ledger = Ledger(ON_HOST[spec.trainer.offload])
-        for context in (FakeTensorMode(allow_non_fake_inputs=True), ledger, _apart(ledger), _even_routing()):
+        for context in (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            ledger,
+            booked_apart(ledger),
+            even_routing(),
+        ):
             stack.enter_context(context)
         if spec.cluster.gpus_per_node:
-            stack.enter_context(as_on_gpu())
-            stack.enter_context(_replaced(functional, "rms_norm", _rms_norm))
+            stack.enter_context(gpu_kernels())
         for decoder in decoders:
             decoder.to_empty(device=CPU)
         settings = PolicySettings(spec.rollout.temperature, spec.trainer.logits_chunk, parallel, CPU, dtype)
@@ -147,78 +139,6 @@ def _sequence(prompt: int, response: int, algorithm: Algorithm) -> TrainSequence
         execution="",
         reference_log_probs=zeros if algorithm.needs.reference else None,
     )
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = owner.__dict__[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextmanager
-def _apart(ledger: Ledger) -> Iterator[None]:
-    """Book what the policy's head makes, in both passes, as logits; and not what DTensors try out on whole
-    tensors to learn the shapes of results.
-    """
-    function, shapes = head._LogProbs, "_propagate_tensor_meta_non_cached"
-    with ExitStack() as stack:
-        for name in ("forward", "backward"):
-            booked = staticmethod(ledger.serving(LOGITS, getattr(function, name)))
-            stack.enter_context(_replaced(function, name, booked))
-        unseen = ledger.serving(NOTHING, getattr(ShardingPropagator, shapes))
-        stack.enter_context(_replaced(ShardingPropagator, shapes, unseen))
-        yield
-
-
-@contextmanager
-def _even_routing() -> Iterator[None]:
-    """How many tokens go to which expert is content: take it that all get as many."""
-    kind, rows = AllToAllTokenDispatcher, [0]
-    reorder = kind._local_reorder
-
-    def remember(self: Any, x: torch.Tensor, scores: torch.Tensor, experts: torch.Tensor) -> Any:
-        rows[0] = experts.numel()
-        return reorder(self, x, scores, experts)
-
-    def splits(self: Any, mine: torch.Tensor, everyones: torch.Tensor, ranks: int) -> Any:
-        return everyones.reshape(-1), _even(rows[0], ranks), _even(rows[0], ranks)
-
-    def counts(tokens_of_experts: torch.Tensor, total: int) -> list[int]:
-        return _even(total, len(tokens_of_experts))
-
-    with ExitStack() as stack:
-        stack.enter_context(_replaced(Experts, "counts", staticmethod(counts)))
-        stack.enter_context(_replaced(kind, "_sync_token_count_exchange", splits))
-        stack.callback(setattr, kind, "_local_reorder", reorder)
-        kind._local_reorder = remember  # inherited
-        yield
-
-
-def _even(total: int, parts: int) -> list[int]:
-    return [total // parts + (part < total % parts) for part in range(parts)]
-
-
-class _RMSNorm(torch.autograd.Function):
-    """What CUDA's fused norm keeps; torch has none for the CPU, where tensors without content lie."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, weight, _ = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(weight)
-
-
-def _rms_norm(x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor, eps: float) -> torch.Tensor:
-    result: torch.Tensor = _RMSNorm.apply(x, weight)
-    return result
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ Which requests run together in an engine then depends on what was asked alone, n
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from rlrun.runner.carriers import GenerateRequest, Generation
+from rlrun.plugins.generation import Generation
+from rlrun.runner.carriers import GenerateRequest
 
 AskAll = Callable[[Sequence[GenerateRequest]], Awaitable[list[list[Generation]]]]
 

@@ -25,8 +25,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
-from rlrun.plugins.generation import Sampling
-from rlrun.runner.carriers import GenerateRequest
+from rlrun.runner.carriers import GenerateRequest, Sampling
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.native.server import NativeServer
 from rlrun.runner.engines.setup import EngineSetup

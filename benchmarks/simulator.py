@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.plugins.generation import Generation
 from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.carriers import GenerateRequest, WeightManifest
+from rlrun.runner.carriers import GenerateRequest, Generation, WeightManifest
 from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.interfaces import Policy

@@ -36,11 +36,11 @@ from safetensors.torch import load_file, save_file
 
 from rlrun.converters.architecture import read_architecture
 from rlrun.converters.hf_names import hf_tensors
-from rlrun.plugins.generation import Sampling
 from rlrun.runner.carriers import (
     FolderWeights,
     GenerateRequest,
     GroupAddress,
+    Sampling,
     StreamedWeights,
     WeightManifest,
 )

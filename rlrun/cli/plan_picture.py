@@ -21,7 +21,7 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
         ("samples an optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size"),
         ("optimizer steps a step (S)", batch.optimizer_steps, "trainer.optimizer_steps"),
     ]
-    if not plan.engines:
+    if not plan.rollout:
         rows = [
             ("demonstrations an optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size")
         ]
@@ -37,19 +37,20 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
     ]
     if plan.engines:
         rows.append(("KV cache of an engine, tokens", plan.cache_tokens, "engine.max_cache_tokens"))
-    product = f"P·n = {batch.samples} = G·S" if plan.engines else f"G = {batch.global_batch_size}"
+    product = f"P·n = {batch.samples} = G·S" if plan.rollout else f"G = {batch.global_batch_size}"
     return table(f"{spec.name}: {product}", ("number", "value", "from"), rows)
 
 
 def placement_title(spec: Spec, plan: Plan) -> str:
     """The mesh and the kind of placement in words."""
     kind = "colocated: ranks and engines take turns" if plan.colocated else "disaggregated"
-    return f"{kind if plan.engines else 'no engines'}; {_mesh(spec)}"
+    elsewhere = "engines elsewhere" if plan.rollout else "no engines"
+    return f"{kind if plan.engines else elsewhere}; {_mesh(spec)}"
 
 
 def placement_table(spec: Spec, plan: Plan) -> Table:
     """A row for each node, a column for each of its devices; nodes in a row that look alike share one."""
-    places = [rank.place for rank in plan.ranks] + [engine.place for engine in plan.engines]
+    places = [process.place for process in _processes(plan)]
     devices = sorted({place.gpu or 0 for place in places})
     on_gpu = spec.cluster.gpus_per_node > 0
     picture = Table(
@@ -86,9 +87,12 @@ def _mesh(spec: Spec) -> str:
     return f"{ranks}{f' = {product}' if product else ''}{experts}"
 
 
+def _processes(plan: Plan) -> list[RankPlan | EnginePlan]:
+    return [*plan.ranks, *plan.engines, *plan.others]
+
+
 def _on(plan: Plan, node: int, device: int) -> list[RankPlan | EnginePlan]:
-    processes: list[RankPlan | EnginePlan] = [*plan.ranks, *plan.engines]
-    return [each for each in processes if each.place.node == node and (each.place.gpu or 0) == device]
+    return [each for each in _processes(plan) if each.place.node == node and (each.place.gpu or 0) == device]
 
 
 def _shape(plan: Plan, node: int, device: int) -> tuple[str, ...]:
@@ -103,7 +107,7 @@ def _line(process: RankPlan | EnginePlan, spec: Spec) -> str:
     threads = f"\n  {process.threads} threads" if process.place.gpu is None else ""
     if isinstance(process, EnginePlan):
         port = "" if process.port is None else f"\n  port {process.port}"
-        return f"engine {process.index}{port}{threads}"
+        return f"{process.name} {process.index}{port}{threads}"
     parallel = spec.trainer.parallel
     places = [
         f"{_SHORT[name]} {place}"

@@ -10,8 +10,7 @@ Which requests run together in an engine then depends on what was asked alone, n
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from rlrun.plugins.generation import Generation
-from rlrun.runner.carriers import GenerateRequest
+from rlrun.runner.carriers import GenerateRequest, Generation
 
 AskAll = Callable[[Sequence[GenerateRequest]], Awaitable[list[list[Generation]]]]
 

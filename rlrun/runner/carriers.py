@@ -13,7 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.plugins.generation import Sampling
+from rlrun.plugins.generation import Generation as Generation  # noqa: PLC0414
+from rlrun.plugins.generation import Sampling as Sampling  # noqa: PLC0414
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.plugins.generation import Generation
 from rlrun.plugins.protocols import Chat
 from rlrun.plugins.types import Drop, Group, Mask, Needs, Prompt, Sample
-from rlrun.runner.carriers import GenerateRequest, TrainSequence, TrainStep, WeightUpdate
+from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightUpdate
 from rlrun.runner.packing import MicroBatches
 
 

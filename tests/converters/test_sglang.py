@@ -9,8 +9,7 @@ from conversions import convert
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
-from rlrun.plugins.generation import Sampling
-from rlrun.runner.carriers import GenerateRequest
+from rlrun.runner.carriers import GenerateRequest, Sampling
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.sglang.server import SglangServer
 from tests.sglang_cpu.servers import tiny_setup

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from tiny_models import make_tiny_model
 
-from rlrun.plugins.generation import Sampling
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.carriers import GenerateRequest, TrainSequence
+from rlrun.runner.carriers import GenerateRequest, Sampling, TrainSequence
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.sglang.server import SglangServer

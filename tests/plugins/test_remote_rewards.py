@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rlrun.plugins.engines import Address, as_environment
 from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.rewards.http_client import HttpClient
 from rlrun.plugins.testing import check_parameters, sample
@@ -138,6 +139,24 @@ def test_a_judge_is_asked_and_understood(service: Service) -> None:
     assert body["messages"][0] == {"role": "system", "content": "Be fair."}
     question = body["messages"][1]["content"]
     assert "Why?" in question and "42" in question and "Because {label}." in question
+
+
+def test_a_judge_may_be_engines_of_the_job(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = {"judge": [Address(service.url), Address(f"{service.url}/second")]}
+    for name, value in as_environment(engines).items():
+        monkeypatch.setenv(name, value)
+    service.script = [(200, chat("Score: 3")), (200, chat("Score: 5"))]
+    judge = build("rewards", "llm_judge", {"engine": "judge"})
+
+    async def both() -> tuple[float, float]:
+        return await judge.score(sample("x")), await judge.score(sample("y"))
+
+    assert ask(both, judge) == (0.3, 0.5)
+    assert [path for path, _ in service.asked] == ["/v1/chat/completions", "/second/v1/chat/completions"]
+    with pytest.raises(ValueError, match="no engines named 'juge' run here"):
+        build("rewards", "llm_judge", {"engine": "juge"})
+    with pytest.raises(ValueError, match="either at a url, or one of"):
+        build("rewards", "llm_judge", {})
 
 
 @pytest.mark.parametrize(

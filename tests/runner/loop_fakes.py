@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rlrun.plugins.generation import Generation
 from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import Drop, Group, Needs, Prompt, Row, Sample, Status, VersionSpan
 from rlrun.runner.ahead import ReadAhead
-from rlrun.runner.carriers import GenerateRequest, TrainSequence, TrainStep, WeightManifest
+from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightManifest
 from rlrun.runner.errors import EngineError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.packing import MicroBatches, plan_steps

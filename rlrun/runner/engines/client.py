@@ -16,11 +16,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from rlrun.plugins.generation import Generation
 from rlrun.runner.carriers import (
     Checksums,
     FolderWeights,
     GenerateRequest,
+    Generation,
     GroupAddress,
     SerializedWeights,
     WeightBucket,

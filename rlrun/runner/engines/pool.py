@@ -9,9 +9,8 @@ from typing import Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.plugins.generation import Generation
 from rlrun.runner.background import cancel_all
-from rlrun.runner.carriers import GenerateRequest, WeightUpdate
+from rlrun.runner.carriers import GenerateRequest, Generation, WeightUpdate
 from rlrun.runner.engines.client import EngineClient, Tag
 from rlrun.runner.engines.delivery import BucketSource, Delivery, Failures, WeightsMoved
 from rlrun.runner.errors import EngineError, EngineGone

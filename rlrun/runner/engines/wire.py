@@ -9,11 +9,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from rlrun.plugins.generation import Generation
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.carriers import (
     FolderWeights,
     GenerateRequest,
+    Generation,
     GroupAddress,
     SerializedWeights,
     WeightBucket,

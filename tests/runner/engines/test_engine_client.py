@@ -10,12 +10,12 @@ import orjson
 import pytest
 from aiohttp import web
 
-from rlrun.plugins.generation import Sampling
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.carriers import (
     FolderWeights,
     GenerateRequest,
     GroupAddress,
+    Sampling,
     TensorSlot,
     WeightBucket,
     WeightManifest,

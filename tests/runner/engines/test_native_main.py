@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlrun.plugins.generation import Sampling
-from rlrun.runner.carriers import GenerateRequest
+from rlrun.runner.carriers import GenerateRequest, Sampling
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.native.__main__ import main
 

@@ -14,9 +14,8 @@ from engine_cases import random_prompts
 from safetensors.torch import load_file
 from tiny_models import make_tiny_model
 
-from rlrun.plugins.generation import Sampling
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.carriers import FolderWeights, GenerateRequest
+from rlrun.runner.carriers import FolderWeights, GenerateRequest, Sampling
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.native.server import NativeServer
 from rlrun.runner.engines.setup import EngineSetup

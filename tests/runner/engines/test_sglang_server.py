@@ -16,10 +16,10 @@ import torch
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
-from rlrun.plugins.generation import Generation, Sampling, Trajectory
+from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.protocols import Session
 from rlrun.plugins.types import Prompt, Row
-from rlrun.runner.carriers import FolderWeights, GenerateRequest
+from rlrun.runner.carriers import FolderWeights, GenerateRequest, Generation, Sampling
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.sglang.command import command, environment, key_file

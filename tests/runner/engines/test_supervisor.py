@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rlrun.plugins.generation import Generation, Sampling
-from rlrun.runner.carriers import GenerateRequest, SerializedWeights, WeightManifest
+from rlrun.runner.carriers import GenerateRequest, Generation, Sampling, SerializedWeights, WeightManifest
 from rlrun.runner.engines import supervisor as supervisor_module
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.supervisor import Budget, Supervisor

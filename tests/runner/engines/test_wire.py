@@ -6,9 +6,9 @@ from base64 import b64encode
 import numpy as np
 import pytest
 
-from rlrun.plugins.generation import Generation, Sampling, Trajectory
+from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.types import Group, Prompt, Row
-from rlrun.runner.carriers import GenerateRequest
+from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
 from rlrun.runner.engines.wire import generate_body, parse_generations
 from rlrun.runner.errors import EngineError
 from rlrun.runner.grouping import groups_of

@@ -12,7 +12,7 @@ from tiny_models import make_tiny_model
 from rlrun.converters import copying
 
 pytest.importorskip("compressed_tensors", reason="pip install 'rlrun[int4]'")
-SHAPE = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
+SHAPE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3_moe"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.jobs import Jobs
+from tests.integration.jobs import Ended, Jobs
 from tests.tiny_models import make_tiny_model
 
 
@@ -17,3 +17,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     """Runs jobs in a folder of this module's."""
     return Jobs(tmp_path_factory.mktemp("jobs"), tiny_model)
+
+
+STEPS = 12
+
+
+@pytest.fixture(scope="session")
+def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A run that nothing happens to."""
+    return Jobs(tmp_path_factory.mktemp("whole"), tiny_model).run("whole", trainer__steps=STEPS)

@@ -3,20 +3,12 @@
 import signal
 
 import psutil
-import pytest
 
+from tests.fault.conftest import STEPS
 from tests.fault.ids import check_each_once
 from tests.fault.moments import Fault, main_with
 from tests.fault.test_ends import assert_nothing_left
 from tests.integration.jobs import Ended, Jobs, Running
-
-STEPS = 12
-
-
-@pytest.fixture(scope="module")
-def whole(jobs: Jobs) -> Ended:
-    """The run that nothing happens to."""
-    return jobs.run("whole", trainer__steps=STEPS)
 
 
 def check(job: Ended, restarts: int) -> None:
@@ -29,29 +21,25 @@ def check(job: Ended, restarts: int) -> None:
     print("\n".join(line for line in job.output.splitlines() if "is back after" in line))
 
 
-def test_engines_killed_at_any_moment_change_nothing_that_is_learnt(jobs: Jobs, whole: Ended) -> None:
+def test_engines_that_die_or_hang_at_any_moment_change_nothing_that_is_learnt(
+    jobs: Jobs, whole: Ended
+) -> None:
     faults = [
         Fault("engine 0", "generation", 3),
         Fault("engine 0", "weight sync", 7),
         Fault("engine 0", "training", 8),  # the engine is idle
+        Fault("engine 0", "generation", 13, hangs=True),
     ]
-    running = jobs.start("engine-killed", main=main_with(faults), trainer__steps=STEPS)
+    budget = {"fault_tolerance__engine_restarts": 4, "fault_tolerance__engine_timeout": 5.0}
+    running = jobs.start("engine-lost", main=main_with(faults), trainer__steps=STEPS, **budget)
     running.until_step(1)
     processes = running.children()
     ended = running.wait()
-    check(ended, restarts=3)
+    check(ended, restarts=4)
     assert "engine 0 died: " in ended.output
+    assert "engine 0 hangs: 'ping' did not end within 5 s" in ended.output
     assert ended.curve == whole.curve
     assert_nothing_left(processes, ended)
-
-
-def test_an_engine_that_hangs_is_killed_and_started_again(jobs: Jobs, whole: Ended) -> None:
-    faults = [Fault("engine 0", "generation", 4, hangs=True)]
-    settings = {"trainer__steps": STEPS, "fault_tolerance__engine_timeout": 3.0}
-    ended = jobs.run("engine-hung", main=main_with(faults), **settings)
-    check(ended, restarts=1)
-    assert "engine 0 hangs: 'ping' did not end within 3 s" in ended.output
-    assert ended.curve == whole.curve
 
 
 def test_the_other_engine_takes_over_what_a_killed_one_was_asked(jobs: Jobs) -> None:

@@ -55,7 +55,8 @@ def test_what_is_missing_is_said(monkeypatch, on_cpu, cure):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # of compilers, on a busy machine
 def test_compiled_layers_on_several_ranks(tmp_path):
-    folder = make_tiny_model(tmp_path / "qwen3", num_hidden_layers=1, scale=0.1, pad_token_id=None)
-    layouts = [{"fsdp": 2}, {"tensor": 2}]
-    run_ranks(WORKER, 2, [str(folder), layouts], tmp_path, timeout=900)
+    folder = make_tiny_model(tmp_path / "qwen3", scale=0.1, pad_token_id=None)
+    layouts = [{"fsdp": 2}, {"tensor": 2}, {"context": 2}, {"pipeline": 2}]
+    run_ranks(WORKER, 2, [str(folder), layouts], tmp_path, timeout=1500)

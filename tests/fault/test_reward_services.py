@@ -10,7 +10,7 @@ import pytest
 from tests.fault.ids import check_each_once
 from tests.integration.jobs import Jobs
 
-SECONDS = 150.0
+SECONDS = 240.0
 """In which a job has to end whose rewards cannot be had, on a busy machine."""
 
 

@@ -17,9 +17,9 @@ from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.start import Handle, Models, Started, start_processes
 from rlrun.runner.cluster.start_engines import EngineHandle
+from rlrun.runner.engines.frozen import ServedModel
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.supervisor import Budget, Supervisor
-from rlrun.runner.engines.teacher import EngineTeacher
 from rlrun.runner.errors import JobError
 from rlrun.runner.evaluate import Evaluator
 from rlrun.runner.inputs import Inputs, read_inputs
@@ -38,6 +38,7 @@ from rlrun.runner.scoring import Scorer
 from rlrun.runner.sources import demonstration_source, policy_source, saved_source
 from rlrun.runner.trainer_group import TrainerGroup
 from rlrun.runner.turns import Turns
+from rlrun.specs.companions import ReferenceSpec, TeacherSpec
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
 
@@ -101,20 +102,21 @@ def _fetch_models(spec: Spec, policy: ModelFiles) -> Models:
         one.name: fetch_files(f"engines[{number}].path", one.path, one.revision) if one.path else None
         for number, one in enumerate(spec.engines)
     }
-    if spec.teacher is not None and spec.teacher.engine is not None:
-        _check_vocabulary(policy, others[spec.teacher.engine])
+    for role, section in (("teacher", spec.teacher), ("reference", spec.reference)):
+        if section is not None and section.engine is not None:
+            _check_vocabulary(policy, role, others[section.engine])
     return Models(policy, teacher, others)
 
 
-def _check_vocabulary(policy: ModelFiles, teacher: ModelFiles | None) -> None:
-    """JobError where a teacher has other tokens than the policy."""
-    if teacher is None:
+def _check_vocabulary(policy: ModelFiles, role: str, other: ModelFiles | None) -> None:
+    """JobError where a teacher or reference has other tokens than the policy."""
+    if other is None:
         return
-    sizes = [one.config()["vocab_size"] for one in (teacher, policy)]
+    sizes = [one.config()["vocab_size"] for one in (other, policy)]
     if sizes[0] != sizes[1]:
         raise JobError(
-            f"the teacher {teacher.folder} has {sizes[0]} tokens and the policy {sizes[1]}; distillation "
-            "compares them token by token, so both must have the same tokenizer"
+            f"the {role} {other.folder} has {sizes[0]} tokens and the policy {sizes[1]}; they are compared "
+            "token by token, so both must have the same tokenizer"
         )
 
 
@@ -200,7 +202,8 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
         engines=engines,
         evaluation=_evaluation(spec, parts, policy),
         pack_teacher=_packer(spec, parts.plan, model, teachers, budget) if needs.teacher else None,
-        teacher=_engine_teacher(spec, parts),
+        teacher=_served(parts, spec.teacher),
+        reference=_served(parts, spec.reference),
         pack_critic=_packer(spec, parts.plan, model, critics, budget) if needs.critic else None,
         critic_only_steps=spec.critic.only_steps,
         reference_interval=spec.reference.update_interval,
@@ -245,10 +248,11 @@ def _turns(spec: Spec, parts: Parts) -> Turns | None:
     return Turns(parts.pool, parts.trainer)
 
 
-def _engine_teacher(spec: Spec, parts: Parts) -> EngineTeacher | None:
-    if spec.teacher is None or spec.teacher.engine is None:
+def _served(parts: Parts, section: TeacherSpec | ReferenceSpec | None) -> ServedModel | None:
+    """The model of a section that names engines."""
+    if section is None or section.engine is None:
         return None
-    return EngineTeacher(parts.others[spec.teacher.engine])
+    return ServedModel(parts.others[section.engine])
 
 
 def _source(spec: Spec, parts: Parts, policy: Policy | None) -> BatchSource:

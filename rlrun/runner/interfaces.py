@@ -156,8 +156,8 @@ class Trainer(Protocol):
         """Seconds the slowest rank worked in passes and updates since the last call."""
 
 
-class Teacher(Protocol):
-    """A teacher that the trainer does not hold (rlrun.runner.engines.teacher.EngineTeacher)."""
+class FrozenModel(Protocol):
+    """A model that the trainer does not hold (rlrun.runner.engines.frozen.ServedModel)."""
 
     async def log_probs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
         """`[R]` log-probs of each sequence."""

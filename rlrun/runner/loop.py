@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from rlrun.plugins.types import Group
 from rlrun.runner.carriers import TrainSequence, TrainStep
 from rlrun.runner.clock import StepClock
-from rlrun.runner.interfaces import Advantages, Teacher, Trainer, UpdatedEngines
+from rlrun.runner.interfaces import Advantages, FrozenModel, Trainer, UpdatedEngines
 from rlrun.runner.metrics import is_due
 from rlrun.runner.passes import Pack, Passes
 from rlrun.runner.performance import StepUsage, memory_metrics, train_metrics
@@ -110,8 +110,10 @@ class Job:
     """`old_log_probs = "trainer"`."""
     pack_teacher: Pack | None = None
     """Packs for the teacher's layout; None without a teacher."""
-    teacher: Teacher | None = None
+    teacher: FrozenModel | None = None
     """The teacher, where engines serve it."""
+    reference: FrozenModel | None = None
+    """The reference, where engines serve it."""
     pack_critic: Pack | None = None
     """Packs for the critic's layout; None without a critic."""
     critic_only_steps: int = 0
@@ -152,7 +154,13 @@ async def take_step(job: Job, progress: Progress) -> None:
     steps = job.pack(sequences)  # 5
     job.journal.doing("training")
     passes = Passes(
-        job.algorithm, job.trainer, job.recompute_old, job.pack_teacher, job.pack_critic, job.teacher
+        job.algorithm,
+        job.trainer,
+        job.recompute_old,
+        job.pack_teacher,
+        job.pack_critic,
+        teacher=job.teacher,
+        reference=job.reference,
     )
     sequences = await passes.run(clock, batch.groups, sequences, steps)  # 6
     with clock.part("train"):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rlrun.plugins.types import Group
 from rlrun.runner.carriers import TrainSequence, TrainStep
 from rlrun.runner.clock import StepClock
-from rlrun.runner.interfaces import Advantages, Teacher, Trainer
+from rlrun.runner.interfaces import Advantages, FrozenModel, Trainer
 from rlrun.runner.packing import all_micro_batches
 from rlrun.runner.sequences import note, with_advantages, with_old_log_probs, with_reference, with_values
 
@@ -31,8 +31,10 @@ class Passes:
     advantages depend on it."""
     pack_teacher: Pack | None = None
     pack_critic: Pack | None = None
-    teacher: Teacher | None = None
+    teacher: FrozenModel | None = None
     """Where it is not the trainer's ranks that hold it."""
+    reference: FrozenModel | None = None
+    """As for the teacher."""
 
     async def run(
         self,
@@ -49,8 +51,7 @@ class Passes:
             sequences = await self._policy(clock, groups, sequences, steps)
         if needs.reference:
             with clock.part("reference"):
-                batches = all_micro_batches(steps)
-                found = await self.trainer.log_probs(sequences, batches, reference=True)
+                found = await self._reference_log_probs(sequences, steps)
             note(groups, "reference_log_probs", found)
             sequences = with_reference(sequences, found)
         if needs.teacher:
@@ -64,6 +65,13 @@ class Passes:
             note(groups, "values", values)
             sequences = with_values(sequences, values)
         return with_advantages(sequences, groups, self.algorithm)
+
+    async def _reference_log_probs(
+        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
+    ) -> list[NDArray[np.float32]]:
+        if self.reference is not None:
+            return await self.reference.log_probs(sequences)
+        return await self.trainer.log_probs(sequences, all_micro_batches(steps), reference=True)
 
     async def _teacher_log_probs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
         if self.teacher is not None:

@@ -112,7 +112,7 @@ def size_job(case: Case) -> Sizing:
     found = Sizing(
         phases=tuple(phases),
         engine=engine,
-        reference=_reference(case) if case.needs.reference else 0,
+        reference=_reference(case) if case.needs.reference and case.spec.reference.engine is None else 0,
         offloaded=offloaded(model, spec.trainer),
         disk=_disk(case),
         estimate=estimate(case, running_samples(case, engine)),

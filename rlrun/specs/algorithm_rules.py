@@ -10,8 +10,8 @@ from rlrun.specs.companion_rules import (
     critic_of_transformers,
     idle_companions,
     layouts,
+    served_companions,
     teacher,
-    teacher_engine,
     teacher_revision,
 )
 from rlrun.specs.job import Spec
@@ -207,7 +207,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     answers,
     idle_companions,
     teacher,
-    teacher_engine,
+    served_companions,
     teacher_revision,
     layouts,
     critic_alone,

@@ -49,20 +49,23 @@ def teacher(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
         yield Finding(("teacher",), message, cure, at_value=False)
 
 
-def teacher_engine(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
-    """What engines that serve the teacher can, and what is the trainer's alone."""
-    if spec.teacher is None or spec.teacher.engine is None:
-        return
-    where: tuple[KeyPath, ...] = (("teacher", "engine"),)
-    for key in ("revision", "parallel"):
-        if given(spec.teacher, key):
-            why = "the engines have the teacher"
-            yield no_effect(("teacher", key), why, "remove it", where)
-    if spec.rollout.temperature != 1.0:
-        message = "engines give the log-probs of a teacher at temperature 1 only"
-        cure = "sample at temperature 1, or let the trainer hold the teacher (teacher.path)"
-        path: KeyPath = ("rollout", "temperature")
-        yield Finding(path, message, cure, found=spec.rollout.temperature, others=where)
+def served_companions(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
+    """What engines that serve a teacher or a reference can, and what is the trainer's alone."""
+    for name, section, own in (
+        ("teacher", spec.teacher, ("revision", "parallel")),
+        ("reference", spec.reference, ("update_interval",)),
+    ):
+        if section is None or section.engine is None:
+            continue
+        where: tuple[KeyPath, ...] = ((name, "engine"),)
+        for key in own:
+            if given(section, key):
+                yield no_effect((name, key), f"the engines have the {name}", "remove it", where)
+        if spec.rollout.temperature != 1.0:
+            message = f"engines give the log-probs of a {name} at temperature 1 only"
+            cure = f"sample at temperature 1, or let the trainer hold the {name}"
+            path: KeyPath = ("rollout", "temperature")
+            yield Finding(path, message, cure, found=spec.rollout.temperature, others=where)
 
 
 def teacher_revision(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:

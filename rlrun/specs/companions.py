@@ -11,10 +11,13 @@ from rlrun.specs.trainer import ParallelSpec
 
 
 class ReferenceSpec(Section):
-    """The policy that a KL term measures the distance to; kept in host memory between its passes."""
+    """The policy that a KL term measures the distance to; the trainer keeps it in host memory between its
+    passes, or engines serve it."""
 
     update_interval: int | None = Field(default=None, ge=1)
     """It becomes the current policy every so many steps. None: it stays the one the run began with."""
+    engine: str | None = None
+    """Name of the `[[engines]]` that serve it, which spares the trainer a pass. None: the trainer has it."""
 
 
 class ShardingSpec(Section):

@@ -148,9 +148,12 @@ def engine_references(spec: Spec) -> Iterator[Finding]:
     """Whoever names engines names some that there are."""
     names = [section.name for section in spec.engines]
     asked: list[tuple[KeyPath, object]] = [
-        (("rewards", number, "engine"), reward.params.get("engine"))
-        for number, reward in enumerate(spec.rewards)
-        if reward.type == "llm_judge"
+        (("reference", "engine"), spec.reference.engine),
+        *(
+            (("rewards", number, "engine"), reward.params.get("engine"))
+            for number, reward in enumerate(spec.rewards)
+            if reward.type == "llm_judge"
+        ),
     ]
     if spec.teacher is not None:
         asked.append((("teacher", "engine"), spec.teacher.engine))

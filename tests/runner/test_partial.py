@@ -145,8 +145,9 @@ async def test_a_job_without_a_buffer_asks_anew_what_one_with_a_buffer_left() ->
 
 
 async def test_what_grew_too_old_is_given_up_and_counted() -> None:
-    engines = TypingEngines(lambda index, number: 400 if index == 1 else 5)
-    rollouts = source(engines, SPEC.model_copy(update={"max_staleness": 1}))
+    endless = 10**9
+    engines = TypingEngines(lambda index, number: endless if index == 1 else 5)
+    rollouts = source(engines, SPEC.model_copy(update={"max_staleness": 1, "max_response_tokens": endless}))
     batches = await steps(rollouts, engines, range(6))
     dropped = [batch.measure().get("rollout/dropped/staleness/too_old", 0) for batch in batches]
     assert sum(dropped) == 1

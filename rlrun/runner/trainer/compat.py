@@ -97,6 +97,7 @@ from torchtitan.distributed.full_dtensor import (  # noqa: E402
     resolve_fsdp_mesh,
     resolve_sparse_fsdp_mesh,
 )
+from torchtitan.distributed.spmd_types import set_spmd_meshes  # noqa: E402
 from torchtitan.distributed.utils import get_spmd_context, set_spmd_backend  # noqa: E402
 from torchtitan.models.common.attention import GQAttention, QKVLinear  # noqa: E402
 from torchtitan.models.common.config_utils import (  # noqa: E402
@@ -155,6 +156,7 @@ __all__ = [
     "forget_meshes",
     "get_spmd_context",
     "has_triton",
+    "leave_meshes",
     "local_part",
     "make_moe_config",
     "make_routed_experts_config",
@@ -340,6 +342,11 @@ def forget_meshes() -> None:
     """
     _clear_sharding_prop_cache()
     _clear_fast_path_sharding_prop_cache()
+
+
+def leave_meshes() -> None:
+    """Forget the meshes that torchtitan took note of: their process groups are gone."""
+    set_spmd_meshes(dense_mesh=None, sparse_mesh=None)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.trainer.compat import ON_CPU, ParallelDims, forget_meshes, set_spmd_backend
+from rlrun.runner.trainer.compat import ON_CPU, ParallelDims, forget_meshes, leave_meshes, set_spmd_backend
 from rlrun.specs.trainer import ParallelSpec
 
 RENDEZVOUS_SECONDS = 300
@@ -71,6 +71,7 @@ def stop_process() -> None:
     """Leave the process group."""
     if dist.is_initialized():
         _mesh.cache_clear()
+        leave_meshes()
         dist.destroy_process_group()
 
 

@@ -108,7 +108,7 @@ class TrainerRank:
         if self._stages is not None and self._model.tied:
             self._tied = TiedHead(self._parameters, parallel, self._stages)
         self._load_weights()
-        self._reference = self._parameters.host_copy() if self._needs.reference else None
+        self._reference = self._parameters.host_copy() if self._holds_reference else None
         self._loss = LossPass(self._policy, self._algorithm, spec.trainer, self._device)
         on_host = spec.trainer.offload == "optimizer"
         self._optimizer = Optimizer(spec.trainer, self._trainable(), on_host=on_host)
@@ -143,6 +143,11 @@ class TrainerRank:
     @property
     def _needs(self) -> Needs:
         return self._algorithm.needs
+
+    @property
+    def _holds_reference(self) -> bool:
+        """Not where engines serve it."""
+        return self._needs.reference and self._spec.reference.engine is None
 
     @property
     def _holds_teacher(self) -> bool:

@@ -1,4 +1,4 @@
-"""A teacher that engines serve: its log-probs of the policy's samples."""
+"""A teacher or a reference that engines serve: its log-probs of the policy's samples."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.engines.pool import EnginePool
 
 
-class EngineTeacher:
-    """Asks a pool of engines that serve the teacher."""
+class ServedModel:
+    """Asks a pool of engines whose model stays as it is."""
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool

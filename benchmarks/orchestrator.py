@@ -31,17 +31,17 @@ import psutil
 from rlrun.plugins.generation import Generation
 from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import Prompt, Row, Sample, VersionSpan
-from rlrun.runner.ahead import ReadAhead
-from rlrun.runner.answers import sampling_of
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.sleeping.server import SleepingServer
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.engines.wire import generate_body
-from rlrun.runner.filtering import Filters
 from rlrun.runner.interfaces import Engines, Policy
-from rlrun.runner.rollout import RolloutSource
+from rlrun.runner.rollouts.ahead import ReadAhead
+from rlrun.runner.rollouts.answers import sampling_of
+from rlrun.runner.rollouts.filtering import Filters
+from rlrun.runner.rollouts.rollout import RolloutSource
 from rlrun.specs.rollout import RolloutSpec
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 128, 256

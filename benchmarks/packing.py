@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.runner.packing import Cost, micro_batches
+from rlrun.runner.batches.packing import Cost, micro_batches
 
 CAPACITY, RANKS = 8192, 8
 COST = Cost(attention=1.0 / 12_000)

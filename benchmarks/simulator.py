@@ -22,16 +22,16 @@ import numpy as np
 
 from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import VersionSpan
+from rlrun.runner.batches.packing import plan_steps
 from rlrun.runner.carriers import GenerateRequest, Generation, WeightManifest
 from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.loop import Job, Progress, run
-from rlrun.runner.overlap import OverlappedSource
-from rlrun.runner.packing import plan_steps
-from rlrun.runner.rollout import RolloutSource
-from rlrun.runner.simulated_engines import World
-from rlrun.runner.simulation import simulate, spread_lengths
+from rlrun.runner.planning.simulated_engines import World
+from rlrun.runner.planning.simulation import simulate, spread_lengths
+from rlrun.runner.rollouts.overlap import OverlappedSource
+from rlrun.runner.rollouts.rollout import RolloutSource
 from rlrun.specs.rollout import RolloutSpec
 from tests.runner.loop_fakes import Decoder, Grader, Journal, Prompts, Relative, Trainer
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from trainer_step import VOCABULARY, Ours, make_model, make_sequences, now
 
+from rlrun.runner.batches.packing import plan_steps
 from rlrun.runner.carriers import TrainSequence, TrainStep
-from rlrun.runner.packing import plan_steps
 from rlrun.runner.trainer.decoder import place_of
 from rlrun.specs.job import Spec
 

@@ -27,8 +27,8 @@ import torch
 import transformers
 from bare_torchtitan import Torchtitan
 
+from rlrun.runner.batches.packing import all_micro_batches, plan_steps
 from rlrun.runner.carriers import TrainerSetup, TrainSequence
-from rlrun.runner.packing import all_micro_batches, plan_steps
 from rlrun.runner.trainer.batch import make_pack
 from rlrun.runner.trainer.rank import TrainerRank
 from rlrun.specs.job import Spec

@@ -19,10 +19,10 @@ from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.native.server import NativeServer
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.setup import EngineSetup
-from rlrun.runner.inputs import read_inputs
 from rlrun.runner.loop import Progress, run
 from rlrun.runner.model_files import fetch_files, fetch_model
-from rlrun.runner.plan import Plan, make_plan
+from rlrun.runner.planning.plan import Plan, make_plan
+from rlrun.runner.prompts.inputs import read_inputs
 from rlrun.runner.trainer_group import TrainerGroup
 from rlrun.specs.job import Spec
 

@@ -50,8 +50,8 @@ def command(
 def _refuse_drift(loaded: "LoadedSpec", locked: Path) -> None:
     """ValueError, with every difference, where this launch would not be the locked one."""
     from rlrun.runner.errors import JobError
-    from rlrun.runner.lock import drift, lock
     from rlrun.runner.model_files import fetch_model
+    from rlrun.runner.records.lock import drift, lock
 
     try:
         before = json.loads(locked.read_text("utf-8"))

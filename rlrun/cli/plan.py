@@ -9,8 +9,8 @@ import typer
 from rlrun.cli.arguments import AsJson, Overrides, Profiles, Specs, load
 
 if TYPE_CHECKING:
-    from rlrun.runner.estimate import Case
-    from rlrun.runner.plan import Plan
+    from rlrun.runner.planning.estimate import Case
+    from rlrun.runner.planning.plan import Plan
     from rlrun.specs.job import Spec
 
 
@@ -54,7 +54,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Show the batch equation, the mesh, the placement, memory, disk and time, and all that is derived."""
-    from rlrun.runner.plan import make_plan
+    from rlrun.runner.planning.plan import make_plan
 
     spec = load(specs, overrides, profiles).spec
     plan = make_plan(spec)
@@ -110,9 +110,9 @@ def _case(
 ) -> tuple["Case | None", str]:
     """What an estimate looks at; None, with the reason, where the model is not known."""
     from rlrun.plugins.validation import needs_of
-    from rlrun.runner.estimate import Case, Workload, usual_workload
-    from rlrun.runner.hardware import USUAL_GPU, find_gpu, this_gpu, this_host
-    from rlrun.runner.sizing import planned_architecture
+    from rlrun.runner.planning.estimate import Case, Workload, usual_workload
+    from rlrun.runner.planning.hardware import USUAL_GPU, find_gpu, this_gpu, this_host
+    from rlrun.runner.planning.sizing import planned_architecture
     from rlrun.specs.model import ModelSpec
 
     if gpu is not None:
@@ -136,7 +136,7 @@ def _as_dict(plan: "Plan", case: "Case | None", reason: str) -> dict[str, Any]:
     found = asdict(plan) | {"optimizer_steps": plan.optimizer_steps}
     if case is None:
         return found | {"sizing": None, "sizing_reason": reason}
-    from rlrun.runner.sizing import size_job
+    from rlrun.runner.planning.sizing import size_job
 
     sizing = size_job(case)
     estimate = asdict(sizing.estimate) | {

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rlrun.cli.plan_picture import table
-from rlrun.runner.deep_plan import ON_HOST, Traced, trace
-from rlrun.runner.estimate import Case
-from rlrun.runner.memory import training
-from rlrun.runner.sizing import gib
+from rlrun.runner.planning.deep_plan import ON_HOST, Traced, trace
+from rlrun.runner.planning.estimate import Case
+from rlrun.runner.planning.memory import training
+from rlrun.runner.planning.sizing import gib
 from rlrun.runner.trainer.layout import coordinates
 
 HOW = {

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rlrun.cli.plan_picture import table
-from rlrun.runner.estimate import (
+from rlrun.runner.planning.estimate import (
     DECODE_EFFICIENCY,
     HOST_LINK,
     NETWORK,
@@ -14,8 +14,8 @@ from rlrun.runner.estimate import (
     TRAIN_EFFICIENCY,
     Case,
 )
-from rlrun.runner.memory import Phase
-from rlrun.runner.sizing import Sizing, gib, size_job
+from rlrun.runner.planning.memory import Phase
+from rlrun.runner.planning.sizing import Sizing, gib, size_job
 
 
 def sizing_report(case: Case) -> Iterator[RenderableType]:

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.text import Text
 
 from rlrun.cli.plan_picture import table
-from rlrun.runner.estimate import Case
-from rlrun.runner.outlook import STEPS, Outlook, outlooks
-from rlrun.runner.sizing import gib
-from rlrun.runner.sweep import Candidate, sweep
+from rlrun.runner.planning.estimate import Case
+from rlrun.runner.planning.outlook import STEPS, Outlook, outlooks
+from rlrun.runner.planning.sizing import gib
+from rlrun.runner.planning.sweep import Candidate, sweep
 from rlrun.specs.reference import as_toml
 
 _SHOWN = 12

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.run_folder import RunFolder, is_alive
+from rlrun.runner.records.run_folder import RunFolder, is_alive
 from rlrun.specs.spelling import nearest
 
 

@@ -72,7 +72,7 @@ def command(
 def _reward_spec(name: str, settings: list[str]) -> "RewardSpec":
     """The [[rewards]] table that the options describe. PluginError for a wrong name or parameter."""
     from rlrun.plugins.registry import build
-    from rlrun.runner.slime_names import reward_of_slime
+    from rlrun.runner.scoring.slime_names import reward_of_slime
     from rlrun.specs.scoring import RewardSpec
 
     known, params = reward_of_slime(name)
@@ -100,7 +100,7 @@ def _setting(text: str) -> dict[str, Any]:
 async def _score(file: Path, spec: "RewardSpec", scoring: "ScoringSpec") -> int:
     """Print a line for each line; the exit code."""
     from rlrun.runner.errors import JobError
-    from rlrun.runner.scoring import Scorer
+    from rlrun.runner.scoring.scorer import Scorer
 
     scorer = Scorer([spec], scoring, usual_key=USUAL_KEY)
     scorer.details = {}

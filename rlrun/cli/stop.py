@@ -12,7 +12,7 @@ import typer
 from rlrun.cli.arguments import RunsDir
 
 if TYPE_CHECKING:
-    from rlrun.runner.run_folder import RunFolder
+    from rlrun.runner.records.run_folder import RunFolder
 
 _POLL_S = 0.1
 
@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Interrupt a run as Ctrl-C would, and wait for it to end."""
     from rlrun.cli.run_states import find_run, shown_state
-    from rlrun.runner.run_folder import is_alive
+    from rlrun.runner.records.run_folder import is_alive
 
     run = find_run(runs_dir, name)
     state = run.read_state()
@@ -43,7 +43,7 @@ def command(
 
 def _ended(run: "RunFolder", timeout: float) -> bool:
     """Whether the run's process ends, or says that it has, before the time is up."""
-    from rlrun.runner.run_folder import is_alive
+    from rlrun.runner.records.run_folder import is_alive
 
     deadline = time.monotonic() + timeout
     while is_alive(run.read_state()):

@@ -10,7 +10,8 @@ from typing import Literal
 from rlrun.plugins.registry import build
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.background import in_background
-from rlrun.runner.between import BetweenGenerations
+from rlrun.runner.batches.packing import Cost, plan_steps
+from rlrun.runner.batches.passes import Pack
 from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.cluster.placement import place
@@ -21,21 +22,20 @@ from rlrun.runner.engines.frozen import ServedModel
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.supervisor import Budget, Supervisor
 from rlrun.runner.errors import JobError
-from rlrun.runner.evaluate import Evaluator
-from rlrun.runner.inputs import Inputs, read_inputs
 from rlrun.runner.interfaces import Policy, UpdatedEngines
-from rlrun.runner.journal import Journal
 from rlrun.runner.loop import BatchSource, Job
 from rlrun.runner.model_files import ModelFiles, fetch_files
-from rlrun.runner.overlap import OverlappedSource
-from rlrun.runner.packing import Cost, plan_steps
-from rlrun.runner.passes import Pack
-from rlrun.runner.plan import Plan, make_plan
-from rlrun.runner.rollout_only import RolloutJob
-from rlrun.runner.run_folder import RunFolder
-from rlrun.runner.saved_source import SavedSource
-from rlrun.runner.scoring import Scorer
-from rlrun.runner.sources import demonstration_source, policy_source, saved_source
+from rlrun.runner.planning.plan import Plan, make_plan
+from rlrun.runner.prompts.inputs import Inputs, read_inputs
+from rlrun.runner.records.journal import Journal
+from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.rollouts.between import BetweenGenerations
+from rlrun.runner.rollouts.evaluate import Evaluator
+from rlrun.runner.rollouts.overlap import OverlappedSource
+from rlrun.runner.rollouts.rollout_only import RolloutJob
+from rlrun.runner.rollouts.saved_source import SavedSource
+from rlrun.runner.rollouts.sources import demonstration_source, policy_source, saved_source
+from rlrun.runner.scoring.scorer import Scorer
 from rlrun.runner.trainer_group import TrainerGroup
 from rlrun.runner.turns import Turns
 from rlrun.specs.companions import ReferenceSpec, TeacherSpec

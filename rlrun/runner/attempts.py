@@ -16,11 +16,11 @@ from rlrun.runner.assembly import Parts, make_job, make_rollout_job, trainer_of
 from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.cluster.failures import ProcessFailure, run_watched
 from rlrun.runner.errors import JobError
-from rlrun.runner.journal import Journal
 from rlrun.runner.loop import Job, Progress, run
 from rlrun.runner.model_files import ModelFiles
-from rlrun.runner.rollout_only import generate
-from rlrun.runner.run_folder import RunFolder
+from rlrun.runner.records.journal import Journal
+from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.rollouts.rollout_only import generate
 from rlrun.runner.starting_point import begin, go_on
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps

@@ -72,7 +72,7 @@ class TrainStep:
     micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
     """`[data rank][micro-batch]` -> indices into the step's sequences; every rank has the same number."""
     scale: Mapping[int, float]
-    """Weight of a sequence's tokens, denominators already divided by (rlrun.runner.reduction)."""
+    """Weight of a sequence's tokens, denominators already divided by (rlrun.runner.batches.reduction)."""
 
 
 @dataclass(frozen=True, slots=True)

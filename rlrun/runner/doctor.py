@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from rlrun.runner.hardware import GIB, driver_gpus
+from rlrun.runner.planning.hardware import GIB, driver_gpus
 
 Verdict = Literal["ok", "note", "bad"]
 RAY_PORT = 6379

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from rlrun.plugins.protocols import Chat
 from rlrun.plugins.types import Drop, Group, Mask, Needs, Prompt, Sample
+from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightUpdate
-from rlrun.runner.packing import MicroBatches
 
 
 class PromptSource(Protocol):
-    """An endless, seeded sequence of prompts whose place can be saved (rlrun.runner.dataset.PromptStream)."""
+    """An endless, seeded sequence of prompts whose place can be saved (rlrun.runner.prompts.dataset)."""
 
     def take(self, count: int) -> list[Prompt]:
         """The next `count` prompts."""
@@ -59,7 +59,7 @@ class UpdatedEngines(Protocol):
 
 
 class Grader(Protocol):
-    """Scores samples in processes of its own (rlrun.runner.scoring.Scorer)."""
+    """Scores samples in processes of its own (rlrun.runner.scoring.scorer.Scorer)."""
 
     async def score(self, samples: Sequence[Sample]) -> None:
         """Fill `reward`, `rewards` and, where a reward could not be had, `failure`."""

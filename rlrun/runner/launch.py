@@ -22,14 +22,14 @@ from rlrun.runner.attempts import Attempts, roll_out_alone
 from rlrun.runner.background import in_background
 from rlrun.runner.cluster.failures import run_watched
 from rlrun.runner.cluster.processes import clean_up_after, end_now
-from rlrun.runner.console import Console
 from rlrun.runner.errors import JobError
-from rlrun.runner.journal import Journal
-from rlrun.runner.lock import check_same_run, lock
 from rlrun.runner.model_files import fetch_model
-from rlrun.runner.report import write_report
-from rlrun.runner.run_folder import RunFolder, claim
-from rlrun.runner.scoring import unique_names
+from rlrun.runner.records.console import Console
+from rlrun.runner.records.journal import Journal
+from rlrun.runner.records.lock import check_same_run, lock
+from rlrun.runner.records.report import write_report
+from rlrun.runner.records.run_folder import RunFolder, claim
+from rlrun.runner.scoring.scorer import unique_names
 from rlrun.specs.loading import LoadedSpec
 from rlrun.specs.paths import shown_path
 

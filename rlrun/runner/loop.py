@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlrun.plugins.types import Group
+from rlrun.runner.batches.passes import Pack, Passes
+from rlrun.runner.batches.sequences import to_sequences
 from rlrun.runner.carriers import TrainSequence, TrainStep
 from rlrun.runner.clock import StepClock
 from rlrun.runner.interfaces import Advantages, FrozenModel, Trainer, UpdatedEngines
-from rlrun.runner.metrics import is_due
-from rlrun.runner.passes import Pack, Passes
-from rlrun.runner.performance import StepUsage, memory_metrics, train_metrics
-from rlrun.runner.rollout import Batch
-from rlrun.runner.sequences import to_sequences
+from rlrun.runner.records.metrics import is_due
+from rlrun.runner.records.performance import StepUsage, memory_metrics, train_metrics
+from rlrun.runner.rollouts.rollout import Batch
 from rlrun.runner.turns import Turns
 
 
@@ -46,7 +46,7 @@ class BatchSource(Protocol):
 
 
 class Evaluation(Protocol):
-    """Held-out datasets (rlrun.runner.evaluate.Evaluator)."""
+    """Held-out datasets (rlrun.runner.rollouts.evaluate.Evaluator)."""
 
     async def run(self) -> dict[str, float]:
         """`eval/…` metrics of the weights that the engines serve."""
@@ -66,7 +66,7 @@ class Checkpoints(Protocol):
 
 
 class Journal(Protocol):
-    """Whoever wants to know (rlrun.runner.journal.Journal)."""
+    """Whoever wants to know (rlrun.runner.records.journal.Journal)."""
 
     def step(self, step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
         """Metrics of a finished step and the groups it trained on."""

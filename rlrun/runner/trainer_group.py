@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.runner.batches.columns import split_log_probs, to_columns
+from rlrun.runner.batches.packing import MicroBatches, all_micro_batches
 from rlrun.runner.carriers import TrainSequence, TrainStep, WeightBucket, WeightUpdate
 from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
-from rlrun.runner.columns import split_log_probs, to_columns
 from rlrun.runner.engines.delivery import Buckets, WeightsMoved
-from rlrun.runner.packing import MicroBatches, all_micro_batches
 
 PASS_SECONDS = 4 * 3600.0
 """Deadline of one pass over a step's sequences, or of writing or reading a checkpoint."""

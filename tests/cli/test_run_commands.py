@@ -18,8 +18,8 @@ from cli_outcome import Command
 
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.doctor import Check
-from rlrun.runner.lock import lock
 from rlrun.runner.model_files import fetch_model
+from rlrun.runner.records.lock import lock
 from rlrun.specs.loading import LoadedSpec
 
 BASE = Path(__file__).parents[1] / "specs" / "base.toml"
@@ -238,7 +238,7 @@ def test_a_locked_launch_refuses_drift(rlrun: Command, launched: list[Any], tmp_
 
 
 def test_what_is_not_installed_is_named(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "rlrun.runner.run_folder", raising=False)
+    monkeypatch.delitem(sys.modules, "rlrun.runner.records.run_folder", raising=False)
     monkeypatch.delitem(sys.modules, "rlrun.cli.run_states", raising=False)
     monkeypatch.setitem(sys.modules, "psutil", None)
     outcome = rlrun("runs")

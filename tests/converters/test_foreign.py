@@ -9,7 +9,7 @@ from tiny_models import make_tiny_model
 from rlrun.converters.architecture import read_architecture
 from rlrun.converters.foreign import read_foreign, read_model
 from rlrun.converters.hf_names import hf_tensors
-from rlrun.runner.model_size import largest_share, parameter_count
+from rlrun.runner.planning.model_size import largest_share, parameter_count
 from rlrun.specs.trainer import ParallelSpec
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from rlrun.runner.run_folder import RunFolder
+from rlrun.runner.records.run_folder import RunFolder
 
 SECONDS = 240.0
 """Deadline for a whole job, on a busy machine."""

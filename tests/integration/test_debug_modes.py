@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.types import Sample
-from rlrun.runner.saved_rollouts import read_groups, rollout_file
+from rlrun.runner.rollouts.saved_rollouts import read_groups, rollout_file
 from tests.integration.jobs import Ended, Jobs
 
 SETTINGS = {"trainer__steps": 3, "checkpoint__interval": 1, "checkpoint__keep": 3}

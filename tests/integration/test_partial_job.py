@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import pairwise
 
 from rlrun.plugins.types import Sample
-from rlrun.runner.saved_rollouts import read_groups, rollout_file
+from rlrun.runner.rollouts.saved_rollouts import read_groups, rollout_file
 from tests.integration.jobs import Ended, Jobs
 
 PARTIAL = {

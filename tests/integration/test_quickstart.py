@@ -6,7 +6,7 @@ import pytest
 
 from rlrun.plugins.registry import build
 from rlrun.plugins.validation import load_checked_spec
-from rlrun.runner.tokenizer import Tokenizer
+from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.specs.data import DataSpec
 from rlrun.specs.job import Spec
 from rlrun.specs.paths import RECIPES

@@ -9,11 +9,11 @@ import pytest
 from tiny_models import make_tiny_model
 
 from rlrun.plugins.types import VersionSpan
+from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.carriers import GenerateRequest, Sampling, TrainSequence
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.sglang.server import SglangServer
-from rlrun.runner.packing import all_micro_batches
 from rlrun.runner.trainer_group import TrainerGroup
 from rlrun.specs.job import Spec
 from tests.runner.trainer.trainer_cases import TEMPERATURE, make_sequences, make_spec, plan

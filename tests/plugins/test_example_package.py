@@ -11,7 +11,7 @@ import pytest
 
 from rlrun.plugins.registry import PluginError, find, load
 from rlrun.plugins.testing import sample
-from rlrun.runner.scoring import Scorer
+from rlrun.runner.scoring.scorer import Scorer
 from rlrun.specs.paths import RECIPES
 from rlrun.specs.scoring import RewardSpec, ScoringSpec
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import Drop, Group, Needs, Prompt, Row, Sample, Status, VersionSpan
-from rlrun.runner.ahead import ReadAhead
+from rlrun.runner.batches.packing import MicroBatches, plan_steps
 from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightManifest
 from rlrun.runner.errors import EngineError
 from rlrun.runner.interfaces import Policy
-from rlrun.runner.packing import MicroBatches, plan_steps
+from rlrun.runner.rollouts.ahead import ReadAhead
 
 
 def prompt(index: int, length: int = 3) -> Prompt:

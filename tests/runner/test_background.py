@@ -3,8 +3,8 @@ import threading
 
 import pytest
 
-from rlrun.runner.ahead import ReadAhead
 from rlrun.runner.background import cancel_all, in_background
+from rlrun.runner.rollouts.ahead import ReadAhead
 
 
 async def test_work_in_the_background_answers_or_raises() -> None:

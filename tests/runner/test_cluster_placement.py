@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlrun.runner.cluster.placement import Bundle, Seat, place
-from rlrun.runner.plan import make_plan
+from rlrun.runner.planning.plan import make_plan
 from rlrun.specs.job import Spec
 
 

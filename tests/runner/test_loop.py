@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.types import Group, Needs
-from rlrun.runner.ahead import ReadAhead
 from rlrun.runner.checkpoint import Checkpoints, read_driver, trainer_folder
-from rlrun.runner.demonstrations import DemonstrationSource, demonstration
-from rlrun.runner.filtering import Filters
 from rlrun.runner.loop import Job, Progress, run
-from rlrun.runner.rollout import RolloutSource
+from rlrun.runner.rollouts.ahead import ReadAhead
+from rlrun.runner.rollouts.demonstrations import DemonstrationSource, demonstration
+from rlrun.runner.rollouts.filtering import Filters
+from rlrun.runner.rollouts.rollout import RolloutSource
 from rlrun.runner.turns import Turns
 from rlrun.specs.rollout import RolloutSpec
 from tests.runner.loop_fakes import Engines, Journal, Prompts, Relative, Trainer, pack, policy

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlrun.runner.batches.columns import Columns, from_columns, joined_log_probs
 from rlrun.runner.carriers import GroupAddress, TrainSequence, TrainStep, WeightBucket, WeightManifest
 from rlrun.runner.cluster.failures import ProcessFailure
-from rlrun.runner.columns import Columns, from_columns, joined_log_probs
 from rlrun.runner.engines.delivery import WeightsMoved
 from rlrun.runner.trainer_group import TrainerGroup
 

@@ -10,10 +10,10 @@ import tomli
 
 from rlrun.converters.architecture import Architecture, architecture
 from rlrun.plugins.validation import load_checked_spec, needs_of
-from rlrun.runner.estimate import Case, usual_workload
-from rlrun.runner.hardware import find_gpu
-from rlrun.runner.plan import make_plan
-from rlrun.runner.sizing import size_job
+from rlrun.runner.planning.estimate import Case, usual_workload
+from rlrun.runner.planning.hardware import find_gpu
+from rlrun.runner.planning.plan import make_plan
+from rlrun.runner.planning.sizing import size_job
 from rlrun.specs.paths import RECIPES
 
 HERE = Path(__file__).parent

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 from urllib.request import urlopen
 
+from rlrun.runner.batches.columns import Columns, from_columns, joined_log_probs
+from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import GroupAddress, TrainerSetup, TrainStep, WeightBucket, WeightUpdate
 from rlrun.runner.cluster.failures import Failure
-from rlrun.runner.columns import Columns, from_columns, joined_log_probs
 from rlrun.runner.engines.setup import EngineSetup
 from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
-from rlrun.runner.packing import MicroBatches
 
 _HEALTH_SECONDS = 60.0
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
-from rlrun.runner.plan import EnginePlan, Plan, RankPlan
+from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 
 
 @dataclass(frozen=True, slots=True)

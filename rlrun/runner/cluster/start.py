@@ -25,8 +25,8 @@ from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.external import ExternalEngine, Wanted
 from rlrun.runner.errors import JobError
 from rlrun.runner.model_files import ModelFiles
-from rlrun.runner.plan import Plan
-from rlrun.runner.run_folder import RunFolder
+from rlrun.runner.planning.plan import Plan
+from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.engine import EngineSpec
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps

@@ -17,8 +17,8 @@ from rlrun.runner.engines.setup import EngineSetup
 from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.model_files import ModelFiles
-from rlrun.runner.plan import EnginePlan, Plan
-from rlrun.runner.run_folder import RunFolder
+from rlrun.runner.planning.plan import EnginePlan, Plan
+from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.engine import EngineSpec, NamedEngineSpec
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps

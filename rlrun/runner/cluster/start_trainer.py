@@ -12,8 +12,8 @@ from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.cluster.placement import Placement
 from rlrun.runner.cluster.ray import Cluster, Process, Request
 from rlrun.runner.cluster.threads import thread_variables
-from rlrun.runner.plan import Plan, RankPlan
-from rlrun.runner.run_folder import RunFolder
+from rlrun.runner.planning.plan import Plan, RankPlan
+from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.job import Spec
 
 _START_SECONDS = 1800.0

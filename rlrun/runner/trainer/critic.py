@@ -16,8 +16,8 @@ from rlrun.converters.architecture import Architecture
 from rlrun.converters.hf_names import HfTensor
 from rlrun.plugins.protocols import ActorCritic
 from rlrun.plugins.types import ValueInputs
+from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep
-from rlrun.runner.packing import MicroBatches
 from rlrun.runner.trainer.batch import make_loss_batch
 from rlrun.runner.trainer.checkpoint import load_checkpoint, training_state
 from rlrun.runner.trainer.compat import reshard

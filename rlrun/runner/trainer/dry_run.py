@@ -23,7 +23,7 @@ from rlrun.converters.hf_names import hf_tensors
 from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.registry import build
 from rlrun.runner.carriers import TrainSequence
-from rlrun.runner.deep_plan import ON_HOST, DryRun
+from rlrun.runner.planning.deep_plan import ON_HOST, DryRun
 from rlrun.runner.trainer.compat import FakeStore
 from rlrun.runner.trainer.decoder import PackedDecoder
 from rlrun.runner.trainer.freezing import freeze

@@ -23,6 +23,7 @@ from rlrun.converters.safetensors_folder import WeightFolder, random_tensor, wri
 from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Needs
+from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import (
     GroupAddress,
     TrainerSetup,
@@ -31,7 +32,6 @@ from rlrun.runner.carriers import (
     WeightBucket,
     WeightUpdate,
 )
-from rlrun.runner.packing import MicroBatches
 from rlrun.runner.trainer.checkpoint import (
     load_checkpoint,
     load_weights,
@@ -163,7 +163,7 @@ class TrainerRank:
         """`[R]` log-probs of this data rank's sequences by index, under the current weights or the
         reference's; from one rank of those that share the data, nothing from the others.
 
-        `micro_batches` is that of a TrainStep, or of several (rlrun.runner.packing.all_micro_batches).
+        `micro_batches` is that of a TrainStep, or of several (all_micro_batches).
         """
         mine = micro_batches[self._data_rank]
         if reference:

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from rlrun.converters.architecture import Architecture, read_architecture
 from rlrun.converters.safetensors_folder import WeightFolder
+from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.packing import MicroBatches
 from rlrun.runner.trainer.compat import reshard
 from rlrun.runner.trainer.forward import Sequences, response_values
 from rlrun.runner.trainer.layout import data_rank, speaks

@@ -12,7 +12,7 @@ from rlrun.plugins.generation import Generation, Sampling
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.pool import EnginePool
-from rlrun.runner.resuming import ResumingEngines
+from rlrun.runner.rollouts.resuming import ResumingEngines
 
 PROMPT = np.arange(5, 25, dtype=np.int32)
 

@@ -25,9 +25,9 @@ from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.sglang.command import command, environment, key_file
 from rlrun.runner.engines.sglang.server import SglangServer, last_error
 from rlrun.runner.errors import EngineError
-from rlrun.runner.executions import Executions
 from rlrun.runner.interfaces import Policy
-from rlrun.runner.sessions import Wanted
+from rlrun.runner.rollouts.executions import Executions
+from rlrun.runner.rollouts.sessions import Wanted
 from tests.converters.conversions import convert
 from tests.runner.engines.partial_case import check_a_sample_goes_on_by_new_weights
 from tests.sglang_cpu.policies import LocalPolicy

@@ -8,11 +8,11 @@ import pytest
 
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.types import Group, Prompt, Row
+from rlrun.runner.batches.sequences import to_sequences
 from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
 from rlrun.runner.engines.wire import generate_body, parse_generations
 from rlrun.runner.errors import EngineError
-from rlrun.runner.grouping import groups_of
-from rlrun.runner.sequences import to_sequences
+from rlrun.runner.rollouts.grouping import groups_of
 
 PROMPT = np.array([5, 6, 7], np.int32)
 REQUEST = GenerateRequest("r", PROMPT, (1,), Sampling(max_new_tokens=4))

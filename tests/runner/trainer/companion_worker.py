@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from trainer_cases import make_rank, make_sequences, make_spec, plan
 
-from rlrun.runner.packing import all_micro_batches, plan_steps
+from rlrun.runner.batches.packing import all_micro_batches, plan_steps
 from rlrun.specs.companions import side_layout
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from trainer_cases import make_rank, make_sequences, make_spec, plan
 
-from rlrun.runner.packing import all_micro_batches
+from rlrun.runner.batches.packing import all_micro_batches
 
 
 def stepped(place, folder, parallel, *, compiled):

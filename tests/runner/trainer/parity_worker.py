@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from trainer_cases import make_rank, make_sequences, make_spec, plan
 
-from rlrun.runner.packing import all_micro_batches
+from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.weights.shared_memory import attach
 
 

@@ -8,7 +8,7 @@ import torch
 from tiny_models import make_tiny_model
 from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan, run_ranks
 
-from rlrun.runner.packing import all_micro_batches
+from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.trainer import compiling
 
 WORKER = Path(__file__).with_name("compiling_worker.py")

@@ -8,9 +8,9 @@ import pytest
 from trainer_cases import make_spec, run_ranks
 
 from rlrun.converters.architecture import read_architecture
-from rlrun.runner.deep_plan import DryRun
-from rlrun.runner.memory import training
-from rlrun.runner.model_size import shares
+from rlrun.runner.planning.deep_plan import DryRun
+from rlrun.runner.planning.memory import training
+from rlrun.runner.planning.model_size import shares
 from rlrun.runner.trainer.dry_run import dry_run
 from rlrun.specs.trainer import ParallelSpec, TrainerSpec
 from tests.tiny_models import make_tiny_model

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from tiny_models import make_tiny_model
 from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan
 
-from rlrun.runner.packing import all_micro_batches
+from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.trainer.optimizer import NonFiniteError
 from rlrun.runner.weights.shared_memory import attach
 

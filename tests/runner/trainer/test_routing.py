@@ -12,7 +12,7 @@ import torch
 from tiny_models import make_tiny_model
 from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan, run_ranks, split_experts
 
-from rlrun.runner.packing import all_micro_batches
+from rlrun.runner.batches.packing import all_micro_batches
 
 WORKER = Path(__file__).with_name("routing_worker.py")
 LAYERS, CHOSEN = 3, 2

@@ -13,8 +13,8 @@ import torch
 import transformers
 from tiny_models import FOREIGN
 
+from rlrun.runner.batches.packing import plan_steps
 from rlrun.runner.carriers import TrainerSetup, TrainSequence
-from rlrun.runner.packing import plan_steps
 from rlrun.runner.trainer.rank import TrainerRank
 from rlrun.specs.job import Spec
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.runner.engines.native.requests import Job, parse_sampling
-from rlrun.runner.tokenizer import Tokenizer
+from rlrun.runner.prompts.tokenizer import Tokenizer
 
 _PASSED_ON = ("temperature", "top_p", "stop")
 _READ = {"model", "messages", "max_tokens", "max_completion_tokens", "seed", *_PASSED_ON}

@@ -1,0 +1,183 @@
+"""Which sequences a data-parallel rank runs together: token-budgeted micro-batches, flat across ranks.
+
+Whole sequences are packed into micro-batches by best-fit decreasing, and given to ranks so that the estimated
+work (linear layers plus causal attention) is the same on each; every rank runs the same number of
+micro-batches, because FSDP's collectives are issued micro-batch by micro-batch. Only lengths decide, so the
+order of the samples does not matter.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.runner.batches.bins import Bin, best_fit_decreasing, loads_of, share_bins, share_items
+from rlrun.runner.batches.reduction import Reduction, token_scales
+from rlrun.runner.carriers import TrainSequence, TrainStep
+
+MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]
+"""`[data rank][micro-batch]` -> indices of sequences."""
+
+
+FLAT = 1.002
+"""Ranks that lose at most this much to waiting for each other need no other plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Estimated work of one sequence, in units of one token's linear layers."""
+
+    attention: float = 0.0
+    """Work of one attended position, relative to a token's linear layers: heads * head_dim * layers /
+    parameters.
+    """
+
+    @classmethod
+    def of_model(cls, config: Mapping[str, Any]) -> "Cost":
+        """From an HF `config.json`: active parameters of the layers and the head, attention by heads and
+        layers.
+        """
+        hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+        heads = config["num_attention_heads"]
+        head_dim = config.get("head_dim") or hidden // heads
+        keys_values = config.get("num_key_value_heads") or heads
+        if experts := config.get("num_experts_per_tok"):
+            feed_forward = 3 * experts * config["moe_intermediate_size"]
+        else:
+            feed_forward = 3 * config["intermediate_size"]
+        linear = layers * hidden * (feed_forward + 2 * (heads + keys_values) * head_dim)
+        return cls(layers * heads * head_dim / (linear + hidden * config["vocab_size"]))
+
+    def __call__(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Work of sequences of these lengths, `[N]`."""
+        return lengths * (1.0 + self.attention * lengths)
+
+
+def plan_steps(
+    sequences: Sequence[TrainSequence],
+    *,
+    optimizer_steps: int,
+    reduction: Reduction,
+    max_tokens: int,
+    max_length: int,
+    max_response_tokens: int,
+    data_degree: int,
+    cost: Cost = Cost(),
+    together: bool = False,
+    micro_batch_size: int | None = None,
+) -> list[TrainStep]:
+    """Split a rollout step's sequences into optimizer steps, and each into micro-batches for `data_degree`
+    ranks.
+
+    Executions keep their order and are split evenly over `optimizer_steps`; the sequences of one execution
+    stay in one step. Indices in the result are positions in `sequences`. `max_tokens` is the budget of a
+    micro-batch (a longer sequence is alone in its own), `max_length` the model's limit. ValueError for a
+    longer sequence, or for fewer executions than optimizer steps. `together` keeps the sequences of an
+    execution side by side in one micro-batch (pairs of responses whose loss is one number).
+    `micro_batch_size`: micro-batches have so many sequences, some perhaps fewer, whatever their tokens.
+    """
+    lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
+    if len(lengths) and lengths.max() > max_length:
+        raise ValueError(
+            f"a training sequence has {lengths.max()} tokens, the model allows {max_length} "
+            "(max_position_embeddings); lower rollout.max_prompt_tokens or rollout.max_response_tokens"
+        )
+    steps = []
+    for members in _split_executions([sequence.execution for sequence in sequences], optimizer_steps):
+        chosen = [sequences[i] for i in members]
+        scales = token_scales(
+            [sequence.loss_mask for sequence in chosen],
+            [sequence.execution for sequence in chosen],
+            reduction,
+            max_response_tokens,
+        )
+        units = _units(members, sequences, together)
+        capacity = max_tokens if micro_batch_size is None else micro_batch_size
+        sizes = np.array([_size(unit, lengths, micro_batch_size) for unit in units], dtype=np.int64)
+        work = np.array([cost(lengths[unit]).sum() for unit in units])
+        batches = _assigned(sizes, work, capacity, data_degree)
+        steps.append(
+            TrainStep(
+                micro_batches=tuple(
+                    tuple(tuple(i for unit in batch for i in units[unit]) for batch in rank)
+                    for rank in batches
+                ),
+                scale={member: float(scale) for member, scale in zip(members, scales, strict=True)},
+            )
+        )
+    return steps
+
+
+def all_micro_batches(steps: Sequence[TrainStep]) -> MicroBatches:
+    """The micro-batches of all steps one after the other, for a pass over every sequence (log-probs)."""
+    return tuple(
+        tuple(batch for rank in ranks for batch in rank)
+        for ranks in zip(*(step.micro_batches for step in steps), strict=True)
+    )
+
+
+def micro_batches(
+    lengths: NDArray[np.int64], max_tokens: int, data_degree: int, cost: Cost = Cost()
+) -> MicroBatches:
+    """Pack sequences of these lengths under the token budget, for `data_degree` ranks.
+
+    A rank's micro-batches come with the most work first, so that ranks that wait for each other run batches
+    of similar size side by side. A micro-batch is empty where there are fewer sequences than ranks.
+    """
+    return _assigned(lengths, cost(lengths), max_tokens, data_degree)
+
+
+def _assigned(
+    lengths: NDArray[np.int64], work: NDArray[np.float64], max_tokens: int, data_degree: int
+) -> MicroBatches:
+    """Pack, and share the bins out. Where that leaves ranks uneven (there are few bins), share the sequences
+    out first and then pack, and keep what makes fewer micro-batches, then what takes less time.
+    """
+    ranks, duration = _in_order(share_bins(best_fit_decreasing(lengths, max_tokens), work, data_degree), work)
+    if data_degree > 1 and duration > FLAT * work.sum() / data_degree:
+        others, other_duration = _in_order(share_items(lengths, work, max_tokens, data_degree), work)
+        if (len(others[0]), other_duration) < (len(ranks[0]), duration):
+            ranks = others
+    return tuple(tuple(tuple(batch) for batch in rank) for rank in ranks)
+
+
+def _in_order(ranks: Sequence[list[Bin]], work: NDArray[np.float64]) -> tuple[list[list[Bin]], float]:
+    """Each rank's micro-batches with the most work first, and the work of the slowest rank in every round:
+    ranks wait for each other after each micro-batch.
+    """
+    loads = [loads_of(rank, work) for rank in ranks]
+    orders = [np.argsort(-own, kind="stable") for own in loads]
+    rounds = np.array([own[order] for own, order in zip(loads, orders, strict=True)])
+    ordered = [[rank[place] for place in order.tolist()] for rank, order in zip(ranks, orders, strict=True)]
+    return ordered, float(rounds.max(axis=0).sum())
+
+
+def _size(unit: list[int], lengths: NDArray[np.int64], micro_batch_size: int | None) -> int:
+    """What a unit takes of a micro-batch: tokens, or sequences."""
+    return int(lengths[unit].sum()) if micro_batch_size is None else len(unit)
+
+
+def _units(members: Sequence[int], sequences: Sequence[TrainSequence], together: bool) -> list[list[int]]:
+    """What is packed as a whole: each sequence, or all of an execution."""
+    if not together:
+        return [[member] for member in members]
+    units: dict[str, list[int]] = {}
+    for member in members:
+        units.setdefault(sequences[member].execution, []).append(member)
+    return list(units.values())
+
+
+def _split_executions(executions: Sequence[str], parts: int) -> list[list[int]]:
+    """Positions by optimizer step: executions in order of appearance, as even as can be."""
+    number = {name: place for place, name in enumerate(dict.fromkeys(executions))}
+    if len(number) < parts:
+        raise ValueError(
+            f"{len(number)} samples cannot make {parts} optimizer steps; lower trainer.optimizer_steps or "
+            "raise rollout.batch_size (filters and failed samples count against it)"
+        )
+    steps: list[list[int]] = [[] for _ in range(parts)]
+    for index, name in enumerate(executions):
+        steps[number[name] * parts // len(number)].append(index)
+    return steps

@@ -1,0 +1,64 @@
+"""What forward and backward passes take on a rank, estimated from shapes; `rlrun plan --deep` traces it."""
+
+from rlrun.converters.architecture import Architecture
+from rlrun.runner.planning.model_size import Share
+from rlrun.specs.trainer import TrainerSpec
+
+ITEM = {"float32": 4, "bfloat16": 2}
+KEPT_LOGITS = 64 * 2**20
+"""Half-precision logits of at most this size are kept between the passes."""
+
+
+def activation_bytes(model: Architecture, trainer: TrainerSpec, share: Share, tokens: int) -> int:
+    """What forward passes keep for backward passes: of every layer, or of every layer less what is computed
+    again and of one layer everything.
+    """
+    parallel = trainer.parallel
+    shared = parallel.tensor if parallel.sequence_parallel else 1
+    whole = _layer(model, shared, parallel.tensor)
+    entry = model.hidden / shared
+    match trainer.activation_checkpointing:
+        case "none":
+            kept, again = whole, 0.0
+        case "full":
+            kept, again = entry, whole
+        case "selective":
+            kept, again = entry + _selected(model, shared, parallel.tensor), whole
+    in_flight = parallel.pipeline
+    return int(tokens * (share.layers * kept * in_flight + again) * ITEM[trainer.dtype])
+
+
+def _layer(model: Architecture, shared: int, tensor: int) -> float:
+    """A layer's elements for a token:
+
+    6 hidden (residual stream, norms, their outputs), 4 queries and 6 keys (as made, normed, turned; the
+    attention's output), and 4 feed-forward (gate, up, silu, product); of experts, those a token is routed to,
+    with its hidden state for each of them going in and coming out.
+    """
+    inner = 4 * model.heads * model.head_dim + 6 * model.kv_heads * model.head_dim
+    if experts := model.experts:
+        sparse = len(experts.layers) / model.layers
+        routed = experts.per_token * (4 * experts.intermediate + 2 * model.hidden)
+        routed += experts.shared * 4 * experts.intermediate
+        feed_forward = sparse * routed + (1 - sparse) * 4 * model.intermediate
+    else:
+        feed_forward = 4 * model.intermediate
+    return 6 * model.hidden / shared + (inner + feed_forward) / tensor
+
+
+def _selected(model: Architecture, shared: int, tensor: int) -> float:
+    """What selective checkpointing keeps of a layer: the attention's output and every other matrix product;
+    experts are computed again.
+    """
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    dense = 1 - (len(model.experts.layers) / model.layers if model.experts else 0)
+    split = queries + 2 * keys + dense * 2 * model.intermediate
+    return queries / tensor + (split / tensor + (1 + dense) * model.hidden / shared) / 2
+
+
+def logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
+    """A chunk's logits and their slopes, what is kept of them, and the head's own gradient."""
+    vocab, item = -(-model.vocab // trainer.parallel.tensor), ITEM[trainer.dtype]
+    rows = min(trainer.logits_chunk, tokens)
+    kept = tokens * vocab * item if item < 4 else 0
+    return rows * vocab * (item + 4) + (kept if kept <= KEPT_LOGITS else 0) + vocab * model.hidden * item

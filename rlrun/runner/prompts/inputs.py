@@ -1,0 +1,169 @@
+"""What a job reads before it starts: tokenizer, training rows, held-out rows. Takes seconds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.plugins.registry import build
+from rlrun.plugins.types import Group, Prompt, Row
+from rlrun.runner.prompts.dataset import EAGER_ROWS, PromptStream
+from rlrun.runner.prompts.tokenizer import Tokenizer
+from rlrun.runner.rollouts.ahead import ReadAhead
+from rlrun.runner.rollouts.demonstrations import demonstration
+from rlrun.runner.rollouts.evaluate import EvalSet, eval_set
+from rlrun.specs.data import DataSpec
+from rlrun.specs.job import Spec
+
+Tokens = NDArray[np.int32]
+Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A job's data, tokenised as far as it is read ahead."""
+
+    tokenizer: Tokenizer
+    stream: PromptStream
+    demonstrations: "Demonstrations | None"
+    """None where the policy answers the prompts itself."""
+    eval_sets: Sequence[EvalSet]
+    rollout: Any
+    """The plugin that answers prompts, whose tools stand in them; None where rows are demonstrations."""
+
+    async def close(self) -> None:
+        """End what the rollout keeps."""
+        if hasattr(self.rollout, "close"):
+            await self.rollout.close()
+
+    def prompts(self, count: int) -> ReadAhead[Prompt]:
+        """Prompts in batches of `count`."""
+        return ReadAhead(lambda: self.stream.take(count), self.stream.state, self.stream.restore)
+
+    def groups(self, count: int) -> ReadAhead[Group]:
+        """Demonstrations in batches of `count`."""
+        demonstrations = self.demonstrations
+        assert demonstrations is not None
+        return ReadAhead(
+            lambda: demonstrations.groups(self.stream.take(count)), self.stream.state, self.stream.restore
+        )
+
+
+def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool, pairs: bool = False) -> Inputs:
+    """Read everything. `pairs`: demonstrations are pairs of responses. ValueError, with what is wrong, for
+    data that cannot be used.
+    """
+    tokenizer = Tokenizer(model_folder, spec.model.chat_template_args)
+    source = build("data", spec.data.type, spec.data.params)
+    limit = spec.rollout.max_prompt_tokens
+    demonstrations = None
+    if not rollout:
+        demonstrations = Demonstrations(spec, tokenizer, keep=len(source) <= EAGER_ROWS, pairs=pairs)
+    if demonstrations:
+        stream = PromptStream(source, demonstrations.encode, spec.data, limit, spec.seed)
+        return Inputs(tokenizer, stream, demonstrations, (), None)
+    function = build("rollouts", spec.rollout.function.type, spec.rollout.function.params)
+    tools = _shown_tools(spec, function, tokenizer)
+    stream = PromptStream(source, _prompt_encoder(tokenizer, spec.data, tools), spec.data, limit, spec.seed)
+    return Inputs(tokenizer, stream, None, _eval_sets(spec, tokenizer, tools), function)
+
+
+class Demonstrations:
+    """Tokenises rows for SFT and DPO; responses are made with their prompt, and fetched when it is taken."""
+
+    def __init__(self, spec: Spec, tokenizer: Tokenizer, *, keep: bool, pairs: bool = False) -> None:
+        """`keep` responses once made: for datasets that are tokenised as a whole. `pairs`: each row has a
+        response that another was preferred to.
+        """
+        self._pairs = pairs
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._keep = keep
+        self._responses: dict[str, list[_Response]] = {}
+
+    def encode(self, row: Row) -> Tokens:
+        """The prompt's tokens. ValueError where a response is missing or too long."""
+        template = self._spec.data.apply_chat_template
+        if template and not self._pairs and row.response is None and not isinstance(row.prompt, str):
+            prompt, answers, mask = self._tokenizer.encode_conversation(row)
+            responses = [_Response(answers, mask, str(row.prompt[-1].get("content", "")))]
+        else:
+            prompt, preferred = self._tokenizer.encode_demonstration(row, template)
+            responses = [_Response.whole(preferred, row.response)]
+        if self._pairs:
+            if row.rejected is None:
+                raise ValueError(f"row {row.id}: DPO needs a pair; set the data source's rejected_key")
+            other = replace(row, response=row.rejected)
+            _, rejected = self._tokenizer.encode_demonstration(other, template)
+            responses.append(_Response.whole(rejected, row.rejected))
+        for response in responses:
+            self._check(row, response.tokens)
+        self._responses[row.id] = responses
+        return prompt
+
+    def _check(self, row: Row, response: Tokens) -> None:
+        longest = self._spec.rollout.max_response_tokens
+        if len(response) > longest:
+            raise ValueError(
+                f"row {row.id}: the response has {len(response)} tokens, rollout.max_response_tokens "
+                f"is {longest}"
+            )
+
+    def groups(self, prompts: Sequence[Prompt]) -> list[Group]:
+        """The demonstrations of prompts that have been encoded just before."""
+        groups = [self._group(one) for one in prompts]
+        if not self._keep:
+            self._responses.clear()
+        return groups
+
+    def _group(self, prompt: Prompt) -> Group:
+        samples = [
+            demonstration(prompt, number, one.tokens, one.mask, one.text)
+            for number, one in enumerate(self._responses[prompt.row.id])
+        ]
+        return Group(prompt, samples)
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """What follows a prompt, and which of it is trained."""
+
+    tokens: Tokens
+    mask: NDArray[np.float32]
+    text: str
+
+    @classmethod
+    def whole(cls, tokens: Tokens, text: str | None) -> "_Response":
+        return cls(tokens, np.ones(len(tokens), dtype=np.float32), text or "")
+
+
+def _shown_tools(spec: Spec, function: Any, tokenizer: Tokenizer) -> Tools:
+    """The tools of a rollout. ValueError where the policy could not be told of them, or of their results."""
+    tools: Tools = getattr(function, "tools", ())
+    if tools:
+        if not spec.data.apply_chat_template:
+            raise ValueError(
+                f"rollout.function: {spec.rollout.function.type} tells the policy of its tools by the chat "
+                "template; set data.apply_chat_template = true"
+            )
+        tokenizer.follow_up([{"role": "tool", "name": "tool", "content": "a result"}], tools)
+    return tools
+
+
+def _prompt_encoder(tokenizer: Tokenizer, data: DataSpec, tools: Tools) -> Callable[[Row], Tokens]:
+    return lambda row: tokenizer.encode_prompt(row, data.apply_chat_template, tools)
+
+
+def _eval_sets(spec: Spec, tokenizer: Tokenizer, tools: Tools) -> list[EvalSet]:
+    """Every held-out dataset as a whole, in its own order."""
+    sets = []
+    for dataset in spec.eval.datasets:
+        source = build("data", dataset.type, dataset.params)
+        in_order = dataset.model_copy(update={"shuffle": False})
+        limit = spec.rollout.max_prompt_tokens
+        stream = PromptStream(source, _prompt_encoder(tokenizer, dataset, tools), in_order, limit, spec.seed)
+        sets.append(eval_set(dataset, spec.eval, spec.rollout, stream.epoch()))
+    return sets

@@ -1,0 +1,171 @@
+"""Where a step's metrics go. Files are written by a thread of their own, so that no step waits for a disk.
+
+loop ── step ──▶ console (at once)
+            └──▶ thread: metrics.jsonl, rollouts/, state.json, trackers
+"""
+
+import json
+import logging
+import math
+from asyncio import to_thread
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+from rlrun.plugins.protocols import Tracker
+from rlrun.plugins.types import Group, Sample
+from rlrun.runner.errors import JobError
+from rlrun.runner.records.console import Console
+from rlrun.runner.records.run_folder import RunFolder, owner
+from rlrun.runner.rollouts.saved_rollouts import rollout_file, write_samples
+
+logger = logging.getLogger(__name__)
+
+_KEPT_SAMPLES = 32
+"""Samples a step whose text is kept."""
+
+
+class Journal:
+    """Console, run folder and trackers of one launch."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        console: Console,
+        trackers: Sequence[tuple[str, Tracker]] = (),
+        *,
+        whole: bool = False,
+    ) -> None:
+        """Writes at once that the run is alive. `whole`: keep every sample, with all that training takes."""
+        self._folder = folder
+        self._whole = whole
+        self._console = console
+        self._trackers = list(trackers)
+        self._reported: set[str] = set()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._writes: list[Future[None]] = []
+        now = _now()
+        self._state: dict[str, Any] = owner() | {
+            "status": "running",
+            "started": now,
+            "updated": now,
+            "step": 0,
+            "steps": None,
+            "metrics": {},
+            "error": None,
+        }
+        self._write_state()
+
+    def begin(self, step: int, steps: int, spec: Mapping[str, Any]) -> None:
+        """Training starts, `step` of `steps` done; `spec` is the resolved one, without secrets."""
+        self._state |= {"step": step, "steps": steps}
+        self._console.start(step, steps)
+        self._submit(self._write_state)
+        for name, tracker in self._trackers:
+            self._submit(self._track, name, tracker.start, str(self._folder.path), self._folder.name, spec)
+
+    def go_back(self, step: int) -> None:
+        """The job goes on from an earlier `step`; those after it are taken again."""
+        self._state |= {"step": step}
+        self._console.go_back(step)
+        self._submit(self._write_state)
+
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Add to what state.json says."""
+        self._state |= facts
+        self._submit(self._write_state)
+
+    def doing(self, what: str) -> None:
+        """Show what the job is busy with."""
+        self._console.doing(what)
+
+    def step(self, step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
+        """Metrics of a step and the groups it trained on. JobError when an earlier step was not written."""
+        self._console.step(step, metrics)
+        self._raise_failed(self._done())
+        self._submit(self._write_step, step, dict(metrics), _chosen(groups, every=self._whole))
+
+    async def flush(self) -> None:
+        """Return when all is written. JobError when it could not be."""
+        writes, self._writes = self._writes, []
+        await to_thread(_wait, writes)
+        self._raise_failed(writes)
+
+    def close(self, status: str, error: str | None = None) -> None:
+        """Write the last state and let the trackers go; a disk that is full cannot stop this."""
+        self._state |= {"status": status, "error": error}
+        for name, tracker in self._trackers:
+            self._submit(self._track, name, tracker.close)
+        self._submit(self._write_state)
+        self._writer.shutdown(wait=True)
+        for write in self._writes:
+            if problem := write.exception():
+                logger.error("the run folder could not be brought up to date: %s", problem)
+
+    def _write_step(self, step: int, metrics: dict[str, float], samples: list[tuple[Group, Sample]]) -> None:
+        line = {"step": step} | finite(metrics)
+        with self._folder.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        if samples:
+            write_samples(rollout_file(self._folder.rollouts, step), samples, whole=self._whole)
+        self._state |= {"step": step, "metrics": self._state["metrics"] | finite(metrics)}
+        self._write_state()
+        for name, tracker in self._trackers:
+            self._track(name, tracker.log, step, metrics)
+
+    def _write_state(self) -> None:
+        self._state["updated"] = _now()
+        self._folder.write_state(self._state)
+
+    def _track(self, name: str, call: Any, *args: Any) -> None:
+        """The boundary to tracker plugins: whatever they raise is told once and forgotten."""
+        try:
+            call(*args)
+        except Exception as error:
+            if name not in self._reported:
+                self._reported.add(name)
+                logger.warning(
+                    "tracker %r failed (%s: %s); the job goes on", name, type(error).__name__, error
+                )
+
+    def _submit(self, function: Any, *args: Any) -> None:
+        self._writes.append(self._writer.submit(function, *args))
+
+    def _done(self) -> list[Future[None]]:
+        done = [write for write in self._writes if write.done()]
+        self._writes = [write for write in self._writes if not write.done()]
+        return done
+
+    def _raise_failed(self, writes: Sequence[Future[None]]) -> None:
+        for write in writes:
+            if isinstance(problem := write.exception(), OSError):
+                raise JobError(
+                    f"{self._folder.shown} cannot be written: {problem.strerror or problem}. "
+                    "Make room (or mend the disk) and go on with --resume"
+                ) from problem
+            if problem is not None:
+                raise problem
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """The same metrics as JSON can hold them: None for nan and infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _chosen(groups: Sequence[Group], *, every: bool) -> list[tuple[Group, Sample]]:
+    """Every sample, or an even spread of whole groups, about as many samples as are kept."""
+    if not groups:
+        return []
+    size = max(1, len(groups[0].samples))
+    stride = 1 if every else max(1, math.ceil(len(groups) * size / _KEPT_SAMPLES))
+    return [(group, sample) for group in groups[::stride] for sample in group.samples]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _wait(writes: Sequence[Future[None]]) -> None:
+    for write in writes:
+        write.exception()

@@ -1,0 +1,101 @@
+"""The end of a run: its learning curve, as text and as a picture, and a page with samples."""
+
+import base64
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.records.text_plot import plot
+
+_SHOWN_SAMPLES = 12
+
+Series = dict[str, list[tuple[int, float]]]
+
+
+def curves(folder: RunFolder) -> Series:
+    """What a run is judged by: held-out and training reward, or the loss where there is no reward."""
+    lines = (
+        [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+        if folder.metrics.exists()
+        else []
+    )
+    names = [name for name in dict.fromkeys(name for line in lines for name in line) if _is_judged(name)]
+    return {
+        name: [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+        for name in names or ["train/loss"]
+    }
+
+
+def write_report(folder: RunFolder, title: str) -> str:
+    """Write curve.png and report.html, older ones set aside; the curve as text for the terminal."""
+    series = {name: points for name, points in curves(folder).items() if points}
+    if not series:
+        return ""
+    folder.set_aside(folder.curve)
+    folder.set_aside(folder.report)
+    draw(series, title, folder.curve)
+    folder.report.write_text(_page(folder, series, title), encoding="utf-8")
+    return plot(series)
+
+
+def draw(series: Series, title: str, path: Path) -> None:
+    """A PNG of the curves."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in series.items():
+        held_out = name.startswith("eval/")
+        style = (
+            {"linewidth": 2, "marker": "o", "markersize": 4} if held_out else {"linewidth": 1, "alpha": 0.7}
+        )
+        axes.plot(*zip(*points, strict=True), label=name, **style)
+    axes.set(title=title, xlabel="step")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
+
+
+def _is_judged(name: str) -> bool:
+    return name == "rollout/reward/mean" or (name.startswith("eval/") and name.endswith("/reward"))
+
+
+def _page(folder: RunFolder, series: Series, title: str) -> str:
+    picture = base64.b64encode(folder.curve.read_bytes()).decode()
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{points[0][1]:.4g}</td><td>{max(v for _, v in points):.4g}</td>"
+        f"<td>{points[-1][1]:.4g}</td></tr>"
+        for name, points in series.items()
+    )
+    samples = "".join(_sample(sample) for sample in _last_samples(folder))
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+td, th {{ padding: .2rem 1rem .2rem 0; text-align: left; }} img {{ max-width: 100%; }}
+pre {{ background: #f4f4f4; padding: .6rem; white-space: pre-wrap; }}
+</style></head><body><h1>{html.escape(title)}</h1>
+<img alt="learning curve" src="data:image/png;base64,{picture}">
+<table><tr><th>metric</th><th>first</th><th>best</th><th>last</th></tr>{rows}</table>
+<h2>Samples of the last step</h2>{samples}</body></html>
+"""
+
+
+def _last_samples(folder: RunFolder) -> list[dict[str, Any]]:
+    files = sorted(
+        folder.rollouts.glob("step-*.jsonl.zst"), key=lambda path: int(path.name.split(".")[0][5:])
+    )
+    if not files:
+        return []
+    text = zstandard.decompress(files[-1].read_bytes()).decode()
+    return [json.loads(line) for line in text.splitlines()[:_SHOWN_SAMPLES]]
+
+
+def _sample(sample: dict[str, Any]) -> str:
+    prompt = sample["prompt"] if isinstance(sample["prompt"], str) else json.dumps(sample["prompt"], indent=1)
+    head = f"{sample['id']}: reward {sample['reward']}, {sample['tokens']} tokens, {sample['status']}"
+    texts = "".join(f"<pre>{html.escape(text)}</pre>" for text in (prompt, sample["response"]))
+    return f"<h3>{html.escape(head)}</h3>{texts}"

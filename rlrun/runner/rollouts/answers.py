@@ -1,0 +1,213 @@
+"""Steps 2 to 4 for a prompt: asked, decoded, scored, judged.
+
+prompt ──▶ rollout, engines ──▶ decode ──▶ rewards ──▶ filters ──▶ the group to train on, or None, counted
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from rlrun.plugins.generation import Generation, Sampling, Trajectory
+from rlrun.plugins.types import Group, Prompt, Sample, Status
+from rlrun.runner.carriers import GenerateRequest
+from rlrun.runner.errors import EngineError, JobError
+from rlrun.runner.interfaces import Policy
+from rlrun.runner.records.metrics import prefixed, rollout_metrics
+from rlrun.runner.rollouts.executions import Executions
+from rlrun.runner.rollouts.filtering import Filters, Judged, Verdict
+from rlrun.runner.rollouts.grouping import groups_of, mask_truncated, prompt_index, without
+from rlrun.runner.rollouts.punctual import generate_in_time
+from rlrun.runner.rollouts.sessions import Wanted, nothing
+from rlrun.specs.rollout import RolloutSpec
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened to prompts since the last batch."""
+
+    submitted: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    dropped: Counter[Verdict] = field(default_factory=Counter)
+    dropped_samples: Counter[Verdict] = field(default_factory=Counter)
+    masked_samples: Counter[Verdict] = field(default_factory=Counter)
+    failure: str = ""
+    """Why the first execution failed that did."""
+    scored: list[Group] = field(default_factory=list)
+    spare: list[Group] = field(default_factory=list)
+    """Dropped by a filter that would rather keep them than let the step starve."""
+
+    def count(self, request: GenerateRequest, generations: Sequence[Generation]) -> None:
+        """Note what an engine was asked, and what it answered."""
+        self.prompt_tokens += len(request.tokens) * len(generations)
+        self.cached_tokens += sum(made.cached_tokens for made in generations)
+        self.generated_tokens += sum(len(made.tokens) for made in generations)
+
+    def note_failures(self, samples: Sequence[Sample]) -> None:
+        """Remember why an execution failed."""
+        self.failure = self.failure or next((one.failure for one in samples if one.failure), "")
+
+    def split(self, waiting: Collection[int]) -> "Tally":
+        """A new tally with the groups of these prompts, which are told of when they are trained on."""
+        later = Tally(scored=[group for group in self.scored if prompt_index(group) in waiting])
+        self.scored = [group for group in self.scored if prompt_index(group) not in waiting]
+        return later
+
+    def drop_waiting(self, indices: Collection[int], who: str, why: str) -> None:
+        """Count the groups of these prompts as dropped, and nothing else of them."""
+        if indices:
+            self.dropped[who, why] += len(indices)
+        self.scored = [group for group in self.scored if prompt_index(group) not in indices]
+
+    def note_verdicts(self, judged: Judged) -> None:
+        """Count what filters said of a group."""
+        self.dropped_samples += judged.dropped_samples
+        self.masked_samples += judged.masked_samples
+        if judged.dropped is not None:
+            self.dropped[judged.dropped] += 1
+            if judged.spare:
+                self.spare.append(judged.group)
+
+    def make_do(self, kept: Sequence[Group], wanted: int) -> list[Group]:
+        """Fill up with spare groups once nothing more may be tried. JobError when they do not suffice."""
+        groups = [*kept, *sorted(self.spare, key=prompt_index)[: wanted - len(kept)]]
+        if len(groups) < wanted:
+            raise self._starved(len(kept), wanted)
+        return sorted(groups, key=prompt_index)
+
+    def _starved(self, kept: int, wanted: int) -> JobError:
+        """What was tried, and why so little was kept."""
+        why = ", ".join(f"{n} by {name} ({reason})" for (name, reason), n in self.dropped.most_common())
+        first = f" The first execution that failed: {self.failure}." if self.failure else ""
+        return JobError(
+            f"the rollout starved: of {self.submitted} groups tried {kept} were kept, {wanted} are "
+            f"needed. Dropped: {why}.{first} Choose prompts the policy sometimes solves, loosen the filters "
+            "(nonzero_std has keep_when_short), or raise rollout.max_attempts"
+        )
+
+    def metrics(self, version: int) -> dict[str, float]:
+        """`rollout/…` over every group that was scored; `version` is what the trainer holds."""
+        metrics: dict[str, float] = {"failed": self.failed}
+        for kind in ("dropped", "dropped_samples", "masked_samples"):
+            counts: Counter[Verdict] = getattr(self, kind)
+            metrics |= {f"{kind}/{name}/{reason}": n for (name, reason), n in sorted(counts.items())}
+        if self.prompt_tokens:
+            metrics["prefix_cache_hit_rate"] = self.cached_tokens / self.prompt_tokens
+        return rollout_metrics(sorted(self.scored, key=prompt_index), version) | prefixed("rollout", metrics)
+
+
+class Answers:
+    """The policy's answers to prompts, under one spec and its filters."""
+
+    def __init__(self, spec: RolloutSpec, policy: Policy, filters: Filters) -> None:
+        self._spec = spec
+        self._policy = policy
+        self._filters = filters
+        self._room: AbstractAsyncContextManager[None] = nullcontext()
+        if spec.max_concurrency is not None:
+            self._room = asyncio.Semaphore(max(1, spec.max_concurrency // spec.samples_per_prompt))
+        longest = spec.max_prompt_tokens + spec.max_response_tokens
+        self._executions = Executions(
+            policy,
+            Wanted("rollout", spec.samples_per_prompt, sampling_of(spec), longest, spec.request_timeout),
+        )
+
+    async def one(self, prompt: Prompt, tally: Callable[[], Tally], enough: asyncio.Event) -> Group | None:
+        """One group from prompt to verdict; None when it is dropped, or no longer wanted.
+
+        `tally` is asked when there is something to count: answers may come steps after they were asked for.
+        """
+
+        async def ask(request: GenerateRequest) -> list[Generation]:
+            if enough.is_set():
+                return [nothing("abort") for _ in request.seeds]
+            made = await generate_in_time(self._policy, request, self._spec.request_timeout)
+            tally().count(request, made)
+            return made
+
+        try:
+            async with self._room:
+                left = await self._executions.of(prompt, ask)
+        except TimeoutError:
+            tally().dropped["generation", "timeout"] += 1
+            return None
+        except EngineError:
+            tally().failed += self._spec.samples_per_prompt
+            tally().dropped["generation", "failed"] += 1
+            return None
+        if enough.is_set():
+            return None
+        [group] = await self._grade([prompt], [left], tally())
+        return self._settle(group, tally())
+
+    async def wave(self, prompts: Sequence[Prompt], tally: Tally) -> list[Group]:
+        """All groups in one go, in the order of prompts, less those that are dropped.
+
+        JobError past `request_timeout`.
+        """
+
+        async def ask_all(requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+            answers = await self._policy.engines.generate_batch(requests)
+            for request, generations in zip(requests, answers, strict=True):
+                tally.count(request, generations)
+            return answers
+
+        seconds = self._spec.request_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                left = await self._executions.wave(prompts, ask_all)
+        except TimeoutError:
+            raise JobError(
+                f"{len(prompts)} prompts were not answered within {seconds:g} s, and in deterministic "
+                "mode none can be replaced; raise rollout.request_timeout or lower max_response_tokens"
+            ) from None
+        groups = await self._grade(prompts, left, tally)
+        return [group for scored in groups if (group := self._settle(scored, tally))]
+
+    async def _grade(
+        self, prompts: Sequence[Prompt], left: Sequence[Sequence[Sequence[Trajectory]]], tally: Tally
+    ) -> list[Group]:
+        groups = groups_of(prompts, left, self._policy.tokenizer)
+        samples = [sample for group in groups for sample in group.samples]
+        tally.note_failures(samples)
+        await self._policy.grader.score(samples)
+        return groups
+
+    def _settle(self, group: Group, tally: Tally) -> Group | None:
+        """The group as it is trained on, or None, counted."""
+        tally.scored.append(group)
+        tally.failed += sum(sample.status is Status.FAILED for sample in group.samples)
+        late = sum(sample.status is Status.ABORTED for sample in group.samples)
+        if late:
+            tally.dropped_samples["generation", "timeout"] += late
+        judged = self._judged(without(without(group, Status.FAILED), Status.ABORTED), late=late > 0)
+        tally.note_verdicts(judged)
+        return judged.group if judged.dropped is None else None
+
+    def _judged(self, group: Group, *, late: bool) -> Judged:
+        if not group.samples:
+            return Judged(group, ("generation", "timeout" if late else "failed"))
+        if self._spec.truncated == "mask":
+            mask_truncated(group)
+        if self._spec.truncated == "drop":
+            group = without(group, Status.TRUNCATED)
+            if not group.samples:
+                return Judged(group, ("truncated", "all"))
+        return self._filters.judge(group)
+
+
+def sampling_of(spec: RolloutSpec) -> Sampling:
+    """The spec's settings in the words of the engines."""
+    return Sampling(
+        max_new_tokens=spec.max_response_tokens,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        top_k=spec.top_k,
+        min_new_tokens=spec.min_response_tokens,
+        stop=spec.stop,
+        stop_token_ids=spec.stop_token_ids,
+    )

@@ -1,0 +1,110 @@
+"""Held-out evaluation: the same engines and rewards as training, its own prompts, settings and seeds.
+
+Nothing here is shared with the training state: prompts are read once, seeds hashed from the dataset's name.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from rlrun.plugins.generation import Trajectory
+from rlrun.plugins.types import Group, Prompt, Sample, Status
+from rlrun.runner.errors import JobError
+from rlrun.runner.interfaces import Policy
+from rlrun.runner.records.metrics import execution_rewards, pass_rates, prefixed, sample_metrics
+from rlrun.runner.rollouts.answers import sampling_of
+from rlrun.runner.rollouts.executions import Executions
+from rlrun.runner.rollouts.grouping import groups_of
+from rlrun.runner.rollouts.sessions import Wanted
+from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
+from rlrun.specs.rollout import RolloutSpec
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """One dataset, ready to be answered."""
+
+    name: str
+    prompts: Sequence[Prompt]
+    wanted: Wanted
+    pass_threshold: float
+
+
+def eval_set(
+    dataset: EvalDatasetSpec, defaults: EvalSpec, rollout: RolloutSpec, prompts: Sequence[Prompt]
+) -> EvalSet:
+    """Settings of a dataset: its own, else `[eval]`'s, else `[rollout]`'s."""
+
+    sampling = replace(
+        sampling_of(rollout),
+        temperature=_first(dataset.temperature, defaults.temperature, rollout.temperature),
+        top_p=_first(dataset.top_p, defaults.top_p, rollout.top_p),
+        max_new_tokens=_first(
+            dataset.max_response_tokens, defaults.max_response_tokens, rollout.max_response_tokens
+        ),
+    )
+    samples = _first(dataset.samples_per_prompt, defaults.samples_per_prompt, rollout.samples_per_prompt)
+    longest = rollout.max_prompt_tokens + sampling.max_new_tokens
+    wanted = Wanted(f"eval-{dataset.name}", samples, sampling, longest, rollout.request_timeout)
+    return EvalSet(dataset.name, prompts, wanted, dataset.pass_threshold)
+
+
+def _first(own: Number | None, section: Number | None, rollout: Number) -> Number:
+    if own is not None:
+        return own
+    return section if section is not None else rollout
+
+
+class Evaluator:
+    """Answers and grades every dataset."""
+
+    def __init__(self, sets: Sequence[EvalSet], policy: Policy, timeout: float) -> None:
+        """`timeout` is the seconds a prompt may take."""
+        self._sets = sets
+        self._policy = policy
+        self._timeout = timeout
+
+    async def run(self) -> dict[str, float]:
+        """`eval/<dataset>/…` of the weights that the engines serve. JobError where no answer comes."""
+        metrics: dict[str, float] = {}
+        for one in self._sets:
+            metrics |= prefixed(
+                f"eval/{one.name}", evaluation_metrics(await self._answer(one), one.pass_threshold)
+            )
+        return metrics
+
+    async def _answer(self, one: EvalSet) -> list[Group]:
+        try:
+            async with asyncio.timeout(self._timeout * max(1, len(one.prompts))):
+                left = await self._run(one, Executions(self._policy, one.wanted))
+        except TimeoutError:
+            raise JobError(
+                f"evaluation on {one.name!r}: no answer within {self._timeout:g} s a prompt"
+            ) from None
+        groups = groups_of(one.prompts, left, self._policy.tokenizer)
+        await self._policy.grader.score([sample for group in groups for sample in group.samples])
+        return groups
+
+    async def _run(self, one: EvalSet, executions: Executions) -> Sequence[Sequence[Sequence[Trajectory]]]:
+        if self._policy.deterministic:
+            return await executions.wave(one.prompts, self._policy.engines.generate_batch)
+        ask = self._policy.engines.generate
+        return await asyncio.gather(*(executions.of(prompt, ask) for prompt in one.prompts))
+
+
+def evaluation_metrics(groups: Sequence[Group], threshold: float) -> Mapping[str, float]:
+    """Mean reward, lengths, truncation and pass@k; a sample that failed has reward 0 and does not pass."""
+    samples = [sample for group in groups for sample in group.samples]
+    rewards = [execution_rewards([_graded(sample) for sample in group.samples]) for group in groups]
+    flat = [reward for group in rewards for reward in group]
+    metrics = {"reward": sum(flat) / len(flat) if flat else 0.0}
+    metrics |= pass_rates(rewards, threshold) | sample_metrics(samples)
+    metrics["failed"] = sum(sample.status is Status.FAILED for sample in samples)
+    return metrics
+
+
+def _graded(sample: Sample) -> Sample:
+    return replace(sample, reward=0.0) if sample.status is Status.FAILED else sample

@@ -1,0 +1,49 @@
+"""Which of the sources of groups a spec asks for."""
+
+from pathlib import Path
+
+from rlrun.plugins.registry import build
+from rlrun.runner.interfaces import Policy
+from rlrun.runner.loop import BatchSource
+from rlrun.runner.model_files import ModelFiles
+from rlrun.runner.prompts.inputs import Inputs
+from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.rollouts.demonstrations import DemonstrationSource
+from rlrun.runner.rollouts.filtering import Filters
+from rlrun.runner.rollouts.overlap import OverlappedSource
+from rlrun.runner.rollouts.partial import PartialSource
+from rlrun.runner.rollouts.rollout import RolloutSource
+from rlrun.runner.rollouts.saved_source import SavedSource
+from rlrun.runner.scoring.scorer import unique_names
+from rlrun.runner.starting_point import checkpoint_before
+from rlrun.specs.job import Spec
+
+
+def policy_source(spec: Spec, policy: Policy, inputs: Inputs) -> BatchSource:
+    """The policy's own answers: in turns with the trainer, beside it, or over several steps."""
+    rollout = spec.rollout
+    prompts = inputs.prompts(rollout.oversample or rollout.batch_size)
+    built = [build("filters", one.type, one.params) for one in spec.filters]
+    filters = Filters(list(zip(unique_names(spec.filters), built, strict=True)))
+    if rollout.partial:
+        strategy = build("buffers", rollout.buffer.type, rollout.buffer.params)
+        return PartialSource(rollout, policy, prompts, filters, strategy)
+    kind = RolloutSource if rollout.mode == "sync" else OverlappedSource
+    return kind(rollout, policy, prompts, filters)
+
+
+def demonstration_source(inputs: Inputs, batch_size: int) -> BatchSource:
+    """What the rows themselves show."""
+    return DemonstrationSource(inputs.groups(batch_size))
+
+
+def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None:
+    """The samples that `debug.mode = "train"` trains on up to step `last`; ValueError where some are not
+    there.
+    """
+    if spec.debug.mode != "train":
+        return None
+    assert spec.debug.rollouts is not None, "a rule asks for it"
+    checkpoint_before(spec.debug)
+    run, first = RunFolder(Path(spec.debug.rollouts)), spec.debug.step or 1
+    return SavedSource(run, first, last, model.config()["vocab_size"])

@@ -1,0 +1,223 @@
+"""One reward process as the driver sees it: started, given batches, killed when a sample takes too long."""
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rlrun.runner.errors import JobError
+from rlrun.runner.scoring.protocol import Call, RewardSetup, Setup, Shape, Task, schedule
+from rlrun.specs.scoring import ScoringSpec
+
+START_TIMEOUT = 60.0
+"""Seconds in which a process must have imported and built its rewards."""
+GRACE = 0.05
+"""Seconds for an answer that has arrived but waits unread because the event loop was busy."""
+SLACK = 1.0
+"""Seconds beyond its own deadline that a reward which waits has to say so."""
+LOG_LINES = 20
+LOG_BYTES = 10_000
+
+
+class ProcessDied(Exception):
+    """The process ended in the middle of a call; the message says how."""
+
+    def __init__(self, how: str, call: Call | None = None) -> None:
+        super().__init__(how)
+        self.call = call
+        """The call it was in; None where several were in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one reward made of one sample of a batch."""
+
+    task: int
+    """Index in the batch."""
+    reward: int
+    """Index in the spec's rewards."""
+    value: float | None
+    """None: see `problem`."""
+    problem: str = ""
+    fatal: bool = False
+    """The spec is wrong: every sample would fail in the same way."""
+    detail: Mapping[str, Any] | None = None
+    """The whole table, where the reward returned one."""
+
+
+class RewardProcess:
+    """A child process that scores samples one after the other; restarted by calling `start` again."""
+
+    def __init__(self, rewards: Sequence[RewardSetup], scoring: ScoringSpec, log: Path | None = None) -> None:
+        """`log`: file that what the rewards print is appended to; None: it is thrown away."""
+        self._setup = Setup(
+            tuple(rewards),
+            os.getpid(),
+            scoring.memory,
+            scoring.timeout,
+            scoring.concurrency,
+        )
+        self._timeout = scoring.timeout
+        self.environment: Mapping[str, str] = {}
+        """Set on top of this process's own, from the next start on."""
+        self.shapes: list[Shape] = []
+        """How each reward is called; known once the process has started."""
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+        self._unread: list[bytes] = []
+        self._rest = b""
+        self._is_ready = False
+
+    async def start(self) -> None:
+        """Returns when the rewards are built; JobError, naming plugin and cause, when they cannot be."""
+        await self.spawn()
+        await self._wait_ready()
+
+    async def spawn(self) -> None:
+        """Begin to start, so that it is ready when it is needed."""
+        self._is_ready = False
+        with self._open_log() as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-c", "from rlrun.runner.scoring.worker import main; main()"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=_environment() | dict(self.environment),
+                start_new_session=True,
+            )
+        self._send(self._setup)
+
+    async def outcomes(self, batch: Sequence[Task]) -> AsyncGenerator[Outcome]:
+        """Each outcome as it arrives; ProcessDied when a call crashed the process or took too long."""
+        if self._process is None:
+            await self.spawn()
+        await self._wait_ready()
+        calls = schedule(batch, self.shapes)
+        self._send(batch)
+        self._unread, self._rest = [], b""
+        for call in calls.in_turn:
+            seconds = self._timeout * len(call.tasks)
+            deadline = asyncio.get_running_loop().time() + seconds
+            for _ in call.tasks:
+                yield await self._next(deadline, seconds, f"took longer than {seconds:g} s", call)
+        longest = max((self._timeout * len(call.tasks) for call in calls.together), default=0.0) + SLACK
+        for _ in range(sum(len(call.tasks) for call in calls.together)):
+            deadline = asyncio.get_running_loop().time() + longest
+            only = calls.together[0] if len(calls.together) == 1 else None
+            yield await self._next(deadline, longest, f"did not let go for {longest:g} s", only)
+
+    async def stop(self) -> None:
+        """Kill the process and all that it started."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        self._process = None
+
+    def log_end(self) -> str:
+        """The last lines the rewards printed, and where the whole log is."""
+        if self._log is None or not self._log.exists():
+            return ""
+        with self._log.open("rb") as file:
+            file.seek(max(0, self._log.stat().st_size - LOG_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
+        return "\n".join([*lines, f"(whole log: {self._log})"])
+
+    @property
+    def _stdout(self) -> asyncio.StreamReader:
+        assert self._process is not None and self._process.stdout is not None, "start() comes first"
+        return self._process.stdout
+
+    async def _wait_ready(self) -> None:
+        if self._is_ready:
+            return
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                line = await self._stdout.readline()
+        except TimeoutError:
+            await self.stop()
+            raise JobError(
+                f"the reward process did not build its rewards within {START_TIMEOUT:g} s", self.log_end()
+            ) from None
+        if not line:
+            raise JobError(f"the reward process {await self._ending()} while it started", self.log_end())
+        answer = json.loads(line)
+        if problem := answer.get("problem"):
+            await self.stop()
+            raise JobError(problem)
+        self.shapes = [Shape(*shape) for shape in answer["shapes"]]
+        self._is_ready = True
+
+    def _send(self, message: Any) -> None:
+        """Hand a message over without waiting; whether it arrived shows when the answer is read."""
+        assert self._process is not None and self._process.stdin is not None, "start() comes first"
+        self._process.stdin.write(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+    async def _next(self, deadline: float, seconds: float, late: str, call: Call | None) -> Outcome:
+        """The next answer, by `deadline` on the event loop's clock; ProcessDied says how it failed.
+
+        While a reward that a row names is loaded, the sample's clock stands still; then it has `seconds`.
+        """
+        while True:
+            while not self._unread:
+                data = await self._read(deadline)
+                if not data:
+                    how = f"{late} (scoring.timeout)" if data is None else await self._ending()
+                    await self.stop()
+                    raise ProcessDied(how, call)
+                *self._unread, self._rest = (self._rest + data).split(b"\n")
+            answer = json.loads(self._unread.pop(0))
+            if "loading" in answer:
+                deadline = asyncio.get_running_loop().time() + START_TIMEOUT
+            elif "loaded" in answer:
+                deadline = asyncio.get_running_loop().time() + seconds
+            else:
+                return _outcome(answer)
+
+    async def _read(self, deadline: float) -> bytes | None:
+        """What has arrived by then, with a moment's grace; empty at the end, None for nothing."""
+        for limit in (deadline, asyncio.get_running_loop().time() + GRACE):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(limit):
+                    return await self._stdout.read(1 << 16)
+        return None
+
+    async def _ending(self) -> str:
+        """Reap the process that closed its end of the pipe, and say how it ended."""
+        process, status = self._process, 0
+        assert process is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                status = await process.wait()
+        await self.stop()
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"exited with status {status}"
+
+    def _open_log(self) -> IO[bytes]:
+        return Path(os.devnull).open("wb") if self._log is None else self._log.open("ab")
+
+
+def _environment() -> dict[str, str]:
+    """The driver's import path, one thread, and the same hashes every time."""
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+
+
+def _outcome(answer: Mapping[str, Any]) -> Outcome:
+    return Outcome(
+        answer["task"],
+        answer["reward"],
+        answer.get("value"),
+        answer.get("problem", ""),
+        answer.get("fatal", False),
+        answer.get("detail"),
+    )

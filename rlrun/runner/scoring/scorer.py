@@ -1,0 +1,240 @@
+"""Scores samples in reward processes, so that no reward can hang, crash or corrupt the job.
+
+    score(samples) -> chunks -> queue -> one task a process: RewardProcess.outcomes -> sample.reward, .rewards
+
+A reward that hangs, crashes, raises or returns nan makes an error of that sample; `on_error` says what then;
+the other samples keep their scores.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from rlrun.plugins.engines import Address, as_environment
+from rlrun.plugins.types import Sample, Status
+from rlrun.runner.errors import JobError
+from rlrun.runner.scoring.process import Outcome, ProcessDied, RewardProcess
+from rlrun.runner.scoring.protocol import RewardSetup, Shape, Task, group_key
+from rlrun.specs.scoring import RewardSpec, ScoringSpec
+from rlrun.specs.section import PluginSection
+
+logger = logging.getLogger(__name__)
+
+LARGEST_CHUNK = 16
+"""Samples a process is given at a time: few enough to share the work out, enough to make messages cheap."""
+
+_UNFINISHED = (Status.FAILED, Status.ABORTED)
+
+
+class RewardError(JobError):
+    """A reward failed and the spec says to stop; names the plugin, the sample and the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    samples: Sequence[Sample]
+    done: asyncio.Future[None]
+
+
+class Scorer:
+    """All rewards of a job, in `scoring.workers` processes."""
+
+    def __init__(
+        self,
+        rewards: Sequence[RewardSpec],
+        scoring: ScoringSpec,
+        log_folder: Path | None = None,
+        usual_key: str | None = None,
+    ) -> None:
+        """`log_folder` gets `reward-<i>.log`: what rewards print. None: it is thrown away.
+
+        `usual_key` is the entry that counts of a table for which the spec gives no `key`; None: an error.
+        """
+        self.errors: Counter[str] = Counter()
+        """Failures so far by reward."""
+        self.details: dict[tuple[str, str], Mapping[str, Any]] | None = None
+        """Whole tables by sample id and reward, where somebody set it to collect them."""
+        self.names = unique_names(rewards)
+        self._specs = tuple(rewards)
+        self._scoring = scoring
+        setups = [
+            RewardSetup(name, spec.type, spec.params, spec.key, spec.type_key, usual_key)
+            for name, spec in zip(self.names, rewards, strict=True)
+        ]
+        logs = [log_folder and log_folder / f"reward-{number}.log" for number in range(scoring.workers + 1)]
+        *self._processes, self._spare = (RewardProcess(setups, scoring, log) for log in logs)
+        self._chunks: asyncio.Queue[_Chunk] = asyncio.Queue()
+        self._shapes: Sequence[Shape] = ()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, engines: Mapping[str, Sequence[Address]] | None = None) -> None:
+        """Returns when every process has imported and built its rewards, which may ask `engines`.
+
+        JobError when one cannot.
+        """
+        if not self._specs:
+            return
+        for process in [*self._processes, self._spare]:
+            process.environment = as_environment(engines or {})
+        try:
+            async with asyncio.TaskGroup() as group:
+                for process in self._processes:
+                    group.create_task(process.start())
+        except* JobError as errors:
+            await self.close()
+            raise errors.exceptions[0] from None
+        self._shapes = self._processes[0].shapes
+        await self._spare.spawn()
+        self._tasks = [asyncio.create_task(self._serve(place)) for place in range(len(self._processes))]
+
+    async def score(self, samples: Sequence[Sample]) -> None:
+        """Fills `rewards` and `reward` (their weighted sum), and `failure` where a reward failed.
+
+        A sample that `on_error = "drop"` gives up has status failed and reward NaN. RewardError under `stop`,
+        and always where a reward's `key` does not fit what it returns. Samples whose generation failed or was
+        aborted are left alone.
+        """
+        samples = [sample for sample in samples if sample.status not in _UNFINISHED]
+        if not self._specs or not samples:
+            return
+        assert self._tasks, "start() comes first"
+        loop = asyncio.get_running_loop()
+        chunks = [_Chunk(part, loop.create_future()) for part in self._parts(samples)]
+        for chunk in chunks:
+            self._chunks.put_nowait(chunk)
+        await asyncio.gather(*(chunk.done for chunk in chunks))
+
+    async def close(self) -> None:
+        """End every process at once."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await asyncio.gather(*(process.stop() for process in [*self._processes, self._spare]))
+
+    async def _serve(self, place: int) -> None:
+        while True:
+            chunk = await self._chunks.get()
+            try:
+                await self._score_chunk(place, chunk.samples)
+            except Exception as error:
+                await self._processes[place].stop()  # it may still be answering what nobody reads any more
+                if not chunk.done.done():
+                    chunk.done.set_exception(error)
+            else:
+                if not chunk.done.done():
+                    chunk.done.set_result(None)
+
+    def _parts(self, samples: Sequence[Sample]) -> list[Sequence[Sample]]:
+        """What the processes take at a time: groups stay whole where a reward wants them so."""
+        shapes = self._shapes
+        largest = LARGEST_CHUNK
+        if any(shape.waits for shape in shapes):
+            largest = max(largest, self._scoring.concurrency)
+        size = min(largest, ceil(len(samples) / len(self._processes)))
+        if any(shape.grouped for shape in shapes):
+            return _whole_groups(samples, size)
+        return [samples[begin : begin + size] for begin in range(0, len(samples), size)]
+
+    async def _replace(self, place: int) -> None:
+        """Put the spare, which has long begun to start, in place of a process that died; begin another."""
+        self._processes[place], self._spare = self._spare, self._processes[place]
+        await self._spare.spawn()
+
+    async def _score_chunk(self, place: int, samples: Sequence[Sample]) -> None:
+        batches = deque([[Task(sample, tuple(range(len(self.names)))) for sample in samples]])
+        while batches:
+            tasks, process = batches.popleft(), self._processes[place]
+            open_pairs = {(at, reward) for at, task in enumerate(tasks) for reward in task.rewards}
+            try:
+                async with aclosing(process.outcomes(tasks)) as outcomes:
+                    async for outcome in outcomes:
+                        open_pairs.discard((outcome.task, outcome.reward))
+                        self._record(tasks[outcome.task].sample, outcome, process)
+            except ProcessDied as death:
+                if death.call is not None:
+                    for at in death.call.tasks:
+                        open_pairs.discard((at, death.call.reward))
+                        outcome = Outcome(at, death.call.reward, None, str(death))
+                        self._record(tasks[at].sample, outcome, process)
+                await self._replace(place)
+                grouped = [] if death.call is not None else [shape.grouped for shape in process.shapes]
+                batches.extendleft(reversed(_left_over(tasks, open_pairs, grouped)))
+        for sample in samples:
+            sample.reward = self._total(sample)
+
+    def _record(self, sample: Sample, outcome: Outcome, process: RewardProcess) -> None:
+        name = self.names[outcome.reward]
+        if outcome.value is not None:
+            sample.rewards[name] = outcome.value
+            if self.details is not None and outcome.detail is not None:
+                self.details[sample.id, name] = outcome.detail
+            return
+        self.errors[name] += 1
+        if outcome.fatal:
+            raise RewardError(f"reward {name!r} {outcome.problem}")
+        message = f"reward {name!r} on sample {sample.id}: {outcome.problem}"
+        policy = self._scoring.on_error
+        if policy == "stop":
+            raise RewardError(f'{message} (scoring.on_error = "stop")', process.log_end())
+        sample.failure = message
+        if policy == "zero":
+            sample.rewards[name] = 0.0
+        else:
+            sample.status = Status.FAILED
+        logger.warning("%s; %s", message, "counted as 0" if policy == "zero" else "sample dropped")
+
+    def _total(self, sample: Sample) -> float:
+        if sample.status is Status.FAILED:
+            return float("nan")
+        weighted = zip(self._specs, self.names, strict=True)
+        return sum(spec.weight * sample.rewards[name] for spec, name in weighted)
+
+
+def unique_names(plugins: Sequence[PluginSection]) -> list[str]:
+    """One name a plugin: its type, numbered from the second of a type on (`format`, `format_2`)."""
+    seen: Counter[str] = Counter()
+    names = []
+    for spec in plugins:
+        seen[spec.type] += 1
+        names.append(spec.type if seen[spec.type] == 1 else f"{spec.type}_{seen[spec.type]}")
+    return names
+
+
+def _whole_groups(samples: Sequence[Sample], size: int) -> list[Sequence[Sample]]:
+    """Parts of at least `size` samples (the last may have fewer), none of which divides a group."""
+    groups: dict[tuple[int, str], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(group_key(sample), []).append(sample)
+    parts: list[list[Sample]] = []
+    for members in groups.values():
+        if parts and len(parts[-1]) < size:
+            parts[-1] += members
+        else:
+            parts.append(list(members))
+    return list(parts)
+
+
+def _left_over(
+    tasks: Sequence[Task], pairs: set[tuple[int, int]], grouped: Sequence[bool]
+) -> list[list[Task]]:
+    """Batches of what a process that died left undone.
+
+    `grouped` says of each reward whether its calls take whole groups, where nobody knows which call the
+    process died of: then every call gets a batch of its own. Empty: one batch.
+    """
+    left: dict[object, list[Task]] = {}
+    for at, task in enumerate(tasks):
+        rewards = tuple(reward for reward in task.rewards if (at, reward) in pairs)
+        if not grouped and rewards:
+            left.setdefault(None, []).append(Task(task.sample, rewards))
+        for reward in rewards if grouped else ():
+            call = (reward, *group_key(task.sample)) if grouped[reward] else (reward, at)
+            left.setdefault(call, []).append(Task(task.sample, (reward,)))
+    return list(left.values())

@@ -1,0 +1,210 @@
+"""The reward process, started and killed by rlrun.runner.scoring.process.
+
+    stdin:  one Setup, then batches of Task, pickled          (from the parent, which we trust)
+    stdout: one JSON line when ready, then one for each task and reward
+
+Whatever a reward prints goes to stderr, so that it cannot garble the answers. Answers are written one by one:
+when a reward hangs or dies, the parent knows which one it was, on which sample, and has all answers before.
+"""
+
+import asyncio
+import ctypes
+import inspect
+import json
+import math
+import numbers
+import os
+import pickle
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlrun.plugins.registry import build
+from rlrun.plugins.types import Rewarded, Sample
+from rlrun.runner.scoring.protocol import Call, RewardSetup, Setup, Shape, Task, schedule
+from rlrun.runner.scoring.slime_names import reward_of_slime
+
+Answer = dict[str, Any]
+
+PR_SET_PDEATHSIG = 1
+LONGEST_MESSAGE = 500
+
+
+class MissingKey(Exception):
+    """The spec's `key` and what the reward returns do not fit: the spec is wrong, not the sample."""
+
+
+def main() -> None:
+    """Build the rewards, say so, then answer batches until stdin ends."""
+    requests = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+
+    def send(answer: Answer) -> None:
+        answers.write(json.dumps(answer, default=str).encode() + b"\n")
+
+    setup: Setup = pickle.load(requests)
+    _die_with(setup.parent)
+    _limit_memory(setup.memory)
+    with asyncio.Runner() as runner:
+        try:
+            worker = _Worker(setup, send, runner)
+        except ValueError as error:
+            send({"problem": str(error)})
+            return
+        send({"shapes": [(shape.waits, shape.grouped) for shape in worker.shapes]})
+        while True:
+            try:
+                batch: Sequence[Task] = pickle.load(requests)
+            except EOFError:
+                return
+            worker.answer(batch)
+
+
+class _Worker:
+    """The rewards of this process."""
+
+    def __init__(self, setup: Setup, send: Callable[[Answer], None], runner: asyncio.Runner) -> None:
+        self._setup = setup
+        self._send = send
+        self._runner = runner
+        self._rewards = [build("rewards", reward.type, reward.params) for reward in setup.rewards]
+        self._chosen: dict[str, Any] = {}
+        self._places = asyncio.Semaphore(setup.concurrency)
+        self.shapes = [_shape(reward) for reward in self._rewards]
+
+    def answer(self, tasks: Sequence[Task]) -> None:
+        """Make every call of a batch, and send an answer for each sample."""
+        calls = schedule(tasks, self.shapes)
+        for call in calls.in_turn:
+            samples = [tasks[at].sample for at in call.tasks]
+            try:
+                result = self._call(call, samples)
+                if inspect.isawaitable(result):  # a reward that a row's metadata chose
+                    result = self._runner.run(_awaited(result))
+                self._report(call, result)
+            except (
+                BaseException
+            ) as error:  # the boundary to rewards: even their sys.exit() is one sample's error
+                self._fail(call, error)
+        if calls.together:
+            self._runner.run(self._all(calls.together, tasks))
+
+    async def _all(self, calls: Sequence[Call], tasks: Sequence[Task]) -> None:
+        await asyncio.gather(*(self._one(call, [tasks[at].sample for at in call.tasks]) for call in calls))
+
+    async def _one(self, call: Call, samples: Sequence[Sample]) -> None:
+        seconds = self._setup.timeout * len(samples)
+        async with self._places:
+            try:
+                async with asyncio.timeout(seconds) as limit:
+                    result = self._call(call, samples)
+                    result = await result if inspect.isawaitable(result) else result
+                self._report(call, result)
+            except BaseException as error:  # the boundary to rewards
+                late = isinstance(error, TimeoutError) and limit.expired()
+                self._fail(call, error, f"took longer than {seconds:g} s (scoring.timeout)" if late else "")
+
+    def _call(self, call: Call, samples: Sequence[Sample]) -> Any:
+        """The reward's answer, or what it has to be awaited for."""
+        if self.shapes[call.reward].grouped:
+            return self._rewards[call.reward].score_group(samples)
+        return self._reward_for(call.reward, samples[0]).score(samples[0])
+
+    def _reward_for(self, number: int, sample: Sample) -> Any:
+        """The reward of the spec, or the one that the row's metadata names."""
+        setup = self._setup.rewards[number]
+        named = sample.prompt.row.metadata.get(setup.type_key) if setup.type_key else None
+        if not named or str(named).strip() == setup.type:
+            return self._rewards[number]
+        if named not in self._chosen:
+            self._send({"loading": str(named)})
+            try:
+                name, params = reward_of_slime(str(named))
+                self._chosen[named] = build("rewards", name, params)
+            finally:
+                self._send({"loaded": str(named)})
+        if not hasattr(self._chosen[named], "score"):
+            raise ValueError(f"reward {named!r} scores whole groups; a row's metadata cannot choose it")
+        return self._chosen[named]
+
+    def _report(self, call: Call, result: Any) -> None:
+        """Send the answers of a call that came back."""
+        results = [result]
+        if self.shapes[call.reward].grouped:
+            results = list(result)
+            if len(results) != len(call.tasks):
+                raise ValueError(f"returned {len(results)} scores for {len(call.tasks)} samples")
+        setup = self._setup.rewards[call.reward]
+        values = [measured(one, setup.key or _usual(one, setup)) for one in results]
+        for at, value, one in zip(call.tasks, values, results, strict=True):
+            answer: Answer = {"task": at, "reward": call.reward, "value": value}
+            if isinstance(one, Mapping):
+                answer["detail"] = dict(one)
+            self._send(answer)
+
+    def _fail(self, call: Call, error: BaseException, problem: str = "") -> None:
+        if isinstance(error, MissingKey):
+            problem = str(error)
+        elif not problem:
+            traceback.print_exception(error)
+            problem = f"{type(error).__name__}: {error}"
+        fatal = isinstance(error, MissingKey)
+        for at in call.tasks:
+            self._send(
+                {"task": at, "reward": call.reward, "problem": problem[:LONGEST_MESSAGE], "fatal": fatal}
+            )
+
+
+def _shape(reward: Any) -> Shape:
+    grouped = hasattr(reward, "score_group")
+    return Shape(inspect.iscoroutinefunction(reward.score_group if grouped else reward.score), grouped)
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _usual(rewarded: object, setup: RewardSetup) -> str | None:
+    return setup.usual_key if isinstance(rewarded, Mapping) and setup.usual_key in rewarded else None
+
+
+def measured(rewarded: Rewarded, key: str | None) -> float:
+    """The finite number in a reward's answer; MissingKey where `key` does not fit it, else ValueError."""
+    value: object = rewarded
+    if isinstance(rewarded, Mapping):
+        entries = ", ".join(map(str, rewarded)) or "nothing"
+        if key is None:
+            raise MissingKey(f"returns several values ({entries}); choose one with `key`")
+        if key not in rewarded:
+            raise MissingKey(f"returns {entries}, but `key` is {key!r}")
+        value = rewarded[key]
+    elif key is not None:
+        raise MissingKey(f"returns one number, so `key` ({key!r}) has nothing to choose from; remove it")
+    if not isinstance(value, numbers.Real | np.bool_):
+        raise ValueError(f"returned {type(value).__name__} {value!r}, not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"returned {number}")
+    return number
+
+
+def _die_with(parent: int) -> None:
+    """Have Linux kill this process when the driver dies, hung or not; elsewhere the end of stdin does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit("the driver is gone")
+
+
+def _limit_memory(gibibytes: float | None) -> None:
+    """What asks for more gets a MemoryError; without it, one reward could take the whole machine down."""
+    if gibibytes is not None:
+        size = int(gibibytes * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))

@@ -1,0 +1,211 @@
+"""The memory plan against what is really allocated, and against traced layouts of large models."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlrun.converters.architecture import Architecture, architecture, read_architecture
+from rlrun.runner.engines.native.loading import load
+from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.planning.memory import checkpoint_bytes, generating, offloaded, optimizer_bytes, training
+from rlrun.runner.planning.model_size import active_parameters, largest_share, parameter_count, shares
+from rlrun.runner.trainer.model import build_model
+from rlrun.runner.trainer.parameters import Parameters
+from rlrun.specs.engine import EngineSpec
+from rlrun.specs.trainer import ParallelSpec, TrainerSpec
+from tests.tiny_models import make_tiny_model
+
+QWEN = {"vocab_size": 151936, "rms_norm_eps": 1e-6, "max_position_embeddings": 40960, "head_dim": 128}
+QWEN3_8B = architecture(
+    QWEN
+    | {"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8}
+)
+QWEN3_30B_A3B = architecture(
+    QWEN
+    | {"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48}
+    | {"num_attention_heads": 32, "num_key_value_heads": 4, "moe_intermediate_size": 768}
+    | {"num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
+)
+GPT_OSS_20B = architecture(
+    {"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24}
+    | {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088}
+    | {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
+    | {"rms_norm_eps": 1e-5, "max_position_embeddings": 131072}
+)
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("model", "total", "active"),
+    [(QWEN3_8B, 8.19e9, 7.57e9), (QWEN3_30B_A3B, 30.53e9, 3.04e9), (GPT_OSS_20B, 20.91e9, 3.61e9)],
+    ids=["Qwen3-8B", "Qwen3-30B-A3B", "gpt-oss-20b"],
+)
+def test_parameters_of_published_models(model: Architecture, total: float, active: float) -> None:
+    assert parameter_count(model) == pytest.approx(total, rel=0.001)
+    assert active_parameters(model) == pytest.approx(active, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "traced"),
+    [
+        (QWEN3_8B, {"fsdp": 16, "tensor": 4}, 0.48),
+        (QWEN3_30B_A3B, {"pipeline": 2, "tensor": 4, "fsdp": 8, "expert": 8}, 1.78),
+    ],
+    ids=["Qwen3-8B", "Qwen3-30B-A3B"],
+)
+def test_a_ranks_parameters_are_those_of_a_traced_run(
+    model: Architecture, layout: dict[str, int], traced: float
+) -> None:
+    """GiB that torchtitan's fake backend allocates on each of 64 ranks."""
+    spec = TrainerSpec(steps=1, parallel=ParallelSpec(**layout))
+    phase = training(model, spec, gpu=True)
+    assert phase.part("parameters") / GIB == pytest.approx(traced, rel=0.05)
+    assert phase.part("gradients") == phase.part("parameters")
+    assert phase.part("optimizer") == 2 * phase.part("parameters")
+
+
+@pytest.mark.parametrize("layout", [{"fsdp": 4}, {"pipeline": 2, "fsdp": 2}, {"tensor": 2, "context": 2}])
+def test_shares_add_up_to_the_model(layout: dict[str, int]) -> None:
+    parallel = ParallelSpec(**layout)
+    held = sum(share.parameters for share in shares(QWEN3_8B, parallel)) * parallel.world_size
+    assert held / parallel.pipeline == pytest.approx(parameter_count(QWEN3_8B), rel=0.001)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_training_state_is_as_large_as_planned(tmp_path: Path, family: str, dtype: Any, tied: bool) -> None:
+    model = read_architecture(make_tiny_model(tmp_path, family, tied=tied))
+    decoders = build_model(model, None, ParallelSpec(), getattr(torch, dtype), torch.device("cpu"))
+    parameters = Parameters(decoders, model)
+    masters = list(parameters.masters.values())
+    for parameter in masters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.AdamW(masters)
+    optimizer.step()
+    held = {tensor for holder in parameters.holders for tensor in holder.values()}
+    moments = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    phase = training(model, TrainerSpec(steps=1, dtype=dtype), gpu=False)
+    assert phase.part("parameters") == pytest.approx(sum(each.nbytes for each in held), rel=0.1)
+    assert phase.part("gradients") == pytest.approx(sum(each.grad.nbytes for each in masters), rel=0.1)
+    assert phase.part("optimizer") == pytest.approx(sum(each.nbytes for each in moments), rel=0.1)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("limits", [{"max_running": 5}, {"max_running": 64, "max_cache_tokens": 300}])
+def test_an_engine_is_as_large_as_planned(
+    tmp_path: Path, family: str, dtype: Any, limits: dict[str, int]
+) -> None:
+    folder = make_tiny_model(tmp_path, family)
+    setup = EngineSetup(model_folder=str(folder), dtype=dtype, max_length=100, device="cpu", **limits)
+    loaded = load(setup)
+    cache = loaded.scheduler.model.cache
+    planned = generating(read_architecture(folder), EngineSpec(dtype=dtype, **limits), 100, None)
+    assert planned.cache_tokens == loaded.cache_tokens
+    assert planned.phase.part("KV cache") == pytest.approx(cache.keys.nbytes + cache.values.nbytes, rel=0.1)
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert planned.phase.part("weights") == pytest.approx(
+        stored * (1 if dtype == "float32" else 0.5), rel=0.1
+    )
+
+
+def test_what_is_offloaded_lies_on_the_host() -> None:
+    def state(offload: Any, *, gpu: bool = True, **layout: int) -> list[int]:
+        spec = TrainerSpec(steps=1, offload=offload, parallel=ParallelSpec(**layout))
+        phase = training(QWEN3_8B, spec, gpu=gpu)
+        parts = [phase.part(name) for name in ("parameters", "gradients", "optimizer")]
+        return [*parts, offloaded(QWEN3_8B, spec)]
+
+    size = parameter_count(QWEN3_8B)
+    assert state("none") == [6 * size, 4 * size, 8 * size, 0]
+    assert state("optimizer") == [6 * size, 4 * size, 0, 8 * size]
+    assert state("all") == [2 * size, 0, 0, 16 * size]
+    assert state("all", gpu=False)[:3] == state("none")[:3]
+    shard = parameter_count(QWEN3_8B) / 8
+    assert state("all", fsdp=8) == pytest.approx([0, 0, 0, 16 * shard], rel=0.01)
+
+
+def test_what_is_frozen_has_no_gradient() -> None:
+    share = largest_share(QWEN3_8B, ParallelSpec(), ["model.embed_tokens.*", "lm_head.*"])
+    assert share.parameters - share.trained == 2 * 151936 * 4096
+
+
+@pytest.mark.parametrize(("optimizer", "each"), [("adamw", 8), ("sgd", 4)])
+def test_optimizers_differ_in_state(optimizer: Any, each: int) -> None:
+    share = largest_share(QWEN3_8B, ParallelSpec())
+    assert optimizer_bytes(share, TrainerSpec(steps=1, optimizer=optimizer)) == each * share.trained
+
+
+def test_muon_keeps_one_moment_of_hidden_matrices() -> None:
+    share = largest_share(QWEN3_8B, ParallelSpec())
+    bytes_each = optimizer_bytes(share, TrainerSpec(steps=1, optimizer="muon")) / share.trained
+    assert 4 < bytes_each < 5
+
+
+def test_a_cache_takes_half_of_what_is_free_at_most() -> None:
+    weights = parameter_count(QWEN3_8B) * 2
+    small = generating(QWEN3_8B, EngineSpec(), 2048, weights + 8 * GIB)
+    assert small.phase.part("KV cache") == pytest.approx(4 * GIB, rel=0.01)
+    assert small.concurrent == small.cache_tokens // 2048 == 14
+    assert generating(QWEN3_8B, EngineSpec(), 2048, weights).concurrent == 0
+
+
+def test_activations_shrink_with_the_layout() -> None:
+    def activations(**layout: int) -> int:
+        spec = TrainerSpec(steps=1, parallel=ParallelSpec(**layout))
+        return training(QWEN3_8B, spec, gpu=True).part("activations")
+
+    assert activations() == activations(fsdp=8) == 4 * activations(tensor=4)
+    assert activations(pipeline=2) == activations()  # half the layers, of two micro-batches in flight
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "traced"),
+    [
+        (QWEN3_8B, {"parallel": {"fsdp": 8, "tensor": 4}}, 29.4),
+        (
+            QWEN3_30B_A3B,
+            {
+                "parallel": {"fsdp": 32, "tensor": 2, "expert": 16},
+                "activation_checkpointing": "selective",
+            },
+            9.83,
+        ),
+    ],
+    ids=["Qwen3-8B", "Qwen3-30B-A3B"],
+)
+def test_activations_are_near_what_a_dry_run_says(
+    model: Architecture, settings: dict[str, Any], traced: float
+) -> None:
+    """`rlrun plan --deep` of docs/parallelism.md, GiB."""
+    spec = TrainerSpec.model_validate({"steps": 1, "max_tokens_per_rank": 16384} | settings)
+    assert training(model, spec, gpu=True).part("activations") == pytest.approx(traced * GIB, rel=0.15)
+
+
+def test_activations_shrink_with_what_is_computed_again() -> None:
+    def activations(kind: str, layers: int) -> int:
+        spec = TrainerSpec.model_validate({"steps": 1, "activation_checkpointing": kind})
+        model = replace(QWEN3_8B, layers=layers)
+        return training(model, spec, gpu=True).part("activations")
+
+    assert activations("full", 36) < activations("selective", 36) < activations("none", 36)
+    hidden = QWEN3_8B.hidden * TrainerSpec(steps=1).max_tokens_per_rank * 2
+    assert activations("full", 36) - activations("full", 35) == hidden
+
+
+def test_a_checkpoint_has_parameters_and_moments() -> None:
+    assert checkpoint_bytes(QWEN3_8B, TrainerSpec(steps=1)) == 12 * parameter_count(QWEN3_8B)
+
+
+def test_micro_batches_of_a_number_of_samples_are_as_long_as_samples_may_be() -> None:
+    def activations(**settings: Any) -> int:
+        return training(QWEN3_8B, TrainerSpec(steps=1, **settings), 1000, gpu=True).part("activations")
+
+    assert activations(micro_batch_size=4) == activations(max_tokens_per_rank=4000)
+    shared = ParallelSpec(context=2)
+    assert activations(micro_batch_size=4, parallel=shared) == activations(max_tokens_per_rank=2000)

@@ -1,0 +1,162 @@
+"""The plan as named rows: what a spec asks for, and where everything goes."""
+
+from typing import Any
+
+import pytest
+
+from rlrun.runner.planning.plan import Place, make_plan
+from rlrun.runner.trainer.layout import Coordinates
+from rlrun.specs.job import Spec
+
+
+def spec_of(**sections: Any) -> Spec:
+    trainer = {"steps": 10, **sections.pop("trainer", {})}
+    base = {"model": {"path": "a/b"}, "data": {"type": "jsonl"}, "trainer": trainer}
+    return Spec.model_validate({**base, **sections})
+
+
+def test_batch_numbers_and_steps() -> None:
+    plan = make_plan(
+        spec_of(rollout={"batch_size": 6, "samples_per_prompt": 4}, trainer={"optimizer_steps": 3})
+    )
+    assert (plan.batch.prompts, plan.batch.samples_per_prompt) == (6, 4)
+    assert (plan.batch.global_batch_size, plan.batch.optimizer_steps) == (8, 3)
+    assert (plan.steps, plan.optimizer_steps) == (10, 30)
+
+
+def test_epochs_are_counted_when_the_rows_are_known() -> None:
+    spec = spec_of(trainer={"steps": None, "epochs": 2}, rollout={"batch_size": 32})
+    assert make_plan(spec).steps is None
+    assert make_plan(spec).optimizer_steps is None
+    assert make_plan(spec, rows=100).steps == 6
+    with pytest.raises(ValueError, match="31 usable rows, fewer than the 32 of one step"):
+        make_plan(spec, rows=31)
+
+
+def test_mesh_has_tensor_fastest() -> None:
+    spec = spec_of(trainer={"parallel": {"replicate": 2, "fsdp": 2, "tensor": 2}})
+    plan = make_plan(spec, cores=16)
+    assert [rank.coordinates for rank in plan.ranks[:4]] == [
+        Coordinates(0, 0, 0, 0, 0), Coordinates(0, 0, 0, 0, 1),
+        Coordinates(0, 0, 1, 0, 0), Coordinates(0, 0, 1, 0, 1),
+    ]  # fmt: skip
+    assert plan.ranks[4].coordinates == Coordinates(0, 1, 0, 0, 0)
+    assert [rank.data_rank for rank in plan.ranks] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_ranks_of_one_pipeline_and_context_group_see_the_same_samples() -> None:
+    parallel = {"fsdp": 2, "context": 2, "pipeline": 2}
+    plan = make_plan(spec_of(trainer={"parallel": parallel, "max_tokens_per_rank": 1000}), cores=16)
+    assert [rank.data_rank for rank in plan.ranks] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert plan.ranks[5].coordinates == Coordinates(1, 0, 0, 1, 0)
+    assert plan.micro_batch_tokens == 2000
+
+
+@pytest.mark.parametrize(
+    ("placement", "ranks", "engines", "cores", "threads"),
+    [
+        ("colocated", 1, 1, 2, ([2], [2])),
+        ("colocated", 2, 1, 8, ([4, 4], [8])),
+        ("colocated", 3, 1, 2, ([1, 1, 1], [2])),
+        ("disaggregated", 1, 1, 2, ([1], [1])),
+        ("disaggregated", 2, 2, 9, ([2, 2], [2, 2])),
+        ("disaggregated", 2, 2, 1, ([1, 1], [1, 1])),
+    ],
+)
+def test_cores_are_shared_by_those_who_work_at_once(
+    placement: str, ranks: int, engines: int, cores: int, threads: tuple[list[int], list[int]]
+) -> None:
+    cluster = {"placement": placement}
+    spec = spec_of(trainer={"parallel": {"fsdp": ranks}}, engine={"count": engines}, cluster=cluster)
+    plan = make_plan(spec, cores=cores)
+    assert ([rank.threads for rank in plan.ranks], [engine.threads for engine in plan.engines]) == threads
+    assert all(rank.place == Place(0, None) for rank in plan.ranks)
+
+
+def test_threads_of_the_spec_win() -> None:
+    plan = make_plan(spec_of(cluster={"threads": 3}), cores=64)
+    assert plan.ranks[0].threads == plan.engines[0].threads == 3
+
+
+def test_cpu_nodes_get_neighbouring_ranks_and_an_engine_each() -> None:
+    spec = spec_of(cluster={"nodes": 2, "address": "h:1"}, trainer={"parallel": {"fsdp": 4}})
+    plan = make_plan(spec, cores=8)
+    assert [(rank.place.node, rank.local_rank, rank.threads) for rank in plan.ranks] == [
+        (0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 4),
+    ]  # fmt: skip
+    assert [(engine.place.node, engine.threads) for engine in plan.engines] == [(0, 8), (1, 8)]
+
+
+def test_colocated_gpus_hold_a_rank_and_an_engine_each() -> None:
+    cluster = {"nodes": 2, "gpus_per_node": 2, "address": "h:1"}
+    plan = make_plan(spec_of(cluster=cluster, trainer={"parallel": {"fsdp": 4}}))
+    places = [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
+    assert [rank.place for rank in plan.ranks] == places
+    assert [engine.place for engine in plan.engines] == places
+
+
+def test_disaggregated_engines_take_the_gpus_that_are_left() -> None:
+    cluster = {"gpus_per_node": 8, "placement": "disaggregated"}
+    plan = make_plan(
+        spec_of(cluster=cluster, trainer={"parallel": {"fsdp": 3, "tensor": 2}}, engine={"port": 4000})
+    )
+    assert [rank.place.gpu for rank in plan.ranks] == [0, 1, 2, 3, 4, 5]
+    assert [(engine.place, engine.port) for engine in plan.engines] == [
+        (Place(0, 6), 4000),
+        (Place(0, 7), 4001),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "parallel", "engines", "message"),
+    [
+        (
+            {"gpus_per_node": 2},
+            {"fsdp": 4},
+            None,
+            r"4 trainer ranks \(fsdp 4\) need a GPU each, and there are 2 ",
+        ),
+        ({"gpus_per_node": 2}, {"fsdp": 2}, 3, r"engine.count 3 needs as many GPUs, and there are 2 "),
+        (
+            {"gpus_per_node": 4},
+            {"fsdp": 2},
+            None,
+            r"2 engines use 2 GPUs, and there are 4 .*: the rest would idle",
+        ),
+        (
+            {"gpus_per_node": 2, "placement": "disaggregated"},
+            {"fsdp": 2},
+            None,
+            r"at least one engine need 3 GPUs, and there are 2 ",
+        ),
+        ({"gpus_per_node": 4, "placement": "disaggregated"}, {"fsdp": 2}, 3, r"engine.count 3 need 5 GPUs"),
+        ({"gpus_per_node": 4, "placement": "disaggregated"}, {"fsdp": 2}, 1, r"use 3 GPUs, and there are 4 "),
+    ],
+)
+def test_a_layout_must_fit_the_gpus(cluster: Any, parallel: Any, engines: int | None, message: str) -> None:
+    spec = spec_of(cluster=cluster, trainer={"parallel": parallel}, engine={"count": engines})
+    with pytest.raises(ValueError, match=message):
+        make_plan(spec)
+
+
+def test_demonstrations_need_no_engine() -> None:
+    plan = make_plan(spec_of(algorithm={"type": "sft"}, trainer={"global_batch_size": 16}))
+    assert plan.engines == ()
+    assert (plan.batch.prompts, plan.batch.samples, plan.optimizer_steps, plan.cache_tokens) == (
+        16,
+        16,
+        10,
+        0,
+    )
+
+
+def test_token_budgets() -> None:
+    rollout = {"max_prompt_tokens": 100, "max_response_tokens": 28, "batch_size": 2, "samples_per_prompt": 3}
+    plan = make_plan(spec_of(rollout=rollout, engine={"max_running": 10}))
+    assert (plan.max_sample_tokens, plan.cache_tokens) == (128, 1280)
+    evaluation = {
+        "max_response_tokens": 8,
+        "datasets": [{"name": "a"}, {"name": "b", "max_response_tokens": 60}],
+    }
+    plan = make_plan(spec_of(rollout=rollout, engine={"max_cache_tokens": 500}, eval=evaluation))
+    assert (plan.max_sample_tokens, plan.cache_tokens) == (160, 500)

@@ -1,0 +1,139 @@
+"""Which jobs fit, what the warnings say, and that estimates move the right way."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_memory import QWEN3_8B
+
+from rlrun.plugins.validation import needs_of
+from rlrun.runner.planning.estimate import Case, Workload
+from rlrun.runner.planning.hardware import GIB, GPUS, find_gpu, this_host
+from rlrun.runner.planning.plan import make_plan
+from rlrun.runner.planning.sizing import size_job
+from rlrun.specs.job import Spec
+
+
+def case(device: str = "H100-80GB", **changes: Any) -> Case:
+    document: dict[str, Any] = {
+        "model": {"path": "Qwen/Qwen3-8B"},
+        "data": {"path": "rows.jsonl"},
+        "rewards": [{"type": "math"}],
+        "rollout": {"max_prompt_tokens": 1024, "max_response_tokens": 8192, "batch_size": 32},
+        "trainer": {"steps": 100, "parallel": {"fsdp": 8}},
+        "cluster": {"gpus_per_node": 8},
+        "engine": {"max_cache_tokens": 100_000},
+    }
+    for key, value in changes.items():
+        document[key] = document.get(key, {}) | value if isinstance(value, dict) else value
+    spec = Spec.model_validate(document)
+    gpu = this_host(2) if not spec.cluster.gpus_per_node else find_gpu(device)
+    return Case(spec, make_plan(spec, cores=2), needs_of(spec), QWEN3_8B, gpu, Workload(256, 2048))
+
+
+def test_colocated_native_engines_keep_their_memory() -> None:
+    together = size_job(case(engine={"sleep": False}))
+    apart = size_job(case(cluster={"gpus_per_node": 16, "placement": "disaggregated"}))
+    training, generation = (phase.bytes for phase in apart.phases)
+    assert together.phases[0].bytes == training + generation
+    assert together.phases[0].part("engines, which keep their memory") == generation
+    assert together.phases[1].bytes < generation + training
+
+
+def test_engines_that_sleep_leave_the_device_to_the_trainer_and_the_other_way_round() -> None:
+    training, update, generation = size_job(case()).phases
+    beside = size_job(case(engine={"sleep": False})).phases
+    assert training.part("engines, asleep") == generation.part("CUDA and NCCL") + 1536 * 2**20
+    assert training.bytes < beside[0].bytes
+    assert generation.bytes < beside[1].bytes
+    assert generation.part("KV cache") == beside[1].part("KV cache")
+    assert update.part("trainer") > training.part("optimizer")
+    assert update.part("weights") == generation.part("weights")
+
+
+def test_what_does_not_fit_is_told_with_a_cure() -> None:
+    found = size_job(case(device="L4"))
+    assert any("training needs" in warning and "L4 has 22 GiB" in warning for warning in found.warnings)
+    assert any("lower trainer.max_tokens_per_rank" in warning for warning in found.warnings)
+    assert size_job(case(device="B200", trainer={"max_tokens_per_rank": 4096})).warnings == ()
+
+
+def test_a_cache_that_is_cut_short_is_told() -> None:
+    found = size_job(case(engine={"max_cache_tokens": 10_000_000}))
+    assert any("of the 10,000,000 tokens asked for" in warning for warning in found.warnings)
+
+
+def test_disk_counts_the_checkpoint_in_the_making() -> None:
+    model = 12 * 8_190_735_360
+    final = size_job(case()).disk
+    assert size_job(case(checkpoint={"interval": 5, "keep": 3})).disk - final == 3 * model
+    assert final - size_job(case(checkpoint={"export_hf": False})).disk == 4 * 8_190_735_360
+
+
+def test_a_reference_waits_in_host_memory() -> None:
+    kl = {"type": "grpo", "kl": {"in_loss": {"coef": 0.01}}}
+    assert size_job(case(algorithm=kl)).reference == size_job(case()).phases[0].part("parameters")
+    assert size_job(case()).reference == 0
+
+
+def seconds(part: str, **changes: Any) -> float:
+    return size_job(case(**changes)).estimate.parts[part]
+
+
+def test_estimates_move_the_right_way() -> None:
+    assert seconds("training", rollout={"batch_size": 64}) == pytest.approx(2 * seconds("training"), rel=0.1)
+    assert seconds("generation", device="H200") < seconds("generation")
+    assert seconds("training", trainer={"optimizer_steps": 2}) > 1.2 * seconds("training")
+    doubled = case(cluster={"nodes": 2, "address": "x:1"}, trainer={"parallel": {"fsdp": 16}})
+    assert size_job(doubled).estimate.step_seconds < size_job(case()).estimate.step_seconds
+    whole = size_job(case()).estimate
+    assert whole.device_hours == pytest.approx(whole.step_seconds * 100 * 8 / 3600)
+
+
+def test_longer_answers_take_longer() -> None:
+    short, long = case(), replace(case(), load=Workload(256, 4096))
+    assert size_job(long).estimate.step_seconds > 1.8 * size_job(short).estimate.step_seconds
+
+
+def test_on_a_host_all_processes_share_its_memory() -> None:
+    found = size_job(
+        case(cluster={"gpus_per_node": 0}, trainer={"parallel": {"fsdp": 2}}, engine={"count": 2})
+    )
+    assert found.phases[0].part("parameters") == pytest.approx(4 * 8_190_735_360, rel=0.001)
+    assert found.phases[1].part("weights") == 2 * 2 * 8_190_735_360
+
+
+def test_devices_are_plausible() -> None:
+    for device in GPUS.values():
+        assert 20 * GIB < device.memory < 300 * GIB
+        assert 1e14 < device.flops < 1e16
+        assert device.link < device.bandwidth
+
+
+@pytest.mark.parametrize(("name", "found"), [("h100", "H100-80GB"), ("L4", "L4"), ("A100-40gb", "A100-40GB")])
+def test_a_gpu_may_be_named_in_short(name: str, found: str) -> None:
+    assert find_gpu(name).name == found
+    with pytest.raises(ValueError, match="no GPU is known as A100"):
+        find_gpu("A100")
+
+
+def test_companions_live_on_the_trainers_gpus() -> None:
+    plain = size_job(case()).phases[0]
+    with_critic = size_job(case(algorithm={"type": "ppo"})).phases[0]
+    policy = plain.part("parameters") + plain.part("gradients") + plain.part("optimizer")
+    assert with_critic.part("critic") == pytest.approx(policy, rel=0.1)
+    teacher = {"teacher": {"path": "Qwen/Qwen3-8B"}, "algorithm": {"type": "on_policy_distillation"}}
+    taught = replace(case(**teacher, rewards=[]), teacher=QWEN3_8B)
+    assert size_job(taught).phases[0].part("teacher") == plain.part("parameters")
+    assert size_job(taught).estimate.parts["training"] > size_job(case()).estimate.parts["training"]
+
+
+def test_an_sglang_server_takes_its_share_of_the_device() -> None:
+    engine = {"type": "sglang", "max_cache_tokens": 10**9}
+    apart = {"gpus_per_node": 16, "placement": "disaggregated"}
+    usual = size_job(case(engine=engine, cluster=apart)).phases[1].bytes
+    assert usual == pytest.approx(0.85 * 79 * GIB, rel=0.01)
+    less = engine | {"sglang": {"mem_fraction_static": 0.5}}
+    assert size_job(case(engine=less, cluster=apart)).phases[1].bytes == pytest.approx(
+        0.5 * 79 * GIB, rel=0.01
+    )

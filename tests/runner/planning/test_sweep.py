@@ -1,0 +1,56 @@
+"""Layouts of one job on the same GPUs."""
+
+from dataclasses import replace
+
+from test_memory import QWEN3_30B_A3B
+from test_sizing import case
+
+from rlrun.runner.planning.outlook import outlooks
+from rlrun.runner.planning.sweep import sweep
+
+
+def test_layouts_use_every_gpu_and_fit_the_model() -> None:
+    found = sweep(case())
+    assert len(found) > 20
+    for each in found:
+        spec, plan = each.case.spec, each.case.plan
+        devices = {(rank.place.node, rank.place.gpu) for rank in plan.ranks}
+        devices |= {(engine.place.node, engine.place.gpu) for engine in plan.engines}
+        assert len(devices) == 8
+        assert plan.batch.global_batch_size % spec.trainer.parallel.data_degree == 0
+        assert case().model.kv_heads % spec.trainer.parallel.tensor == 0
+    assert {each.case.plan.colocated for each in found} == {True, False}
+
+
+def test_those_that_fit_come_first_and_the_simpler_of_equals() -> None:
+    found = sweep(case())
+    fits = [each.fits for each in found]
+    assert fits == sorted(fits, reverse=True)
+    assert not all(fits)
+    best = found[0]
+    assert best.sizing.estimate.step_seconds < 1.03 * min(each.sizing.estimate.step_seconds for each in found)
+    assert not any("training needs" in warning for warning in best.sizing.warnings)
+
+
+def test_experts_are_shared_out_only_where_there_are_some() -> None:
+    assert {each.case.spec.trainer.parallel.expert for each in sweep(case())} == {1}
+    sparse = sweep(replace(case(), model=QWEN3_30B_A3B))
+    assert {each.case.spec.trainer.parallel.expert for each in sparse} >= {1, 2, 4, 8}
+
+
+def test_each_split_is_simulated_in_the_modes_it_allows() -> None:
+    found = list(outlooks(case(device="B200"), spread=0.5))
+    modes = {(each.candidate.case.plan.colocated, each.max_staleness) for each in found}
+    assert modes == {(True, 0), (False, 0), (False, 1), (False, 2)}
+    for each in found:
+        assert each.candidate.fits
+        assert each.outcome.staleness <= each.max_staleness
+
+
+def test_thousands_of_gpus() -> None:
+    many = case(
+        cluster={"nodes": 256, "gpus_per_node": 8, "address": "x:1"},
+        trainer={"parallel": {"fsdp": 256, "tensor": 8}},
+        rollout={"batch_size": 2048},
+    )
+    assert any(each.fits for each in sweep(many))

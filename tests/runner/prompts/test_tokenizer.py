@@ -1,0 +1,179 @@
+"""Text to tokens and back with small tokenizers made here, in the ways that chat templates differ."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+from rlrun.plugins.types import Row
+from rlrun.runner.prompts.tokenizer import Tokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+EMPTY_THOUGHT = CHATML.replace(
+    "{{ m.content }}", "{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
+)
+THOUGHT_IN_PROMPT = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+USER_FIRST = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}"
+WITHOUT_END = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+ROW = Row("7", "2 + 2?", label="4", response="It is 4.")
+
+
+def make(folder: Path, template: str | None = CHATML, *, bos: bool = False, **configs: Any) -> Tokenizer:
+    """A tokenizer over bytes with special tokens; `configs` are further JSON files of the folder."""
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE(vocab={token: number for number, token in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    if bos:
+        backend.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))]
+        )
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+    for name, values in configs.items():
+        (folder / f"{name}.json").write_text(json.dumps(values))
+    return Tokenizer(folder)
+
+
+def raw(tokenizer: Tokenizer, tokens: Any) -> str:
+    return str(tokenizer._tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
+
+def test_a_prompt_ends_where_the_response_begins(tmp_path: Path) -> None:
+    tokenizer = make(tmp_path)
+    tokens = tokenizer.encode_prompt(ROW, apply_chat_template=True)
+    assert tokens.dtype == np.int32
+    assert raw(tokenizer, tokens) == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    chat = Row("8", [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
+    rendered = raw(tokenizer, tokenizer.encode_prompt(chat, apply_chat_template=True))
+    assert rendered.startswith("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu")
+
+
+def test_plain_prompts_get_what_the_tokenizer_puts_before_text(tmp_path: Path) -> None:
+    tokenizer = make(tmp_path, bos=True)
+    prompt, response = tokenizer.encode_demonstration(ROW, apply_chat_template=False)
+    assert raw(tokenizer, prompt) == "<s>2 + 2?"
+    assert raw(tokenizer, response) == "It is 4.<|im_end|>"
+    assert raw(tokenizer, tokenizer.encode_prompt(ROW, apply_chat_template=True)).startswith(
+        "<|im_start|>user"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (CHATML, "It is 4.<|im_end|>"),
+        (EMPTY_THOUGHT, "<think>\n\n</think>\n\nIt is 4.<|im_end|>"),
+        (WITHOUT_END, " It is 4.\n<|im_end|>"),
+    ],
+)
+def test_a_demonstration_is_what_the_template_makes_of_the_answer(
+    tmp_path: Path, template: str, expected: str
+) -> None:
+    tokenizer = make(tmp_path, template)
+    prompt, response = tokenizer.encode_demonstration(ROW, apply_chat_template=True)
+    assert np.array_equal(prompt, tokenizer.encode_prompt(ROW, apply_chat_template=True))
+    assert raw(tokenizer, response) == expected
+    assert response[-1] in tokenizer.eos_token_ids
+
+
+def test_a_template_that_prompts_with_what_it_later_drops_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"row 7: the chat template renders the prompt .* differently"):
+        make(tmp_path, THOUGHT_IN_PROMPT).encode_demonstration(ROW, apply_chat_template=True)
+
+
+def test_rows_that_cannot_be_encoded_are_named(tmp_path: Path) -> None:
+    system_first = Row("9", [{"role": "system", "content": "s"}])
+    with pytest.raises(ValueError, match="row 9: the chat template refuses it: user first"):
+        make(tmp_path / "a", USER_FIRST + CHATML).encode_prompt(system_first, apply_chat_template=True)
+    with pytest.raises(ValueError, match=r"row 9: .* set data\.apply_chat_template = true"):
+        make(tmp_path / "b").encode_prompt(system_first, apply_chat_template=False)
+    with pytest.raises(ValueError, match=r"no chat template; set data\.apply_chat_template = false"):
+        make(tmp_path / "c", None).encode_prompt(ROW, apply_chat_template=True)
+    with pytest.raises(ValueError, match="row 3: SFT needs a demonstration"):
+        make(tmp_path / "d").encode_demonstration(Row("3", "q"), apply_chat_template=True)
+
+
+def test_decoding_leaves_out_special_tokens_and_nothing_else(tmp_path: Path) -> None:
+    tokenizer = make(tmp_path)
+    text = "  größer , 'quoted' . \n三\n"
+    _, response = tokenizer.encode_demonstration(Row("0", "q", response=text), apply_chat_template=True)
+    assert tokenizer.decode(response) == text
+    assert tokenizer.decode_batch([response, response[:2], response[:0]]) == [text, "  ", ""]
+
+
+@pytest.mark.parametrize(
+    ("configs", "expected"),
+    [
+        ({}, ["<|im_end|>"]),
+        ({"config": {"eos_token_id": 256}}, ["<|im_end|>", "<|endoftext|>"]),
+        ({"config": {"eos_token_id": 259}, "generation_config": {"eos_token_id": [258, 256]}}, None),
+        ({"generation_config": {"temperature": 1}}, ["<|im_end|>"]),
+    ],
+)
+def test_end_tokens(tmp_path: Path, configs: dict[str, Any], expected: list[str] | None) -> None:
+    tokenizer = make(tmp_path, **configs)
+    names = [raw(tokenizer, [token]) for token in tokenizer.eos_token_ids]
+    assert names == (expected or ["<|im_end|>", "<|endoftext|>"])
+
+
+def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
+        Tokenizer(tmp_path)
+
+
+MARKED = CHATML.replace(
+    "{{ m.content }}<|im_end|>",
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '' }}",
+)
+FORGETS_THOUGHTS = CHATML.replace(
+    "{{ m.content }}", "{% if loop.last %}{{ m.content }}{% else %}{{ m.content[-2:] }}{% endif %}"
+)
+CHAT = Row(
+    "9",
+    [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "And 3 + 3?"},
+        {"role": "assistant", "content": "It is 6."},
+    ],
+)
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by turn", "marked"])
+def test_every_answer_of_a_chat_is_trained_and_nothing_else(tmp_path: Path, template: str) -> None:
+    tokenizer = make(tmp_path, template)
+    prompt, response, mask = tokenizer.encode_conversation(CHAT)
+    assert raw(tokenizer, prompt) == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    assert raw(tokenizer, response[mask > 0]) == "4<|im_end|>It is 6.<|im_end|>"
+    between = "\n<|im_start|>user\nAnd 3 + 3?<|im_end|>\n<|im_start|>assistant\n"
+    assert raw(tokenizer, response[mask == 0]) == between
+    assert len(response) == len(mask)
+    assert mask[0] == mask[-1] == 1
+
+
+def test_chats_that_cannot_be_demonstrations_are_refused(tmp_path: Path) -> None:
+    tokenizer = make(tmp_path / "plain")
+    with pytest.raises(ValueError, match="row 9: SFT needs a demonstration; end the messages"):
+        tokenizer.encode_conversation(Row("9", list(CHAT.prompt[:3])))  # type: ignore[arg-type]
+    forgetful = make(tmp_path / "forgetful", FORGETS_THOUGHTS)
+    with pytest.raises(ValueError, match="row 9: the chat template renders the prompt of a finished"):
+        forgetful.encode_conversation(
+            Row("9", [*CHAT.prompt[:1], {"role": "assistant", "content": "long"}, *CHAT.prompt[2:]])  # type: ignore[list-item]
+        )

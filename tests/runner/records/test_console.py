@@ -1,0 +1,65 @@
+import io
+
+import pytest
+from rich.console import Console as Terminal
+
+from rlrun.runner.records.console import Console, duration, score, shares, speed
+
+STEP = {
+    "rollout/reward/mean": 0.5,
+    "rollout/reward/std": 0.25,
+    "rollout/response_len/mean": 12.0,
+    "perf/step_time": 2.0,
+    "perf/rollout_time": 0.5,
+    "perf/train_time": 1.4,
+    "perf/overhead_time": 0.01,
+    "perf/tokens_per_second/generated": 12345.6,
+}
+HELD_OUT = {"eval/held-out/reward": 0.75, "eval/held-out/pass@1": 0.7}
+
+
+def test_without_a_terminal_every_step_is_a_plain_line() -> None:
+    file = io.StringIO()
+    console = Console("run", Terminal(file=file, width=300))
+    console.start(0, 2)
+    console.step(1, STEP)
+    console.step(2, STEP | HELD_OUT)
+    console.close()
+    first, second = file.getvalue().splitlines()
+    assert first.startswith("step 1/2  reward 0.500 ± 0.250  length 12  2.00 s/step, 12,346 tok/s generated")
+    assert "rollout 25 %, train 70 %, overhead 0.5 %" in first
+    assert "left" in first
+    assert "held-out reward 0.750, pass@1 0.700" in second
+    assert "left" not in second
+    assert "\x1b" not in file.getvalue()
+
+
+def test_a_terminal_gets_a_live_panel_and_evaluations_as_lines() -> None:
+    file = io.StringIO()
+    console = Console("run", Terminal(file=file, width=100, force_terminal=True))
+    console.start(0, 2)
+    console.doing("rollout")
+    console.step(1, STEP | HELD_OUT)
+    console.close()
+    shown = file.getvalue()
+    assert "step 1: held-out reward 0.750" in shown
+    terminal = Terminal(file=io.StringIO(), width=100)
+    terminal.print(console)
+    panel = terminal.file.getvalue()
+    assert "step 1/2" in panel
+    assert "rollout 25 %" in panel
+
+
+def test_supervised_training_shows_its_loss() -> None:
+    assert score({"train/loss": 1.5}) == "loss 1.5000"
+
+
+def test_nothing_measured_shows_nothing() -> None:
+    assert (score({}), speed({}), shares({})) == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3, "3 s"), (89, "89 s"), (120, "2 min"), (3600, "60 min"), (12000, "3 h 20 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

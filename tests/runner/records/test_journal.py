@@ -1,0 +1,120 @@
+import errno
+import io
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from rich.console import Console as Terminal
+
+from rlrun.plugins.types import Group
+from rlrun.runner.errors import JobError
+from rlrun.runner.records.console import Console
+from rlrun.runner.records.journal import Journal
+from rlrun.runner.records.run_folder import RunFolder
+from tests.runner.loop_fakes import prompt, sample
+
+
+class Remembering:
+    def __init__(self, fails: bool = False) -> None:
+        self.calls: list[Any] = []
+        self.fails = fails
+
+    def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
+        self.calls.append(("start", name, dict(spec)))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.calls.append(("log", step))
+        if self.fails:
+            raise RuntimeError("no network")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.make()
+    return folder
+
+
+def journal(folder: RunFolder, *trackers: Remembering) -> Journal:
+    console = Console("run", Terminal(file=io.StringIO()))
+    return Journal(folder, console, [(f"tracker {n}", one) for n, one in enumerate(trackers)])
+
+
+async def test_every_step_has_a_line_and_its_samples(folder: RunFolder) -> None:
+    one = journal(folder)
+    one.begin(0, 2, {})
+    group = Group(prompt(3), [sample(3, 0, 1.0), sample(3, 1, float("nan"), failure="crashed")])
+    one.step(
+        1, {"rollout/reward/mean": 0.5, "rollout/reward/std": 0.1, "rollout/response_len/mean": 1.0}, [group]
+    )
+    one.step(2, {"train/loss": float("nan")}, [])
+    await one.flush()
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[1]["train/loss"] is None
+    text = zstandard.decompress((folder.rollouts / "step-1.jsonl.zst").read_bytes()).decode()
+    first, second = (json.loads(line) for line in text.splitlines())
+    assert (first["id"], first["reward"], first["prompt"]) == ("3-0", 1.0, "prompt 3")
+    assert (second["reward"], second["failure"]) == (None, "crashed")
+    one.close("done")
+    state = folder.read_state()
+    assert (state["status"], state["step"], state["steps"], state["error"]) == ("done", 2, 2, None)
+    assert state["metrics"]["rollout/reward/mean"] == 0.5
+
+
+async def test_a_run_is_known_to_be_alive_before_it_begins(folder: RunFolder) -> None:
+    one = journal(folder)
+    assert folder.read_state()["status"] == "running"
+    one.close("failed", "no such model")
+    assert folder.read_state()["error"] == "no such model"
+
+
+async def test_a_tracker_that_fails_is_told_of_once_and_stops_nothing(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, fine = Remembering(fails=True), Remembering()
+    one = journal(folder, broken, fine)
+    one.begin(0, 3, {"seed": 1})
+    with caplog.at_level(logging.WARNING):
+        for step in (1, 2, 3):
+            one.step(step, {}, [])
+        await one.flush()
+        one.close("done")
+    warnings = [record.getMessage() for record in caplog.records if "tracker 0" in record.getMessage()]
+    assert warnings == ["tracker 'tracker 0' failed (RuntimeError: no network); the job goes on"]
+    assert fine.calls == [("start", "run", {"seed": 1}), ("log", 1), ("log", 2), ("log", 3), "close"]
+
+
+async def test_a_full_disk_ends_the_job_and_says_so(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = journal(folder)
+    one.begin(0, 3, {})
+    await one.flush()
+
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    one.step(1, {}, [Group(prompt(0), [sample()])])
+    with pytest.raises(JobError, match=r"No space left on device.*--resume"):
+        await one.flush()
+    one.close("failed", "full")
+
+
+async def test_only_some_samples_of_a_large_step_are_kept(folder: RunFolder) -> None:
+    one = journal(folder)
+    groups = [Group(prompt(i), [sample(i, k) for k in range(8)]) for i in range(64)]
+    one.step(1, {}, groups)
+    await one.flush()
+    one.close("done")
+    lines = zstandard.decompress((folder.rollouts / "step-1.jsonl.zst").read_bytes()).splitlines()
+    assert len(lines) == 32
+    assert len({json.loads(line)["row"] for line in lines}) == 4

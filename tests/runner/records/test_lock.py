@@ -1,0 +1,92 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from rlrun.runner.errors import JobError, RunFolderError
+from rlrun.runner.model_files import fetch_model, fingerprint
+from rlrun.runner.records.lock import check_same_run, drift, git_state, lock
+from rlrun.specs.loading import load_spec
+from rlrun.specs.model import ModelSpec
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    return folder
+
+
+def locked(tmp_path: Path, model: Path, *overrides: str) -> dict:
+    spec = tmp_path / "job.toml"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n')
+    spec.write_text(
+        f'[model]\npath = "{model}"\n[data]\npath = "{rows}"\n[[trackers]]\ntype = "t"\nkey = "${{env:KEY}}"'
+    )
+    loaded = load_spec([spec], ["trainer.steps=1", *overrides])
+    return json.loads(json.dumps(lock(loaded, fetch_model(loaded.spec.model))))
+
+
+def test_a_lock_pins_what_decides_a_run_and_keeps_secrets_out(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "hunter2")
+    found = locked(tmp_path, model)
+    assert found["spec"]["trainer"]["steps"] == 1
+    assert found["model"]["sha256"] == fingerprint(model)
+    assert found["versions"]["numpy"]
+    assert "[model]" in next(iter(found["sources"].values()))
+    assert "hunter2" not in json.dumps(found)
+    assert "${env:KEY}" in json.dumps(found)
+
+
+def test_a_resumed_run_may_change_its_length_but_not_its_seed(tmp_path: Path, model: Path) -> None:
+    before = locked(tmp_path, model)
+    assert check_same_run(before, locked(tmp_path, model)) == []
+    assert check_same_run(before, locked(tmp_path, model, "trainer.lr=0.1")) == ["trainer"]
+    with pytest.raises(RunFolderError, match="seed changed"):
+        check_same_run(before, locked(tmp_path, model, "seed=7"))
+
+
+def test_a_resumed_run_keeps_its_model(tmp_path: Path, model: Path) -> None:
+    before = locked(tmp_path, model)
+    (model / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(RunFolderError, match="changed since the run began"):
+        check_same_run(before, locked(tmp_path, model))
+
+
+def test_a_fingerprint_knows_names_and_contents(model: Path) -> None:
+    first = fingerprint(model)
+    (model / "config.json").rename(model / "other.json")
+    assert fingerprint(model) != first
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"holds no config\.json"):
+        fetch_model(ModelSpec(path=str(tmp_path)))
+
+
+def test_no_repository_no_git_state(tmp_path: Path) -> None:
+    assert git_state(tmp_path) is None
+
+
+def test_a_lock_knows_its_data(tmp_path: Path, model: Path) -> None:
+    before = locked(tmp_path, model)
+    assert list(before["data"]) == ["data.path"]
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "b"}\n')
+    spec = load_spec([tmp_path / "job.toml"], ["trainer.steps=1"])
+    after = lock(spec, fetch_model(spec.spec.model))
+    assert [each.key for each in drift(before, after)] == ["data.data.path"]
+
+
+def test_drift_names_every_value_but_the_runs_name(tmp_path: Path, model: Path) -> None:
+    before = locked(tmp_path, model)
+    assert drift(before, locked(tmp_path, model, "name=other", "runs_dir=elsewhere")) == []
+    after = locked(tmp_path, model, "trainer.lr=0.5")
+    after["versions"]["torch"] = "9.9"
+    assert [str(each) for each in drift(before, after)] == [
+        "spec.trainer.lr: 1e-6 -> 0.5",
+        f'versions.torch: "{before["versions"]["torch"]}" -> "9.9"',
+    ]

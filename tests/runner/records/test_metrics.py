@@ -1,0 +1,114 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlrun.plugins.types import Group, Status, VersionSpan
+from rlrun.runner.records.metrics import (
+    execution_rewards,
+    has_repetition,
+    is_due,
+    pass_at_k,
+    pass_rates,
+    rollout_metrics,
+    statistics,
+)
+from tests.runner.loop_fakes import prompt, sample
+
+ROWS = [
+    json.loads(line)
+    for line in (Path(__file__).parents[2] / "data" / "schedule_metric_vectors.jsonl")
+    .read_text()
+    .splitlines()
+]
+
+
+def rows(function: str) -> list[dict]:
+    return [row for row in ROWS if row["fn"] == function]
+
+
+@pytest.mark.parametrize("row", rows("compute_pass_rate"))
+def test_pass_rates(row: dict) -> None:
+    size = row["in"]["group_size"]
+    rewards = np.reshape(row["in"]["rewards"], (-1, size)).tolist()
+    assert pass_rates(rewards) == pytest.approx(row["out"])
+
+
+@pytest.mark.parametrize("row", rows("compute_statistics"))
+def test_statistics(row: dict) -> None:
+    assert statistics(row["in"]["values"]) == row["out"]
+
+
+@pytest.mark.parametrize("row", rows("has_repetition"))
+def test_repetition(row: dict) -> None:
+    piece, times = row["in"]["text"].split("*")
+    assert has_repetition(piece.strip("'") * int(times)) is row["out"]
+
+
+@pytest.mark.parametrize("row", rows("should_run_periodic_action"))
+def test_intervals(row: dict) -> None:
+    assert is_due(row["in"]["rollout_id"], row["in"]["interval"]) is row["out"]
+
+
+def test_varied_or_short_text_is_no_repetition() -> None:
+    assert not has_repetition("ab" * 1000)
+    assert not has_repetition(" ".join(str(n * n) for n in range(4000)))
+
+
+@pytest.mark.parametrize(
+    ("n", "passed", "k", "rate"), [(4, 0, 2, 0.0), (4, 4, 1, 1.0), (4, 3, 2, 1.0), (5, 1, 1, 0.2)]
+)
+def test_pass_at_k(n: int, passed: int, k: int, rate: float) -> None:
+    assert pass_at_k(n, passed, k) == pytest.approx(rate)
+
+
+def test_pass_rates_of_uneven_groups() -> None:
+    assert pass_rates([[1, 0], [1, 1, 1, 1], []]) == {"pass@1": 0.75, "pass@2": 1.0, "pass@4": 1.0}
+
+
+def test_rollout_metrics() -> None:
+    groups = [
+        Group(prompt(0), [sample(0, 0, 1.0, 4), sample(0, 1, 0.0, 2, status=Status.TRUNCATED)]),
+        Group(prompt(1), [sample(1, 0, 0.5, 2), sample(1, 1, 0.5, 4, versions=(VersionSpan(2, 0, 4),))]),
+        Group(prompt(2), [sample(2, 0, float("nan"), status=Status.FAILED)]),
+    ]
+    metrics = rollout_metrics(groups, version=3)
+    assert metrics["rollout/reward/mean"] == 0.5
+    assert metrics["rollout/reward/std"] == pytest.approx(np.std([1, 0, 0.5, 0.5]))
+    assert metrics["rollout/response_len/mean"] == 3
+    assert metrics["rollout/response_len/max"] == 4
+    assert metrics["rollout/truncated_ratio"] == 0.25
+    assert metrics["rollout/zero_std/count"] == 1
+    assert metrics["rollout/log_probs"] == -1
+    assert metrics["rollout/staleness/max"] == 3
+    assert metrics["rollout/staleness/mean"] == pytest.approx((3 + 3 + 3 + 1) / 4)
+
+
+def test_no_samples_make_no_metrics() -> None:
+    assert rollout_metrics([], version=0) == {"rollout/zero_std/count": 0}
+
+
+def test_an_execution_of_several_samples_counts_once() -> None:
+    several = [sample(0, 0, 0.0, id="0-0.0", execution_id="0-0"), sample(0, 0, 1.0, execution_id="0-0")]
+    group = Group(prompt(0), [*several, sample(0, 1, 0.0)])
+    assert execution_rewards(group.samples) == [1.0, 0.0]
+    assert rollout_metrics([group], 0)["rollout/pass@1"] == 0.5
+
+
+def test_numbers_that_the_rollout_noted_are_averaged() -> None:
+    samples = [
+        sample(0, 0, info={"turns": 1, "solved": True}),
+        sample(0, 1, info={"turns": 4, "city": "Rome"}),
+    ]
+    metrics = rollout_metrics([Group(prompt(0), samples)], 0)
+    assert {name: value for name, value in metrics.items() if "info" in name} == {
+        "rollout/info/turns": 2.5,
+        "rollout/info/solved": 1.0,
+    }
+
+
+def test_what_the_policy_was_given_does_not_count_in_its_log_probs() -> None:
+    mask, log_probs = np.array([1, 0, 0, 1], np.float32), np.array([-2, 0, 0, -1], np.float32)
+    several = sample(0, 0, length=4, loss_mask=mask, log_probs=log_probs)
+    assert rollout_metrics([Group(prompt(0), [several])], 0)["rollout/log_probs"] == -1.5

@@ -1,0 +1,83 @@
+import pytest
+
+from rlrun.plugins.types import Group, Status
+from rlrun.runner.errors import JobError
+from rlrun.runner.rollouts.evaluate import Evaluator, eval_set, evaluation_metrics
+from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
+from rlrun.specs.rollout import RolloutSpec
+from tests.runner.loop_fakes import Engines, Grader, policy, prompt, sample
+
+ROLLOUT = RolloutSpec(samples_per_prompt=8, temperature=1.0, top_p=0.9, max_response_tokens=64, stop=("#",))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "section", "expected"),
+    [
+        ({}, {}, (1.0, 0.9, 64, 8)),
+        ({}, {"temperature": 0.0, "samples_per_prompt": 1}, (0.0, 0.9, 64, 1)),
+        (
+            {"temperature": 0.6, "max_response_tokens": 32},
+            {"temperature": 0.0, "top_p": 1.0},
+            (0.6, 1.0, 32, 8),
+        ),
+        ({"samples_per_prompt": 4}, {"samples_per_prompt": 2}, (1.0, 0.9, 64, 4)),
+    ],
+)
+def test_settings_fall_back_to_the_section_then_to_the_rollout(
+    dataset: dict, section: dict, expected: tuple
+) -> None:
+    spec = EvalDatasetSpec(name="held_out", type="jsonl", **dataset)
+    one = eval_set(spec, EvalSpec(**section), ROLLOUT, [])
+    sampling = one.wanted.sampling
+    found = (sampling.temperature, sampling.top_p, sampling.max_new_tokens, one.wanted.samples)
+    assert found == expected
+    assert sampling.stop == ("#",)
+
+
+def held_out(count: int = 3, samples: int = 2):
+    spec = EvalDatasetSpec(name="held_out", type="jsonl", samples_per_prompt=samples)
+    return eval_set(spec, EvalSpec(), ROLLOUT, [prompt(index) for index in range(count)])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_every_prompt_is_answered_and_graded(deterministic: bool) -> None:
+    engines = Engines()
+    engines.probability = 1.0
+    metrics = await Evaluator([held_out()], policy(engines, deterministic=deterministic), 10).run()
+    assert metrics["eval/held_out/reward"] == 1.0
+    assert metrics["eval/held_out/pass@2"] == 1.0
+    assert metrics["eval/held_out/truncated_ratio"] == 0.0
+    assert metrics["eval/held_out/response_len/mean"] == 1.0
+    assert len(engines.requests) == 3
+
+
+async def test_evaluations_repeat_and_share_no_seed_with_training() -> None:
+    engines = Engines()
+    evaluator = Evaluator([held_out()], policy(engines), 10)
+    assert await evaluator.run() == await evaluator.run()
+    first, again = engines.requests[:3], engines.requests[3:]
+    assert [one.seeds for one in first] == [one.seeds for one in again]
+    assert all(one.id.startswith("eval-held_out-") for one in first)
+
+
+async def test_an_engine_that_does_not_answer_is_named() -> None:
+    engines = Engines()
+    engines.never = {1}
+    with pytest.raises(JobError, match="evaluation on 'held_out'"):
+        await Evaluator([held_out()], policy(engines), 0.01).run()
+
+
+async def test_a_failed_sample_counts_as_not_passed() -> None:
+    grader = Grader()
+    grader.fails = {0}
+    engines = Engines()
+    engines.probability = 1.0
+    metrics = await Evaluator([held_out(2)], policy(engines, grader), 10).run()
+    assert metrics["eval/held_out/reward"] == 0.5
+    assert metrics["eval/held_out/failed"] == 2
+
+
+def test_the_threshold_decides_what_passes() -> None:
+    group = Group(prompt(0), [sample(reward=0.5), sample(0, 1, reward=0.2, status=Status.TRUNCATED)])
+    assert evaluation_metrics([group], 0.4)["pass@1"] == 0.5
+    assert evaluation_metrics([group], 1.0)["pass@1"] == 0.0

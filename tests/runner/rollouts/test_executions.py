@@ -1,0 +1,191 @@
+"""What a rollout asks of the policy, and what becomes of what it leaves."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rlrun.plugins.generation import Generation, Sampling, Trajectory
+from rlrun.plugins.protocols import Session, SessionGroup
+from rlrun.plugins.types import Status, VersionSpan
+from rlrun.runner.errors import EngineError, JobError
+from rlrun.runner.rollouts.answers import Answers, Tally
+from rlrun.runner.rollouts.executions import Executions
+from rlrun.runner.rollouts.filtering import Filters
+from rlrun.runner.rollouts.sessions import Wanted
+from rlrun.specs.rollout import RolloutSpec
+from tests.runner.loop_fakes import Engines, policy, prompt
+
+WANTED = Wanted("rollout", samples=2, sampling=Sampling(max_new_tokens=8), max_tokens=11, timeout=5.0)
+
+
+class Turns:
+    """As many turns as told for each sample number, with a pause after each as long as told."""
+
+    def __init__(self, turns: Sequence[int] = (2, 2), pauses: Sequence[int] = (0, 0)) -> None:
+        self.turns = turns
+        self.pauses = pauses
+
+    async def run(self, session: Session) -> Trajectory:
+        number = int(session.id.rpartition("-")[2])
+        one = Trajectory(session.prompt.tokens)
+        for _ in range(self.turns[number]):
+            one.add(await session.generate(one.tokens()))
+            for _ in range(self.pauses[number]):
+                await asyncio.sleep(0)
+            one.give([7, 7])
+        return one
+
+
+class FanOut:
+    async def run(self, session: Session) -> list[Trajectory]:
+        trajectories = []
+        for begin in ([1, 2], [3]):
+            one = Trajectory(np.array(begin, dtype=np.int32))
+            one.add(await session.generate(one.tokens()))
+            trajectories.append(one)
+        return trajectories
+
+
+class Broken:
+    def __init__(self, error: Exception | None = None, left: object = None) -> None:
+        self.error, self.left = error, left
+
+    async def run(self, session: Session) -> object:
+        if self.error is not None and session.id.endswith("-0"):
+            raise self.error
+        if self.left is not None:
+            return self.left
+        one = Trajectory(session.prompt.tokens)
+        one.add(await session.generate(one.tokens()))
+        return one
+
+
+class Stuck:
+    async def run(self, session: Session) -> Trajectory:
+        if session.id.endswith("-0"):
+            await asyncio.Event().wait()
+        one = Trajectory(session.prompt.tokens)
+        one.add(await session.generate(one.tokens()))
+        return one
+
+
+async def test_a_turn_goes_on_from_what_was_said_before() -> None:
+    engines = Engines()
+    [[one], _] = await Executions(policy(engines, rollout=Turns()), WANTED).of(prompt(5), engines.generate)
+    first, second = [request for request in engines.requests if request.session == "rollout-5/0"]
+    assert second.tokens.tolist() == [5, 5, 5, *one.turns[0].tokens, 7, 7]
+    assert (first.id, second.id) == ("rollout-5-0.0", "rollout-5-0.1")
+    tokens, log_probs, mask, versions = one.response()
+    assert tokens.tolist() == [*one.turns[0].tokens, 7, 7, *one.turns[1].tokens]
+    assert mask.tolist() == [1, 0, 0, 1]
+    assert log_probs.tolist() == [one.turns[0].log_probs[0], 0, 0, one.turns[1].log_probs[0]]
+    assert versions == (VersionSpan(-1, 0, 4),)
+
+
+async def test_seeds_depend_on_the_sample_and_the_turn_alone() -> None:
+    engines, others = Engines(), Engines()
+    await Executions(policy(engines, rollout=Turns()), WANTED).of(prompt(5), engines.generate)
+    await Executions(policy(others, rollout=Turns(pauses=(3, 0))), WANTED).of(prompt(5), others.generate)
+    seeds = {request.id: request.seeds for request in engines.requests}
+    assert seeds == {request.id: request.seeds for request in others.requests}
+    assert len(set(seeds.values())) == 4
+
+
+async def test_what_may_be_made_is_cut_to_what_there_is_room_for() -> None:
+    engines = Engines()
+    [[one], _] = await Executions(policy(engines, rollout=Turns((9, 1))), WANTED).of(
+        prompt(0), engines.generate
+    )
+    asked = [request for request in engines.requests if request.session == "rollout-0/0"]
+    assert [request.sampling.max_new_tokens for request in asked] == [8, 5, 2]
+    assert one.status is Status.TRUNCATED
+    assert len(one.response()[0]) == 7, "the last thing that was given is no part of it"
+
+
+async def test_in_lockstep_batches_do_not_depend_on_who_is_first() -> None:
+    orders = []
+    for pauses in ((0, 4), (3, 0)):
+        engines = Engines()
+        executions = Executions(policy(engines, rollout=Turns((2, 3), pauses)), WANTED)
+        await executions.wave([prompt(0), prompt(1)], engines.generate_batch)
+        assert engines.batches == [4, 4, 2]
+        orders.append([request.id for request in engines.requests])
+    assert orders[0] == orders[1]
+    assert orders[0][:4] == ["rollout-0-0.0", "rollout-0-1.0", "rollout-1-0.0", "rollout-1-1.0"]
+
+
+async def test_what_engines_refuse_ends_a_wave() -> None:
+    engines = Engines()
+    engines.broken = {1}
+    executions = Executions(policy(engines, rollout=Turns()), WANTED)
+    with pytest.raises(EngineError, match="500"):
+        await executions.wave([prompt(0), prompt(1)], engines.generate_batch)
+
+
+async def test_samples_of_one_execution_share_its_id_and_have_prompts_of_their_own() -> None:
+    group = await answer(FanOut(), Engines(), Tally())
+    assert [one.id for one in group.samples] == ["3-0.0", "3-0.1", "3-1.0", "3-1.1"]
+    assert [one.execution_id for one in group.samples] == ["3-0", "3-0", "3-1", "3-1"]
+    assert [one.prompt.tokens.tolist() for one in group.samples[:2]] == [[1, 2], [3]]
+    assert group.samples[0].prompt.row is group.prompt.row
+
+
+@pytest.mark.parametrize(
+    ("rollout", "failure"),
+    [
+        (Broken(KeyError("city")), "KeyError: 'city'"),
+        (Broken(EngineError("down")), "EngineError: down"),
+        (Stuck(), r"TimeoutError: it took longer than rollout.request_timeout = 0.05 s"),
+    ],
+)
+async def test_an_execution_that_fails_fails_alone(
+    rollout: object, failure: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tally = Tally()
+    group = await answer(rollout, Engines(), tally)
+    assert [one.id for one in group.samples] == ["3-1"]
+    assert (tally.failed, tally.failure) == (1, failure)
+    assert f"execution 3-0 failed, and is left out: {failure}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("left", "failure"),
+    [
+        (["42"], "returned '42', which is no Trajectory"),
+        ([], "returned nothing"),
+        (Trajectory(np.zeros(0, dtype=np.int32)), "without a prompt"),
+        (Trajectory(np.zeros(5000, dtype=np.int32)), "has 5000 tokens, at most"),
+    ],
+)
+async def test_what_is_no_trajectory_is_a_failure(left: object, failure: str) -> None:
+    tally = Tally()
+    assert await answer(Broken(left=left), Engines(), tally) is None
+    assert failure in tally.failure
+    assert tally.dropped["generation", "failed"] == 1
+    with pytest.raises(JobError, match="The first execution that failed: ValueError:"):
+        tally.make_do([], 1)
+
+
+async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> None:
+    enough, engines = asyncio.Event(), Engines()
+    made: list[Generation] = []
+
+    class Asks:
+        async def run_group(self, group: SessionGroup) -> list[Trajectory]:
+            enough.set()
+            made.extend(await group.generate(group.sessions[0].prompt.tokens))
+            raise AssertionError("nobody reads what is left")
+
+    spec = RolloutSpec(samples_per_prompt=2)
+    answers = Answers(spec, policy(engines, rollout=Asks()), Filters([]))
+    assert await answers.one(prompt(0), Tally, enough) is None
+    assert [one.finish for one in made] == ["abort", "abort"]
+    assert not engines.requests
+
+
+async def answer(rollout: object, engines: Engines, tally: Tally):
+    spec = RolloutSpec(samples_per_prompt=2, max_response_tokens=8, request_timeout=0.05)
+    answers = Answers(spec, policy(engines, rollout=rollout), Filters([]))
+    return await answers.one(prompt(3), lambda: tally, asyncio.Event())

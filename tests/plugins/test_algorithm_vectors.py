@@ -159,7 +159,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "icepop_weight": weight_of("icepop"),
     "opsm_mask": opsm_mask,
 }
-ELSEWHERE = {"loss_reduce"}  # tests/runner/test_reduction.py
+ELSEWHERE = {"loss_reduce"}  # tests/runner/batches/test_reduction.py
 
 
 def test_every_row_is_checked_here_or_elsewhere() -> None:

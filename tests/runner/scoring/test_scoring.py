@@ -385,7 +385,7 @@ def test_the_process_dies_with_a_driver_that_is_killed(moody: RewardSpec) -> Non
 
 DRIVER = """
 import asyncio
-from tests.runner.test_scoring import samples_of, scoring
+from tests.runner.scoring.test_scoring import samples_of, scoring
 from rlrun.specs.scoring import RewardSpec
 
 async def main():

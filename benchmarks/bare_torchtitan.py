@@ -14,7 +14,8 @@ from torchtitan.components.loss import IGNORE_INDEX, cross_entropy_loss
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.common.rope import CosSinRoPE
 
-from rlrun.converters.architecture import Architecture, read_architecture
+from rlrun.converters.architecture import Architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.converters.safetensors_folder import WeightFolder
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.trainer.batch import make_pack

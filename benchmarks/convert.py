@@ -118,7 +118,7 @@ def share(found: list[dict[str, float]], copies: list[dict[str, float]]) -> floa
 
 def make_model(folder: Path, size: float) -> None:
     """Random bfloat16 weights in shards."""
-    from rlrun.converters.architecture import architecture
+    from rlrun.converters.config_json import architecture
     from rlrun.converters.hf_names import hf_tensors
     from rlrun.converters.safetensors_folder import random_tensor
     from rlrun.converters.safetensors_format import Described, make_header, make_index, split_shards

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlrun.converters.architecture import read_architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.converters.hf_names import hf_tensors
 from rlrun.runner.carriers import (
     FolderWeights,

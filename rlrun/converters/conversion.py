@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rlrun.converters.adapters import group_bytes
-from rlrun.converters.architecture import read_config
+from rlrun.converters.config_json import read_config
 from rlrun.converters.content import Content, Plain, plain
 from rlrun.converters.copying import Advance, Effort, as_bytes, blocks
 from rlrun.converters.dcp_folder import DcpFolder

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlrun.converters.adapters import PACKAGES, AdaptedFamily
-from rlrun.converters.architecture import FAMILIES, architecture
+from rlrun.converters.config_json import FAMILIES, architecture
 from rlrun.converters.content import Content, plain
 from rlrun.converters.mapping import Lenience, Mapped, second_names, to_hf, to_parameters
 from rlrun.converters.safetensors_format import Described

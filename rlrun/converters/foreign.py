@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlrun.converters.architecture import Architecture, Rope, read_architecture, read_config, weight_dtype
+from rlrun.converters.architecture import Architecture, Rope
+from rlrun.converters.config_json import read_architecture, read_config, weight_dtype
 from rlrun.converters.paths import inside
 
 _KINDS = {"full_attention", "sliding_attention"}

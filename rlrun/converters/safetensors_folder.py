@@ -10,7 +10,8 @@ from types import TracebackType
 
 import torch
 
-from rlrun.converters.architecture import Architecture, read_config
+from rlrun.converters.architecture import Architecture
+from rlrun.converters.config_json import read_config
 from rlrun.converters.hf_folder import INDEX, companions, read_tensors
 from rlrun.converters.hf_names import HfTensor, is_derived
 from rlrun.converters.mapping import STRICT, check_names, hf_shapes

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.architecture import FAMILIES, read_config, weight_dtype
+from rlrun.converters.config_json import FAMILIES, read_config, weight_dtype
 from rlrun.converters.content import Content, cast, plain
 from rlrun.converters.dcp_folder import DcpFolder
 from rlrun.converters.families import map_to_hf, map_to_parameters

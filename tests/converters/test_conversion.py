@@ -10,7 +10,7 @@ from conversions import EFFORT, convert, ignore, read_dcp, read_hf, same
 from safetensors.torch import save_file
 from tiny_models import CONFIGS, make_tiny_model
 
-from rlrun.converters.architecture import read_architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.converters.conversion import Options, plan_conversion
 from rlrun.converters.hf_names import hf_tensors
 from rlrun.converters.locate import find_checkpoint

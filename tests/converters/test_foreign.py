@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 from tiny_models import make_tiny_model
 
-from rlrun.converters.architecture import read_architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.converters.foreign import read_foreign, read_model
 from rlrun.converters.hf_names import hf_tensors
 from rlrun.runner.planning.model_size import largest_share, parameter_count

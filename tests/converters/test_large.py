@@ -12,7 +12,7 @@ import torch
 from conversions import raw
 from safetensors import safe_open
 
-from rlrun.converters.architecture import architecture
+from rlrun.converters.config_json import architecture
 from rlrun.converters.hf_names import hf_tensors
 from rlrun.converters.safetensors_format import Described, make_header, make_index, split_shards
 

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from tiny_models import make_tiny_model
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from rlrun.converters.architecture import read_architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.converters.safetensors_folder import WeightFolder
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}

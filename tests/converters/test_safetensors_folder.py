@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
 from rlrun.converters import safetensors_folder
-from rlrun.converters.architecture import read_architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.converters.hf_names import hf_tensors
 from rlrun.converters.safetensors_folder import WeightFolder, write_folder
 

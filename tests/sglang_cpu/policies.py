@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from rlrun.converters.architecture import read_architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.converters.hf_names import hf_tensors
 from rlrun.runner.carriers import WeightBucket, WeightUpdate
 from rlrun.runner.engines.delivery import Buckets

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import tomli
 
-from rlrun.converters.architecture import Architecture, architecture
+from rlrun.converters.architecture import Architecture
+from rlrun.converters.config_json import architecture
 from rlrun.plugins.validation import load_checked_spec, needs_of
 from rlrun.runner.planning.estimate import Case, usual_workload
 from rlrun.runner.planning.hardware import find_gpu

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlrun.converters.architecture import Architecture, read_architecture
+from rlrun.converters.architecture import Architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.converters.foreign import read_model
 from rlrun.runner.planning.estimate import Case, Estimate, estimate
 from rlrun.runner.planning.hardware import GIB

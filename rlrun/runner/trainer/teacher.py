@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlrun.converters.architecture import Architecture, read_architecture
+from rlrun.converters.architecture import Architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.converters.safetensors_folder import WeightFolder
 from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import TrainerSetup

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from test_sizing import case
 
-from rlrun.converters.architecture import read_architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.planning.deep_plan import dry_run_of, trace
 from rlrun.runner.planning.estimate import Case, Workload

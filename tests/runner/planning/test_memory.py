@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlrun.converters.architecture import Architecture, architecture, read_architecture
+from rlrun.converters.architecture import Architecture
+from rlrun.converters.config_json import architecture, read_architecture
 from rlrun.runner.engines.native.loading import load
 from rlrun.runner.engines.setup import EngineSetup
 from rlrun.runner.planning.memory import checkpoint_bytes, generating, offloaded, optimizer_bytes, training

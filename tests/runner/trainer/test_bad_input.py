@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from trainer_cases import make_rank, make_sequences, make_spec, plan
 
-from rlrun.converters.architecture import read_architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.runner.trainer.model import check_layout
 from rlrun.specs.trainer import ParallelSpec
 

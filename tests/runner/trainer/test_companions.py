@@ -11,7 +11,7 @@ import transformers
 from tiny_models import make_tiny_model
 from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan, run_ranks
 
-from rlrun.converters.architecture import read_architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
 from rlrun.runner.trainer.model import check_layout
 from rlrun.specs.companions import ShardingSpec, side_layout

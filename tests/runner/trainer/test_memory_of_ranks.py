@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from trainer_cases import make_spec, run_ranks
 
-from rlrun.converters.architecture import read_architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.runner.planning.deep_plan import DryRun
 from rlrun.runner.planning.memory import training
 from rlrun.runner.planning.model_size import shares

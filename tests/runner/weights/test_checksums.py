@@ -7,7 +7,8 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
-from rlrun.converters.architecture import Architecture, read_architecture
+from rlrun.converters.architecture import Architecture
+from rlrun.converters.config_json import read_architecture
 from rlrun.converters.hf_names import hf_tensors
 from rlrun.runner.carriers import Checksums
 from rlrun.runner.engines.checking import compare

@@ -5,13 +5,8 @@ import json
 import pytest
 from tiny_models import CONFIGS, make_tiny_model
 
-from rlrun.converters.architecture import (
-    ClampedGate,
-    Rope,
-    architecture,
-    read_architecture,
-    weight_dtype,
-)
+from rlrun.converters.architecture import ClampedGate, Rope
+from rlrun.converters.config_json import architecture, read_architecture, weight_dtype
 from rlrun.converters.hf_names import hf_tensors
 
 QWEN3 = {

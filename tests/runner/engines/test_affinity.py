@@ -7,8 +7,9 @@ import numpy as np
 
 from rlrun.plugins.generation import Generation, Sampling
 from rlrun.runner.carriers import GenerateRequest
-from rlrun.runner.engines import pool
-from rlrun.runner.engines.pool import BUSIER, EnginePool
+from rlrun.runner.engines import routing
+from rlrun.runner.engines.pool import EnginePool
+from rlrun.runner.engines.routing import BUSIER
 
 
 class Client:
@@ -75,8 +76,8 @@ async def test_executions_of_one_prompt_begin_where_it_is_cached() -> None:
 
 
 async def test_sessions_that_ended_long_ago_are_forgotten(monkeypatch) -> None:
-    monkeypatch.setattr(pool, "SESSIONS", 3)
+    monkeypatch.setattr(routing, "SESSIONS", 3)
     made = EnginePool([Client("only")])  # type: ignore[list-item]
     for number in range(5):
         await made.generate(request("r", f"s{number}"))
-    assert list(made._last) == ["s2", "s3", "s4"]
+    assert list(made._router._last) == ["s2", "s3", "s4"]

@@ -1,0 +1,102 @@
+"""Which engine a request goes to, and what becomes of it when that engine is gone."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.engines.seat import Seat
+from rlrun.runner.errors import EngineGone
+
+BUSIER = 8
+"""Samples that an engine may run more than another and still be asked again by a session it knows: reading a
+conversation anew costs more than a few more rows in a batch."""
+SESSIONS = 65_536
+"""Sessions whose engine is remembered."""
+
+Answer = TypeVar("Answer")
+
+
+class Router:
+    """Chooses among engines and asks them; one that turns out to be gone is lost, where somebody mends it."""
+
+    def __init__(self, clients: Sequence[EngineClient], *, mended: bool) -> None:
+        """`mended`: somebody starts engines again; else one that is gone is an error of whoever asked it."""
+        self.seats = [Seat(client) for client in clients]
+        """In the order of the engines' numbers."""
+        self._mended = mended
+        self._changed = asyncio.Event()
+        self._last: dict[str, Seat] = {}
+        """Which engine answered a session last; the sessions that were longest silent come first."""
+
+    async def ask_any(
+        self, session: str, load: int, call: Callable[[EngineClient], Awaitable[Answer]]
+    ) -> Answer:
+        """An engine's answer: of the one that answered this session last, whose cache begins with the same
+        tokens, unless it is clearly busier than another; else of that with the fewest samples running.
+
+        `load`: samples that this adds.
+        """
+        while True:
+            answer = await self._try(await self._free(session), load, call)
+            if answer is not None:
+                return answer
+
+    async def ask(self, seat: Seat, load: int, call: Callable[[EngineClient], Awaitable[Answer]]) -> Answer:
+        """The answer of this engine and no other, whenever it is up."""
+        while True:
+            await seat.up.wait()
+            answer = await self._try(seat, load, call)
+            if answer is not None:
+                return answer
+
+    async def tell_all(self, call: Callable[[Seat], Awaitable[None]]) -> None:
+        """Tell every engine that is up."""
+        await asyncio.gather(*(self._tell(seat, call) for seat in self.seats if seat.up.is_set()))
+
+    def find(self, engine: int) -> None:
+        """Ask this engine again."""
+        self.seats[engine].find()
+        self._changed.set()
+
+    async def _free(self, session: str) -> Seat:
+        """Where a request of this session goes, once an engine is up."""
+        while not (up := [seat for seat in self.seats if seat.up.is_set()]):
+            self._changed.clear()
+            await self._changed.wait()
+        seat = min(up, key=lambda seat: seat.load)
+        if session:
+            prompt = session.partition("/")[0]
+            last = self._last.pop(session, None) or self._last.get(prompt, seat)
+            if last in up and last.load <= seat.load + BUSIER:
+                seat = last
+            self._last[session] = seat
+            self._last.setdefault(prompt, seat)
+            while len(self._last) > SESSIONS:
+                del self._last[next(iter(self._last))]
+        return seat
+
+    async def _try(
+        self, seat: Seat, load: int, call: Callable[[EngineClient], Awaitable[Answer]]
+    ) -> Answer | None:
+        """The answer; None when the engine is lost, and somebody mends it."""
+        client = seat.client
+        seat.load += load
+        try:
+            return await call(client)
+        except EngineGone:
+            if not self._mended:
+                raise
+            if client is seat.client:
+                seat.lose()
+            return None
+        finally:
+            seat.load -= load
+
+    async def _tell(self, seat: Seat, call: Callable[[Seat], Awaitable[None]]) -> None:
+        try:
+            await call(seat)
+        except EngineGone:
+            if not self._mended:
+                raise
+            seat.lose()

@@ -7,11 +7,14 @@ client --HTTP--> server thread (asyncio) --jobs--> engine thread
 import asyncio
 import socket
 import threading
+from collections.abc import Sequence
 
 from aiohttp import web
 
+from rlrun.runner.engines.native.bodies import user_errors
+from rlrun.runner.engines.native.control import ControlEndpoints
 from rlrun.runner.engines.native.engine import Engine
-from rlrun.runner.engines.native.handlers import Handlers, user_errors
+from rlrun.runner.engines.native.generation import GenerationEndpoints
 from rlrun.runner.engines.native.loading import load
 from rlrun.runner.engines.setup import EngineSetup
 
@@ -41,8 +44,12 @@ class NativeServer:
             raise
         self._engine.start()
         self._thread.start()
-        handlers = Handlers(self._engine, self._setup)
-        self._runner = asyncio.run_coroutine_threadsafe(_serve(handlers, listener), self._loop).result(30)
+        endpoints = (
+            GenerationEndpoints(self._engine, self._setup),
+            ControlEndpoints(self._engine, self._setup),
+        )
+        routes = [route for each in endpoints for route in each.routes()]
+        self._runner = asyncio.run_coroutine_threadsafe(_serve(routes, listener), self._loop).result(30)
         host, port = listener.getsockname()[:2]
         return f"http://{host}:{port}"
 
@@ -59,9 +66,9 @@ class NativeServer:
         self._loop.close()
 
 
-async def _serve(handlers: Handlers, listener: socket.socket) -> web.AppRunner:
+async def _serve(routes: Sequence[web.RouteDef], listener: socket.socket) -> web.AppRunner:
     app = web.Application(client_max_size=MAX_BODY, middlewares=[user_errors])
-    app.add_routes(handlers.routes())
+    app.add_routes(routes)
     # Cancelled when a client goes away, so that nobody generates for it.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     await runner.setup()

@@ -7,8 +7,8 @@ from typing import Any, TypeVar, get_args
 from aiohttp import web
 
 from rlrun.runner.engines.native.bodies import Handler, error_response, json_response, read_body
-from rlrun.runner.engines.native.engine import Engine, Part, parse_version
-from rlrun.runner.engines.native.protocol import parse_manifest
+from rlrun.runner.engines.native.engine import Engine, Part
+from rlrun.runner.engines.native.protocol import parse_manifest, parse_version
 from rlrun.runner.engines.setup import EngineSetup
 
 T = TypeVar("T")

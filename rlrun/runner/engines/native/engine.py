@@ -1,15 +1,9 @@
-"""The engine's thread: takes what other threads ask for between two steps, and steps while there is work.
+"""What the native engine does when asked: samples, scores, pauses, new weights, sleep; all in its thread."""
 
-any thread: submit(jobs), call(function) -> inbox -> engine thread -> Scheduler.step -> job.on_done
-"""
-
-import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import torch
 
@@ -18,14 +12,13 @@ from rlrun.runner.engines.native.cache import KVCache, make_cache
 from rlrun.runner.engines.native.loading import Loaded
 from rlrun.runner.engines.native.requests import Job, group_jobs
 from rlrun.runner.engines.native.scheduler import PREFILL_TOKENS
+from rlrun.runner.engines.native.thread import EngineThread
 from rlrun.runner.engines.native.weights import ModelWeights, allocate, check_shapes, fuse, read_folder
 from rlrun.runner.weights.shared_memory import AttachedWeights, attach
 
-T = TypeVar("T")
 PauseMode = Literal["abort", "in_place", "retract"]
 Part = Literal["weights", "kv_cache"]
 """What an engine gives away while it sleeps."""
-_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -33,24 +26,22 @@ class Engine:
 
     def __init__(self, loaded: Loaded, threads: int | None = None) -> None:
         self.loaded = loaded
-        self.failure: str | None = None
-        """Why the engine stopped working; None while it works."""
         self.asleep: set[Part] = set()
         """What it has no memory for at the moment."""
         self._scheduler = loaded.scheduler
-        self._threads = threads
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._wake = threading.Condition()
-        self._stopping = False
-        self._paused = False
         self._attached: AttachedWeights | None = None
         self._owned: dict[str, torch.Tensor] | None = None
-        self._thread = threading.Thread(target=self._run, name="rlrun-engine", daemon=True)
+        self._thread = EngineThread(loaded.scheduler, self._let_go, threads)
 
     @property
     def version(self) -> int:
         """Of the weights in use."""
         return self._scheduler.version
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine stopped working; None while it works."""
+        return self._thread.failure
 
     def start(self) -> None:
         """Begin to work."""
@@ -58,10 +49,7 @@ class Engine:
 
     def stop(self, wait: float = 30.0) -> None:
         """Abort everything and end the thread. TimeoutError when a step takes longer than `wait` seconds."""
-        self._post(lambda: None, stopping=True)
-        self._thread.join(wait)
-        if self._thread.is_alive():
-            raise TimeoutError(f"the engine's thread did not end within {wait:g} s: a step is still running")
+        self._thread.stop(wait)
 
     def check(self, job: Job) -> None:
         """Raises ValueError when a job can never run here, with the numbers."""
@@ -82,55 +70,42 @@ class Engine:
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue jobs at once and in order; neighbours with equal prompts share its prefill."""
         groups = group_jobs(jobs)
-        self._post(lambda: self._scheduler.add(groups))
-
-    def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Run `function` in the engine's thread between two steps."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function())
-            except Exception as error:
-                future.set_exception(error)
-
-        self._post(run)
-        return future
+        self._thread.post(lambda: self._scheduler.add(groups))
 
     def score(self, jobs: Sequence[Job]) -> "list[Future[None]]":
         """Fill in the jobs' `prompt_log_probs`, a pass' worth of prompts between two steps."""
         futures: list[Future[None]] = []
         for part in _passes(jobs):
-            futures.append(self.call(partial(self._score, part)))
+            futures.append(self._thread.call(partial(self._score, part)))
         return futures
 
     def abort(self, chosen: Callable[[Job], bool]) -> "Future[int]":
         """End the chosen jobs with what they have so far."""
-        return self.call(lambda: self._scheduler.abort(chosen, "aborted by request"))
+        return self._thread.call(lambda: self._scheduler.abort(chosen, "aborted by request"))
 
     def pause(self, mode: PauseMode) -> "Future[None]":
         """Stop stepping: end all jobs (abort), keep their cache (in_place), or drop it (retract)."""
 
         def run() -> None:
-            self._paused = True
+            self._thread.paused = True
             if mode == "abort":
                 self._scheduler.abort(lambda job: True, "aborted by a pause")
             elif mode == "retract":
                 self._scheduler.retract_all()
 
-        return self.call(run)
+        return self._thread.call(run)
 
     def resume(self) -> "Future[None]":
         """Go on after a pause."""
 
         def run() -> None:
-            self._paused = False
+            self._thread.paused = False
 
-        return self.call(run)
+        return self._thread.call(run)
 
     def holds_cache(self) -> "Future[bool]":
         """A sample, running or waiting, has something in the cache."""
-        return self.call(lambda: self._scheduler.holds_cache)
+        return self._thread.call(lambda: self._scheduler.holds_cache)
 
     def release(self, parts: Collection[Part]) -> "Future[None]":
         """Give memory of weights or cache away until `take_back`; ValueError while samples run or wait."""
@@ -149,7 +124,7 @@ class Engine:
                 torch.cuda.empty_cache()  # another process is to have it
             self.asleep |= set(parts)
 
-        return self.call(run)
+        return self._thread.call(run)
 
     def take_back(self, parts: Collection[Part]) -> "Future[None]":
         """Have that memory again; weights have to be given anew before anything is generated."""
@@ -161,11 +136,10 @@ class Engine:
                 model.cache = make_cache(model.config, blocks, self.loaded.dtype, model.cache.keys.device)
             self.asleep -= set(parts) - {"weights"}
 
-        return self.call(run)
+        return self._thread.call(run)
 
     def load_shared(self, manifest: WeightManifest) -> "Future[None]":
         """Take over a segment's weights between two steps; on a CPU the segment itself serves as them.
-
 
         Raises ValueError when the segment does not hold the whole model; the old weights stay then.
         """
@@ -173,9 +147,9 @@ class Engine:
         check_shapes({slot.name: slot.shape for slot in manifest.tensors}, config, manifest.segment)
         attached = attach(manifest)
         if current.device.type != "cpu" or any(t.dtype != current.dtype for t in attached.tensors.values()):
-            return self.call(lambda: self._copy(attached, manifest.version))
+            return self._thread.call(lambda: self._copy(attached, manifest.version))
         weights = fuse(attached.tensors, config)
-        return self.call(lambda: self._swap(weights, manifest.version, attached))
+        return self._thread.call(lambda: self._swap(weights, manifest.version, attached))
 
     def load_folder(self, folder: str, version: int) -> "Future[None]":
         """Read a checkpoint folder in the caller's thread, then swap between two steps. Raises ValueError."""
@@ -183,7 +157,7 @@ class Engine:
         named = allocate(config, current.dtype, current.device)
         read_folder(folder, config, into=named)
         weights = fuse(named, config)
-        return self.call(lambda: self._swap(weights, version, None))
+        return self._thread.call(lambda: self._swap(weights, version, None))
 
     # -- the engine's thread
 
@@ -216,48 +190,6 @@ class Engine:
         if before is not None:
             before.close()
 
-    def _post(self, action: Callable[[], None], stopping: bool = False) -> None:
-        with self._wake:
-            self._inbox.append(action)
-            self._stopping = self._stopping or stopping
-            self._wake.notify()
-
-    def _run(self) -> None:
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)  # OpenMP's setting belongs to the thread that makes it
-        while self._serve_inbox():
-            if self._paused or not self._scheduler.busy:
-                continue
-            try:
-                self._scheduler.step()
-            except Exception as error:
-                _log.exception("the engine failed")
-                self._fail(f"{type(error).__name__}: {error}")
-                return
-        self._scheduler.abort(lambda job: True, "the engine stops")
-        if self._attached is not None:
-            self._attached.close()
-
-    def _serve_inbox(self) -> bool:
-        """Do what was asked, waiting for it when there is nothing else to do. False: time to stop."""
-        with self._wake:
-            while not (self._inbox or self._stopping or (self._scheduler.busy and not self._paused)):
-                self._wake.wait()
-            actions = list(self._inbox)
-            self._inbox.clear()
-        for action in actions:
-            action()
-        return not self._stopping
-
-    def _fail(self, reason: str) -> None:
-        """Answer everything with the failure, now and later."""
-        self.failure = reason
-        self._paused = True
-        while True:
-            self._scheduler.fail(reason)
-            if not self._serve_inbox():
-                return
-
 
 def _passes(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
     """Jobs whose prompts fit into one pass, in order."""
@@ -268,11 +200,3 @@ def _passes(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
             first, tokens = number, 0
         tokens += len(job.prompt)
     yield jobs[first:]
-
-
-def parse_version(raw: Any) -> int:
-    """A `weight_version` of the protocol, a string there, as a number. Raises ValueError."""
-    try:
-        return int(raw)
-    except (TypeError, ValueError):
-        raise ValueError(f"weight_version {raw!r} is no whole number") from None

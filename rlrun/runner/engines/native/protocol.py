@@ -74,6 +74,14 @@ def parse_manifest(raw: Any) -> WeightManifest:
         raise ValueError(f"manifest: {error!r}; it needs segment, size, version and tensors") from None
 
 
+def parse_version(raw: Any) -> int:
+    """A `weight_version` of the protocol, a string there, as a number. Raises ValueError."""
+    try:
+        return int(raw)
+    except (TypeError, ValueError):
+        raise ValueError(f"weight_version {raw!r} is no whole number") from None
+
+
 def _prompts(raw: Any) -> tuple[list[NDArray[np.int32]], bool]:
     if not isinstance(raw, list) or not raw:
         raise ValueError("input_ids must be a list of token ids, or a list of such lists, and not empty")

@@ -9,7 +9,7 @@ from typing import Any
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Group, Sample
 from rlrun.plugins.validation import load_checked_spec, needs_of
-from rlrun.runner.assembly import Parts, make_job
+from rlrun.runner.assembly import Parts
 from rlrun.runner.carriers import TrainerSetup
 from rlrun.runner.checkpoint import Checkpoints, read_driver, trainer_folder
 from rlrun.runner.cluster.actors import TrainerActor
@@ -24,6 +24,7 @@ from rlrun.runner.model_files import fetch_files, fetch_model
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.prompts.inputs import read_inputs
 from rlrun.runner.trainer_group import TrainerGroup
+from rlrun.runner.wiring import make_job
 from rlrun.specs.job import Spec
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlrun.runner.assembly import Parts, make_job, make_rollout_job, trainer_of
+from rlrun.runner.assembly import Parts, trainer_of
 from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.cluster.failures import ProcessFailure, run_watched
 from rlrun.runner.errors import JobError
@@ -22,6 +22,7 @@ from rlrun.runner.records.journal import Journal
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.rollouts.rollout_only import generate
 from rlrun.runner.starting_point import begin, go_on
+from rlrun.runner.wiring import make_job, make_rollout_job
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
 from rlrun.specs.loading import LoadedSpec

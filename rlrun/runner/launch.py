@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.plugins.registry import build
-from rlrun.runner.assembly import diagnose_engines, start_parts, watch_engines
+from rlrun.runner.assembly import start_parts
 from rlrun.runner.atomic import write_json, write_text
 from rlrun.runner.attempts import Attempts, roll_out_alone
 from rlrun.runner.background import in_background
@@ -30,6 +30,7 @@ from rlrun.runner.records.lock import check_same_run, lock
 from rlrun.runner.records.report import write_report
 from rlrun.runner.records.run_folder import RunFolder, claim
 from rlrun.runner.scoring.scorer import unique_names
+from rlrun.runner.watching import diagnose_engines, watch_engines
 from rlrun.specs.loading import LoadedSpec
 from rlrun.specs.paths import shown_path
 

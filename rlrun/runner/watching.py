@@ -1,0 +1,36 @@
+"""Whether a job's engines are well, and what starts them again when they are not."""
+
+import asyncio
+from collections.abc import Callable
+
+from rlrun.runner.assembly import Parts
+from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
+from rlrun.runner.cluster.start import Handle
+from rlrun.runner.cluster.start_engines import EngineHandle
+from rlrun.runner.engines.supervisor import Budget, Supervisor
+from rlrun.specs.job import Spec
+
+
+async def diagnose_engines(parts: Parts) -> ProcessFailure | None:
+    """An engine that is gone or not well, if any."""
+    return await parts.cluster.diagnose(
+        [engine.process for engine in _every_engine(parts) if isinstance(engine, EngineHandle)]
+    )
+
+
+def _every_engine(parts: Parts) -> list[Handle]:
+    groups = [parts.started.engines, *parts.started.others.values()]
+    return [handle for group in groups for handle in group.handles]
+
+
+async def watch_engines(spec: Spec, parts: Parts, say: Callable[[str], None]) -> None:
+    """Return never; the failure of the first engine that is not well and cannot be started again."""
+    engines = _every_engine(parts)
+    if not engines:
+        await asyncio.Event().wait()
+    if not spec.fault_tolerance.engine_restarts:
+        await gather_or_first_cause([engine.watch() for engine in engines])
+    budget = Budget(spec.fault_tolerance.engine_restarts)
+    pools = [(parts.pool, parts.started.engines.handles)] if parts.pool is not None else []
+    pools += [(pool, parts.started.others[name].handles) for name, pool in parts.others.items()]
+    await gather_or_first_cause([Supervisor(pool, handles, budget, say).run() for pool, handles in pools])

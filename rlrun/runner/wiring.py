@@ -1,0 +1,129 @@
+"""From running parts to what works with them: the loop, or what generates alone."""
+
+from functools import partial
+
+from rlrun.plugins.registry import build
+from rlrun.plugins.validation import needs_of
+from rlrun.runner.assembly import Parts
+from rlrun.runner.batches.packing import Cost, plan_steps
+from rlrun.runner.batches.passes import Pack
+from rlrun.runner.checkpoint import Checkpoints
+from rlrun.runner.engines.frozen import ServedModel
+from rlrun.runner.interfaces import Policy, UpdatedEngines
+from rlrun.runner.loop import BatchSource, Job
+from rlrun.runner.model_files import ModelFiles
+from rlrun.runner.planning.plan import Plan
+from rlrun.runner.records.journal import Journal
+from rlrun.runner.rollouts.between import BetweenGenerations
+from rlrun.runner.rollouts.evaluate import Evaluator
+from rlrun.runner.rollouts.overlap import OverlappedSource
+from rlrun.runner.rollouts.rollout_only import RolloutJob
+from rlrun.runner.rollouts.sources import demonstration_source, policy_source
+from rlrun.runner.turns import Turns
+from rlrun.specs.companions import ReferenceSpec, TeacherSpec
+from rlrun.specs.job import Spec
+from rlrun.specs.layout import sleeps
+
+
+def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, checkpoints: Checkpoints) -> Job:
+    """The loop's view of the parts."""
+    assert parts.trainer is not None, "a job that generates alone is made by make_rollout_job"
+    policy = _policy(spec, parts)
+    needs = needs_of(spec)
+    budget = spec.trainer.max_tokens_per_rank
+    teachers = 1 + max(rank.teacher_data_rank for rank in parts.plan.ranks)
+    critics = 1 + max(rank.critic_data_rank for rank in parts.plan.ranks)
+    source = _source(spec, parts, policy)
+    engines: UpdatedEngines | None = parts.pool
+    if spec.rollout.weight_update == "between" and isinstance(source, OverlappedSource):
+        assert parts.pool is not None
+        engines = BetweenGenerations(parts.pool, source)
+    return Job(
+        steps=parts.steps,
+        source=source,
+        algorithm=build("algorithms", spec.algorithm.type, spec.algorithm.params),
+        pack=_packer(
+            spec, parts.plan, model, spec.trainer.parallel.data_degree, parts.plan.micro_batch_tokens
+        ),
+        trainer=parts.trainer,
+        journal=journal,
+        checkpoints=checkpoints,
+        engines=engines,
+        evaluation=_evaluation(spec, parts, policy),
+        pack_teacher=_packer(spec, parts.plan, model, teachers, budget) if needs.teacher else None,
+        teacher=_served(parts, spec.teacher),
+        reference=_served(parts, spec.reference),
+        pack_critic=_packer(spec, parts.plan, model, critics, budget) if needs.critic else None,
+        critic_only_steps=spec.critic.only_steps,
+        reference_interval=spec.reference.update_interval,
+        recompute_old=spec.trainer.old_log_probs == "trainer",
+        eval_before_training=spec.eval.before_training,
+        eval_interval=spec.eval.interval,
+        checkpoint_interval=spec.checkpoint.interval,
+        peak_memory=parts.cluster.peak_memory,
+        turns=_turns(spec, parts),
+    )
+
+
+def make_rollout_job(spec: Spec, parts: Parts, journal: Journal, checkpoints: Checkpoints) -> RolloutJob:
+    """The view of the parts of a job that generates alone."""
+    policy = _policy(spec, parts)
+    return RolloutJob(
+        parts.steps,
+        _source(spec, parts, policy),
+        journal,
+        checkpoints,
+        _evaluation(spec, parts, policy) if spec.eval.before_training else None,
+        spec.checkpoint.interval,
+    )
+
+
+def _policy(spec: Spec, parts: Parts) -> Policy | None:
+    if parts.pool is None:
+        return None
+    inputs = parts.inputs
+    return Policy(parts.pool, inputs.tokenizer, parts.scorer, spec.seed, inputs.rollout, spec.deterministic)
+
+
+def _evaluation(spec: Spec, parts: Parts, policy: Policy | None) -> Evaluator | None:
+    if policy is None or not parts.inputs.eval_sets:
+        return None
+    return Evaluator(parts.inputs.eval_sets, policy, spec.rollout.request_timeout)
+
+
+def _turns(spec: Spec, parts: Parts) -> Turns | None:
+    if parts.pool is None or parts.trainer is None or not sleeps(spec):
+        return None
+    return Turns(parts.pool, parts.trainer)
+
+
+def _served(parts: Parts, section: TeacherSpec | ReferenceSpec | None) -> ServedModel | None:
+    """The model of a section that names engines."""
+    if section is None or section.engine is None:
+        return None
+    return ServedModel(parts.others[section.engine])
+
+
+def _source(spec: Spec, parts: Parts, policy: Policy | None) -> BatchSource:
+    if parts.saved is not None:
+        return parts.saved
+    if policy is None:
+        return demonstration_source(parts.inputs, parts.plan.batch.prompts)
+    return policy_source(spec, policy, parts.inputs)
+
+
+def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget: int) -> Pack:
+    """For a layout of so many data ranks: the policy's, or that of a companion."""
+    config = model.config()
+    return partial(
+        plan_steps,
+        optimizer_steps=plan.batch.optimizer_steps,
+        reduction=spec.trainer.reduction,
+        max_tokens=budget,
+        max_length=config["max_position_embeddings"],
+        max_response_tokens=spec.rollout.max_response_tokens,
+        data_degree=data_degree,
+        cost=Cost.of_model(config),
+        together=needs_of(spec).pairs,
+        micro_batch_size=spec.trainer.micro_batch_size,
+    )

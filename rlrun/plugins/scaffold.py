@@ -70,7 +70,7 @@ TEMPLATES: Mapping[str, Template] = {
     ),
     "rollouts": Template(
         "rollout",
-        "from rlrun.plugins.generation import Trajectory\nfrom rlrun.plugins.protocols import Session\n"
+        "from rlrun.plugins.generation import Trajectory\nfrom rlrun.plugins.session import Session\n"
         "from rlrun.plugins.types import Status",
         "Asks the policy whether it is sure of its answer, until it has answered `limit` times.",
         '"""Answers of an execution."""',

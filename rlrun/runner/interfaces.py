@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.plugins.protocols import Chat
+from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Drop, Group, Mask, Needs, Prompt, Sample
 from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightUpdate

@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from rlrun.plugins.generation import Trajectory
-from rlrun.plugins.protocols import Session
 from rlrun.plugins.rollouts.tool_box import ToolBox
 from rlrun.plugins.rollouts.tool_calls import Syntax, parse_calls
+from rlrun.plugins.session import Session
 from rlrun.plugins.types import Message, Status
 from rlrun.specs.rollout import ToolSpec
 from rlrun.specs.section import Section

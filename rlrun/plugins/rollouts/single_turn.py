@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rlrun.plugins.generation import Trajectory
-from rlrun.plugins.protocols import SessionGroup
+from rlrun.plugins.session import SessionGroup
 from rlrun.specs.section import Section
 
 

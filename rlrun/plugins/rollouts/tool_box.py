@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlrun.plugins.protocols import Chat, Session, Tool
+from rlrun.plugins.protocols import Tool
 from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.tool_calls import Malformed, ToolCall
+from rlrun.plugins.session import Chat, Session
 from rlrun.plugins.types import Message
 from rlrun.specs.rollout import ToolSpec
 

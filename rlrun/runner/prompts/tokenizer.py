@@ -98,15 +98,15 @@ class Tokenizer:
         return self._encode(text)
 
     def plain(self, text: str) -> str:
-        """A text without the names of special tokens (rlrun.plugins.protocols.Chat)."""
+        """A text without the names of special tokens (rlrun.plugins.session.Chat)."""
         return self._special.sub("", text) if self._special is not None else text
 
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> Tokens:
-        """A conversation up to where the policy's answer begins (rlrun.plugins.protocols.Chat)."""
+        """A conversation up to where the policy's answer begins (rlrun.plugins.session.Chat)."""
         return self._encode(self._template(messages, tools, generation_prompt=True))
 
     def follow_up(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[Tokens, Tokens]:
-        """What stands between an answer and the next (rlrun.plugins.protocols.Chat).
+        """What stands between an answer and the next (rlrun.plugins.session.Chat).
 
         The template renders a conversation with an answer of a known text; what comes after that text begins
         with the token that ends the answer, a special one, so that tokens cannot merge across it.

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlrun.plugins.generation import Trajectory
-from rlrun.plugins.protocols import Chat
+from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Group, Prompt, Sample, Status
 
 

@@ -1,4 +1,4 @@
-"""Sessions: how an execution asks the policy (rlrun.plugins.protocols.Session). Pure but for the asking."""
+"""Sessions: how an execution asks the policy (rlrun.plugins.session.Session). Pure but for the asking."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.generation import Generation, Sampling
-from rlrun.plugins.protocols import Chat
+from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Prompt
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.seeds import turn_seed
@@ -59,7 +59,7 @@ class PolicySession:
         self._turns = 0
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> Generation:
-        """What the policy makes of `tokens` (rlrun.plugins.protocols.Session)."""
+        """What the policy makes of `tokens` (rlrun.plugins.session.Session)."""
         chosen = self._wanted.sampling_for(tokens, sampling)
         if chosen is None:
             return nothing("length")
@@ -88,7 +88,7 @@ class PolicyGroup:
         return [PolicySession(self, number, seed) for number, seed in enumerate(self._seeds)]
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> list[Generation]:
-        """One answer for each execution, in one request (rlrun.plugins.protocols.SessionGroup)."""
+        """One answer for each execution, in one request (rlrun.plugins.session.SessionGroup)."""
         chosen = self.wanted.sampling_for(tokens, sampling)
         if chosen is None:
             return [nothing("length") for _ in self._seeds]

@@ -17,7 +17,7 @@ from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from rlrun.plugins.generation import Trajectory
-from rlrun.plugins.protocols import Session
+from rlrun.plugins.session import Session
 from rlrun.plugins.types import Prompt, Row
 from rlrun.runner.carriers import FolderWeights, GenerateRequest, Generation, Sampling
 from rlrun.runner.engines.client import EngineClient

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.generation import Generation, Sampling, Trajectory
-from rlrun.plugins.protocols import Session, SessionGroup
+from rlrun.plugins.session import Session, SessionGroup
 from rlrun.plugins.types import Status, VersionSpan
 from rlrun.runner.errors import EngineError, JobError
 from rlrun.runner.rollouts.answers import Answers, Tally

@@ -8,7 +8,7 @@ import pytest
 
 from rlrun.plugins.buffers.by_age import AgeParams, Fifo
 from rlrun.plugins.generation import Trajectory
-from rlrun.plugins.protocols import Session
+from rlrun.plugins.session import Session
 from rlrun.plugins.types import Buffered, Drop, Group
 from rlrun.runner.errors import JobError
 from rlrun.runner.rollouts.filtering import Filters

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rlrun.plugins.generation import Generation, Sampling
-from rlrun.plugins.protocols import Session
 from rlrun.plugins.rollouts.agent.messages import answer_message
 from rlrun.plugins.rollouts.agent.record import Conversation, Record
 from rlrun.plugins.rollouts.tool_calls import Syntax
+from rlrun.plugins.session import Session
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rlrun.plugins.protocols import Chat
 from rlrun.plugins.rollouts.tool_calls import Malformed, Syntax, ToolCall, parse_calls
+from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Message
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]

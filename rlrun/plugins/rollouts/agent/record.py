@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlrun.plugins.generation import Generation, Trajectory
-from rlrun.plugins.protocols import Chat
 from rlrun.plugins.rollouts.agent.messages import Key, for_template, key_of
+from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Message
 
 Tools = Sequence[Mapping[str, Any]]

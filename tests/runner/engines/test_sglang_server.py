@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Prompt, Row
-from rlrun.runner.carriers import FolderWeights, GenerateRequest, Generation, Sampling
+from rlrun.runner.carriers import FolderWeights, GenerateRequest, Generation, Sampling, TrainSequence
 from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.engines.frozen import ServedModel
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.sglang.command import command, environment, key_file
 from rlrun.runner.engines.sglang.server import SglangServer, last_error
@@ -71,10 +72,15 @@ def request(samples: int = 4, **sampling: object) -> GenerateRequest:
 def model_log_probs(model: Path, one: Generation) -> np.ndarray:
     """Of the tokens after PROMPT, by transformers."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    ids = torch.from_numpy(np.concatenate([PROMPT, one.tokens])).long()
+    return log_probs_of(network, np.concatenate([PROMPT, one.tokens]), len(PROMPT))
+
+
+def log_probs_of(network: torch.nn.Module, tokens: np.ndarray, prompt: int) -> np.ndarray:
+    """Of the tokens after the first `prompt`, by a model of transformers."""
+    ids = torch.from_numpy(tokens).long()
     with torch.no_grad():
-        logits = network(ids[None]).logits[0, len(PROMPT) - 1 : -1]
-    return logits.log_softmax(-1).gather(1, ids[len(PROMPT) :, None])[:, 0].numpy()
+        logits = network(ids[None]).logits[0, prompt - 1 : -1]
+    return logits.log_softmax(-1).gather(1, ids[prompt:, None])[:, 0].numpy()
 
 
 def largest_difference(model: Path, generations: list[Generation]) -> float:
@@ -189,6 +195,25 @@ async def test_a_sample_goes_on_by_new_weights(
     both = (first, second)  # an uncut sample of this server is as far from transformers
     await check_a_sample_goes_on_by_new_weights(client, both, update, length=40, atol=2e-3)
     policy.writer.close()
+
+
+async def test_log_probs_of_given_tokens_are_the_models_own(client: EngineClient, models: list[Path]) -> None:
+    """A teacher's: more sequences than go in one call, some of which begin as others do."""
+    assert await client.update_weights(FolderWeights(str(models[2]), 0, 80)) == 80
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(5, 4000, length, dtype=np.int32) for length in range(4, 60, 4)]
+    tokens += [tokens[-1], tokens[-1][:30], tokens[-1][:2]]
+    lengths = [1 + number % (len(one) - 1) for number, one in enumerate(tokens)]
+    sequences = [teacher_case(one, prompt) for one, prompt in zip(tokens, lengths, strict=True)]
+    found = await ServedModel(EnginePool([client])).log_probs(sequences)
+    network = AutoModelForCausalLM.from_pretrained(models[2], dtype=torch.float32)
+    for values, one, prompt in zip(found, tokens, lengths, strict=True):
+        np.testing.assert_allclose(values, log_probs_of(network, one, prompt), rtol=0, atol=1e-4)
+
+
+def teacher_case(tokens: np.ndarray, prompt: int) -> TrainSequence:
+    rest = np.zeros(len(tokens) - prompt, np.float32)
+    return TrainSequence(tokens, prompt, rest + 1, rest, rest, "e")
 
 
 async def test_a_stranger_may_not_generate(server: SglangServer) -> None:

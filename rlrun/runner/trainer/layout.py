@@ -1,4 +1,5 @@
-"""Which place a rank has in the parallel layout, and which layers its stages hold; needs no torch.
+"""Which place a rank has in the parallel layout, which layers its stages hold, and which models divide by it;
+needs no torch.
 
 Ranks are numbered with the pipeline outermost, then replicas, shards, context and, varying fastest, tensor:
 neighbours talk most.
@@ -6,6 +7,7 @@ neighbours talk most.
 
 from dataclasses import dataclass
 
+from rlrun.converters.architecture import Architecture
 from rlrun.specs.trainer import ParallelSpec
 
 V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")
@@ -90,3 +92,27 @@ def token_multiple(parallel: ParallelSpec) -> int:
 def balanced(parallel: ParallelSpec) -> bool:
     """Whether each context-parallel rank holds an early and a late piece."""
     return parallel.context > 1 and parallel.context_balance == "head_tail"
+
+
+def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "trainer") -> None:
+    """ValueError where the architecture does not divide by the degrees of `[section.parallel]`."""
+    sizes = {
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "vocab_size": model.vocab,
+        "intermediate_size": model.intermediate,
+    }
+    if model.experts is not None:
+        if parallel.expert == 1:
+            sizes["moe_intermediate_size"] = model.experts.intermediate
+        if model.experts.count % parallel.expert:
+            count = model.experts.count
+            raise ValueError(f"trainer.parallel.expert = {parallel.expert} does not divide {count} experts")
+    for name, size in sizes.items():
+        if size % parallel.tensor:
+            raise ValueError(f"{section}.parallel.tensor = {parallel.tensor} does not divide {name} = {size}")
+    if parallel.stages > model.layers:
+        raise ValueError(
+            f"trainer.parallel.pipeline = {parallel.pipeline} with {parallel.pipeline_schedule} needs "
+            f"{parallel.stages} layers, the model has {model.layers}"
+        )

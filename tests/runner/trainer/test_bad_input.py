@@ -11,7 +11,7 @@ from tiny_models import make_tiny_model
 from trainer_cases import make_rank, make_sequences, make_spec, plan
 
 from rlrun.converters.config_json import read_architecture
-from rlrun.runner.trainer.model import check_layout
+from rlrun.runner.trainer.layout import check_layout
 from rlrun.specs.trainer import ParallelSpec
 
 

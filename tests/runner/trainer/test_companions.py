@@ -13,7 +13,7 @@ from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan,
 
 from rlrun.converters.config_json import read_architecture
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
-from rlrun.runner.trainer.model import check_layout
+from rlrun.runner.trainer.layout import check_layout
 from rlrun.specs.companions import ShardingSpec, side_layout
 
 PPO = {"type": "ppo"}

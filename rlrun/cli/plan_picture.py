@@ -6,7 +6,7 @@ from itertools import groupby
 
 from rich.table import Table
 
-from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
+from rlrun.runner.planning.plan import EnginePlan, Place, Plan, RankPlan
 from rlrun.specs.job import Spec
 
 _SHORT = {"pipeline": "pp", "replicate": "rep", "fsdp": "fsdp", "context": "cp", "tensor": "tp"}
@@ -50,7 +50,7 @@ def placement_title(spec: Spec, plan: Plan) -> str:
 
 def placement_table(spec: Spec, plan: Plan) -> Table:
     """A row for each node, a column for each of its devices; nodes in a row that look alike share one."""
-    places = [process.place for process in _processes(plan)]
+    places = [place for process in _processes(plan) for place in _places(process)]
     devices = sorted({place.gpu or 0 for place in places})
     on_gpu = spec.cluster.gpus_per_node > 0
     picture = Table(
@@ -92,7 +92,15 @@ def _processes(plan: Plan) -> list[RankPlan | EnginePlan]:
 
 
 def _on(plan: Plan, node: int, device: int) -> list[RankPlan | EnginePlan]:
-    return [each for each in _processes(plan) if each.place.node == node and (each.place.gpu or 0) == device]
+    return [
+        each
+        for each in _processes(plan)
+        if any(place.node == node and (place.gpu or 0) == device for place in _places(each))
+    ]
+
+
+def _places(process: RankPlan | EnginePlan) -> tuple[Place, ...]:
+    return process.places if isinstance(process, EnginePlan) else (process.place,)
 
 
 def _shape(plan: Plan, node: int, device: int) -> tuple[str, ...]:
@@ -100,14 +108,17 @@ def _shape(plan: Plan, node: int, device: int) -> tuple[str, ...]:
 
 
 def _cell(spec: Spec, plan: Plan, node: int, device: int) -> str:
-    return "\n".join(_line(process, spec) for process in _on(plan, node, device))
+    return "\n".join(_line(process, spec, Place(node, device)) for process in _on(plan, node, device))
 
 
-def _line(process: RankPlan | EnginePlan, spec: Spec) -> str:
+def _line(process: RankPlan | EnginePlan, spec: Spec, here: Place) -> str:
     threads = f"\n  {process.threads} threads" if process.place.gpu is None else ""
     if isinstance(process, EnginePlan):
-        port = "" if process.port is None else f"\n  port {process.port}"
-        return f"{process.name} {process.index}{port}{threads}"
+        count = len(process.places)
+        part = f"\n  {process.places.index(here) + 1} of {count}" if count > 1 else ""
+        answers = count == 1 or here == process.place
+        port = f"\n  port {process.port}" if process.port is not None and answers else ""
+        return f"{process.name} {process.index}{part}{port}{threads}"
     parallel = spec.trainer.parallel
     places = [
         f"{_SHORT[name]} {place}"

@@ -13,9 +13,8 @@ from rlrun.specs.job import Spec
 
 async def diagnose_engines(parts: Parts) -> ProcessFailure | None:
     """An engine that is gone or not well, if any."""
-    return await parts.cluster.diagnose(
-        [engine.process for engine in _every_engine(parts) if isinstance(engine, EngineHandle)]
-    )
+    ours = [engine for engine in _every_engine(parts) if isinstance(engine, EngineHandle)]
+    return await parts.cluster.diagnose([process for engine in ours for process in engine.processes])
 
 
 def _every_engine(parts: Parts) -> list[Handle]:

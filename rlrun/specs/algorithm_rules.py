@@ -38,6 +38,7 @@ LAYOUT_KEYS: tuple[KeyPath, ...] = (
     ("trainer", "parallel", "tensor"),
     ("trainer", "parallel", "context"),
     ("trainer", "parallel", "pipeline"),
+    ("engine", "tensor"),
 )
 DEMONSTRATION_KEYS = {"max_prompt_tokens", "max_response_tokens"}
 """The keys of `[rollout]` that demonstrations heed too."""
@@ -98,7 +99,7 @@ def layout(spec: Spec, demands: Demands) -> Iterator[Finding]:
     try:
         layout_of(spec, demands.rollout)
     except ValueError as error:
-        cure = "change trainer.parallel, engine.count or cluster.gpus_per_node"
+        cure = "change trainer.parallel, engine.count, engine.tensor or cluster.gpus_per_node"
         yield Finding(LAYOUT_KEYS[0], str(error), cure, None, spec.cluster.gpus_per_node, others=LAYOUT_KEYS)
 
 

@@ -27,9 +27,10 @@ class EngineSpec(Section):
     job. `external`: engines at `urls`, which the job neither starts nor ends. `sleeping`: engines that answer
     after a while with tokens that nobody computed, for load tests."""
     count: int | None = Field(default=None, ge=1)
-    """Engines; prompts are spread over them. None: one on each node, or on each GPU they may use."""
+    """Engines; prompts are spread over them. None: one on each node, or as many as there are GPUs for."""
     tensor: int = Field(default=1, ge=1)
-    """SGLang: ranks of one server that split each layer's matrices, on CPU; a server takes one GPU."""
+    """SGLang: ranks of one server that split each layer's matrices; on GPUs each on its own. Times `pp_size`
+    of `[engine.sglang]` that is the GPUs of a server: some of one node's, or all of several nodes'."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision of weights and KV cache; log-probs are always float32."""
     max_running: int = Field(default=256, ge=1)

@@ -10,8 +10,10 @@ from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
 from rlrun.specs.rules import given, no_effect
 from rlrun.specs.served_model import served_model
+from rlrun.specs.server_size import COPIES, STAGES, copies_of, key_of, stages_of
 from rlrun.specs.sglang_arguments import OWN, installed_arguments, spelled
 from rlrun.specs.spelling import nearest
+from rlrun.specs.weight_sync import carrier_of
 
 _OF_WEIGHTS = ("model", "weight_sync", "weight_bucket", "weight_delta", "weight_check")
 _OF_SERVERS = ("python", "environment", "sglang")
@@ -62,14 +64,21 @@ def giving_way(spec: Spec) -> Iterator[Finding]:
         yield no_effect(path, f"{spec.engine.type} engines have no memory to give", "remove it", _TYPE)
 
 
-def tensor_on_gpus(spec: Spec) -> Iterator[Finding]:
-    """Servers over several GPUs are not placed yet."""
+def server_parallelism(spec: Spec) -> Iterator[Finding]:
+    """Ways to split a server that weights cannot follow, or that are `count` by another name."""
     for path, section in _sections(spec):
-        if section.type == "sglang" and section.tensor > 1 and spec.cluster.gpus_per_node:
-            message = f"a server takes one GPU, found {section.tensor}"
-            others = ((*path, "type"), ("cluster", "gpus_per_node"))
-            cure = "use more servers (count) instead"
-            yield Finding((*path, "tensor"), message, cure, found=section.tensor, others=others)
+        if section.type != "sglang":
+            continue
+        copies, stages = key_of(section, COPIES), key_of(section, STAGES)
+        if copies and copies_of(section) > 1:
+            message = "a server holds the model once: updates of the weights tell its copies not apart"
+            cure = "use more servers (count), or attn_dp_size"
+            yield Finding((*path, "sglang", copies), message, cure, at_value=False)
+        if stages and stages_of(section) > 1 and path == ("engine",) and carrier_of(spec) != "disk":
+            message = "each stage of a pipeline wants other weights, and can only pick them from files"
+            cure = 'add `weight_sync = "disk"` under [engine]'
+            others: tuple[KeyPath, ...] = (("engine", "weight_sync"),)
+            yield Finding((*path, "sglang", stages), message, cure, at_value=False, others=others)
 
 
 def weight_carrier(spec: Spec) -> Iterator[Finding]:
@@ -191,7 +200,7 @@ ENGINE_RULES = (
     engine_keys,
     external_urls,
     giving_way,
-    tensor_on_gpus,
+    server_parallelism,
     weight_carrier,
     streams_to_shared_devices,
     served_model,

@@ -1,9 +1,11 @@
 """How many engines and GPUs a layout asks for; pure arithmetic, shared by the spec's rules and the plan."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rlrun.specs.engine import EngineSpec
 from rlrun.specs.job import Spec
+from rlrun.specs.server_size import gpus_of, stages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,38 +16,56 @@ class Layout:
     """Trainer ranks."""
     engines: int
     """Rollout engines that the job starts; 0 for an algorithm without rollouts."""
-    others: int
-    """Engines of `[[engines]]` that the job starts, all together; on devices of their own."""
+    engine_gpus: int
+    """GPUs of each of them; 1 on CPU."""
+    others: tuple[int, ...]
+    """GPUs of each engine of `[[engines]]` that the job starts; on devices of their own."""
     gpus: int
     """GPUs in all; 0 runs on CPU."""
     colocated: bool
     """Ranks and engines take turns on the same devices."""
 
+    @property
+    def first_engine(self) -> int:
+        """Number of the first GPU that rollout engines take."""
+        return 0 if self.colocated else self.ranks
+
+    @property
+    def first_other(self) -> int:
+        """Number of the first GPU of `[[engines]]`, which take the last."""
+        return self.gpus - sum(self.others)
+
 
 def layout_of(spec: Spec, rollout: bool) -> Layout:
     """The layout a spec asks for.
 
-    Raises ValueError, with the numbers and the cure, where it asks for more GPUs than there are or leaves
-    some idle.
+    Raises ValueError, with the numbers and the cure, where it asks for more GPUs than there are, leaves some
+    idle, or has a server over parts of several nodes.
     """
     ranks = spec.trainer.parallel.world_size
     gpus = spec.cluster.nodes * spec.cluster.gpus_per_node
     colocated = spec.cluster.placement == "colocated"
-    others = sum(started(section) * (section.count or 1) for section in spec.engines)
+    sizes = [(gpus_of(section), section.count or 1) for section in spec.engines if started(section)]
+    others = tuple(size for size, count in sizes for _ in range(count))
     rollout = rollout and started(spec.engine)
     if not gpus:
         engines = (spec.engine.count or spec.cluster.nodes) if rollout else 0
-        return Layout(ranks, engines, others, 0, colocated)
+        return Layout(ranks, engines, 1, (1,) * len(others), 0, colocated)
     have = f"{gpus} (cluster.nodes {spec.cluster.nodes} × cluster.gpus_per_node {spec.cluster.gpus_per_node})"
-    if ranks + others > gpus:
-        besides = f" and {others} of [[engines]]" if others else ""
-        raise ValueError(f"{_ranks(spec)}{besides} need a GPU each, and there are {have}")
-    engines = _engines_on_gpus(spec, ranks, gpus - others, have) if rollout else 0
-    used = (max(ranks, engines) if colocated else ranks + engines) + others
+    if ranks + sum(others) > gpus:
+        besides = f", engines of [[engines]] {sum(others)} in all" if others else ""
+        raise ValueError(f"{_ranks(spec)} need a GPU each{besides}, and there are {have}")
+    size = gpus_of(spec.engine)
+    engines = _engines_on_gpus(spec, ranks, gpus - sum(others), have) if rollout else 0
+    used = (max(ranks, engines * size) if colocated else ranks + engines * size) + sum(others)
     if used < gpus:
-        processes = f"{_ranks(spec)} and {engines + others} engines" if rollout or others else _ranks(spec)
+        processes = (
+            f"{_ranks(spec)} and {engines + len(others)} engines" if rollout or others else _ranks(spec)
+        )
         raise ValueError(f"{processes} use {used} GPUs, and there are {have}: the rest would idle")
-    return Layout(ranks, engines, others, gpus, colocated)
+    layout = Layout(ranks, engines, size, others, gpus, colocated)
+    _check_nodes(layout, spec.cluster.gpus_per_node)
+    return layout
 
 
 def sleeps(spec: Spec) -> bool:
@@ -61,17 +81,48 @@ def started(section: EngineSpec) -> bool:
 
 
 def _engines_on_gpus(spec: Spec, ranks: int, gpus: int, have: str) -> int:
-    """A native engine takes one GPU."""
-    if spec.cluster.placement == "colocated":
-        if (spec.engine.count or 0) > gpus:
-            raise ValueError(f"engine.count {spec.engine.count} needs as many GPUs, and there are {have}")
-        return spec.engine.count or ranks
-    engines = spec.engine.count or gpus - ranks
-    if not engines or ranks + engines > gpus:
-        asked = f"engine.count {engines}" if engines else "at least one engine"
-        need = ranks + max(engines, 1)
-        raise ValueError(f"disaggregated, {_ranks(spec)} and {asked} need {need} GPUs, and there are {have}")
-    return engines
+    """As many as are asked for, or as there is room for."""
+    size, count = gpus_of(spec.engine), spec.engine.count
+    colocated = spec.cluster.placement == "colocated"
+    need = size * (count or 1)
+    asked = (f"engine.count {count}" if count else "at least one engine") + (
+        f" of {size} GPUs ({_server(spec.engine)})" if size > 1 else ""
+    )
+    if colocated and need > (gpus if count else ranks):
+        there = f"there are {have}" if count else f"the {_ranks(spec)} have {ranks}"
+        raise ValueError(f"{asked} needs {need} GPUs, and {there}")
+    if not colocated and ranks + need > gpus:
+        raise ValueError(
+            f"disaggregated, {_ranks(spec)} and {asked} need {ranks + need} GPUs, and there are {have}"
+        )
+    room = ranks if colocated else gpus - ranks
+    if count is None and room % size:
+        fitting = ", ".join(str(number) for number in range(1, room + 1) if room % number == 0)
+        raise ValueError(
+            f"{room} GPUs for rollout do not split into servers of {size} ({_server(spec.engine)}); "
+            f"servers of {fitting} do"
+        )
+    return count or room // size
+
+
+def _check_nodes(layout: Layout, per_node: int) -> None:
+    """A server has GPUs of one node, or all those of several."""
+    ours = (layout.engine_gpus,) * layout.engines
+    servers = [*zip(ours, accumulate(ours, initial=layout.first_engine), strict=False)]
+    servers += zip(layout.others, accumulate(layout.others, initial=layout.first_other), strict=False)
+    for size, first in servers:
+        place = first % per_node
+        if place + size > per_node and (place or size % per_node):
+            raise ValueError(
+                f"an engine would take {size} GPUs from number {first} on, and so parts of several nodes of "
+                f"{per_node}; a server lies within one node, or has all GPUs of several"
+            )
+
+
+def _server(section: EngineSpec) -> str:
+    """How the size of a server comes about."""
+    stages = stages_of(section)
+    return f"engine.tensor {section.tensor}" + (f" × pp_size {stages}" if stages > 1 else "")
 
 
 def _ranks(spec: Spec) -> str:

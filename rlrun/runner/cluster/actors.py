@@ -249,6 +249,11 @@ def _own_server(setup: EngineSetup | SleepingSetup) -> Any:
     return NativeServer(setup)
 
 
+def visible_gpus() -> str:
+    """Ids of the GPUs that Ray gives whoever runs this, as it tells CUDA."""
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
 def redirect_output(log: Path) -> None:
     """Append this process's standard output and error to `log`, line by line."""
     log.parent.mkdir(parents=True, exist_ok=True)

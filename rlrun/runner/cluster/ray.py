@@ -22,9 +22,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.cluster.actors import EngineActor, SglangActor, TrainerActor
+from rlrun.runner.cluster.actors import EngineActor, SglangActor, TrainerActor, visible_gpus
 from rlrun.runner.cluster.failures import Failure, ProcessFailure
-from rlrun.runner.cluster.placement import Placement, Seat
+from rlrun.runner.cluster.placement import Placement, Seat, reserved_bundles
 from rlrun.runner.cluster.processes import children, end, kill
 from rlrun.runner.errors import JobError
 from rlrun.runner.weights.segment_files import remove_of
@@ -55,6 +55,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # n
 logger = logging.getLogger(__name__)
 
 _RESERVE_SECONDS = 60.0
+_A_LITTLE = {"num_cpus": 0, "num_gpus": 0.01}
+"""What a question takes of a bundle that nobody sits in yet."""
 _PING_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
 _PASS_SECONDS = 4 * 3600.0
@@ -79,10 +81,12 @@ class Request:
 class Process:
     """One process of the job, as the driver sees it."""
 
-    def __init__(self, request: Request, actor: Any, host: str) -> None:
+    def __init__(self, request: Request, actor: Any, host: str, gpus: Sequence[str] = ()) -> None:
         self.request = request
         self.host = host
         """Address of its node."""
+        self.gpus = tuple(gpus)
+        """Ids of all GPUs that it may use, where its seat reaches over several; Ray tells it of one."""
         self.pid: int | None = None
         self.peak_memory = 0.0
         """Bytes, as of the last ping."""
@@ -150,6 +154,10 @@ class Cluster:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._folder: Path | None = None
         self._group: Any = None
+        self._stands: list[int] = []
+        """The reserved bundle that stands for each planned one."""
+        self._gpus: dict[int, str] = {}
+        """Ids of the GPUs of planned bundles that seats reach over."""
         self._others: set[psutil.Process] = set()
         self._processes: list[Process] = []
         self._gone: list[int] = []
@@ -195,10 +203,14 @@ class Cluster:
                 f"the cluster did not free {self._wanted()} within {_RESERVE_SECONDS:g} s; free are "
                 f"{_amounts(ray.available_resources())}. Wait for other jobs to end, or ask for less"
             ) from None
+        await self._in_thread(self._look_at_bundles)
 
     def launch(self, requests: Sequence[Request]) -> list[Process]:
         """Begin to start processes, all at once; their methods wait until they run."""
-        made = [Process(request, self._actor(request), self._host(request.seat)) for request in requests]
+        made = [
+            Process(request, self._actor(request), self._host(request.seat), self._reach(request.seat))
+            for request in requests
+        ]
         self._processes += made
         return made
 
@@ -272,26 +284,46 @@ class Cluster:
     def _wanted(self) -> str:
         return _amounts({"CPU": self.placement.cpus, "GPU": self.placement.gpus})
 
+    def _look_at_bundles(self) -> None:
+        """Find out which bundle is which, and the ids of GPUs that a seat of several reaches."""
+        nodes = placement_group_table(self._group)["bundles_to_node_id"]
+        try:
+            self._stands = reserved_bundles(self.placement, [nodes[one] for one in sorted(nodes)])
+        except ValueError as error:
+            raise JobError(f"{error}; free whole nodes for the job, or lower engine.tensor") from None
+        asked = sorted({one for seat in self.placement.wide for one in (seat.bundle, *seat.beside)})
+        ids = [self._in_bundle(ray.remote(visible_gpus), one, _A_LITTLE).remote() for one in asked]
+        try:
+            self._gpus = dict(zip(asked, ray.get(ids, timeout=_RESERVE_SECONDS), strict=True))
+        except RayError as error:
+            raise JobError(f"the nodes did not say which GPUs were reserved: {error}") from error
+
+    def _reach(self, seat: Seat) -> list[str]:
+        return [self._gpus[one] for one in (seat.bundle, *seat.beside)] if seat.beside else []
+
+    def _in_bundle(self, what: Any, bundle: int, share: Mapping[str, Any]) -> Any:
+        """A remote function or class with that share of a planned bundle."""
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self._group, placement_group_bundle_index=self._stands[bundle]
+        )
+        return what.options(scheduling_strategy=strategy, **share)
+
     def _host(self, seat: Seat) -> str:
-        node = placement_group_table(self._group)["bundles_to_node_id"][seat.bundle]
+        node = placement_group_table(self._group)["bundles_to_node_id"][self._stands[seat.bundle]]
         return str(next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node))
 
     def _actor(self, request: Request) -> Any:
-        strategy = PlacementGroupSchedulingStrategy(
-            placement_group=self._group, placement_group_bundle_index=request.seat.bundle
-        )
         options = {
             "num_cpus": request.seat.cpus,
             "num_gpus": request.seat.gpus,
             "max_restarts": 0,
             "runtime_env": {"env_vars": dict(request.environment)},
-            "scheduling_strategy": strategy,
         }
         if request.kind.pings_aside:
             actor = ray.remote(concurrency_groups={_PINGS: 1})(request.kind)
         else:
             actor = ray.remote(request.kind)
-        return actor.options(**options).remote(str(request.log))
+        return self._in_bundle(actor, request.seat.bundle, options).remote(str(request.log))
 
     def _end(self) -> None:
         pids = [process.pid for process in self._processes if process.pid is not None] + self._gone

@@ -144,7 +144,8 @@ async def _check_hosts(
     spec: Spec, trainers: Sequence[Process], engines: Sequence[Handle], paths: Sequence[Path]
 ) -> None:
     """On a cluster that we joined: every host sees the files, and engines share rank 0's memory."""
-    own = [engine.process for engine in engines if isinstance(engine, EngineHandle)]
+    handles = [engine for engine in engines if isinstance(engine, EngineHandle)]
+    own = [process for engine in handles for process in engine.processes]
     processes = [*trainers, *own]
     names = [str(path) for path in paths]
     missing = await gather_or_first_cause(

@@ -4,12 +4,14 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from yarl import URL
 
 from rlrun.runner.cluster.actors import EngineActor, SglangActor
-from rlrun.runner.cluster.placement import Seat
+from rlrun.runner.cluster.failures import gather_or_first_cause
+from rlrun.runner.cluster.placement import Seats
 from rlrun.runner.cluster.ray import Cluster, Process, Request
 from rlrun.runner.cluster.threads import thread_variables
 from rlrun.runner.engines.client import EngineClient
@@ -25,6 +27,8 @@ from rlrun.specs.layout import sleeps
 
 Setup = EngineSetup | SglangSetup | SleepingSetup
 
+_BOOT_SECONDS = 120.0
+"""Deadline for a process to come up."""
 _ANSWER_SECONDS = 30.0
 """Beyond an engine's own deadline, for it to say what it waited for."""
 
@@ -59,50 +63,63 @@ def other_served(section: NamedEngineSpec, model: ModelFiles) -> Served:
 
 
 def engine_requests(
-    section: EngineSpec, plans: Sequence[EnginePlan], seats: Sequence[Seat], folder: RunFolder
+    section: EngineSpec, plans: Sequence[EnginePlan], seats: Sequence[Seats], folder: RunFolder
 ) -> list[Request]:
-    """The processes of planned engines."""
+    """The processes of planned engines: of each one for every node that it lies on."""
     kind = SglangActor if section.type == "sglang" else EngineActor
     return [
         Request(
-            f"{engine.name} {engine.index}",
+            f"{engine.name} {engine.index}" + (f" (node {number} of it)" if number else ""),
             kind,
             seat,
             thread_variables(engine.threads),
-            folder.logs / f"{engine.name}-{engine.index}.log",
+            folder.logs / f"{engine.name}-{engine.index}{f'-node-{number}' if number else ''}.log",
         )
-        for engine, seat in zip(plans, seats, strict=True)
+        for engine, parts in zip(plans, seats, strict=True)
+        for number, seat in enumerate(parts)
     ]
 
 
 class EngineHandle:
-    """An engine of the plan: the process that holds it now, and how another is started in its place."""
+    """An engine of the plan: the processes that hold it now, and how others are started in their place.
 
-    def __init__(self, cluster: Cluster, process: Process, setup: Setup, spec: Spec, what: Served) -> None:
+    They are one, but for a server over several nodes: there is one on each, and the first answers.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        processes: Sequence[Process],
+        setups: Sequence[Setup],
+        spec: Spec,
+        what: Served,
+    ) -> None:
         self._cluster = cluster
-        self._process = process
-        self._setup = setup
+        self.processes = list(processes)
+        """Those that hold it now."""
+        self._setups = list(setups)
         self._spec = spec
         self._served = what
 
     @property
     def name(self) -> str:
         """As messages call it: `engine 0`."""
-        return self._process.name
-
-    @property
-    def process(self) -> Process:
-        """The one that holds it now."""
-        return self._process
+        return self.processes[0].name
 
     async def start(self) -> EngineClient:
         """Load the model; a client. ProcessFailure where it does not come up."""
         deadline = self._served.section.start_timeout + _ANSWER_SECONDS
-        url = await self._process.call("start", self._setup, deadline=deadline)
-        await self._process.identify(_ANSWER_SECONDS)
+        setups = await self._meeting()
+        starting = [
+            process.call("start", setup, deadline=deadline)
+            for process, setup in zip(self.processes, setups, strict=True)
+        ]
+        url, *_ = await gather_or_first_cause(starting)
+        await gather_or_first_cause([process.identify(_ANSWER_SECONDS) for process in self.processes])
+        first = self._setups[0]
         if not self._served.is_policy:
-            self._setup = replace(self._setup, port=URL(url).port)
-        key = self._setup.api_key if isinstance(self._setup, SglangSetup) else None
+            self._setups[0] = replace(first, port=URL(url).port)
+        key = first.api_key if isinstance(first, SglangSetup) else None
         return EngineClient(
             url,
             self._spec.rollout.request_timeout + _ANSWER_SECONDS,
@@ -111,32 +128,46 @@ class EngineHandle:
         )
 
     async def watch(self) -> None:
-        """Return never; JobError as soon as it is gone, not well, or says nothing."""
-        await self._process.watch(self._spec.fault_tolerance.engine_timeout)
+        """Return never; JobError as soon as a part of it is gone, not well, or says nothing."""
+        seconds = self._spec.fault_tolerance.engine_timeout
+        await gather_or_first_cause([process.watch(seconds) for process in self.processes])
 
     async def restart(self) -> EngineClient:
-        """Kill what is left of it, and start it again in a process of its own."""
-        [self._process] = self._cluster.replace([self._process])
+        """Kill what is left of it, on every node, and start it again in processes of its own."""
+        self.processes = self._cluster.replace(self.processes)
         return await self.start()
+
+    async def _meeting(self) -> list[Setup]:
+        """What each part needs to start; several meet at a port of the first one's node that is free now."""
+        first = self.processes[0]
+        if len(self.processes) == 1:
+            return self._setups
+        port = await first.call("free_port", deadline=_BOOT_SECONDS)
+        setups = [setup for setup in self._setups if isinstance(setup, SglangSetup)]
+        return [replace(setup, meeting=f"{first.host}:{port}") for setup in setups]
 
 
 def engine_handles(
     spec: Spec, what: Served, plans: Sequence[EnginePlan], cluster: Cluster, engines: Sequence[Process]
 ) -> list[EngineHandle]:
     """Handles of planned engines; nothing is started yet."""
-    make: Mapping[str, Callable[[Spec, Served, EnginePlan, Process], Setup]] = {
+    make: Mapping[str, Callable[[Spec, Served, EnginePlan, Process, int], Setup]] = {
         "native": _native_setup,
         "sglang": _sglang_setup,
         "sleeping": _sleeping_setup,
     }
     setup = make[what.section.type]
-    return [
-        EngineHandle(cluster, process, setup(spec, what, engine, process), spec, what)
-        for process, engine in zip(engines, plans, strict=True)
-    ]
+    left = iter(engines)
+    handles = []
+    for engine in plans:
+        own = list(islice(left, len(engine.nodes)))
+        setups = [setup(spec, what, engine, process, number) for number, process in enumerate(own)]
+        handles.append(EngineHandle(cluster, own, setups, spec, what))
+    return handles
 
 
-def _native_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process) -> EngineSetup:
+def _native_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process, node: int) -> EngineSetup:
+    """On one node only."""
     return EngineSetup(
         model_folder=str(what.model.folder),
         dtype=what.section.dtype,
@@ -151,7 +182,9 @@ def _native_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process
     )
 
 
-def _sleeping_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process) -> SleepingSetup:
+def _sleeping_setup(
+    spec: Spec, what: Served, engine: EnginePlan, process: Process, node: int
+) -> SleepingSetup:
     """Neither plan nor model matter to it."""
     sleeping = what.section.sleeping
     return SleepingSetup(
@@ -164,7 +197,7 @@ def _sleeping_setup(spec: Spec, what: Served, engine: EnginePlan, process: Proce
     )
 
 
-def _sglang_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process) -> SglangSetup:
+def _sglang_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process, node: int) -> SglangSetup:
     on_cpu = engine.place.gpu is None
     section = what.section
     return SglangSetup(
@@ -181,6 +214,9 @@ def _sglang_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process
         host=process.host,
         port=engine.port,
         tensor=section.tensor,
+        gpus=process.gpus,
+        nodes=len(engine.nodes),
+        node=node,
         seed=spec.seed,
         device="cpu" if on_cpu else "cuda",
         arguments=_arguments(spec, what),

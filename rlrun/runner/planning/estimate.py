@@ -16,6 +16,7 @@ from rlrun.runner.planning.memory import cache_token_bytes
 from rlrun.runner.planning.model_size import active_parameters, parameter_count
 from rlrun.runner.planning.plan import Plan
 from rlrun.specs.job import Spec
+from rlrun.specs.server_size import gpus_of
 
 TRAIN_EFFICIENCY = 0.35
 """Of the peak of matrix products, in forward and backward passes over packed sequences."""
@@ -98,7 +99,8 @@ def generation_seconds(case: Case, samples: float, concurrent: int) -> float:
 
 def prompt_seconds(case: Case) -> float:
     """One prompt through an engine; its samples share it."""
-    return 2 * active_parameters(case.model) * case.load.prompt / (case.device.flops * PREFILL_EFFICIENCY)
+    flops = case.device.flops * _devices(case)
+    return 2 * active_parameters(case.model) * case.load.prompt / (flops * PREFILL_EFFICIENCY)
 
 
 def decode_seconds(case: Case, running: float) -> float:
@@ -107,7 +109,12 @@ def decode_seconds(case: Case, running: float) -> float:
     cache = running * (case.load.prompt + case.load.response / 2) * cache_token_bytes(model, dtype)
     reads = (parameter_count(model) * ITEM[dtype] + cache) / case.device.bandwidth
     products = 2 * active_parameters(model) * running / case.device.flops
-    return max(reads, products) / DECODE_EFFICIENCY
+    return max(reads, products) / (_devices(case) * DECODE_EFFICIENCY)
+
+
+def _devices(case: Case) -> int:
+    """Of one engine, which share its work; what they tell each other meanwhile is not counted."""
+    return gpus_of(case.spec.engine) if case.spec.cluster.gpus_per_node else 1
 
 
 def step_training_seconds(case: Case) -> float:

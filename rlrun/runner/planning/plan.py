@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.trainer.layout import Coordinates, coordinates, data_rank
@@ -27,6 +28,9 @@ class Place:
     node: int
     gpu: int | None
     """Number of the GPU on its node; None on CPU."""
+
+
+Places = tuple[Place, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,22 @@ class EnginePlan:
     """`engine` for those that generate, else the name in `[[engines]]`."""
     index: int
     """Among those of its name."""
-    place: Place
+    places: tuple[Place, ...]
+    """Its GPUs, by node; one place on CPU."""
     threads: int
-    """CPU threads."""
+    """CPU threads of each of its processes there."""
     port: int | None
     """Where it listens; None: a free port."""
+
+    @property
+    def place(self) -> Place:
+        """The first of its devices, on the node that answers."""
+        return self.places[0]
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Nodes that it lies on, the one that answers first."""
+        return tuple(dict.fromkeys(place.node for place in self.places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +148,12 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
             )
         ),
         engines=tuple(
-            EnginePlan("engine", index, place, threads, spec.engine.port and spec.engine.port + index)
-            for index, (place, threads) in enumerate(zip(engines, engine_threads, strict=True))
+            EnginePlan("engine", index, places, threads, spec.engine.port and spec.engine.port + index)
+            for index, (places, threads) in enumerate(zip(engines, engine_threads, strict=True))
         ),
         others=tuple(
-            EnginePlan(section.name, index, place, threads, section.port and section.port + index)
-            for (section, index), place, threads in zip(_others(spec), others, other_threads, strict=True)
+            EnginePlan(section.name, index, places, threads, section.port and section.port + index)
+            for (section, index), places, threads in zip(_others(spec), others, other_threads, strict=True)
         ),
         colocated=layout.colocated,
         rollout=rollout,
@@ -189,12 +204,11 @@ def _local_ranks(ranks: Sequence[Place]) -> list[int]:
     return numbers
 
 
-def _place_engines(spec: Spec, layout: Layout) -> list[Place]:
+def _place_engines(spec: Spec, layout: Layout) -> list[Places]:
     """On the ranks' own GPUs when colocated, else on those after them."""
     if layout.gpus:
-        first = 0 if layout.colocated else layout.ranks
-        return [_gpu(first + number, spec) for number in range(layout.engines)]
-    return _spread(layout.engines, spec.cluster.nodes)
+        return _in_a_row(layout.first_engine, (layout.engine_gpus,) * layout.engines, spec)
+    return [(place,) for place in _spread(layout.engines, spec.cluster.nodes)]
 
 
 def _others(spec: Spec) -> list[tuple[NamedEngineSpec, int]]:
@@ -203,11 +217,20 @@ def _others(spec: Spec) -> list[tuple[NamedEngineSpec, int]]:
     return [(section, index) for section in sections for index in range(section.count or 1)]
 
 
-def _place_others(spec: Spec, layout: Layout) -> list[Place]:
+def _place_others(spec: Spec, layout: Layout) -> list[Places]:
     """On the last GPUs, or spread over the nodes."""
     if layout.gpus:
-        return [_gpu(layout.gpus - layout.others + number, spec) for number in range(layout.others)]
-    return _spread(layout.others, spec.cluster.nodes)
+        return _in_a_row(layout.first_other, layout.others, spec)
+    return [(place,) for place in _spread(len(layout.others), spec.cluster.nodes)]
+
+
+def _in_a_row(first: int, sizes: Sequence[int], spec: Spec) -> list[Places]:
+    """GPUs of engines of these sizes, one engine after the other."""
+    firsts = accumulate(sizes, initial=first)
+    return [
+        tuple(_gpu(begin + number, spec) for number in range(size))
+        for begin, size in zip(firsts, sizes, strict=False)
+    ]
 
 
 def _gpu(number: int, spec: Spec) -> Place:
@@ -220,20 +243,21 @@ def _spread(count: int, nodes: int) -> list[Place]:
 
 
 def _threads(
-    spec: Spec, layout: Layout, places: tuple[list[Place], list[Place], list[Place]], cores: int
+    spec: Spec, layout: Layout, places: tuple[list[Place], list[Places], list[Places]], cores: int
 ) -> tuple[list[int], list[int], list[int]]:
     """Threads of each rank, each engine, each of the others: those who work at the same time on a node share
-    its cores.
+    its cores, a server of several GPUs as many times.
     """
-    ranks, engines, others = places
+    ranks: list[Places] = [(place,) for place in places[0]]
+    engines, others = places[1:]
 
-    def shares(places: Sequence[Place], at_work: Sequence[Place]) -> list[int]:
-        sharers = Counter(place.node for place in at_work)
-        return [spec.cluster.threads or max(1, cores // sharers[place.node]) for place in places]
+    def shares(owners: Sequence[Places], at_work: Sequence[Places]) -> list[int]:
+        sharers = Counter(place.node for places in at_work for place in places)
+        return [spec.cluster.threads or max(1, cores // sharers[places[0].node]) for places in owners]
 
     everyone = [*ranks, *engines, *others]
     if not layout.colocated:
         return shares(ranks, everyone), shares(engines, everyone), shares(others, everyone)
-    busier = max(ranks, engines, key=len)
+    busier = max(ranks, engines, key=lambda owners: sum(len(places) for places in owners))
     with_ranks, with_engines = [*ranks, *others], [*engines, *others]
     return shares(ranks, with_ranks), shares(engines, with_engines), shares(others, [*busier, *others])

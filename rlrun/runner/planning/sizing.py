@@ -30,6 +30,7 @@ from rlrun.runner.planning.memory import (
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
 from rlrun.specs.model import ModelSpec
+from rlrun.specs.server_size import gpus_of
 
 KEPT_BY_TRAINER = ("parameters", "optimizer", "critic", "teacher", "CUDA and NCCL")
 """What a rank holds while others work."""
@@ -94,14 +95,15 @@ def size_job(case: Case) -> Sizing:
     if spec.engine.type == "sglang" and on_gpu:
         free = min(free, int(case.device.memory * _static_share(spec)))
     share = CACHE_SHARE if spec.engine.type == "native" else 1.0
+    over = gpus_of(spec.engine) if on_gpu else 1
     engine = (
-        generating(model, spec.engine, plan.max_sample_tokens, free // max(engines, 1), share)
+        generating(model, spec.engine, plan.max_sample_tokens, over * (free // max(engines, 1)), share)
         if plan.engines
         else None
     )
     phases = [_times(train, ranks)]
     if engine is not None:
-        rollout = _times(engine.phase, engines)
+        rollout = _times(_split(engine.phase, over), engines)
         phases.append(rollout)
         if shares_device and asleep:
             phases = _in_turns(phases[0], rollout, ranks * waiting, ranks * kept, on_gpu=on_gpu)
@@ -184,6 +186,14 @@ def _times(phase: Phase, processes: int) -> Phase:
     return Phase(phase.name, parts)
 
 
+def _split(phase: Phase, gpus: int) -> Phase:
+    """On one of the GPUs of a server."""
+    if gpus == 1:
+        return phase
+    parts = (Part(part.name, -(-part.bytes // gpus), f"({part.how}) / {gpus} GPUs") for part in phase.parts)
+    return Phase(phase.name, tuple(parts))
+
+
 def _beside(phase: Phase, name: str, held: int) -> Phase:
     return Phase(phase.name, (*phase.parts, Part(name, held, "on the same device")))
 
@@ -226,7 +236,7 @@ def _cure(name: str, case: Case) -> str:
     if name in ("KV cache", "engines, which keep their memory"):
         return "lower engine.max_cache_tokens or engine.max_running, or place engines apart"
     if name == "weights":
-        return "use larger devices: an engine holds the whole model"
+        return "use larger devices, or servers over more of them (engine.tensor): one holds the whole model"
     return "raise trainer.parallel.fsdp, or tensor and pipeline" + (
         "" if case.spec.trainer.dtype == "bfloat16" else '; or dtype = "bfloat16"'
     )

@@ -270,6 +270,16 @@ def test_stop_ends_everything_it_started_and_check_says_what_a_server_died_of(
     assert not [one for one in members if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_a_server_over_nodes_is_told_which_part_it_is_and_where_the_others_are(tmp_path: Path) -> None:
+    whole = tiny_setup(tmp_path, tmp_path, tensor=16, gpus=("4", "5"), device="cuda")
+    assert "--nnodes" not in command(whole, 30000)
+    assert environment(whole, {"CUDA_VISIBLE_DEVICES": "4"})["CUDA_VISIBLE_DEVICES"] == "4,5"
+    words = " ".join(command(replace(whole, nodes=2, node=1, meeting="10.0.0.7:5000"), 30000))
+    assert "--nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.7:5000" in words
+    alone = tiny_setup(tmp_path, tmp_path)
+    assert environment(alone, {"CUDA_VISIBLE_DEVICES": "4"})["CUDA_VISIBLE_DEVICES"] == "4"
+
+
 def test_the_command_line_has_the_specs_arguments_last_and_no_key(tmp_path: Path) -> None:
     arguments = {"schedule_policy": "lpm", "disable_radix_cache": True, "enable_metrics": False}
     arguments |= {"lora_target_modules": ["q_proj", "v_proj"], "json_model_override_args": {"a": 1}}

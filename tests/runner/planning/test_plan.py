@@ -116,7 +116,7 @@ def test_disaggregated_engines_take_the_gpus_that_are_left() -> None:
             None,
             r"4 trainer ranks \(fsdp 4\) need a GPU each, and there are 2 ",
         ),
-        ({"gpus_per_node": 2}, {"fsdp": 2}, 3, r"engine.count 3 needs as many GPUs, and there are 2 "),
+        ({"gpus_per_node": 2}, {"fsdp": 2}, 3, r"engine.count 3 needs 3 GPUs, and there are 2 "),
         (
             {"gpus_per_node": 4},
             {"fsdp": 2},
@@ -137,6 +137,106 @@ def test_a_layout_must_fit_the_gpus(cluster: Any, parallel: Any, engines: int | 
     spec = spec_of(cluster=cluster, trainer={"parallel": parallel}, engine={"count": engines})
     with pytest.raises(ValueError, match=message):
         make_plan(spec)
+
+
+SERVERS: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, Any], list[list[tuple[int, int]]]]] = {
+    "two of two, with the ranks": (
+        {"gpus_per_node": 4},
+        {"fsdp": 4},
+        {"tensor": 2},
+        [[(0, 0), (0, 1)], [(0, 2), (0, 3)]],
+    ),
+    "what the ranks leave": (
+        {"gpus_per_node": 4, "placement": "disaggregated"},
+        {"fsdp": 2},
+        {"tensor": 2},
+        [[(0, 2), (0, 3)]],
+    ),
+    "stages times tensor": (
+        {"gpus_per_node": 4},
+        {"fsdp": 4},
+        {"tensor": 2, "sglang": {"pp_size": 2}},
+        [[(0, 0), (0, 1), (0, 2), (0, 3)]],
+    ),
+    "one over two nodes": (
+        {"nodes": 3, "gpus_per_node": 2, "placement": "disaggregated"},
+        {"fsdp": 2},
+        {"tensor": 4},
+        [[(1, 0), (1, 1), (2, 0), (2, 1)]],
+    ),
+    "attention apart on the same GPUs": (
+        {"gpus_per_node": 2},
+        {"fsdp": 2},
+        {"tensor": 2, "sglang": {"dp_size": 2, "enable_dp_attention": True, "ep_size": 2}},
+        [[(0, 0), (0, 1)]],
+    ),
+    "larger than the trainer": (
+        {"gpus_per_node": 2},
+        {},
+        {"tensor": 2, "count": 1},
+        [[(0, 0), (0, 1)]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_servers_of_several_gpus(name: str) -> None:
+    cluster, parallel, engine, places = SERVERS[name]
+    plan = make_plan(
+        spec_of(cluster=cluster, trainer={"parallel": parallel}, engine={"type": "sglang"} | engine), cores=8
+    )
+    assert [[(place.node, place.gpu) for place in each.places] for each in plan.engines] == places
+
+
+def test_processes_of_a_server_share_cores_with_the_ranks_beside_it() -> None:
+    cluster = {"gpus_per_node": 4, "placement": "disaggregated"}
+    engine = {"type": "sglang", "tensor": 2}
+    plan = make_plan(spec_of(cluster=cluster, trainer={"parallel": {"fsdp": 2}}, engine=engine), cores=16)
+    assert plan.ranks[0].threads == plan.engines[0].threads == 4
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ranks", "engine", "message"),
+    [
+        (
+            {"gpus_per_node": 4},
+            4,
+            {"tensor": 3},
+            r"4 GPUs for rollout do not split into servers of 3 .*1, 2, 4 do",
+        ),
+        ({"gpus_per_node": 4}, 4, {"tensor": 8}, r"needs 8 GPUs, and the 4 trainer ranks \(fsdp 4\) have 4"),
+        ({"gpus_per_node": 4}, 4, {"tensor": 2, "count": 3}, r"engine.count 3 of 2 GPUs .* needs 6 GPUs"),
+        (
+            {"gpus_per_node": 4, "placement": "disaggregated"},
+            2,
+            {"tensor": 2, "sglang": {"pp_size": 2}},
+            r"one engine of 4 GPUs \(engine.tensor 2 × pp_size 2\) need 6 GPUs, and there are 4 ",
+        ),
+        (
+            {"nodes": 2, "gpus_per_node": 4, "placement": "disaggregated"},
+            2,
+            {"tensor": 3},
+            r"an engine would take 3 GPUs from number 2 on, and so parts of several nodes of 4",
+        ),
+        (
+            {"nodes": 3, "gpus_per_node": 2},
+            6,
+            {"tensor": 3},
+            r"an engine would take 3 GPUs from number 0 on, and so parts of several nodes of 2",
+        ),
+    ],
+)
+def test_servers_must_fit_gpus_and_nodes(cluster: Any, ranks: int, engine: Any, message: str) -> None:
+    parts = {"trainer": {"parallel": {"fsdp": ranks}}, "engine": {"type": "sglang"} | engine}
+    with pytest.raises(ValueError, match=message):
+        make_plan(spec_of(cluster=cluster, **parts))
+
+
+def test_other_models_may_take_several_gpus_too() -> None:
+    judge = {"name": "judge", "path": "j", "type": "sglang", "tensor": 2}
+    document = spec_of(cluster={"gpus_per_node": 3}).model_dump() | {"engines": [judge]}
+    plan = make_plan(Spec.model_validate(document))
+    assert plan.others[0].places == (Place(0, 1), Place(0, 2))
 
 
 def test_demonstrations_need_no_engine() -> None:

@@ -35,6 +35,9 @@ def command(setup: SglangSetup, port: int) -> list[str]:
         ours["context-length"] = setup.max_length
     if setup.max_cache_tokens is not None:
         ours["max-total-tokens"] = setup.max_cache_tokens
+    if setup.nodes > 1:
+        assert setup.meeting is not None, "several nodes meet somewhere"
+        ours |= {"nnodes": setup.nodes, "node-rank": setup.node, "dist-init-addr": setup.meeting}
     given = {spelled(name): value for name, value in setup.arguments.items()}
     server = [setup.python, "-m", "sglang.launch_server", *_options(ours | given)]
     return [setup.python, "-c", _DIE_WITH_PARENT, *server]
@@ -48,6 +51,8 @@ def key_file(setup: SglangSetup) -> str:
 def environment(setup: SglangSetup, own: Mapping[str, str]) -> dict[str, str]:
     """This process's variables, without those that would lead the server to our packages, and the spec's."""
     kept = {name: value for name, value in own.items() if name not in _OF_OUR_PYTHON}
+    if setup.gpus:
+        kept["CUDA_VISIBLE_DEVICES"] = ",".join(setup.gpus)
     # The plain form of /health generates a token, and hangs while the server is paused.
     return kept | {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"} | dict(setup.environment)
 

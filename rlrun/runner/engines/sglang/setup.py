@@ -32,6 +32,14 @@ class SglangSetup:
     """None: a free one."""
     tensor: int = 1
     """Ranks that split each layer's matrices."""
+    gpus: tuple[str, ...] = ()
+    """Ids of its GPUs on this node, as CUDA knows them; none: those that this process sees."""
+    nodes: int = 1
+    """Nodes that it lies on, each with a setup of its own."""
+    node: int = 0
+    """This one among them; the first answers requests."""
+    meeting: str | None = None
+    """`host:port` where the parts on several nodes meet: of the first."""
     seed: int = 0
     device: Literal["cpu", "cuda"] = "cpu"
     arguments: Mapping[str, Any] = field(default_factory=dict)

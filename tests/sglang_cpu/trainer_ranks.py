@@ -12,6 +12,7 @@ from typing import Any
 from rlrun.runner.carriers import TrainerSetup
 from rlrun.runner.cluster.actors import TrainerActor
 from rlrun.runner.cluster.failures import Failure
+from rlrun.runner.trainer.exports import make_writer
 from rlrun.specs.job import Spec
 from tests.runner.trainer.trainer_cases import free_port
 
@@ -101,4 +102,4 @@ def _use(actor: TrainerActor, spec_json: str) -> None:
     rank = actor._rank
     rank._writer.close()
     rank._spec = Spec.model_validate_json(spec_json)
-    rank._writer = rank._make_writer()
+    rank._writer = make_writer(rank._setup, rank._spec, rank._model, rank._parameters, rank._device)

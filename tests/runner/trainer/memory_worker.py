@@ -34,7 +34,7 @@ def measure(folder, parallel, rank, world_size, port):
     sequences = make_sequences(30)
     steps = plan(sequences, spec)
     masters = trainer._parameters.masters.values()
-    optimizer = held(trainer._optimizer.tensors().values())
+    optimizer = held(trainer._learner.optimizer.tensors().values())
 
     def work():
         trainer.log_probs(sequences, [batches[:1] for batches in steps[0].micro_batches])

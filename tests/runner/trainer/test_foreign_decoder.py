@@ -54,7 +54,7 @@ def test_attention_that_documents_cannot_be_told_to_is_refused(tmp_path, monkeyp
     folder = make_tiny_model(tmp_path / "hf", "mistral", pad_token_id=None)
     trainer = make_rank(folder, spec := make_spec(folder))
     try:
-        [decoder] = trainer._policy.decoders
+        [decoder] = trainer._learner.policy.decoders
         decoder._layers += 1  # as if one layer had attention of its own kind
         sequences = make_sequences(1)
         with pytest.raises(ValueError, match="called attention 2 times for 3 layers"):

@@ -123,7 +123,7 @@ def test_a_rank_gives_its_memory_up_and_goes_on_as_if_it_had_not(folder):
     spec = make_spec(folder, algorithm={"type": "ppo"})
     ranks = [make_rank(folder, spec) for _ in range(2)]
     first = [trained(rank, spec, 1) for rank in ranks]
-    held = [tensor for part in (ranks[0]._parameters, ranks[0]._optimizer) for tensor in part.held]
+    held = [tensor for part in (ranks[0]._parameters, ranks[0]._learner.optimizer) for tensor in part.held]
     held += ranks[0]._critic._parameters.held
     ranks[0].offload()
     assert not any(tensor.untyped_storage().nbytes() for tensor in held)

@@ -13,6 +13,7 @@ from tiny_models import make_tiny_model
 from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan, run_ranks, split_experts
 
 from rlrun.runner.batches.packing import all_micro_batches
+from rlrun.runner.trainer.starting_weights import starting_weights
 
 WORKER = Path(__file__).with_name("routing_worker.py")
 LAYERS, CHOSEN = 3, 2
@@ -39,14 +40,14 @@ def spec_of(folder, parallel=None, replay="trainer", **trainer):
 
 def turn_routers(rank):
     """Weights under which every router would choose the experts that it likes least now."""
-    with rank._weights() as read:
+    with starting_weights(rank._spec, Path(rank._setup.model_folder), rank._model) as read:
         rank._parameters.load(lambda one: -read(one) if "mlp.gate." in one.name else read(one))
 
 
 def noted(rank, sequences, steps):
     """Log-probs, and the experts that were noted."""
     log_probs = rank.log_probs(sequences, all_micro_batches(steps))
-    return log_probs, dict(rank._replay._noted)
+    return log_probs, dict(rank._learner._replay._noted)
 
 
 def replayed(rank, sequences, experts, steps):
@@ -135,7 +136,7 @@ def test_nothing_is_replayed_that_was_not_noted_for_these_updates(folder):
             noted(rank, sequences, steps)
         first = rank.train(sequences, steps)
         metrics.append([*first, *rank.train(sequences, steps)])
-        assert not rank._replay._noted
+        assert not rank._learner._replay._noted
         rank.close()
     ours, theirs = ([step["train/grad_norm"] for step in run] for run in metrics)
     assert ours == pytest.approx(theirs, rel=1e-5)
@@ -174,7 +175,7 @@ def test_replay_is_the_same_on_every_layout(folder, tmp_path):
     _, experts = noted(rank, sequences, steps)
     turn_routers(rank)
     told, _ = replayed(rank, sequences, experts, steps)
-    rank._replay._noted = experts
+    rank._learner._replay._noted = experts
     (metrics,) = rank.train(sequences, steps)
     torch.save((experts, told, metrics["train/grad_norm"]), tmp_path / "expected.pt")
     rank.close()

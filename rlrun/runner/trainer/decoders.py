@@ -1,0 +1,39 @@
+"""The policy's decoders as the spec has them computed: by torchtitan, or by transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlrun.converters.architecture import Architecture
+from rlrun.runner.trainer.compat import ParallelDims
+from rlrun.runner.trainer.model import build_model
+from rlrun.specs.job import Spec
+
+
+def build_decoders(
+    spec: Spec,
+    folder: Path,
+    model: Architecture,
+    *,
+    dims: ParallelDims | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[Any]:
+    """The policy's decoder, or its stages on this rank, with undefined parameters."""
+    trainer = spec.trainer
+    if spec.model.implementation == "transformers":
+        from rlrun.runner.trainer.foreign import build_foreign
+
+        return [build_foreign(folder, model, dims, dtype, device, trainer.activation_checkpointing)]
+    return build_model(
+        model,
+        dims,
+        trainer.parallel,
+        dtype,
+        device,
+        checkpointing=trainer.activation_checkpointing,
+        on_host=trainer.offload == "all",
+        router_dtype=trainer.moe.router_dtype,
+        compiled=trainer.compile,
+    )

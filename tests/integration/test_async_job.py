@@ -66,5 +66,4 @@ def test_a_killed_job_goes_on_and_trains_on_no_prompt_twice(jobs: Jobs) -> None:
 
 
 def test_a_server_takes_new_weights_while_it_generates(jobs: Jobs) -> None:
-    settings = SETTINGS | ASYNC | {"trainer__steps": 14}
-    check(jobs.run("async-sglang", engine__python=python(), **settings))
+    check(jobs.run("async-sglang", engine__python=python(), **SETTINGS | ASYNC))

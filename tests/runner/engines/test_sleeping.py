@@ -46,12 +46,12 @@ async def test_an_abort_leaves_what_the_time_was_enough_for(client: EngineClient
 
 
 async def test_new_weights_in_mid_sample_and_pauses(client: EngineClient) -> None:
-    running = asyncio.create_task(client.generate(request("r", 1, max_new_tokens=400, min_new_tokens=400)))
+    running = asyncio.create_task(client.generate(request("r", 1, max_new_tokens=2000, min_new_tokens=2000)))
     await asyncio.sleep(0.02)
     await client.pause("in_place")
     assert await client.update_weights(WeightManifest("nothing", 8, 3, ())) == 3
     await client.resume()
     [one] = await running
     assert [span.version for span in one.versions] == [0, 3]
-    assert (one.versions[0].start, one.versions[-1].end) == (0, 400)
+    assert (one.versions[0].start, one.versions[-1].end) == (0, 2000)
     assert await client.health()

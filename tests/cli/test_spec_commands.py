@@ -154,7 +154,8 @@ def test_plan_as_json(rlrun: Command) -> None:
     }
     place = {"pipeline": 0, "replicate": 0, "fsdp": 1, "context": 0, "tensor": 1}
     assert plan["ranks"][3]["coordinates"] == place
-    assert [engine["place"] for engine in plan["engines"]] == [{"node": 0, "gpu": 4}, {"node": 0, "gpu": 5}]
+    places = [engine["places"] for engine in plan["engines"]]
+    assert places == [[{"node": 0, "gpu": 4}], [{"node": 0, "gpu": 5}]]
     assert plan["optimizer_steps"] is None
 
 

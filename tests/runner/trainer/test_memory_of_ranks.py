@@ -81,4 +81,4 @@ def test_a_dry_run_tells_what_a_rank_holds(
     for name in HELD:
         assert traced["most"][name] == pytest.approx(found[name], rel=0.01)
     at_peak = sum(traced["peak"].values()) - found["parameters"] - found["optimizer"]
-    assert at_peak == pytest.approx(found["beside"], rel=0.06)
+    assert at_peak == pytest.approx(found["beside"], rel=0.1)

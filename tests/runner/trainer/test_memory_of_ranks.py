@@ -81,5 +81,5 @@ def test_a_dry_run_tells_what_a_rank_holds(
     for name in HELD:
         assert traced["most"][name] == pytest.approx(found[name], rel=0.01)
     at_peak = sum(traced["peak"].values()) - found["parameters"] - found["optimizer"]
-    # what a rank holds at its peak depends on how long it waits for the other
-    assert at_peak == pytest.approx(found["beside"], rel=0.5)
+    # A rank that waits for the other holds for longer what it is about to free: measured peaks err upwards.
+    assert 0.6 * found["beside"] < at_peak < 1.06 * found["beside"]

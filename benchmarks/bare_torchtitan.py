@@ -23,6 +23,7 @@ from rlrun.runner.trainer.compat import Embedding, Linear, Qwen3Model, Qwen3Tran
 from rlrun.runner.trainer.layers import PackedAttention
 from rlrun.runner.trainer.parameters import Parameters
 from rlrun.specs.job import Spec
+from rlrun.specs.trainer import TrainerSpec
 
 KEPT: dict[str, Any] = {}
 """Parameters are loaded, not initialised."""
@@ -68,6 +69,18 @@ def stock_model(model: Architecture) -> Qwen3Model:
     return built
 
 
+def adamw(model: torch.nn.Module, trainer: TrainerSpec) -> torch.optim.AdamW:
+    """torch's own, as the trainer's is set."""
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=trainer.lr,
+        betas=trainer.betas,
+        eps=trainer.eps,
+        weight_decay=trainer.weight_decay,
+        fused=True,
+    )
+
+
 class Torchtitan:
     """torchtitan's model, loss and optimizer."""
 
@@ -79,14 +92,7 @@ class Torchtitan:
         with WeightFolder(folder, model) as weights:
             Parameters([self.model], model, trained=False).load(lambda one: weights.read(one.name))
         trainer = spec.trainer
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=trainer.lr,
-            betas=trainer.betas,
-            eps=trainer.eps,
-            weight_decay=trainer.weight_decay,
-            fused=True,
-        )
+        self.optimizer = adamw(self.model, trainer)
         self.max_norm, self.device = trainer.max_grad_norm, device
         self.half = trainer.dtype == "bfloat16"
 

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from trainer_step import VOCABULARY, Ours, make_model, make_sequences, now
+from trainer_step import VOCABULARY, Ours, make_model, make_sequences, now, one_step
 
-from rlrun.runner.batches.packing import plan_steps
 from rlrun.runner.carriers import TrainSequence, TrainStep
 from rlrun.runner.trainer.decoder import place_of
 from rlrun.specs.job import Spec
@@ -81,15 +80,7 @@ def main() -> None:
 
 def measure(folder: Path, spec: Spec, options: argparse.Namespace) -> dict[str, object]:
     sequences = make_sequences(options.documents, VOCABULARY[options.size])
-    (step,) = plan_steps(
-        sequences,
-        optimizer_steps=1,
-        reduction="per_sample_mean",
-        max_tokens=options.budget,
-        max_length=4096,
-        max_response_tokens=512,
-        data_degree=1,
-    )
+    step = one_step(sequences, options.budget)
     ours = Ours(folder, spec, options.threads)
     bare = Bare(ours, spec, sequences, step)
     rounds = []

@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from bare_torchtitan import Torchtitan
+from bare_torchtitan import Torchtitan, adamw
 
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
-from rlrun.runner.carriers import TrainerSetup, TrainSequence
+from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep
 from rlrun.runner.trainer.batch import make_pack
 from rlrun.runner.trainer.rank import TrainerRank
 from rlrun.specs.job import Spec
@@ -132,14 +132,7 @@ class Plain:
             folder, dtype=torch.float32, attn_implementation="sdpa"
         ).to(device)
         trainer = spec.trainer
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=trainer.lr,
-            betas=trainer.betas,
-            eps=trainer.eps,
-            weight_decay=trainer.weight_decay,
-            fused=True,
-        )
+        self.optimizer = adamw(self.model, trainer)
         self.max_norm = trainer.max_grad_norm
         self.half, self.device = trainer.dtype == "bfloat16", device
 
@@ -240,17 +233,23 @@ def main() -> None:
         print(json.dumps(measure(folder, spec, options), indent=2))
 
 
-def measure(folder: Path, spec: Spec, options: argparse.Namespace) -> dict[str, object]:
-    sequences = make_sequences(options.documents, VOCABULARY[options.size])
+def one_step(sequences: list[TrainSequence], budget: int) -> TrainStep:
+    """All of them in one optimizer step, in micro-batches of `budget` tokens."""
     (step,) = plan_steps(
         sequences,
         optimizer_steps=1,
         reduction="per_sample_mean",
-        max_tokens=options.budget,
+        max_tokens=budget,
         max_length=4096,
         max_response_tokens=512,
         data_degree=1,
     )
+    return step
+
+
+def measure(folder: Path, spec: Spec, options: argparse.Namespace) -> dict[str, object]:
+    sequences = make_sequences(options.documents, VOCABULARY[options.size])
+    step = one_step(sequences, options.budget)
     ours = Ours(folder, spec, options.threads)
     others = {name: SIDES[name](folder, spec, ours.device) for name in options.against}
     runs: dict[str, list[dict[str, float]]] = {"rlrun": [], **{name: [] for name in others}}

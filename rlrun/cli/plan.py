@@ -62,11 +62,7 @@ def command(
     if rank is not None and not deep:
         raise ValueError("--rank is one to trace: add --deep")
     if deep:
-        from rlrun.cli.plan_deep import print_deep
-
-        if case is None:
-            raise ValueError(reason)
-        print_deep(case, rank or 0, as_json)
+        _trace(case, reason, rank or 0, as_json=as_json)
     elif sweep or simulate:
         if case is None or not spec.cluster.gpus_per_node:
             raise ValueError(reason or "layouts are compared on GPUs: set cluster.gpus_per_node")
@@ -75,6 +71,14 @@ def command(
         print(json.dumps(_as_dict(plan, case, reason)))
     else:
         _show(spec, plan, case, reason)
+
+
+def _trace(case: "Case | None", reason: str, rank: int, *, as_json: bool) -> None:
+    from rlrun.cli.plan_deep import print_deep
+
+    if case is None:
+        raise ValueError(reason)
+    print_deep(case, rank, as_json)
 
 
 def _compare(case: "Case", as_json: bool, *, sweep: bool, spread: float | None) -> None:

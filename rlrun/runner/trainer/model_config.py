@@ -66,19 +66,17 @@ def _attention_of(
 
 
 def _sink_attention(model: Architecture, layer: int) -> SinkAttention.Config:
-    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     return SinkAttention.Config(
         n_heads=model.heads,
         n_kv_heads=model.kv_heads,
         head_dim=model.head_dim,
         dim=model.hidden,
-        qkv_linear=QKVLinear.Config(
-            head_dim=model.head_dim,
-            wq=_matrix(model.hidden, queries, bias=True),
-            wkv=_matrix(model.hidden, keys, bias=True),
-        ),
+        qkv_linear=_qkv(model, bias=True),
         wo=SharedBiasMatrix.Config(
-            in_features=queries, out_features=model.hidden, bias=True, param_init=_FROM_CHECKPOINT
+            in_features=model.heads * model.head_dim,
+            out_features=model.hidden,
+            bias=True,
+            param_init=_FROM_CHECKPOINT,
         ),
         inner_attention=PackedAttention.Config(window=model.window(layer)),
         rope=_rope(model),
@@ -87,21 +85,24 @@ def _sink_attention(model: Architecture, layer: int) -> SinkAttention.Config:
 
 
 def _attention(model: Architecture) -> GQAttention.Config:
-    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     return GQAttention.Config(
         n_heads=model.heads,
         n_kv_heads=model.kv_heads,
         head_dim=model.head_dim,
         dim=model.hidden,
-        qkv_linear=QKVLinear.Config(
-            head_dim=model.head_dim,
-            wq=_matrix(model.hidden, queries, bias=model.qkv_bias),
-            wkv=_matrix(model.hidden, keys, bias=model.qkv_bias),
-        ),
-        wo=_matrix(queries, model.hidden),
+        qkv_linear=_qkv(model, bias=model.qkv_bias),
+        wo=_matrix(model.heads * model.head_dim, model.hidden),
         qk_norm=_norm(model.norm_eps, model.head_dim) if model.qk_norm else None,
         inner_attention=PackedAttention.Config(),
         rope=_rope(model),
+    )
+
+
+def _qkv(model: Architecture, *, bias: bool) -> QKVLinear.Config:
+    return QKVLinear.Config(
+        head_dim=model.head_dim,
+        wq=_matrix(model.hidden, model.heads * model.head_dim, bias=bias),
+        wkv=_matrix(model.hidden, model.kv_heads * model.head_dim, bias=bias),
     )
 
 

@@ -2,23 +2,22 @@
 
 import errno
 import fcntl
-import multiprocessing
-import os
 import shutil
-import signal
-from pathlib import Path
 
 import pytest
 import torch
 from conversions import EFFORT, convert, ignore, read_hf, same
+from killed import (
+    SHARDS,
+    plan,
+    run_and_die,
+    write_and_die_after,
+    write_and_die_at_the_end,
+    write_small_files,
+)
 from tiny_models import make_tiny_model
 
 from rlrun.converters import copying, destination
-from rlrun.converters.conversion import Options, plan_conversion
-from rlrun.converters.locate import find_checkpoint
-
-FORK = multiprocessing.get_context("fork")
-SHARDS = {"shard_bytes": 60_000}
 
 
 @pytest.fixture(scope="module")
@@ -26,39 +25,11 @@ def source(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("models") / "hf")
 
 
-def plan(source, **options):
-    return plan_conversion(find_checkpoint(source), "hf", Options(**SHARDS, **options))
-
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def run_and_die(work):
-    """Run in a process of its own that does not live to its end."""
-    process = FORK.Process(target=work)
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
-
-
-def killed_after(calls, source, out, **options):
-    """A conversion that is killed when it reports its progress for the `calls`th time."""
-    left = [calls]
-
-    def count(nbytes):
-        left[0] -= 1
-        if left[0] == 0:
-            die()
-
-    run_and_die(lambda: plan(source, **options).write(out, EFFORT, count, None))
-
-
 @pytest.mark.parametrize("calls", [1, 2, 5, 11, 17, 22])
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}], ids=["copied", "cast"])
 def test_a_second_run_completes_what_a_killed_one_began(calls, options, source, tmp_path):
     out = tmp_path / "out"
-    killed_after(calls, source, out, **options)
+    run_and_die(write_and_die_after, calls, source, out, options)
     assert not out.exists()
     convert(source, "hf", out, **SHARDS, **options)
     expected = {name: tensor.to(options.get("dtype")) for name, tensor in read_hf(source).items()}
@@ -67,20 +38,9 @@ def test_a_second_run_completes_what_a_killed_one_began(calls, options, source, 
 
 
 @pytest.mark.parametrize("moment", ["before the folder has its name", "after"])
-def test_killed_at_the_end(moment, source, tmp_path, monkeypatch):
+def test_killed_at_the_end(moment, source, tmp_path):
     out = tmp_path / "out"
-    rename = Path.rename
-
-    def last(path, target):
-        if Path(target) == out and moment != "after":
-            die()
-        rename(path, target)
-        if Path(target) == out:
-            die()
-
-    monkeypatch.setattr(Path, "rename", last)
-    run_and_die(lambda: plan(source).write(out, EFFORT, ignore, None))
-    monkeypatch.undo()
+    run_and_die(write_and_die_at_the_end, moment, source, out)
     if moment == "after":
         with pytest.raises(ValueError, match="exists already"):
             convert(source, "hf", out, **SHARDS)
@@ -91,7 +51,7 @@ def test_killed_at_the_end(moment, source, tmp_path, monkeypatch):
 
 def test_what_is_complete_is_not_written_again(source, tmp_path):
     out = tmp_path / "out"
-    killed_after(20, source, out)
+    run_and_die(write_and_die_after, 20, source, out, {})
     complete = {path: path.stat().st_mtime_ns for path in (tmp_path / ".out.partial").glob("*.safetensors")}
     assert complete
     conversion = plan(source)
@@ -102,7 +62,7 @@ def test_what_is_complete_is_not_written_again(source, tmp_path):
 
 def test_another_conversion_does_not_go_on_from_it(source, tmp_path):
     out = tmp_path / "out"
-    killed_after(20, source, out)
+    run_and_die(write_and_die_after, 20, source, out, {})
     convert(source, "hf", out, dtype=torch.bfloat16, **SHARDS)
     assert same({name: tensor.bfloat16() for name, tensor in read_hf(source).items()}, read_hf(out))
 
@@ -133,21 +93,9 @@ def test_a_disk_that_has_too_little_room_is_noticed_before(source, tmp_path, mon
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}], ids=["copied", "cast"])
-def test_a_disk_that_is_full_meanwhile(options, source, tmp_path, monkeypatch):
-    """Files may have no more than 20 kB: to the kernel that is another reason, to us the same."""
-    import resource
-
+def test_a_disk_that_is_full_meanwhile(options, source, tmp_path):
     out = tmp_path / "out"
-
-    def limited():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        with pytest.raises(ValueError, match=r"model-.*: File too large; .*give the same command again"):
-            convert(source, "hf", out, **SHARDS, **options)
-        assert not out.exists()
-        die()
-
-    run_and_die(limited)
+    run_and_die(write_small_files, source, out, options)
     convert(source, "hf", out, **SHARDS, **options)
 
 

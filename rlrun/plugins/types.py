@@ -66,6 +66,11 @@ class Status(StrEnum):
     FAILED = "failed"
     """An engine or environment error; never trained on, always counted."""
 
+    @property
+    def is_finished(self) -> bool:
+        """There is an answer that can be scored."""
+        return self in (Status.COMPLETED, Status.TRUNCATED)
+
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
@@ -119,6 +124,17 @@ class Sample:
     def __post_init__(self) -> None:
         length = len(self.tokens)
         assert len(self.log_probs) == len(self.loss_mask) == length, "tokens, log-probs and mask must align"
+
+    @property
+    def execution(self) -> str:
+        """What names its execution: its own id where it is the only sample of one."""
+        return self.execution_id or self.id
+
+    @property
+    def made(self) -> NDArray[np.bool_]:
+        """`[R]` whether the policy made a token: what it was given has neither mask nor log-prob."""
+        made: NDArray[np.bool_] = (self.loss_mask > 0) | (self.log_probs != 0)
+        return made
 
     @property
     def oldest_version(self) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from rlrun.specs.batch import batch_numbers, nearest_batches
+from rlrun.specs.batch import BATCH_KEYS, batch_numbers, nearest_batches
 from rlrun.specs.companion_rules import (
     CompanionDemands,
     critic_alone,
@@ -21,13 +21,8 @@ from rlrun.specs.optimizer_rules import optimizer_sections
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding, dotted
 from rlrun.specs.rules import given, no_effect
+from rlrun.specs.term_rules import TermDemands, bootstrapping, off_policy_masking, old_log_probs, pairs
 
-BATCH_KEYS: tuple[KeyPath, ...] = (
-    ("trainer", "global_batch_size"),
-    ("trainer", "optimizer_steps"),
-    ("rollout", "batch_size"),
-    ("rollout", "samples_per_prompt"),
-)
 LAYOUT_KEYS: tuple[KeyPath, ...] = (
     ("cluster", "gpus_per_node"),
     ("cluster", "nodes"),
@@ -44,28 +39,12 @@ DEMONSTRATION_KEYS = {"max_prompt_tokens", "max_response_tokens"}
 """The keys of `[rollout]` that demonstrations heed too."""
 
 
-class Demands(CompanionDemands, Protocol):
+class Demands(CompanionDemands, TermDemands, Protocol):
     """The part of an algorithm's needs (rlrun.plugins.types.Needs) that rules look at."""
-
-    @property
-    def rollout(self) -> bool:
-        """The policy answers prompts; false for SFT."""
 
     @property
     def rewards(self) -> bool:
         """Rewards take part in the advantages."""
-
-    @property
-    def pairs(self) -> bool:
-        """Rows carry two responses each."""
-
-    @property
-    def old_log_probs(self) -> bool:
-        """There is a ratio to the policy that generated."""
-
-    @property
-    def trainer_log_probs(self) -> bool:
-        """The trainer's own old log-probs are needed beside the engine's."""
 
     @property
     def group_relative(self) -> bool:
@@ -133,18 +112,6 @@ def without_rollouts(spec: Spec, demands: Demands) -> Iterator[Finding]:
         yield no_effect(path, why, f"remove {dotted(path)}")
 
 
-def old_log_probs(spec: Spec, demands: Demands) -> Iterator[Finding]:
-    """The source of the ratio's denominator, where there is a ratio."""
-    path = ("trainer", "old_log_probs")
-    if given(spec.trainer, "old_log_probs") and not demands.old_log_probs:
-        yield no_effect(path, f"{spec.algorithm.type} has no ratio to an older policy", "remove it")
-    elif spec.trainer.old_log_probs == "rollout" and demands.trainer_log_probs:
-        message = (
-            "the algorithm's correction compares the trainer's log-probs with the engine's, and needs both"
-        )
-        yield Finding(path, message, 'write "trainer", or remove algorithm.correction', "trainer", "rollout")
-
-
 def cache_size(spec: Spec, demands: Demands) -> Iterator[Finding]:
     """The KV cache holds at least one sample."""
     cache, sample = spec.engine.max_cache_tokens, longest_sample(spec)
@@ -186,15 +153,6 @@ def answers(spec: Spec, demands: Demands) -> Iterator[Finding]:
             yield no_effect(("data", key), why, "remove it", (("data", "type"),))
 
 
-def pairs(spec: Spec, demands: Demands) -> Iterator[Finding]:
-    """A pair's loss is one number, spread over its tokens: only their mean gives it back."""
-    path = ("trainer", "reduction")
-    if demands.pairs and spec.trainer.reduction != "per_sample_mean":
-        message = f"{spec.algorithm.type} counts pairs, not tokens"
-        cure = 'write "per_sample_mean", or leave it out'
-        yield Finding(path, message, cure, "per_sample_mean", spec.trainer.reduction)
-
-
 ALGORITHM_RULES: tuple[Rule, ...] = (
     batch_equation,
     layout,
@@ -202,9 +160,11 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     rewards,
     without_rollouts,
     old_log_probs,
+    off_policy_masking,
+    bootstrapping,
+    pairs,
     cache_size,
     warm_up,
-    pairs,
     answers,
     idle_companions,
     teacher,

@@ -3,6 +3,14 @@
 from dataclasses import dataclass
 
 from rlrun.specs.job import Spec
+from rlrun.specs.positions import KeyPath
+
+BATCH_KEYS: tuple[KeyPath, ...] = (
+    ("trainer", "global_batch_size"),
+    ("trainer", "optimizer_steps"),
+    ("rollout", "batch_size"),
+    ("rollout", "samples_per_prompt"),
+)
 
 
 @dataclass(frozen=True, slots=True)

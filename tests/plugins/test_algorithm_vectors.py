@@ -14,7 +14,7 @@ import torch
 from rlrun.plugins.algorithms import shaping
 from rlrun.plugins.algorithms.advantages import centred, group_relative, whiten
 from rlrun.plugins.algorithms.correction import Correction, correction_weight, off_policy_mask
-from rlrun.plugins.algorithms.kl import estimate
+from rlrun.plugins.algorithms.kl import KLTerm, token_kl
 from rlrun.plugins.algorithms.policy_loss import cispo_loss, clip_loss, sequence_divergence
 from rlrun.plugins.registry import build
 from rlrun.plugins.testing import group
@@ -54,8 +54,10 @@ def grpo_rewards(rewards: list[float], n: int, std: bool) -> Any:
     return [advantages[0] for advantages in spread]
 
 
-def approx_kl(type: Any, log_probs: list[float], base: list[float]) -> Any:
-    return estimate(type, tensor(log_probs) - tensor(base))
+def approx_kl(type: Any, log_probs: list[float], base: list[float], importance_ratio: Any = None) -> Any:
+    new = tensor(log_probs)
+    old = new if importance_ratio is None else new - tensor(importance_ratio).log()
+    return token_kl(KLTerm(type=type, unbiased=importance_ratio is not None), new, tensor(base), old)
 
 
 def policy_loss(
@@ -94,22 +96,26 @@ def reinforce_pp_returns(reward: float, kl: Any, mask: Any, kl_coef: float, gamm
     one = group([reward], lengths=[len(kl)])
     one.samples[0].loss_mask = np.array(mask, np.float32)
     with_kl(one.samples[0], kl)
-    params = {"gamma": gamma, "kl": {"in_reward": {"type": "k1", "coef": kl_coef}}}
-    return raw("reinforce_plus_plus", [one], **params)[0]
+    return raw("reinforce_plus_plus", [one], gamma=gamma, kl=in_reward(kl_coef))[0]
 
 
 def reinforce_pp_baseline(reward_minus_group_mean: float, kl: Any, kl_coef: float) -> Any:
     half = group([reward_minus_group_mean, -reward_minus_group_mean], lengths=[len(kl), 1])
     with_kl(half.samples[0], kl)
-    params = {"kl": {"in_reward": {"type": "k1", "coef": kl_coef}}}
-    return raw("reinforce_plus_plus_baseline", [half], **params)[0]
+    return raw("reinforce_plus_plus_baseline", [half], kl=in_reward(kl_coef))[0]
 
 
-def gae(token_rewards: Any, values: Any, gamma: float, lambd: float) -> Any:
-    """The row's reward comes with the last token, as PPO's does."""
+def in_reward(coef: float) -> Any:
+    return {"in_reward": {"type": "k1", "coef": coef} if coef else None}
+
+
+def gae(token_rewards: list[float], values: list[float], gamma: float, lambd: float) -> Any:
+    """All rewards but the last token's, the sample's, are KL penalties: k1 of the same size."""
     one = group([token_rewards[-1]], lengths=[len(values)])
     one.samples[0].values = np.array(values, np.float32)
-    algorithm = build("algorithms", "ppo", {"gamma": gamma, "lambd": lambd})
+    with_kl(one.samples[0], [-reward for reward in token_rewards[:-1]] + [0.0])
+    params = {"gamma": gamma, "lambd": lambd, "kl": in_reward(1.0)}
+    algorithm = build("algorithms", "ppo", params)
     return {"advantages": algorithm.advantages([one])[0], "returns": algorithm.returns([one])[0]}
 
 
@@ -134,14 +140,11 @@ def weight_of(type: Any) -> Callable[..., Any]:
     return weight
 
 
-def opsm_mask(delta: float, note: str, **tokens: Any) -> Any:
-    """The reference masks token by token; whole samples agree with it when each has one token."""
-    length = len(tokens["mask"])
-    one_token_samples = inputs(
-        tokens["new"], tokens["old"], tokens["mask"], advantages=tokens["adv"], samples=range(length)
-    )
-    keep = off_policy_mask(one_token_samples, delta)
-    return {"keep": keep, "clipfrac": 1 - keep.mean()}
+def opsm_mask(adv: list[float], mask: list[float], delta: float, note: str = "", **log_probs: Any) -> Any:
+    """The reference masks token by token; whole samples agree with it when all tokens have its advantage."""
+    whole = [inputs(**log_probs, mask=mask, advantages=[one] * len(adv)) for one in adv]
+    keep = [float(off_policy_mask(one, delta)[place]) for place, one in enumerate(whole)]
+    return {"keep": keep, "clipfrac": (len(keep) - sum(keep)) / max(sum(mask), 1)}
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

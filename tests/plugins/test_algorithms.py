@@ -1,5 +1,6 @@
 """Every shipped algorithm keeps the contract, and differs from the others where its paper says so."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from rlrun.plugins.algorithms.advantages import discounted_sums, leave_one_out, 
 from rlrun.plugins.algorithms.correction import Correction, correction_weight
 from rlrun.plugins.registry import PluginError, build, names
 from rlrun.plugins.testing import check_algorithm, group, micro_batch
-from rlrun.plugins.types import Needs, Status
+from rlrun.plugins.types import Group, Needs, Status, ValueInputs
 
 SUPERVISED = {"sft", "dpo"}
 NOT_COMPARED = {"reinforce_plus_plus", "ppo", "on_policy_distillation"}
@@ -107,6 +108,20 @@ def test_low_var_kl_stays_finite_where_k3_overflows() -> None:
     torch.testing.assert_close(inputs.log_probs.grad, -inputs.advantages)
 
 
+@pytest.mark.parametrize(("away", "log_ratio", "expected"), [(-25.0, -24.0, math.e), (-25.0, -20.0, 10.0)])
+def test_the_ratio_comes_before_the_bounds_of_low_var_kl(
+    away: float, log_ratio: float, expected: float
+) -> None:
+    """k3 times the ratio, then within ±10: a large estimate of an unlikely token may count little."""
+    new = torch.tensor([-30.0], requires_grad=True)
+    inputs = micro_batch(
+        1, 1, log_probs=new, old_log_probs=new.detach() - log_ratio, reference_log_probs=new.detach() - away
+    )
+    params = {"kl": {"in_loss": {"type": "low_var_kl", "unbiased": True}}}
+    found = build("algorithms", "grpo", params).loss(inputs).metrics["kl_loss"].item()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_unbiased_kl_is_weighted_by_the_ratio() -> None:
     inputs = micro_batch(reference_log_probs=torch.full((12,), -1.0))
     losses = {
@@ -164,6 +179,70 @@ def test_leave_one_out_is_the_mean_of_the_others() -> None:
     rewards = np.array([3.0, 1.0, 8.0, 0.0])
     others = [np.delete(rewards, at).mean() for at in range(4)]
     np.testing.assert_allclose(leave_one_out(rewards), rewards - others)
+
+
+def executions(*rewards: list[float]) -> Group:
+    """A group whose executions left a sample for each of their rewards."""
+    flat = [reward for own in rewards for reward in own]
+    whole = group(flat, lengths=[1] * len(flat))
+    names = [f"0-{number}" for number, own in enumerate(rewards) for _ in own]
+    for one, name in zip(whole.samples, names, strict=True):
+        one.execution_id = name
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards", "expected"),
+    [
+        ("dr_grpo", ([1, 1, 1], [0]), [0.5, 0.5, 0.5, -0.5]),
+        ("grpo", ([1, 1, 1], [0]), [0.70710578] * 3 + [-0.70710578]),
+        ("rloo", ([1, 1, 1], [0], [0]), [1, 1, 1, -0.5, -0.5]),
+        ("rloo", ([1, 0], [1]), [0, -1, 0.5]),
+        ("dr_grpo", ([1, 0], [0.5]), [0.5, -0.5, 0]),
+        ("grpo", ([1, 0], [1, 0]), [0.70710578, -0.70710578] * 2),
+        ("grpo", ([1, 0],), [0, 0]),
+    ],
+    ids=str,
+)
+def test_an_execution_counts_once_in_its_group(
+    name: str, rewards: tuple[list[float], ...], expected: list[float]
+) -> None:
+    arrays = build("algorithms", name, {}).advantages([executions(*rewards)])
+    assert [float(array[0]) for array in arrays] == pytest.approx(expected)
+
+
+def test_whitening_sees_small_differences_between_large_rewards() -> None:
+    """Beside a reward of 10⁷ float32 would know nothing of a penalty of 0.1 a token."""
+    one = group([1e7], lengths=[3])
+    one.samples[0].policy_log_probs = np.array([-1.0, -2.0, -3.0], np.float32)
+    one.samples[0].reference_log_probs = np.array([-2.0, -3.0, -4.0], np.float32)
+    params = {"kl": {"in_reward": {"coef": 0.1}}}
+    (array,) = build("algorithms", "reinforce_plus_plus", params).advantages([one])
+    np.testing.assert_allclose(array, [-1, 0, 1], atol=1e-5)
+
+
+def test_what_the_policy_was_given_has_no_penalty() -> None:
+    """The engine has no log-prob of a tool's answer: 0 in its place would be far from any reference."""
+    one = group([0.0], lengths=[3])
+    answer = one.samples[0]
+    answer.log_probs, answer.loss_mask = np.array([-1, 0, -1], np.float32), np.array([1, 0, 1], np.float32)
+    answer.policy_log_probs, answer.values = answer.log_probs, np.zeros(3, np.float32)
+    answer.reference_log_probs = np.array([-2, -9, -2], np.float32)
+    (array,) = build("algorithms", "ppo", {"kl": {"in_reward": {"coef": 0.5}}}).advantages([one])
+    assert array.tolist() == [-1, -0.5, -0.5]
+
+
+def test_a_value_is_counted_as_clipped_once_it_has_moved_that_far() -> None:
+    """Whichever of the two squares is larger."""
+    inputs = ValueInputs(
+        values=torch.tensor([1.0, 0.6, 0.0]),
+        old_values=torch.full((3,), 0.5),
+        returns=torch.tensor([0.0, 0.0, 2.0]),
+        mask=torch.ones(3),
+    )
+    outputs = build("algorithms", "ppo", {}).value_loss(inputs)
+    assert outputs.loss.tolist() == pytest.approx([1.0, 0.36, 4.0])
+    assert outputs.metrics["value_clip_frac"].tolist() == [1, 0, 1]
 
 
 def test_discounted_sums_equal_the_recursion() -> None:
@@ -250,11 +329,22 @@ def spread_out(**correction: Any) -> Any:
         ({"level": "geometric"}, [2**0.5] * 3 + [1, 1]),
         ({"veto": 0.6}, [0, 0, 0, 1, 1]),
         ({"veto": 0.4}, [0.5, 2, 2, 1, 1]),
+        ({"veto": 1e-12}, [0.5, 2, 2, 1, 1]),
     ],
     ids=str,
 )
 def test_mis_weights_tokens_or_samples(correction: dict[str, Any], weights: list[float]) -> None:
     assert spread_out(**correction) == pytest.approx(weights)
+
+
+def test_a_veto_sees_ratios_that_weights_are_kept_from() -> None:
+    """Weights stay within e^±20; a veto of 1e-12 is below that, and the ratio below the veto."""
+    inputs = micro_batch(
+        2, 2, old_log_probs=torch.tensor([-31.0, -1.0]), rollout_log_probs=-torch.ones(2), mask=torch.ones(2)
+    )
+    found = correction_weight(Correction(type="mis", veto=1e-12), inputs)
+    assert found.vetoed.tolist() == [1, 0]
+    assert found.weight.tolist() == [0, 1]
 
 
 def test_distillation_pulls_towards_the_teacher() -> None:
@@ -266,7 +356,7 @@ def test_distillation_pulls_towards_the_teacher() -> None:
     plain = build("algorithms", "grpo", {}).advantages([group([1, 0])])
     both = build("algorithms", "grpo", {"distillation": {}}).advantages([group([1, 0])])
     for before, after in zip(plain, both, strict=True):
-        np.testing.assert_allclose(after, before + 0.5)
+        np.testing.assert_allclose(after, before + 0.5, rtol=1e-6)
 
 
 def test_distillation_needs_no_rewards() -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float32]
     Scores = NDArray[np.float64]
+    Numbers = NDArray[np.int64]
 else:
     from rlrun.plugins import lazy_numpy as np
 
@@ -23,26 +24,45 @@ STD_EPSILON = 1e-6
 VARIANCE_EPSILON = 1e-8
 
 
-def centred(rewards: Scores, normalize_std: bool) -> Scores:
+def centred(rewards: Scores, normalize_std: bool, executions: Numbers | None = None) -> Scores:
     """Rewards `[n]` of one group minus their mean; with `normalize_std` over their unbiased std + 1e-6.
 
-    A group of one has nothing to compare with: advantage 0.
+    `executions` `[n]` numbers the executions that left the samples, each of which counts once; None: every
+    sample is one. A group of one has nothing to compare with: advantage 0.
     """
-    if len(rewards) < 2:
+    own, others = _executions(rewards, executions)
+    if others < 1:
         return np.zeros_like(rewards)
-    differences: Scores = rewards - rewards.mean()
+    shares = 1.0 / np.bincount(own)[own]
+    differences: Scores = rewards - (shares * rewards).sum() / (others + 1)
     if normalize_std:
-        differences /= rewards.std(ddof=1) + STD_EPSILON
+        differences /= np.sqrt((shares * differences**2).sum() / others) + STD_EPSILON
     return differences
 
 
-def leave_one_out(rewards: Scores) -> Scores:
-    """Each reward of a group `[n]` minus the mean of the others (RLOO, https://arxiv.org/abs/2402.14740)."""
-    count = len(rewards)
-    if count < 2:
+def leave_one_out(rewards: Scores, executions: Numbers | None = None) -> Scores:
+    """Each reward of a group `[n]` minus the mean of the others (RLOO, https://arxiv.org/abs/2402.14740):
+    those of other executions, each of which counts once.
+    """
+    own, others = _executions(rewards, executions)
+    if others < 1:
         return np.zeros_like(rewards)
-    advantages: Scores = (rewards - rewards.mean()) * (count / (count - 1))
+    means = np.bincount(own, weights=rewards) / np.bincount(own)
+    advantages: Scores = rewards - (means.sum() - means[own]) / others
     return advantages
+
+
+def _executions(rewards: Scores, executions: Numbers | None) -> tuple[Numbers, int]:
+    """The execution of each sample, and how many others a sample is compared with."""
+    own = np.arange(len(rewards)) if executions is None else executions
+    return own, int(own.max(initial=0))
+
+
+def executions_of(samples: Sequence[Sample]) -> Numbers:
+    """`[n]` numbers, from 0, of the executions that left these samples."""
+    numbers: dict[str | int, int] = {}
+    names = [sample.execution_id or place for place, sample in enumerate(samples)]
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
 def is_compared(sample: Sample) -> bool:
@@ -50,21 +70,27 @@ def is_compared(sample: Sample) -> bool:
     return sample.status is not Status.FAILED and bool(np.isfinite(sample.reward))
 
 
-def group_relative(groups: Sequence[Group], normalize_std: bool) -> list[Array]:
+def group_relative(groups: Sequence[Group], normalize_std: bool) -> list[Scores]:
     """GRPO's advantages: one `[R]` array for each sample, `centred` within its group."""
-    return [array for group in groups for array in spread(group, centred(compared(group), normalize_std))]
+    found = [(group, *compared(group)) for group in groups]
+    return [
+        array
+        for group, rewards, executions in found
+        for array in spread(group, centred(rewards, normalize_std, executions))
+    ]
 
 
-def compared(group: Group) -> Scores:
-    """Rewards of the group's samples that count, in order."""
-    return np.array([sample.reward for sample in group.samples if is_compared(sample)], dtype=np.float64)
+def compared(group: Group) -> tuple[Scores, Numbers]:
+    """Rewards of the group's samples that count, in order, and the executions that left them."""
+    samples = [sample for sample in group.samples if is_compared(sample)]
+    return np.array([one.reward for one in samples], dtype=np.float64), executions_of(samples)
 
 
-def spread(group: Group, values: Scores) -> list[Array]:
+def spread(group: Group, values: Scores) -> list[Scores]:
     """One value a sample that counts -> the same on each of its tokens; zeros for samples that don't."""
     remaining = iter(values.tolist())
     return [
-        np.full(len(sample.tokens), next(remaining) if is_compared(sample) else 0.0, dtype=np.float32)
+        np.full(len(sample.tokens), next(remaining) if is_compared(sample) else 0.0)
         for sample in group.samples
     ]
 
@@ -91,7 +117,7 @@ def discounted_sums(values: Scores, discount: float) -> Scores:
     return sums
 
 
-def whiten(advantages: Sequence[Array], masks: Sequence[Array]) -> list[Array]:
+def whiten(advantages: Sequence[Scores], masks: Sequence[Array]) -> list[Scores]:
     """Zero mean and unit variance over all trained tokens of a step; masked tokens are shifted alike.
 
     Variance is Bessel-corrected from two tokens on. ValueError when no token is trained.
@@ -102,4 +128,4 @@ def whiten(advantages: Sequence[Array], masks: Sequence[Array]) -> list[Array]:
         raise ValueError("no token of this step is trained: every sample is masked, failed or empty")
     variance = trained.var(ddof=1) if len(trained) > 1 else 0.0
     scale = 1.0 / np.sqrt(variance + VARIANCE_EPSILON)
-    return [((array - trained.mean()) * scale).astype(np.float32) for array in advantages]
+    return [(array - trained.mean()) * scale for array in advantages]

@@ -1,5 +1,6 @@
 """Samples that a slightly different policy drew: other numerics in the engine, or weights that moved on."""
 
+import math
 from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -81,8 +82,7 @@ def _vetoed(correction: Correction, difference: Any, inputs: LossInputs) -> Any:
     """1 on every token of a sample that has a trained token with a ratio below the veto."""
     if correction.veto is None:
         return difference.new_zeros(difference.shape)
-    ratio = difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
-    catastrophic = (ratio < correction.veto).to(difference.dtype) * inputs.mask
+    catastrophic = (difference < math.log(correction.veto)).to(difference.dtype) * inputs.mask
     return (inputs.sample_sum(catastrophic) > 0).to(difference.dtype)[inputs.sample]
 
 

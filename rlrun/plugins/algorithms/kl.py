@@ -10,8 +10,9 @@ from rlrun.specs.section import Section
 
 Estimator = Literal["k1", "k2", "k3", "low_var_kl"]
 
-LARGEST_LOG_RATIO = 20.0
 LARGEST_LOW_VAR_KL = 10.0
+SMALLEST_DIFFERENCE = -80.0
+"""exp(80) is near float32's largest number."""
 
 
 class KLTerm(Section):
@@ -83,8 +84,8 @@ def estimate(estimator: Estimator, difference: Any, exp: Callable[[Any], Any] = 
         case "k3":
             return exp(-difference) - 1 + difference
         case "low_var_kl":
-            # Beyond ±20 the bounded result is the same, and exp cannot overflow into a gradient of 0 * inf.
-            near = difference.clip(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+            # Below it the bounded result is the same, and exp cannot overflow into a gradient of 0 * inf.
+            near = difference.clip(min=SMALLEST_DIFFERENCE)
             return exp(-near) - 1 + near
 
 

@@ -40,7 +40,7 @@ class OnPolicyDistillation:
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """coef · (teacher - policy log-prob) of each token."""
-        zeros = [np.zeros(len(one.tokens), dtype=np.float32) for group in groups for one in group.samples]
+        zeros = [np.zeros(len(one.tokens)) for group in groups for one in group.samples]
         return shaped(self.params, groups, zeros)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:

@@ -46,7 +46,7 @@ class PPO:
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Generalised advantages of the token rewards."""
         found = [self._advantages(sample) for group in groups for sample in group.samples]
-        return shaped(self.params, groups, [values.astype(np.float32) for values in found])
+        return shaped(self.params, groups, found)
 
     def returns(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """Advantages before they were shaped, and values: what the critic should have said."""

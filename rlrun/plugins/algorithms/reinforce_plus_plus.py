@@ -43,11 +43,11 @@ class ReinforcePlusPlus:
         returns = [self._returns(sample) for group in groups for sample in group.samples]
         return shaped(self.params, groups, returns)
 
-    def _returns(self, sample: Sample) -> NDArray[np.float32]:
+    def _returns(self, sample: Sample) -> NDArray[np.float64]:
         """Discounted sums of the reward, on the last trained token, and of the penalties of trained ones."""
         mask = trained(sample)
         rewards = reward_at_end(sample.reward, mask) - penalty(self.params.kl, sample) * mask
-        return discounted_sums(rewards, self.params.gamma).astype(np.float32)
+        return discounted_sums(rewards, self.params.gamma)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Clipped loss of each token's ratio."""

@@ -39,8 +39,7 @@ class ReinforcePlusPlusBaseline:
         samples = [sample for group in groups for sample in group.samples]
         apart = group_relative(groups, normalize_std=False)
         penalised = [
-            (values - penalty(self.params.kl, sample)).astype(np.float32)
-            for sample, values in zip(samples, apart, strict=True)
+            values - penalty(self.params.kl, sample) for sample, values in zip(samples, apart, strict=True)
         ]
         return shaped(self.params, groups, penalised)
 

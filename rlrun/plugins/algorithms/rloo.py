@@ -31,7 +31,7 @@ class RLOO:
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
         """reward - mean of the others, the same on every token of a sample."""
-        apart = [array for group in groups for array in spread(group, leave_one_out(compared(group)))]
+        apart = [array for group in groups for array in spread(group, leave_one_out(*compared(group)))]
         return shaped(self.params, groups, apart)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:

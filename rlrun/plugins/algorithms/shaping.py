@@ -43,7 +43,7 @@ class Shaping(Protocol):
         """Whiten."""
 
 
-def shaped(params: Shaping, groups: Sequence[Group], advantages: Sequence[Array]) -> list[Array]:
+def shaped(params: Shaping, groups: Sequence[Group], advantages: Sequence[Scores]) -> list[Array]:
     """Advantages less coef · (policy - teacher log-prob), then whitened, as far as the parameters say so.
 
     On-policy distillation: the reverse KL to the teacher, token by token
@@ -53,12 +53,11 @@ def shaped(params: Shaping, groups: Sequence[Group], advantages: Sequence[Array]
     result = list(advantages)
     if (term := params.distillation) is not None:
         result = [
-            (values - term.coef * distance(sample)).astype(np.float32)
-            for sample, values in zip(samples, result, strict=True)
+            values - term.coef * distance(sample) for sample, values in zip(samples, result, strict=True)
         ]
     if params.normalize_advantages:
         result = whiten(result, [sample.loss_mask * is_whole(sample) for sample in samples])
-    return result
+    return [values.astype(np.float32) for values in result]
 
 
 def distance(sample: Sample) -> Scores:
@@ -74,12 +73,14 @@ def is_whole(sample: Sample) -> bool:
 
 
 def penalty(kl: RewardKLSection, sample: Sample) -> NDArray[np.float64]:
-    """`[R]` what the KL in the reward takes off each token's; zeros without one."""
+    """`[R]` what the KL in the reward takes off each token's; zeros without one, and on tokens that the
+    policy was given: it chose nothing there, and the engine has no log-probs of them.
+    """
     if kl.in_reward is None or not is_compared(sample):
         return np.zeros(len(sample.tokens))
     assert sample.policy_log_probs is not None and sample.reference_log_probs is not None, "needs.reference"
     found: Scores = reward_penalty(kl.in_reward, sample.policy_log_probs, sample.reference_log_probs)
-    return found
+    return found * sample.made
 
 
 def trained(sample: Sample) -> Array:

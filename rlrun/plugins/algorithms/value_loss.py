@@ -27,7 +27,8 @@ def generalised_advantages(
 
 
 def clipped_value_loss(values: Any, old_values: Any, returns: Any, clip: float) -> tuple[Any, Any]:
-    """max((v within old ± clip - R)², (v - R)²), and where the clipped term counts; `[T]` tensors."""
-    near = old_values + (values - old_values).clamp(-clip, clip)
-    plain, bounded = (values - returns).square(), (near - returns).square()
-    return plain.maximum(bounded), (bounded > plain).to(plain.dtype).detach()
+    """max((v within old ± clip - R)², (v - R)²), and which values moved by more than clip; `[T]` tensors."""
+    moved = values - old_values
+    near = old_values + moved.clamp(-clip, clip)
+    loss = (values - returns).square().maximum((near - returns).square())
+    return loss, (moved.abs() > clip).to(loss.dtype).detach()

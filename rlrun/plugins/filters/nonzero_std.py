@@ -37,6 +37,7 @@ class NonzeroStd:
     def __call__(self, group: Group) -> Drop | None:
         """Names the reward that all samples share in the reason: `all_0`, `all_1`, …"""
         rewards = np.array([sample.reward for sample in group.samples], dtype=np.float64)
-        if len(rewards) > 1 and rewards.std(ddof=1) > SMALLEST_STD:
+        compared = len({one.execution for one in group.samples}) > 1
+        if compared and rewards.std(ddof=1) > SMALLEST_STD:
             return None
         return Drop(f"all_{rewards[0]:.3g}" if len(rewards) else "empty")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.plugins.types import Group, Prompt, Sample
+from rlrun.plugins.types import Group, Sample
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.interfaces import Advantages
 
@@ -14,22 +14,24 @@ Array = NDArray[np.float32]
 
 
 def to_sequences(groups: Sequence[Group]) -> list[TrainSequence]:
-    """One sequence for each sample with a response, in order; advantages are still 0."""
-    return [
-        _sequence(sample.prompt, sample) for group in groups for sample in group.samples if len(sample.tokens)
-    ]
+    """One sequence for each sample, in order; advantages are still 0.
+
+    One without a response trains nothing, and counts among the optimizer step's samples.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    width = max((sample.experts.shape[1] for sample in samples if sample.experts is not None), default=0)
+    return [_sequence(sample, width) for sample in samples]
 
 
 def with_advantages(
     sequences: Sequence[TrainSequence], groups: Sequence[Group], algorithm: Advantages
 ) -> list[TrainSequence]:
     """`to_sequences(groups)` with the algorithm's advantages, and returns where it has a critic."""
-    samples = [sample for group in groups for sample in group.samples]
-    advantages = _of_responses(samples, algorithm.advantages(groups))
+    advantages = algorithm.advantages(groups)
     trained = [replace(one, advantages=values) for one, values in zip(sequences, advantages, strict=True)]
     if not algorithm.needs.critic:
         return trained
-    returns = _of_responses(samples, algorithm.returns(groups))
+    returns = algorithm.returns(groups)
     return [replace(one, returns=values) for one, values in zip(trained, returns, strict=True)]
 
 
@@ -53,32 +55,31 @@ def with_values(sequences: Sequence[TrainSequence], values: Sequence[Array]) -> 
 def note(groups: Sequence[Group], name: str, arrays: Sequence[Array] | None) -> None:
     """Put what a model said of each sequence on its sample, as attribute `name`, for the advantages.
 
-    None: what the engine said when it made the sample. A sample without a response gets an empty array.
+    None: what the engine said when it made the sample.
     """
-    found = iter(arrays or [])
-    for sample in (sample for group in groups for sample in group.samples):
-        said = sample.log_probs if arrays is None or not len(sample.tokens) else next(found)
-        setattr(sample, name, said)
+    samples = [sample for group in groups for sample in group.samples]
+    said = [sample.log_probs for sample in samples] if arrays is None else arrays
+    for sample, array in zip(samples, said, strict=True):
+        setattr(sample, name, array)
 
 
-def _of_responses(samples: Sequence[Sample], arrays: Sequence[Array]) -> list[Array]:
-    return [array for sample, array in zip(samples, arrays, strict=True) if len(sample.tokens)]
-
-
-def _sequence(prompt: Prompt, sample: Sample) -> TrainSequence:
+def _sequence(sample: Sample, width: int) -> TrainSequence:
+    prompt = sample.prompt.tokens
     return TrainSequence(
-        tokens=np.concatenate([prompt.tokens, sample.tokens]),
-        prompt_length=len(prompt.tokens),
+        tokens=np.concatenate([prompt, sample.tokens]),
+        prompt_length=len(prompt),
         loss_mask=sample.loss_mask,
         advantages=np.zeros(len(sample.tokens), dtype=np.float32),
         rollout_log_probs=sample.log_probs,
-        execution=sample.execution_id or sample.id,
-        experts=_experts(sample.experts, len(prompt.tokens) + len(sample.tokens)),
+        execution=sample.execution,
+        experts=_experts(sample, width) if width else None,
     )
 
 
-def _experts(found: NDArray[np.int16] | None, tokens: int) -> NDArray[np.int16] | None:
-    """Experts of all tokens: an engine does not run the last one that it makes."""
-    if found is None:
-        return None
-    return np.pad(found, ((0, tokens - len(found)), (0, 0)), constant_values=-1)
+def _experts(sample: Sample, width: int) -> NDArray[np.int16]:
+    """Experts of all tokens: engines run neither the last one that they make nor what stays unanswered."""
+    found = np.full((len(sample.prompt.tokens) + len(sample.tokens), width), -1, np.int16)
+    if sample.experts is not None:
+        found[: len(sample.experts)] = sample.experts
+    assert sample.experts is not None or not len(sample.tokens), "experts of some samples and not of others"
+    return found

@@ -31,7 +31,7 @@ def has_repetition(text: str) -> bool:
     if len(text) <= _REPETITION_WINDOW:
         return False
     tail = text[-_REPETITION_WINDOW:].encode()
-    return len(tail) / len(zlib.compress(tail)) > _REPETITION_RATIO
+    return len(tail) / len(zlib.compress(tail, zlib.Z_BEST_COMPRESSION)) > _REPETITION_RATIO
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -52,7 +52,7 @@ def pass_rates(rewards: Iterable[Sequence[float]], threshold: float = 1.0) -> di
 
 def execution_rewards(samples: Sequence[Sample]) -> list[float]:
     """The reward of each execution; one that left several samples has the last one's: what it ended with."""
-    return list({sample.execution_id or sample.id: sample.reward for sample in samples}.values())
+    return list({sample.execution: sample.reward for sample in samples}.values())
 
 
 def is_due(step: int, interval: int | None) -> bool:
@@ -62,10 +62,9 @@ def is_due(step: int, interval: int | None) -> bool:
 
 def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     """What `rollout/` says of the groups a step trains on, taken by weights up to `version`."""
-    scored = [
-        execution_rewards([s for s in group.samples if s.status is not Status.FAILED]) for group in groups
-    ]
-    samples = [sample for group in groups for sample in group.samples if sample.status is not Status.FAILED]
+    finished = [[sample for sample in group.samples if sample.status.is_finished] for group in groups]
+    scored = [execution_rewards(samples) for samples in finished]
+    samples = [sample for group in finished for sample in group]
     metrics = _reward_metrics(samples) | sample_metrics(samples) | pass_rates(scored)
     metrics["zero_std/count"] = sum(1 for rewards in scored if rewards and np.std(rewards) < _ZERO_STD)
     stale = [version - sample.oldest_version for sample in samples if sample.versions]
@@ -81,7 +80,7 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     metrics = {f"response_len/{k}": v for k, v in statistics([len(s.tokens) for s in samples]).items()}
     metrics["truncated_ratio"] = _share(sample.status is Status.TRUNCATED for sample in samples)
     metrics["repetition_frac"] = _share(has_repetition(sample.text) for sample in samples)
-    if made := sum(map(_tokens_made, samples)):
+    if made := sum(int(sample.made.sum()) for sample in samples):
         metrics["log_probs"] = float(sum(sample.log_probs.sum(dtype=np.float64) for sample in samples)) / made
     return metrics
 
@@ -100,11 +99,6 @@ def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         values = [sample.rewards[name] for sample in samples if name in sample.rewards]
         metrics[f"rewards/{name}"] = float(np.mean(values))
     return metrics
-
-
-def _tokens_made(sample: Sample) -> int:
-    """Tokens that the policy made: what it was given between its turns has neither mask nor log-prob."""
-    return int(np.count_nonzero((sample.loss_mask > 0) | (sample.log_probs != 0)))
 
 
 def _noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rlrun.plugins.generation import Trajectory
-from rlrun.plugins.types import Group, Prompt, Sample, Status
+from rlrun.plugins.types import Group, Prompt, Sample
 from rlrun.runner.errors import JobError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.records.metrics import execution_rewards, pass_rates, prefixed, sample_metrics
@@ -96,15 +96,18 @@ class Evaluator:
 
 
 def evaluation_metrics(groups: Sequence[Group], threshold: float) -> Mapping[str, float]:
-    """Mean reward, lengths, truncation and pass@k; a sample that failed has reward 0 and does not pass."""
+    """Mean reward, lengths, truncation and pass@k; a sample that failed or was cut short by us has reward 0
+    and does not pass.
+    """
     samples = [sample for group in groups for sample in group.samples]
+    finished = [sample for sample in samples if sample.status.is_finished]
     rewards = [execution_rewards([_graded(sample) for sample in group.samples]) for group in groups]
     flat = [reward for group in rewards for reward in group]
     metrics = {"reward": sum(flat) / len(flat) if flat else 0.0}
-    metrics |= pass_rates(rewards, threshold) | sample_metrics(samples)
-    metrics["failed"] = sum(sample.status is Status.FAILED for sample in samples)
+    metrics |= pass_rates(rewards, threshold) | sample_metrics(finished)
+    metrics["failed"] = len(samples) - len(finished)
     return metrics
 
 
 def _graded(sample: Sample) -> Sample:
-    return replace(sample, reward=0.0) if sample.status is Status.FAILED else sample
+    return sample if sample.status.is_finished else replace(sample, reward=0.0)

@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 LARGEST_CHUNK = 16
 """Samples a process is given at a time: few enough to share the work out, enough to make messages cheap."""
 
-_UNFINISHED = (Status.FAILED, Status.ABORTED)
-
 
 class RewardError(JobError):
     """A reward failed and the spec says to stop; names the plugin, the sample and the cause."""
@@ -100,7 +98,7 @@ class Scorer:
         and always where a reward's `key` does not fit what it returns. Samples whose generation failed or was
         aborted are left alone.
         """
-        samples = [sample for sample in samples if sample.status not in _UNFINISHED]
+        samples = [sample for sample in samples if sample.status.is_finished]
         if not self._specs or not samples:
             return
         assert self._tasks, "start() comes first"

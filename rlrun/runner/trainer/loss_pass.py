@@ -43,7 +43,7 @@ class LossPass:
         meter.add({f"train/{name}": (value * batch.weights).sum() for name, value in values.items()})
         meter.add({"train/loss": loss.detach(), "train/response_tokens": batch.mask.sum()})
         if self._algorithm.needs.rollout:
-            _compare_with_rollout(old, batch, meter)
+            _compare_with_rollout(log_probs.detach() if self._old_is_rollout else old, batch, meter)
         return loss
 
     def _evaluate(
@@ -69,8 +69,10 @@ class LossPass:
         return outputs.loss, values
 
 
-def _compare_with_rollout(old: torch.Tensor, batch: LossBatch, meter: Meter) -> None:
-    """How far the engine's log-probs are from the trainer's for the same weights."""
-    difference = (old - batch.rollout_log_probs).abs() * (batch.mask > 0)
+def _compare_with_rollout(ours: torch.Tensor, batch: LossBatch, meter: Meter) -> None:
+    """How far the engine's log-probs are from the trainer's: its old ones, or, where the engine's are the old
+    ones, those of the policy as it is trained.
+    """
+    difference = (ours - batch.rollout_log_probs).abs() * (batch.mask > 0)
     meter.add({DIFFERENCE: (difference * batch.weights).sum()})
     meter.raise_to({f"{DIFFERENCE}_max": difference.max() if len(difference) else 0.0})

@@ -52,7 +52,7 @@ def test_intervals(row: dict) -> None:
 
 
 def test_varied_or_short_text_is_no_repetition() -> None:
-    assert not has_repetition("ab" * 1000)
+    assert not has_repetition("ab" * 5000)
     assert not has_repetition(" ".join(str(n * n) for n in range(4000)))
 
 
@@ -72,6 +72,7 @@ def test_rollout_metrics() -> None:
         Group(prompt(0), [sample(0, 0, 1.0, 4), sample(0, 1, 0.0, 2, status=Status.TRUNCATED)]),
         Group(prompt(1), [sample(1, 0, 0.5, 2), sample(1, 1, 0.5, 4, versions=(VersionSpan(2, 0, 4),))]),
         Group(prompt(2), [sample(2, 0, float("nan"), status=Status.FAILED)]),
+        Group(prompt(3), [sample(3, 0, float("nan"), 9, status=Status.ABORTED)]),
     ]
     metrics = rollout_metrics(groups, version=3)
     assert metrics["rollout/reward/mean"] == 0.5

@@ -77,6 +77,15 @@ async def test_a_failed_sample_counts_as_not_passed() -> None:
     assert metrics["eval/held_out/failed"] == 2
 
 
+@pytest.mark.parametrize("status", [Status.FAILED, Status.ABORTED])
+def test_what_never_finished_has_reward_0_and_no_length(status: Status) -> None:
+    unscored = sample(0, 1, reward=float("nan"), length=9, status=status)
+    metrics = evaluation_metrics([Group(prompt(0), [sample(reward=1.0, length=3), unscored])], 1.0)
+    assert metrics["reward"] == metrics["pass@1"] == 0.5
+    assert metrics["response_len/max"] == 3
+    assert metrics["failed"] == 1
+
+
 def test_the_threshold_decides_what_passes() -> None:
     group = Group(prompt(0), [sample(reward=0.5), sample(0, 1, reward=0.2, status=Status.TRUNCATED)])
     assert evaluation_metrics([group], 0.4)["pass@1"] == 0.5

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -50,8 +51,6 @@ def same(ours, theirs):
 
 
 def with_old(sequences, log_probs):
-    import dataclasses
-
     return [dataclasses.replace(sequence, old_log_probs=log_probs[i]) for i, sequence in enumerate(sequences)]
 
 
@@ -179,8 +178,6 @@ def test_the_reference_keeps_its_weights_and_is_the_policy_at_first(start):
     batches = all_micro_batches(steps)
     start_log_probs = rank.log_probs(sequences, batches)
     reference = rank.log_probs(sequences, batches, reference=True)
-    import dataclasses
-
     sequences = [
         dataclasses.replace(sequence, reference_log_probs=reference[i])
         for i, sequence in enumerate(sequences)
@@ -203,8 +200,6 @@ def test_demonstrations_need_neither_rollout_nor_ratio(start):
 
 
 def poisoned(sequences):
-    import dataclasses
-
     bad = np.full(len(sequences[0].advantages), np.nan, np.float32)
     return [dataclasses.replace(sequences[0], advantages=bad), *sequences[1:]]
 
@@ -268,8 +263,6 @@ def test_tokens_and_times_are_reported(start):
 
 def test_prompts_alone_make_no_gradient(start):
     rank, spec = start()
-    import dataclasses
-
     sequences = [
         dataclasses.replace(sequence, loss_mask=np.zeros_like(sequence.loss_mask))
         for sequence in make_sequences(3)
@@ -289,3 +282,23 @@ def test_the_ratio_can_be_taken_to_the_engine(start):
         for i, sequence in enumerate(sequences)
     ]
     assert metrics["train/approx_kl"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-4)
+    apart = np.abs(np.concatenate(gaps)).mean()
+    assert metrics["train/train_rollout_logprob_abs_diff"] == pytest.approx(apart, rel=1e-4)
+
+
+def test_a_sample_without_a_response_only_counts(start):
+    rank, spec = start(algorithm={"type": "grpo"})
+    sequences = make_sequences(4)
+    empty = dataclasses.replace(
+        sequences[0],
+        tokens=sequences[0].tokens[: sequences[0].prompt_length],
+        **{name: np.zeros(0, np.float32) for name in ("loss_mask", "advantages", "rollout_log_probs")},
+        execution="without",
+    )
+    (whole,) = rank.train(sequences, plan(sequences, spec))
+    rank, spec = start(algorithm={"type": "grpo"}, max_tokens_per_rank=1)
+    both = [*sequences, empty]
+    assert len(rank.log_probs(both, all_micro_batches(plan(both, spec)))[4]) == 0
+    (found,) = rank.train(both, plan(both, spec))
+    for name in ("train/loss", "train/grad_norm", "train/entropy"):
+        assert found[name] == pytest.approx(whole[name] * 2 / 3, rel=1e-4)

@@ -1,0 +1,79 @@
+"""Rules of the terms of a loss: what they compare is there, and nothing else leaves them without effect."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from rlrun.specs.batch import BATCH_KEYS, batch_numbers
+from rlrun.specs.job import Spec
+from rlrun.specs.positions import KeyPath
+from rlrun.specs.problems import Finding
+from rlrun.specs.rules import given, no_effect
+
+OLD: KeyPath = ("trainer", "old_log_probs")
+
+
+class TermDemands(Protocol):
+    """The part of an algorithm's needs that is about its loss."""
+
+    @property
+    def rollout(self) -> bool:
+        """The policy answers prompts; false for SFT."""
+
+    @property
+    def pairs(self) -> bool:
+        """Rows carry two responses each."""
+
+    @property
+    def old_log_probs(self) -> bool:
+        """There is a ratio to the policy that generated."""
+
+    @property
+    def trainer_log_probs(self) -> bool:
+        """The trainer's own old log-probs are needed beside the engine's."""
+
+    @property
+    def critic(self) -> bool:
+        """Values of a critic."""
+
+
+def old_log_probs(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+    """The source of the ratio's denominator, where there is a ratio."""
+    if given(spec.trainer, "old_log_probs") and not demands.old_log_probs:
+        yield no_effect(OLD, f"{spec.algorithm.type} has no ratio to an older policy", "remove it")
+    elif spec.trainer.old_log_probs == "rollout" and demands.trainer_log_probs:
+        message = (
+            "the algorithm's correction compares the trainer's log-probs with the engine's, and needs both"
+        )
+        yield Finding(OLD, message, 'write "trainer", or remove algorithm.correction', "trainer", "rollout")
+
+
+def off_policy_masking(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+    """Samples can be off the policy: it has moved, or another one's log-probs are the old ones."""
+    if spec.algorithm.params.get("opsm") is None or spec.trainer.old_log_probs == "rollout":
+        return
+    try:
+        steps = batch_numbers(spec, demands.rollout).optimizer_steps
+    except ValueError:
+        return
+    if steps == 1:
+        why = "before the one update of a rollout step the policy is its own old one"
+        cure = 'remove it, raise trainer.optimizer_steps, or set trainer.old_log_probs = "rollout"'
+        yield no_effect(("algorithm", "opsm"), why, cure, (OLD, *BATCH_KEYS))
+
+
+def bootstrapping(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+    """Truncated samples are trained where something is made of their last values."""
+    told, kept = spec.algorithm.params.get("bootstrap_truncated"), spec.rollout.truncated
+    if demands.critic and told is True and kept != "train":
+        path: KeyPath = ("algorithm", "bootstrap_truncated")
+        why = f'with rollout.truncated = "{kept}" no truncated sample is trained'
+        yield no_effect(path, why, "remove it, or rollout.truncated", (("rollout", "truncated"),))
+
+
+def pairs(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+    """A pair's loss is one number, spread over its tokens: only their mean gives it back."""
+    path = ("trainer", "reduction")
+    if demands.pairs and spec.trainer.reduction != "per_sample_mean":
+        message = f"{spec.algorithm.type} counts pairs, not tokens"
+        cure = 'write "per_sample_mean", or leave it out'
+        yield Finding(path, message, cure, "per_sample_mean", spec.trainer.reduction)

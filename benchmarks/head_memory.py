@@ -9,13 +9,13 @@ profiler). Prints JSON.
 """
 
 import argparse
-import itertools
 import json
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
+from peak import peak_bytes
 
 from rlrun.runner.trainer.head import HeadQuery, ResponseHead
 
@@ -48,20 +48,6 @@ def plain_side(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
         return log_probs.detach(), entropy.detach()
 
     return run
-
-
-def peak_bytes(run: Pass, device: torch.device) -> int:
-    if device.type == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        run()
-        return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as found:
-        run()
-    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda event: event.start_ns())))
 
 
 def seconds(run: Pass, device: torch.device) -> float:

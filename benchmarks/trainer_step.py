@@ -9,14 +9,14 @@ plain side is what a careful user writes: autocast over float32 weights, transfo
 documents, fused AdamW, logits of response tokens alone. `--against torchtitan` is torchtitan's own model,
 loss and optimizer in a loop (bare_torchtitan.py); what rlrun adds to the modules it trains is told by
 trainer_overhead.py. Prints JSON: tokens a second of CPU time (of device
-time on a GPU) for forward, backward, optimizer and the whole; peak memory; the share of the machine's own
-matrix-product speed; and how far the two sides' log-probs differ.
+time on a GPU) for forward, backward, optimizer and the whole; the most memory that a step takes on top of
+what is held between steps (weights and the optimizer's state); the share of the machine's own matrix-product
+speed; and how far the two sides' log-probs differ.
 """
 
 import argparse
 import contextlib
 import json
-import resource
 import statistics
 import tempfile
 import time
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 import transformers
 from bare_torchtitan import Torchtitan, adamw
+from peak import peak_bytes
 
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
 from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep
@@ -91,7 +92,6 @@ class Bare:
         device = self.side.device
         seconds = dict.fromkeys((*PARTS, "total"), 0.0)
         begin = now(device)
-        self.side.optimizer.zero_grad()
         for members in step.micro_batches[0]:
             start = now(device)
             loss = self.side.forward([sequences[i] for i in members])
@@ -101,6 +101,7 @@ class Bare:
             seconds["backward"] += now(device) - middle
         start = now(device)
         self.side.update()
+        self.side.optimizer.zero_grad()
         seconds["optimizer"] = now(device) - start
         seconds["total"] = now(device) - begin
         return seconds
@@ -161,7 +162,6 @@ class Plain:
     def step(self, sequences, step) -> dict[str, float]:
         seconds = dict.fromkeys((*PARTS, "total"), 0.0)
         begin = now(self.device)
-        self.optimizer.zero_grad()
         for members in step.micro_batches[0]:
             start = now(self.device)
             pack = make_pack([sequences[i] for i in members], 1, self.device)
@@ -178,6 +178,7 @@ class Plain:
         start = now(self.device)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
         self.optimizer.step()
+        self.optimizer.zero_grad()
         seconds["optimizer"] = now(self.device) - start
         seconds["total"] = now(self.device) - begin
         return seconds
@@ -260,6 +261,10 @@ def measure(folder: Path, spec: Spec, options: argparse.Namespace) -> dict[str, 
     for _ in range(options.repeat + 1):
         for name, side in ({"rlrun": ours} | others).items():
             runs[name].append(side.step(sequences, step))
+    peaks = {
+        name: peak_bytes(lambda side=side: side.step(sequences, step), ours.device)
+        for name, side in ({"rlrun": ours} | others).items()
+    }
     tokens = sum(len(sequence.tokens) for sequence in sequences)
     responses = sum(len(sequence.loss_mask) for sequence in sequences)
     work = floating_point_operations(options.size, tokens, responses)
@@ -276,12 +281,12 @@ def measure(folder: Path, spec: Spec, options: argparse.Namespace) -> dict[str, 
         result[side] = {f"{part}_tokens_per_second": round(tokens / seconds[part]) for part in seconds} | {
             "seconds": round(seconds["total"], 4),
             "share_of_matrix_speed": round(work / seconds["total"] / speed, 3),
+            "peak_mib": round(peaks[side] / 2**20, 1),
         }
     totals = {
         side: statistics.median(run["total"] for run in measured[1:]) for side, measured in runs.items()
     }
     result["time_over_rlrun"] = {name: round(totals[name] / totals["rlrun"], 3) for name in others}
-    result["peak_memory_of_the_process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     ours.rank.close()
     return result
 

@@ -9,8 +9,8 @@ weights.
 
 The carriers for SGLang servers go to a process that copies everything into weights of its own, as a server
 does: `tensor` (one shared buffer, torch's handles), `tensor in buckets`, `broadcast` (gloo) and `disk` (files
-in /dev/shm), with other numbers each time. `extra_megabytes`: what the writer holds beside the model at its
-peak, and what lies in /dev/shm.
+in /dev/shm), with other numbers each time. `gloo`: as many bytes by gloo alone, between the same two buffers.
+`extra_megabytes`: what the writer holds beside the model at its peak, and what lies in /dev/shm.
 One JSON object; quote the shares of memcpy.
 """
 
@@ -49,6 +49,7 @@ from rlrun.runner.engines.native.config import read_config, weight_shapes
 from rlrun.runner.engines.native.server import NativeServer
 from rlrun.runner.engines.native.weights import fuse
 from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.weights.broadcast import BroadcastGroup
 from rlrun.runner.weights.buckets import Bucket, views_of
 from rlrun.runner.weights.layout import num_bytes
 from rlrun.runner.weights.shared_memory import SharedWeights, attach
@@ -68,6 +69,8 @@ SHAPE = {
     "tie_word_embeddings": True,
 }
 """A Qwen3-0.6B with a smaller vocabulary; as many layers as the size asks for."""
+
+ROUNDS = 7
 
 CARRIERS: dict[str, dict[str, object]] = {
     "tensor": {"weight_sync": "tensor"},
@@ -95,6 +98,7 @@ def main() -> None:
                 "write": rate(size, lambda version: shared.write(tensors.items(), version)),
                 **with_reader(folder, size, shared, tensors),
                 **with_engine(folder, size, shared, tensors, options),
+                "gloo": with_gloo(size, options.bucket << 20),
             }
         finally:
             shared.close()
@@ -135,10 +139,10 @@ def make_model(folder: Path, size: float, dtype: torch.dtype) -> dict[str, torch
     return tensors
 
 
-def rate(size: int, action: Callable[[int], object], repeats: int = 5) -> float:
+def rate(size: int, action: Callable[[int], object]) -> float:
     """Gigabytes a second: the median after two warm-ups, which touch both segments' pages."""
     times = []
-    for version in range(repeats + 2):
+    for version in range(ROUNDS):
         began = time.perf_counter()
         action(version)
         times.append(time.perf_counter() - began)
@@ -272,6 +276,28 @@ def take(pipe: Connection, shapes: Mapping[str, tuple[int, ...]], dtype: str) ->
             group.broadcast([buffer], torch.distributed.BroadcastOptions()).wait()
             copy(own, views_of(buffer, Bucket((), item.tensors)))
         pipe.send("done")
+
+
+def with_gloo(size: int, bucket: int) -> float:
+    """Gigabytes a second from one process to another, and nothing else done to them."""
+    group = BroadcastGroup("bare", "127.0.0.1", 1, torch.device("cpu"), 120)
+    pieces = [bucket] * (size // bucket)
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=drain, args=(group.address, bucket, len(pieces) * ROUNDS))
+    process.start()
+    buffer = torch.ones(bucket, dtype=torch.uint8)
+    try:
+        return rate(sum(pieces), lambda _: [group.send(buffer).wait() for _ in pieces])
+    finally:
+        process.join(30)
+        group.close()
+
+
+def drain(address: GroupAddress, bucket: int, count: int) -> None:
+    """The reader's process: take `count` buffers."""
+    group, buffer = join(address), torch.ones(bucket, dtype=torch.uint8)
+    for _ in range(count):
+        group.broadcast([buffer], torch.distributed.BroadcastOptions()).wait()
 
 
 def join(address: GroupAddress) -> torch.distributed.ProcessGroup:

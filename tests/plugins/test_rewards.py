@@ -310,6 +310,9 @@ def test_wrong_parameters_are_named(name: str, params: dict[str, Any], message: 
         ("option a is right", "A", {}, 1),
         ("Answer: B", 1.0, {}, 1),
         ("It is Paris", "x", {"answer_text": "Paris"}, 1),
+        ("A is correct, B is not", "A", {}, 1),
+        ("so b is the correct one", 1, {}, 1),
+        ("A is not correct, and D is right.", "D", {}, 1),
     ],
 )
 def test_gpqa_settles_on_a_letter(text: str, label: Any, metadata: dict[str, Any], expected: float) -> None:

@@ -16,6 +16,7 @@ _STATED = re.compile(
     r"\b([A-Z]|[a-z](?!\s+\w))\b"
 )
 _LOWER_OPTION = re.compile(r"(?i:option|choice)\s+([a-z])\b")
+_CALLED_CORRECT = re.compile(r"\b([A-Za-z])\b\W{0,3}\s+is\s+(?:the\s+)?(?:correct|right)\b")
 _ALONE = re.compile(r"(?<![\w'])([B-HJ-Z]|[AI](?!\s+[a-z]))(?![\w'])")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -33,7 +34,7 @@ class Gpqa:
     The label is a letter, a choice's number from 0, or its text. The row's metadata may hold `choices` (a
     list, or a table by letter), `correct_letter`, which outranks the label, `valid_letters`, and the right
     text as `correct_answer` or `answer_text`. What follows `</think>` settles on the last letter that it
-    names as the answer, else on the last that stands alone.
+    names as the answer, else on the last that it calls correct, else on the last that stands alone.
     """
 
     Params = GpqaParams
@@ -87,7 +88,7 @@ def _settled_on(text: str, valid: set[str]) -> str | None:
     alone = text.strip(string.punctuation + string.whitespace)
     if len(alone) == 1 and alone.upper() in valid:
         return alone.upper()
-    for pattern in (_STATED, _LOWER_OPTION, _ALONE):
+    for pattern in (_STATED, _LOWER_OPTION, _CALLED_CORRECT, _ALONE):
         named = [letter.upper() for letter in pattern.findall(text) if letter.upper() in valid]
         if named:
             return str(named[-1])

@@ -179,6 +179,19 @@ def routing(draft: Draft) -> None:
             draft.note(flag, "no effect: the one update of a rollout step chooses as the policy does")
 
 
+def balancing(draft: Draft) -> None:
+    """A bias of experts, and the rate at which it moves."""
+    rate = draft.number("--moe-router-bias-update-rate", 1e-3)
+    moving = bool(draft.given("--moe-router-enable-expert-bias")) and rate > 0
+    if moving:
+        draft.set("trainer.moe.balancing", "bias", ("--moe-router-enable-expert-bias",))
+    for flag in draft.given("--moe-router-bias-update-rate"):
+        if moving:
+            draft.set("trainer.moe.balancing_rate", rate, (flag.name,))
+        else:
+            draft.note(flag, "no effect: the bias of experts is what the checkpoint has")
+
+
 def trackers(draft: Draft) -> None:
     """TensorBoard, Weights & Biases, or both."""
     number = 0
@@ -224,6 +237,7 @@ RULES: Mapping[str, Callable[[Draft], None]] = {
     "warmup_share": warmup_share,
     "micro_batches": micro_batches,
     "routing": routing,
+    "balancing": balancing,
     "trackers": trackers,
     "data": data,
 }

@@ -9,6 +9,7 @@ from rlrun.specs.job import Spec
 from rlrun.specs.lengths import longest_sample
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
+from rlrun.specs.rules import given, no_effect
 
 LENGTH_KEYS: tuple[KeyPath, ...] = (
     ("rollout", "max_response_tokens"),
@@ -109,15 +110,33 @@ def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
-    degree, replay = spec.trainer.parallel.expert, spec.trainer.moe.routing_replay
+    degree, moe = spec.trainer.parallel.expert, spec.trainer.moe
     found = [config[name] for name in EXPERT_KEYS if isinstance(config.get(name), int)]
     path, others = ("trainer", "parallel", "expert"), (("model", "path"),)
-    if replay != "off" and not found:
-        where: KeyPath = ("trainer", "moe", "routing_replay")
-        yield Finding(where, "the model has no experts", "remove it", found=replay, others=others)
+    for name, value in (("routing_replay", moe.routing_replay), ("balancing", moe.balancing)):
+        if value != "off" and not found:
+            where: KeyPath = ("trainer", "moe", name)
+            yield Finding(where, "the model has no experts", "remove it", found=value, others=others)
+    if found and config.get("model_type") != "deepseek_v3":
+        yield from _bias_without_place(spec, config)
     if degree > 1 and not found:
         yield Finding(path, "the model has no experts", "remove it", found=degree, others=others)
     elif degree > 1 and found[0] % degree:
         fits = " or ".join(str(each) for each in range(1, found[0] + 1) if found[0] % each == 0)
         message = f"the model's {found[0]} experts do not split over {degree} ranks"
         yield Finding(path, message, f"{fits} would fit", found=degree, others=others)
+
+
+def _bias_without_place(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    """A bias that engines would not get."""
+    moe, switch = spec.trainer.moe, ("trainer", "moe", "balancing")
+    path: KeyPath = ("trainer", "moe", "balancing_export")
+    if moe.balancing == "off":
+        return
+    family, others = config.get("model_type"), (("model", "path"), switch)
+    if given(moe, "balancing_export") and moe.balancing_export:
+        message = f"checkpoints of {family} have no place for a bias of experts: it stays in the trainer"
+        yield Finding(path, message, "remove it", found=True, others=others)
+    if moe.routing_replay == "engine" and moe.balancing_export:
+        why = f"engines choose the experts, and checkpoints of {family} have no place for the bias"
+        yield no_effect(switch, why, "remove it", (("trainer", "moe", "routing_replay"), ("model", "path")))

@@ -63,6 +63,14 @@ class MoeSpec(Section):
     over old log-probs chose (GSPO's routing replay); `engine`: those that the SGLang server chose."""
     router_dtype: Literal["float32", "trainer"] = "float32"
     """Precision of router logits. `trainer`: that of `trainer.dtype`, as engines compute them."""
+    balancing: Literal["off", "bias"] = "off"
+    """What evens out the load of experts. `bias`: a bias by expert, which decides with the scores which ones
+    are chosen, moves after every optimizer step (auxiliary-loss-free balancing, arXiv:2408.15664)."""
+    balancing_rate: float = Field(default=1e-3, gt=0)
+    """How far it moves in a step."""
+    balancing_export: bool = True
+    """Engines and exports get the bias, in families whose checkpoints have a place for it (DeepSeek-V3).
+    False: theirs stays what the model came with."""
 
 
 class TrainerSpec(OptimizerSpec):

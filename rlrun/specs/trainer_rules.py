@@ -43,6 +43,27 @@ def routing_replay(spec: Spec) -> Iterator[Finding]:
         yield no_effect(path, why, "remove it, or raise trainer.optimizer_steps", others)
 
 
+def balancing(spec: Spec) -> Iterator[Finding]:
+    """A bias that moves, and that somebody routes by."""
+    moe, switch = spec.trainer.moe, ("trainer", "moe", "balancing")
+    if moe.balancing == "off":
+        for name in ("balancing_rate", "balancing_export"):
+            if given(moe, name):
+                cure = 'remove it, or set balancing = "bias"'
+                yield no_effect(("trainer", "moe", name), "no bias of experts moves", cure, (switch,))
+        return
+    if spec.model.implementation == "transformers":
+        message = 'is not there with model.implementation = "transformers"'
+        yield Finding(switch, message, "remove it", found="bias", others=(("model", "implementation"),))
+    if moe.routing_replay == "engine" and not moe.balancing_export:
+        why = "engines choose the experts, and do not get the bias"
+        others: tuple[KeyPath, ...] = (
+            ("trainer", "moe", "routing_replay"),
+            ("trainer", "moe", "balancing_export"),
+        )
+        yield no_effect(switch, why, "remove it", others)
+
+
 def compilation(spec: Spec) -> Iterator[Finding]:
     """What looks into layers, operation by operation, cannot do so in compiled ones."""
     if not spec.trainer.compile:
@@ -69,4 +90,4 @@ def micro_batches(spec: Spec) -> Iterator[Finding]:
         yield no_effect(("trainer", "max_tokens_per_rank"), why, "remove it, or micro_batch_size", others)
 
 
-TRAINER_RULES: tuple[Rule, ...] = (offloading, routing_replay, compilation, micro_batches)
+TRAINER_RULES: tuple[Rule, ...] = (offloading, routing_replay, balancing, compilation, micro_batches)

@@ -43,7 +43,7 @@ def test_a_flag_has_a_key_or_a_reason(row: FlagRow) -> None:
     assert row.rule is None or row.rule in RULES
     if row.key:
         assert key_exists(row), f"the spec has no key {row.key}"
-    if (row.key or "").endswith("type") and row.values:
+    if (row.key or "").endswith(".type") and row.values:
         kind = PLUGIN_KINDS[(row.key or "").partition(".")[0]]
         assert set(row.values.values()) <= set(names(kind))
 
@@ -145,6 +145,12 @@ def test_no_flag_is_dropped_in_silence(tmp_path: Path, row: FlagRow) -> None:
         ("--micro-batch-size 4", "trainer.micro_batch_size", 4),
         ("--update-weight-buffer-size 1073741824", "engine.weight_bucket", 1024),
         ("--num-steps-per-rollout 2 --use-routing-replay", "trainer.moe.routing_replay", "trainer"),
+        ("--moe-router-enable-expert-bias", "trainer.moe.balancing", "bias"),
+        (
+            "--moe-router-enable-expert-bias --moe-router-bias-update-rate 0.01",
+            "trainer.moe.balancing_rate",
+            0.01,
+        ),
         ("--optimizer-cpu-offload", "trainer.offload", "optimizer"),
         ("--recompute-granularity selective", "trainer.activation_checkpointing", "selective"),
         ("--use-fault-tolerance", "fault_tolerance.engine_restarts", 3),
@@ -180,6 +186,10 @@ def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: A
         ("--min-lr 1e-7", "--min-lr 1e-7: no effect: the schedule is constant"),
         ("--micro-batch-size 4 --use-dynamic-batch-size", "packed to `trainer.max_tokens_per_rank`"),
         ("--use-routing-replay", "no effect: the one update of a rollout step"),
+        (
+            "--moe-router-enable-expert-bias --moe-router-bias-update-rate 0",
+            "update-rate 0: no effect: the bias of experts is what the checkpoint has",
+        ),
         ("--rm-type judge", "--rm-type judge: no such reward"),
         ("--dynamic-sampling-filter-path my.check", "make it a filter plugin"),
         ("--eval-prompt-data aime", "the last word has no partner"),

@@ -37,6 +37,8 @@ class Pack:
     """`[B]`; they sum to R."""
     found: torch.Tensor | None
     """`[R']` int64: which of the R response tokens they are; None: all of them."""
+    filling: int
+    """How many tokens at the end of the T fill it up."""
     experts: torch.Tensor | None = None
     """`[T', layers × K]` int16: what each token is routed to; None: routers decide."""
 
@@ -84,7 +86,7 @@ def make_pack(
     lengths += [min(FILLER, filling - start) for start in range(0, filling, FILLER)]
     positions = np.concatenate([np.arange(length) for length in lengths])
     responses = tuple(len(row) for row in rows[1:])
-    pack = _take(part, tokens, positions, lengths, np.concatenate(rows), responses, device)
+    pack = _take(part, tokens, positions, lengths, np.concatenate(rows), responses, filling, device)
     experts = _experts(sequences, filling)
     if experts is None:
         return pack
@@ -113,6 +115,7 @@ def _take(  # noqa: PLR0917
     lengths: list[int],
     rows: NDArray[np.int64],
     response_lengths: tuple[int, ...],
+    filling: int,
     device: torch.device,
 ) -> Pack:
     """A rank's part of a pack, on its device."""
@@ -139,6 +142,7 @@ def _take(  # noqa: PLR0917
         targets=placed(targets),
         response_lengths=response_lengths,
         found=found,
+        filling=filling,
     )
 
 

@@ -1,4 +1,5 @@
-"""Distributed checkpoints: parameters, optimizer state, step, and the random state of every rank.
+"""Distributed checkpoints: parameters (and biases of experts that move), optimizer state, step, and the
+random state of every rank.
 
 Each rank writes what it holds, under names and global shapes that no layout is part of; so a checkpoint
 resumes on another number of ranks. Random states are per rank: a rank the checkpoint doesn't know keeps its
@@ -12,15 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
 from rlrun.runner.trainer.optimizers import Optimizer
+from rlrun.runner.trainer.parameters import EXPERT_BIAS
+
+ROUTER = ".moe.router.gate.weight"
+"""How the names of routers' matrices end."""
 
 
 def training_state(
-    parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, step: int, rank: int
+    parameters: Mapping[str, torch.Tensor], optimizer: Optimizer, step: int, rank: int
 ) -> dict[str, torch.Tensor]:
     """Everything that `load_checkpoint` reads, as it is now."""
     return _tensors(parameters, optimizer) | {
@@ -30,12 +34,12 @@ def training_state(
     }
 
 
-def weights_state(parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+def weights_state(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Everything that `load_weights` reads: parameters alone."""
     return {f"parameters.{name}": parameter.detach() for name, parameter in parameters.items()}
 
 
-def load_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
+def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
     """Fill parameters from a written `weights_state`, also on another layout. ValueError as for a whole
     checkpoint.
     """
@@ -62,7 +66,7 @@ def write_state(folder: Path, state: dict[str, torch.Tensor], group: dist.Proces
 
 
 def load_checkpoint(
-    folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, rank: int
+    folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: Optimizer, rank: int
 ) -> int:
     """Fill parameters and optimizer, set the random state, and return the number of optimizer steps taken."""
     reader, stored = _open(folder)
@@ -93,7 +97,7 @@ def _read(reader: FileSystemReader, folder: Path, state: dict[str, torch.Tensor]
         raise _cause(failure, folder, "read") from failure
 
 
-def _tensors(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> dict[str, torch.Tensor]:
+def _tensors(parameters: Mapping[str, torch.Tensor], optimizer: Optimizer) -> dict[str, torch.Tensor]:
     """Parameters and their optimizer state by name."""
     held = {f"parameters.{name}": parameter.detach() for name, parameter in parameters.items()}
     state = optimizer.tensors()
@@ -102,6 +106,7 @@ def _tensors(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> di
 
 def _check(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:
     """The checkpoint must be this model's."""
+    _check_biases(folder, state, stored)
     for name, tensor in state.items():
         if name not in stored:
             raise ValueError(f"checkpoint {folder} is another model's: it lacks {name}")
@@ -109,6 +114,18 @@ def _check(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str,
             raise ValueError(
                 f"checkpoint {folder} is another model's: {name} has shape {tuple(stored[name].size)}, "
                 f"this model's is {tuple(tensor.shape)}"
+            )
+
+
+def _check_biases(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:
+    """Experts that were evened out need their biases, and no others do."""
+    for gate in [name for name in state if name.startswith("parameters.") and name.endswith(ROUTER)]:
+        bias = gate.removesuffix(ROUTER) + EXPERT_BIAS
+        if (bias in state) != (bias in stored) and gate in stored:
+            was = "bias" if bias in stored else "off"
+            raise ValueError(
+                f'checkpoint {folder} was saved with trainer.moe.balancing = "{was}": go on with that, or '
+                "start another run from an export"
             )
 
 

@@ -36,4 +36,5 @@ def build_decoders(
         on_host=trainer.offload == "all",
         router_dtype=trainer.moe.router_dtype,
         compiled=trainer.compile,
+        balanced=trainer.moe.balancing == "bias",
     )

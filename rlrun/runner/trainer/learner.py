@@ -59,14 +59,13 @@ class Learner:
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
         folder = Path(setup.model_folder)
         decoders = build_decoders(spec, folder, model, dims=dims, dtype=dtype, device=device)
-        self._expert_load = ExpertLoad(decoders, model, device) if model.experts else None
-        replayed = spec.trainer.moe.routing_replay != "off"
         temperature, chunk = spec.rollout.temperature, spec.trainer.logits_chunk
-        settings = PolicySettings(temperature, chunk, parallel, device, dtype, replay=replayed)
+        settings = PolicySettings(temperature, chunk, parallel, device, dtype, routed=bool(model.experts))
         self.policy = make_policy(decoders, model, dims, settings)
         self._stages = None if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_group()
-        on_host = spec.trainer.offload == "all"
-        self.parameters = Parameters(decoders, model, stages=self._stages, on_host=on_host)
+        moe, on_host = spec.trainer.moe, spec.trainer.offload == "all"
+        moved = None if moe.balancing == "off" else moe.balancing_export
+        self.parameters = Parameters(decoders, model, stages=self._stages, on_host=on_host, biases=moved)
         self.tied = None
         if self._stages is not None and model.tied:
             self.tied = TiedHead(self.parameters, parallel, self._stages)
@@ -75,8 +74,12 @@ class Learner:
         self._loss = LossPass(self.policy, algorithm, spec.trainer, device)
         trained = _trained(self.parameters, model, spec.trainer.freeze)
         self.optimizer = Optimizer(spec.trainer, trained, on_host=spec.trainer.offload == "optimizer")
+        self._expert_load = None
+        if model.experts:
+            rate = None if moe.balancing == "off" else moe.balancing_rate
+            self._expert_load = ExpertLoad(decoders, model, device, rate=rate, trained=trained)
         self._step = 0
-        self._replay = Replay(spec.trainer.moe.routing_replay)
+        self._replay = Replay(moe.routing_replay)
 
     def log_probs(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
         """`[R]` log-probs of this data rank's sequences by index, before training on them.
@@ -108,11 +111,11 @@ class Learner:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters, optimizer, step and random state, for a checkpoint."""
-        return training_state(self.parameters.own, self.optimizer, self._step, self._rank)
+        return training_state(self.parameters.saved, self.optimizer, self._step, self._rank)
 
     def load(self, folder: Path) -> None:
         """Go on from a written `state`, also on another layout. ValueError where it is another model's."""
-        self._step = load_checkpoint(folder, self.parameters.own, self.optimizer, self._rank)
+        self._step = load_checkpoint(folder, self.parameters.saved, self.optimizer, self._rank)
         if self.tied is not None:
             self.tied.copy_weights()
             self.tied.copy_state(self.optimizer)
@@ -152,6 +155,8 @@ class Learner:
         if not skipped:
             self.optimizer.step(rate)
             self.parameters.refresh()
+            if self._expert_load is not None:
+                self._expert_load.balance()
         self._step += 1
         metrics["perf/optimizer_time"] = time.perf_counter() - start
         return metrics | {"train/skipped_steps": float(skipped)}

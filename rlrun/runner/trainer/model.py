@@ -20,7 +20,7 @@ from rlrun.runner.trainer.compat import (
 from rlrun.runner.trainer.compiling import compile_layers
 from rlrun.runner.trainer.decoder import PackedDecoder
 from rlrun.runner.trainer.layout import check_layout, stage_layers, stages_of
-from rlrun.runner.trainer.model_config import model_config
+from rlrun.runner.trainer.model_config import HAS_BIAS, model_config
 from rlrun.specs.trainer import ParallelSpec
 
 
@@ -37,6 +37,7 @@ def build_model(
     on_host: bool = False,
     router_dtype: str = "float32",
     compiled: bool = False,
+    balanced: bool = False,
 ) -> list[PackedDecoder]:
     """The decoder in memory with undefined parameters, sharded over `dims` (None: one rank, nothing sharded);
     with a pipeline the stages that lie on this rank, in order.
@@ -45,13 +46,16 @@ def build_model(
     `head`: the config of another head than the policy's. `section`: of the spec, for messages.
     `checkpointing`: `trainer.activation_checkpointing`.
     `on_host`: shards lie in host memory; what one rank computes with stays on its device. `router_dtype`:
-    `trainer.moe.router_dtype`. `compiled`: `trainer.compile`.
+    `trainer.moe.router_dtype`. `compiled`: `trainer.compile`. `balanced`: experts have a bias that evens out
+    their load.
     """
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head = head or config.lm_head
     for layer in config.layers:
         if layer.moe is not None:
             layer.moe.router.gate.wide = router_dtype == "float32"
+            if balanced:
+                layer.moe.load_balance_coeff = HAS_BIAS
     if dims is not None:
         check_layout(model, parallel, section)
         set_sharding(config, parallel)

@@ -23,6 +23,10 @@ from rlrun.runner.trainer.routing import ReplayRouter
 
 LATENT_NORM_EPS = 1e-6
 """DeepSeek's norms of latent vectors have an epsilon of their own."""
+HAS_BIAS = 1.0
+"""torchtitan's rate by which it would move the bias of experts between steps, and its way to say that they
+have one: here it is what the checkpoint has, or `ExpertLoad` moves it.
+"""
 _FROM_CHECKPOINT: dict[str, Any] = {}
 """torchtitan's own initialisation is not used: every parameter is loaded, or drawn by name."""
 
@@ -173,13 +177,12 @@ def _moe(hidden: int, experts: ExpertShape) -> Any:
         num_expert_groups=experts.groups if experts.groups > 1 else None,
         num_limited_groups=experts.chosen_groups if experts.groups > 1 else None,
     )
-    # torchtitan would move a balancing bias between steps; here it is what the checkpoint has, or none
     return make_moe_config(
         num_experts=experts.count,
         router=router,
         routed_experts=routed,
         shared_experts=_feed_forward(hidden, experts.shared) if experts.shared else None,
-        load_balance_coeff=1.0 if experts.correction_bias else None,
+        load_balance_coeff=HAS_BIAS if experts.correction_bias else None,
     )
 
 

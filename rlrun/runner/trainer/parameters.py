@@ -21,6 +21,8 @@ from rlrun.runner.trainer.compat import mesh_device
 _CHECKPOINT_PREFIX = "_checkpoint_wrapped_module."
 """What torch puts into names of layers whose activations are computed again."""
 EMBEDDING, HEAD = "tok_embeddings.weight", "lm_head.weight"
+EXPERT_BIAS = ".moe.expert_bias_E"
+"""How the names of biases end that even out the load of experts."""
 
 
 class Parameters:
@@ -38,10 +40,12 @@ class Parameters:
         tensors: list[HfTensor] | None = None,
         trained: bool = True,
         on_host: bool = False,
+        biases: bool | None = None,
     ) -> None:
         """`stages` are the ranks of the pipeline. `tensors` are the model's own unless it has another head
         than a policy's; without training there are no masters. `on_host`: masters, and with them gradients,
-        lie in host memory.
+        lie in host memory. `biases`: those of experts move, and are gathered as they are (True) or as they
+        were loaded (False); None: they stay.
         """
         self._tensors = tensors or hf_tensors(model)
         self._stages = stages
@@ -51,9 +55,16 @@ class Parameters:
             for name, parameter in decoder.named_parameters()
         }
         expected = {tensor.parameter for tensor in self._tensors}
-        self._fixed = {
-            name: buffer for decoder in decoders for name, buffer in _buffers(decoder) if name in expected
+        buffers = {
+            plain_name(name): buffer for decoder in decoders for name, buffer in decoder.named_buffers()
         }
+        self._fixed = {name: buffer for name, buffer in buffers.items() if name in expected}
+        self._biases = {
+            name: buffer
+            for name, buffer in buffers.items()
+            if biases is not None and name.endswith(EXPERT_BIAS)
+        }
+        self._kept: dict[str, torch.Tensor] | None = {} if biases is False else None
         self.copies = frozenset((HEAD,) if model.tied and HEAD in self._compute else ())
         self._owners = _owners((self._compute.keys() | self._fixed.keys()) - self.copies, stages)
         assert self._owners.keys() == expected
@@ -75,14 +86,20 @@ class Parameters:
         return self._compute, self.masters
 
     @property
-    def computing(self) -> dict[str, nn.Parameter]:
+    def computing(self) -> dict[str, torch.Tensor]:
         """What the model computes with, copies left out."""
-        return {name: parameter for name, parameter in self._compute.items() if name not in self.copies}
+        return {name: tensor for name, tensor in self._swapping.items() if name not in self.copies}
 
     @property
-    def own(self) -> dict[str, nn.Parameter]:
-        """The masters that no other rank or name counts."""
-        return {name: master for name, master in self.masters.items() if name not in self.copies}
+    def saved(self) -> dict[str, torch.Tensor]:
+        """What training changes and no other rank or name counts."""
+        own = {name: master for name, master in self.masters.items() if name not in self.copies}
+        return own | self._biases
+
+    @property
+    def _swapping(self) -> dict[str, torch.Tensor]:
+        """What makes one policy another."""
+        return self._compute | self._biases
 
     @property
     def held(self) -> list[torch.Tensor]:
@@ -107,6 +124,9 @@ class Parameters:
             else:
                 full = torch.stack([read(tensor) for tensor in tensors])
             _copy_part(master, full)
+        if self._kept is not None:
+            kept = self._fixed.keys() & self._biases.keys()
+            self._kept = {name: self._fixed[name].detach().clone() for name in kept}
         self.refresh()
 
     @torch.no_grad()
@@ -143,7 +163,8 @@ class Parameters:
         """A parameter in full, where this rank or, for the first rank of all, another stage has it."""
         owner = self._owners[name]
         mine = self._stages is None or owner == dist.get_rank(self._stages)
-        full = _full((self.masters | self._fixed)[name]) if mine else torch.empty(0)
+        held = self.masters | self._fixed | (self._kept or {})
+        full = _full(held[name]) if mine else torch.empty(0)
         if self._stages is None or owner == 0 or 0 not in dist.get_process_group_ranks(self._stages):
             return full
         if mine:
@@ -155,7 +176,7 @@ class Parameters:
 
     def host_copy(self) -> dict[str, torch.Tensor]:
         """This rank's part of what the model computes with, in host memory."""
-        return {name: _local(parameter).detach().cpu().clone() for name, parameter in self._compute.items()}
+        return {name: _local(tensor).detach().cpu().clone() for name, tensor in self._swapping.items()}
 
     @contextmanager
     def swapped(self, other: dict[str, torch.Tensor]) -> Iterator[None]:
@@ -169,19 +190,13 @@ class Parameters:
 
     @torch.no_grad()
     def _put(self, values: dict[str, torch.Tensor]) -> None:
-        for name, parameter in self._compute.items():
-            _local(parameter).copy_(values[name])
+        for name, tensor in self._swapping.items():
+            _local(tensor).copy_(values[name])
 
 
 def plain_name(name: str) -> str:
     """A parameter's name without what torch puts into it."""
     return name.replace(_CHECKPOINT_PREFIX, "")
-
-
-def _buffers(decoder: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a checkpoint may hold and nobody trains."""
-    for name, buffer in decoder.named_buffers():
-        yield plain_name(name), buffer
 
 
 def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:

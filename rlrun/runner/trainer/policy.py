@@ -41,8 +41,8 @@ class PolicySettings:
     device: torch.device
     dtype: torch.dtype
     """Of hidden states."""
-    replay: bool = False
-    """Route tokens as sequences say, and note how they are routed."""
+    routed: bool = False
+    """Routers are told of their tokens: where to send them, if sequences say so, and which ones count."""
 
 
 class Policy:
@@ -65,10 +65,10 @@ class Policy:
         self._context = contextlib.nullcontext if dims is None else get_spmd_context(parallel_dims=dims)
         self._group: dist.ProcessGroup | None = None
         self._part = WHOLE
-        self._replay = model.experts if settings.replay else None
+        self._experts = model.experts if settings.routed else None
         self._layers = model.layers
         self._tensor = None if dims is None or dims.tp == 1 else dims.get_mesh("tp").get_group()
-        if self._replay is not None:
+        if self._experts is not None:
             for decoder in self.decoders:
                 connect_routers(decoder.layers)
         if dims is not None and dims.cp > 1:
@@ -132,10 +132,18 @@ class Policy:
         """What the decoder needs of a pack beside its tokens; `note`: routers tell what they chose."""
         settings, documents = self._settings, pack.documents
         query = HeadQuery(pack.rows, pack.targets, settings.temperature, settings.chunk, entropy_grad)
-        if self._replay is not None:
+        if self._experts is not None:
             place = 0 if self._tensor is None else dist.get_rank(self._tensor)
-            documents = replace(documents, routing=Routing(pack.experts, place, note=note))
+            routing = Routing(pack.experts, place, counted=self._counted(pack), note=note)
+            documents = replace(documents, routing=routing)
         return DecoderInputs(self._rope.rows(pack.positions, pack.longest), documents, query)
+
+    def _counted(self, pack: Pack) -> torch.Tensor | None:
+        """`[T']` bool: which of the rank's tokens do not fill up; None: all."""
+        if not pack.filling:
+            return None
+        total = pack.tokens.shape[1] * self._part.size
+        return torch.from_numpy(self._part.tokens(total) < total - pack.filling).to(self.device)
 
     def routes(
         self, sequences: Sequence[TrainSequence], pack: Pack, inputs: DecoderInputs
@@ -143,9 +151,9 @@ class Policy:
         """`[P + R, layers × K]` of each sequence of a pack that has been through the decoder: the experts its
         tokens went to, in this stage's layers.
         """
-        assert self._replay is not None and inputs.documents.routing is not None
+        assert self._experts is not None and inputs.documents.routing is not None
         tokens = pack.tokens.shape[1]
-        shape = (tokens, self._layers, self._replay.per_token)
+        shape = (tokens, self._layers, self._experts.per_token)
         table = noted_experts(inputs.documents.routing, shape, self._tensor)
         if self._group is not None:
             together = gathered(table.to(self.device), self._group)

@@ -1,4 +1,4 @@
-"""Which experts tokens go to: noted in one pass, taken over in another.
+"""Which experts tokens go to: counted, noted in one pass, taken over in another.
 
     old-log-prob pass ─▶ experts of every token ─┐
     engine's answer   ─▶ experts of every token ─┴─▶ TrainSequence ─▶ router: the same experts, weights anew
@@ -25,6 +25,8 @@ class Routing:
     """`[T', layers × K]` the experts to take; tokens with -1 choose for themselves. None: all do."""
     place: int = 0
     """Which part of the tokens a tensor-parallel rank's routers see, where each sees a part."""
+    counted: torch.Tensor | None = None
+    """`[T']` bool: the tokens that count as an expert's load; None: all."""
     seen: dict[int, torch.Tensor] = field(default_factory=dict)
     """`[tokens, K]` the experts taken, by layer: filled by routers where `note` says so."""
     note: bool = False
@@ -34,13 +36,26 @@ class Routing:
         if self.given is None:
             return own
         tokens, count = own.shape[1:]
-        first = 0 if tokens == len(self.given) else self.place * tokens
-        given = self.given[first : first + tokens, layer * count : (layer + 1) * count].long()
+        given = self._seen(self.given, tokens)[:, layer * count : (layer + 1) * count].long()
         return torch.where(given < 0, own, given[None])
+
+    def load(self, experts: torch.Tensor, count: int) -> torch.Tensor:
+        """`[count]` int64: how many of the tokens go to each expert, by their choices `[1, tokens, K]`."""
+        chosen = experts.new_zeros(experts.shape[1], count, dtype=torch.bool).scatter_(1, experts[0], True)
+        if self.counted is not None:
+            chosen &= self._seen(self.counted, len(chosen))[:, None]
+        return chosen.sum(0)
+
+    def _seen(self, values: torch.Tensor, tokens: int) -> torch.Tensor:
+        """What is told of all T' tokens, for those that a router sees."""
+        first = 0 if tokens == len(values) else self.place * tokens
+        return values[first : first + tokens]
 
 
 class ReplayRouter(TokenChoiceTopKRouter):
-    """A router that can be told which experts to take; their weights, and gradients, are its own."""
+    """A router that counts, and can be told which experts to take; their weights, and gradients, are its
+    own.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(TokenChoiceTopKRouter.Config):
@@ -50,6 +65,8 @@ class ReplayRouter(TokenChoiceTopKRouter):
         super().__init__(config)
         self.routing: Routing | None = None
         self.layer = -1
+        self.load: torch.Tensor | None = None
+        """`[experts]` int64 tokens that each was given since this was None."""
 
     def forward(
         self, x_BLD: torch.Tensor, expert_bias_E: torch.Tensor | None = None
@@ -59,6 +76,8 @@ class ReplayRouter(TokenChoiceTopKRouter):
         if self.routing is None:
             return weights, own, scores
         experts = self.routing.chosen(self.layer, own)
+        load = self.routing.load(experts, self.num_experts)
+        self.load = load if self.load is None else self.load + load
         if self.routing.note:
             self.routing.seen[self.layer] = experts[0]
         if experts is own:

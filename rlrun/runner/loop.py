@@ -23,6 +23,7 @@ from rlrun.runner.batches.sequences import to_sequences
 from rlrun.runner.carriers import TrainSequence, TrainStep
 from rlrun.runner.clock import StepClock
 from rlrun.runner.interfaces import Advantages, FrozenModel, Trainer, UpdatedEngines
+from rlrun.runner.records.gpus import Gpus
 from rlrun.runner.records.metrics import is_due
 from rlrun.runner.records.performance import StepUsage, memory_metrics, train_metrics
 from rlrun.runner.rollouts.rollout import Batch
@@ -125,6 +126,8 @@ class Job:
     checkpoint_interval: int | None = None
     peak_memory: Callable[[], Mapping[str, float]] = dict
     """Bytes by role."""
+    gpus: Gpus | None = None
+    """What speeds are measured against; None on CPUs."""
     turns: Turns | None = None
     """Where trainer and engines share devices, and one sleeps while the other works."""
 
@@ -172,7 +175,7 @@ async def take_step(job: Job, progress: Progress) -> None:
     with clock.part("weight_sync"):
         sync_bytes = await push_weights(job, progress.version)  # 8
     progress.step += 1
-    usage = StepUsage.of(clock, job.trainer.seconds_used(), batch, sequences, sync_bytes)
+    usage = StepUsage.of(clock, job.trainer.seconds_used(), batch, sequences, sync_bytes, job.gpus)
     progress.seconds += usage.step_seconds
     progress.generated_tokens += usage.generated_tokens
     progress.trained_tokens += usage.trained_tokens

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from rlrun.converters.foreign import read_model
 from rlrun.plugins.registry import build
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.assembly import Parts
@@ -12,7 +13,9 @@ from rlrun.runner.engines.frozen import ServedModel
 from rlrun.runner.interfaces import Policy, UpdatedEngines
 from rlrun.runner.loop import BatchSource, Job
 from rlrun.runner.model_files import ModelFiles
+from rlrun.runner.planning.hardware import this_gpu
 from rlrun.runner.planning.plan import Plan
+from rlrun.runner.records.gpus import Gpus, gpus_of_job
 from rlrun.runner.records.journal import Journal
 from rlrun.runner.rollouts.between import BetweenGenerations
 from rlrun.runner.rollouts.evaluate import Evaluator
@@ -61,6 +64,7 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
         eval_interval=spec.eval.interval,
         checkpoint_interval=spec.checkpoint.interval,
         peak_memory=parts.cluster.peak_memory,
+        gpus=_gpus(spec, parts.plan, model),
         turns=_turns(spec, parts),
     )
 
@@ -89,6 +93,12 @@ def _evaluation(spec: Spec, parts: Parts, policy: Policy | None) -> Evaluator | 
     if policy is None or not parts.inputs.eval_sets:
         return None
     return Evaluator(parts.inputs.eval_sets, policy, spec.rollout.request_timeout)
+
+
+def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> Gpus | None:
+    if not spec.cluster.gpus_per_node:
+        return None
+    return gpus_of_job(plan, read_model(model.folder, spec.model.implementation), this_gpu())
 
 
 def _turns(spec: Spec, parts: Parts) -> Turns | None:

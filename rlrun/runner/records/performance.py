@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.clock import StepClock
+from rlrun.runner.records.gpus import Gpus
 from rlrun.runner.records.metrics import prefixed
 from rlrun.runner.rollouts.rollout import Batch
 
@@ -26,25 +27,33 @@ class StepUsage:
     sync_bytes: int
     overlapped: bool = False
     """Engines worked all the while, not only while the driver waited for them."""
+    gpus: Gpus | None = None
+    """What speeds are measured against; None on CPUs."""
+    training_flops: float = 0.0
+    """Of the policy's updates."""
 
     @classmethod
-    def of(
+    def of(  # noqa: PLR0917
         cls,
         clock: StepClock,
         rank_seconds: float,
         batch: Batch,
         sequences: Sequence[TrainSequence],
         sync_bytes: int,
+        gpus: Gpus | None = None,
     ) -> "StepUsage":
         """Stops the clock."""
+        lengths = [len(sequence.tokens) for sequence in sequences]
         return cls(
             clock.total(),
             dict(clock.parts),
             rank_seconds,
             batch.generated_tokens,
-            sum(len(sequence.tokens) for sequence in sequences),
+            sum(lengths),
             sync_bytes,
             batch.overlapped,
+            gpus,
+            gpus.training_flops(lengths) if gpus else 0.0,
         )
 
     @property
@@ -58,12 +67,29 @@ class StepUsage:
         metrics |= {"step_time": self.step_seconds, "overhead_time": self.overhead}
         metrics["wait_ratio"] = 1.0 - min(self._trainer_seconds() / self.step_seconds, 1.0)
         metrics["weight_sync_bytes"] = self.sync_bytes
+        speeds = {}
         if self.generated_tokens:
             seconds = self.step_seconds if self.overlapped else self.parts["rollout"]
-            metrics["tokens_per_second/generated"] = self.generated_tokens / seconds
+            speeds["generated"] = self.generated_tokens / seconds
         if self.trained_tokens:
-            metrics["tokens_per_second/trained"] = self.trained_tokens / self.parts["train"]
-        return prefixed("perf", metrics)
+            speeds["trained"] = self.trained_tokens / self.parts["train"]
+        metrics |= {f"tokens_per_second/{name}": speed for name, speed in speeds.items()}
+        return prefixed("perf", metrics | self._of_gpus(speeds))
+
+    def _of_gpus(self, speeds: Mapping[str, float]) -> dict[str, float]:
+        """Speeds per GPU, and how much of the trainer's its updates use."""
+        if self.gpus is None:
+            return {}
+        counts = {"generated": self.gpus.engines, "trained": self.gpus.trainer}
+        metrics = {
+            f"tokens_per_second/{name}_per_gpu": speed / counts[name]
+            for name, speed in speeds.items()
+            if counts[name]
+        }
+        if self.training_flops:
+            used = self.gpus.utilisation(self.training_flops, self.parts["train"])
+            metrics |= {} if used is None else {"mfu": used}
+        return metrics
 
     def _trainer_seconds(self) -> float:
         return sum(self.parts.get(name, 0.0) for name in _TRAINER_PARTS)

@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
+from rlrun.runner.records.gpus import Gpus
 from rlrun.runner.records.performance import StepUsage, memory_metrics, train_metrics
 
 
@@ -27,6 +30,19 @@ def test_metrics_of_a_step() -> None:
     assert metrics["perf/tokens_per_second/generated"] == 100.0
     assert metrics["perf/tokens_per_second/trained"] == 200.0
     assert metrics["perf/weight_sync_bytes"] == 8
+
+
+def test_speeds_of_gpus() -> None:
+    """800 tokens in 4 s on two of 1 GFLOP/s, of 6 · 800 · 1000 operations."""
+    gpus = Gpus(trainer=2, engines=4, flops=1e9, parameters=1000, attention=0)
+    metrics = usage(gpus=gpus, training_flops=gpus.training_flops([800])).metrics()
+    assert metrics["perf/tokens_per_second/generated_per_gpu"] == 25.0
+    assert metrics["perf/tokens_per_second/trained_per_gpu"] == 100.0
+    assert metrics["perf/mfu"] == pytest.approx(4.8e6 / 8e9)
+    elsewhere = usage(gpus=replace(gpus, engines=0, flops=None), training_flops=4.8e6).metrics()
+    assert "perf/tokens_per_second/generated_per_gpu" not in elsewhere
+    assert "perf/mfu" not in elsewhere
+    assert not any("gpu" in name or "mfu" in name for name in usage().metrics())
 
 
 def test_nothing_generated_has_no_speed() -> None:

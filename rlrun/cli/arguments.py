@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Specs = Annotated[
     list[str],
-    typer.Argument(metavar="SPEC...", help="TOML files, later ones on top, or the name of a shipped recipe."),
+    typer.Argument(metavar="SPEC", help="TOML files, later ones on top, or the name of a shipped recipe."),
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -18,7 +18,10 @@ def command(
     runs_dir: RunsDir = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Compare resolved values: how they are written, and where, does not count."""
+    """Show what differs between two specs, locks or runs.
+
+    Resolved values are compared: how they are written, and where, does not count.
+    """
     from rlrun.specs.differences import differences
 
     old, new = (_document(each, runs_dir) for each in (before, after))

@@ -12,7 +12,10 @@ _SIGNS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "
 
 
 def command(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
-    """Look at Python, packages, GPUs, disk, shared memory and ports; exit code 2 where something is wrong."""
+    """Say what on this host would keep jobs from running.
+
+    Python, packages, GPUs, disk, shared memory and ports; exit code 2 where something is wrong.
+    """
     from rich.console import Console
     from rich.text import Text
 

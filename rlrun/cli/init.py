@@ -1,26 +1,18 @@
 """`rlrun init`: a commented spec to start from."""
 
-import json
+import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Annotated
 
 import typer
 
 from rlrun.cli.arguments import load
-from rlrun.specs.paths import absolute_path
+from rlrun.cli.starter import Choices, spec_text
+from rlrun.specs.paths import RECIPES
 from rlrun.specs.problems import SpecError
 
-_STARTER = Path(__file__).parent / "starter.toml"
 _MODEL, _TASK = "Qwen/Qwen3-0.6B", "chain_sum"
-_ASKED = 'prompt_template = "{question}\\nGive the final answer in <answer> tags."\n'
-_ANSWER = (
-    'answer_pattern = "<answer>(.*?)</answer>"\n'
-    "threshold = 1.0                # right or wrong: no credit for what merely contains the answer\n"
-)
-_LEAST_BATCH, _SAMPLES, _USUAL_TOKENS = 32, 8, 512
 
 
 def command(
@@ -37,8 +29,17 @@ def command(
     gpus: Annotated[int | None, typer.Option(help="GPUs of each node; 0 runs on CPU.", min=0)] = None,
     nodes: Annotated[int, typer.Option(help="Nodes of a Ray cluster.", min=1)] = 1,
     algorithm: Annotated[str, typer.Option(help="How rewards become a loss.")] = "grpo",
+    show_recipes: Annotated[
+        bool, typer.Option("--list", help="Only list the shipped recipes, which are specs to start from too.")
+    ] = False,
 ) -> None:
-    """Write a spec that is complete and valid, each setting explained; asks in a terminal."""
+    """Write a spec to start from; asks in a terminal.
+
+    The file is complete and valid, with each setting explained.
+    """
+    if show_recipes:
+        _list_recipes()
+        return
     if path.exists():
         raise ValueError(f"{path} is there already; choose another name: rlrun init NAME.toml")
     if task is not None and data is not None:
@@ -48,9 +49,36 @@ def command(
     if task is None and data is None:
         answer = _given(None, "what to learn: a reasoning-gym task, or a .jsonl file", _TASK, asks)
         task, data = (None, Path(answer)) if answer.endswith(".jsonl") else (answer, None)
-    gpus = gpus if gpus is not None else int(_given(None, "GPUs of each node (0: CPU)", "0", asks))
-    _write(path, _spec_text(_Choices(path.stem, path.parent, model, task, data, gpus, nodes, algorithm)))
+    _check_learns_from_rewards(algorithm)
+    gpus = gpus if gpus is not None else _whole(_given(None, "GPUs of each node (0: CPU)", "0", asks))
+    chosen = Choices(_run_name(path), path.parent, model, task, data, gpus, nodes, algorithm)
+    _write(path, spec_text(chosen))
     print(f"wrote {path}; next: rlrun validate {path}, rlrun plan {path}, rlrun launch {path}")
+
+
+def _list_recipes() -> None:
+    """Names, and what each file's first line says of it."""
+    recipes = {path.stem: path for path in RECIPES.glob("*.toml")}
+    width = max(map(len, recipes))
+    for name, path in sorted(recipes.items()):
+        with path.open(encoding="utf-8") as file:
+            print(f"{name:{width}}  {file.readline().removeprefix('# ').strip()}")
+    print('\nrlrun plan NAME; a file of yours that changes one begins with: extends = "package:NAME.toml"')
+
+
+def _check_learns_from_rewards(algorithm: str) -> None:
+    """ValueError for an algorithm whose jobs are of another shape; an unknown one is told with the spec."""
+    recipes = {"sft": "sft", "dpo": "sft", "on_policy_distillation": "distillation"}
+    if recipe := recipes.get(algorithm):
+        raise ValueError(
+            f"init writes jobs that learn from rewards; for {algorithm} begin a file with "
+            f'extends = "package:{recipe}.toml" and change what differs (docs/algorithms.md)'
+        )
+
+
+def _run_name(path: Path) -> str:
+    """What of a file's name can be a run's."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "job"
 
 
 def _given(value: str | None, question: str, usual: str, asks: bool) -> str:
@@ -59,87 +87,10 @@ def _given(value: str | None, question: str, usual: str, asks: bool) -> str:
     return str(typer.prompt(question, default=usual))
 
 
-@dataclass(frozen=True, slots=True)
-class _Choices:
-    """What the user wants."""
-
-    name: str
-    folder: Path
-    model: str
-    task: str | None
-    data: Path | None
-    gpus: int
-    nodes: int
-    algorithm: str
-
-
-def _spec_text(chosen: _Choices) -> str:
-    for value in (chosen.model, chosen.task or "", str(chosen.data or ""), chosen.algorithm):
-        if '"' in value or "\\" in value or not value.isprintable():
-            raise ValueError(f"{value!r} cannot stand in a TOML string")
-    ranks = max(chosen.gpus, 1) * chosen.nodes
-    address = 'address = "HOST:6379"          # the Ray cluster that the nodes have joined\n'
-    return Template(_STARTER.read_text("utf-8")).substitute(
-        _task_parts(chosen),
-        name=chosen.name,
-        model=chosen.model,
-        algorithm=chosen.algorithm,
-        gpus=chosen.gpus,
-        tokens=min(_USUAL_TOKENS, _positions(chosen) // 2),
-        fsdp=ranks,
-        batch=next(size for size in range(_LEAST_BATCH, 10**6) if size * _SAMPLES % ranks == 0),
-        nodes=f"nodes = {chosen.nodes}\n{address}" if chosen.nodes > 1 else "",
-    )
-
-
-def _positions(chosen: _Choices) -> int:
-    """Tokens that a local model holds; plenty for one on the hub."""
-    folder = absolute_path(chosen.model, chosen.folder)
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return 2 * _USUAL_TOKENS
-    found = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    return found if isinstance(found, int) else 2 * _USUAL_TOKENS
-
-
-def _task_parts(chosen: _Choices) -> dict[str, str]:
-    """The sections that depend on where prompts come from."""
-    if chosen.data is not None:
-        return {
-            "data": _jsonl(chosen.data),
-            "reward": _reward("math", "the last \\boxed{} is the answer"),
-            "eval": "",
-        }
-    kind = 'type = "reasoning_gym"         # procedurally generated (rlrun plugins list)'
-    rows = f'{kind}\ntask = "{chosen.task}"\n{_ASKED}'
-    return {
-        "data": f"[data]\n{rows}size = 10000\n",
-        "reward": _reward("reasoning_gym", "the task's own scorer") + _ANSWER,
-        "eval": _held_out(rows),
-    }
-
-
-def _jsonl(data: Path) -> str:
-    if not data.is_file():
-        raise ValueError(f"there is no file {data}; it holds one JSON object a line, with prompt and label")
-    return (
-        f'[data]\ntype = "jsonl"\npath = "{data.absolute()}"\n'
-        'prompt_key = "prompt"          # text, or a list of chat messages\nlabel_key = "label"\n'
-    )
-
-
-def _reward(kind: str, about: str) -> str:
-    line = f'type = "{kind}"'
-    return f"[[rewards]]\n{line:30} # {about}\n"
-
-
-def _held_out(rows: str) -> str:
-    seed = "seed = 100000000               # other rows than those trained on"
-    return (
-        f'\n[eval]\ninterval = 20\n\n[[eval.datasets]]\nname = "held-out"\n{rows}size = 200\n{seed}\n'
-        "samples_per_prompt = 1\ntemperature = 0.0\n"
-    )
+def _whole(answer: str) -> int:
+    if not answer.isdecimal():
+        raise ValueError(f"{answer!r} is no number of GPUs: answer 0, 1, 2, …")
+    return int(answer)
 
 
 def _write(path: Path, text: str) -> None:
@@ -153,4 +104,5 @@ def _write(path: Path, text: str) -> None:
         load([str(path)], None)
     except SpecError:
         path.unlink()
+        print(f"{path} is not written, since it would not be valid:", file=sys.stderr)
         raise

@@ -1,38 +1,86 @@
 """`rlrun logs`: the last lines of what a run's processes wrote."""
 
+import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlrun.cli.arguments import RunsDir
+from rlrun.cli.arguments import RunName, RunsDir
 from rlrun.specs.spelling import nearest
+
+if TYPE_CHECKING:
+    from rlrun.runner.records.run_folder import RunFolder
+
+_POLL_S = 0.5
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="Name of the run.")],
+    name: RunName = None,
     process: Annotated[
         str | None, typer.Argument(help="driver, trainer-0, engine-0, …; all of them when left out.")
     ] = None,
+    *,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Lines from the end of each.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new lines until the run ends.")
+    ] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """Show the end of every log of a run, or of one process's."""
     from rlrun.cli.run_states import find_run
 
-    folder = find_run(runs_dir, name).logs
-    files = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    run = find_run(runs_dir, name)
+    files = _logs(run, None)
     if process is not None and process not in files:
         meant = nearest(process, files)
         guess = f"did you mean {meant}? " if meant else ""
-        raise ValueError(f"{name} has no log {process}; {guess}there are: {', '.join(files) or 'none'}")
-    for each, path in files.items():
-        if process in (None, each):
-            print(f"== {path}")
-            print(_tail(path, lines), end="")
+        raise ValueError(f"{run.name} has no log {process}; {guess}there are: {', '.join(files) or 'none'}")
+    seen: dict[Path, int] = {}
+    for path in _logs(run, process).values():
+        print(f"== {path}")
+        print(_tail(path, lines, seen), end="")
+    if follow:
+        _follow(run, process, seen)
 
 
-def _tail(path: Path, lines: int) -> str:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return "".join(deque(file, maxlen=lines))
+def _logs(run: "RunFolder", process: str | None) -> dict[str, Path]:
+    files = {path.stem: path for path in sorted(run.logs.glob("*.log"))}
+    return files if process is None else {process: files[process]}
+
+
+def _tail(path: Path, lines: int, seen: dict[Path, int]) -> str:
+    """The last lines; `seen` gets the place in the file, in bytes, that they lead up to."""
+    with path.open("rb") as file:
+        last = deque(file, maxlen=lines)
+        seen[path] = file.tell()
+    text = b"".join(last).decode("utf-8", errors="replace")
+    return text if text.endswith("\n") or not text else f"{text}\n"
+
+
+def _follow(run: "RunFolder", process: str | None, seen: dict[Path, int]) -> None:
+    """Print what is written from now on, each line after its process, until the run's process has ended."""
+    from rlrun.runner.records.run_folder import is_alive
+
+    alive = True
+    while alive:
+        alive = is_alive(run.read_state())  # before the last look: nothing written until then is missed
+        for stem, path in _logs(run, process).items():
+            for line in fresh_lines(path, seen):
+                print(f"{stem}: {line}" if process is None else line, flush=True)
+        if alive:
+            time.sleep(_POLL_S)
+
+
+def fresh_lines(path: Path, seen: dict[Path, int]) -> Iterator[str]:
+    """Whole lines beyond the place in `seen`, which moves on past them; all of a file that began anew."""
+    place = seen.get(path, 0)
+    with path.open("rb") as file:
+        file.seek(place if place <= path.stat().st_size else 0)
+        for line in iter(file.readline, b""):
+            if not line.endswith(b"\n"):
+                return
+            seen[path] = file.tell()
+            yield line.decode("utf-8", errors="replace").rstrip("\n")

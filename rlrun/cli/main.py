@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 the spec or the command is wrong, 3 the job failed, 130 in
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import Annotated
 
 import typer
 
@@ -35,11 +36,12 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         help="Post-train language models by reinforcement learning: one TOML file is the whole job.",
         add_completion=False,
+        rich_markup_mode=None,  # it would take [profiles.NAME] in a help text for a style
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
-    app.callback()(_stay_a_group)
+    app.callback()(_top)
     first = arguments[0] if arguments else ""
     for name, module in COMMANDS.items():
         if first == name or first not in {*COMMANDS, *GROUPS}:
@@ -50,7 +52,19 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _stay_a_group() -> None:
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"rlrun {version('rlrun')}")
+        raise typer.Exit
+
+
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Post-train language models by reinforcement learning: one TOML file is the whole job."""
 
 

@@ -48,15 +48,20 @@ def command(
     rank: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Which one, for --deep. Left out: the first, which holds most of a pipeline's work."
+            min=0, help="Rank that --deep traces. Left out: the first, which holds most of a pipeline's work."
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the batch equation, the mesh, the placement, memory, disk and time, and all that is derived."""
+    """Show what a job would do and take, and where: nothing is started.
+
+    The batch equation, every rank and engine in its place, memory, disk and time.
+    """
     from rlrun.runner.planning.plan import make_plan
 
     spec = load(specs, overrides, profiles).spec
+    if deep and (sweep or simulate):
+        raise ValueError("--deep traces the spec's own layout: leave --sweep and --simulate out")
     plan = make_plan(spec)
     case, reason = _case(spec, plan, gpu, (prompt_tokens, response_tokens))
     if rank is not None and not deep:

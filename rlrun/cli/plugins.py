@@ -11,7 +11,7 @@ from rlrun.cli.arguments import AsJson
 from rlrun.specs.spelling import nearest
 
 app = typer.Typer(
-    help="Algorithms, data sources, rollouts, tools, agents, rewards, filters and trackers.",
+    help="Look at installed plugins, and begin and check your own.",
     no_args_is_help=True,
 )
 
@@ -80,7 +80,10 @@ def new(
 def check(
     package: Annotated[str, typer.Argument(help="An installed package, as pip names it.")],
 ) -> None:
-    """Check every plugin of an installed package against its contract; exit code 2 where one fails."""
+    """Hold every plugin of a package to its contract.
+
+    Exit code 2 where one fails.
+    """
     from rlrun.plugins.registry import PluginError, entries_of
 
     failed = 0

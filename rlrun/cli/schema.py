@@ -27,7 +27,10 @@ def command(
         bool, typer.Option("--markdown", help="The page docs/spec.md instead, with the built-in plugins.")
     ] = False,
 ) -> None:
-    """Print the JSON Schema of a spec: completion and checks in editors that know TOML."""
+    """Print the JSON Schema of a spec, for editors.
+
+    Editors that know TOML complete and check by it.
+    """
     if markdown:
         from rlrun.cli.reference import spec_markdown
 

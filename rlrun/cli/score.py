@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -19,6 +19,8 @@ from rlrun.cli.report import print_error
 if TYPE_CHECKING:
     from rlrun.plugins.types import Sample
     from rlrun.specs.scoring import RewardSpec, ScoringSpec
+
+    SectionT = TypeVar("SectionT", RewardSpec, ScoringSpec)
 
 BLOCK = 2048
 """Lines that are read, scored and printed at a time."""
@@ -58,14 +60,16 @@ def command(
     ] = OnError.DROP,
     allow_local_plugins: AllowLocalPlugins = False,
 ) -> None:
-    """Score samples from a file: one JSON line {"id", "reward", "detail"} for each line of it."""
+    """Try a reward on samples from a file.
+
+    Prints one JSON line {"id", "reward", "detail"} for each line of the file.
+    """
     from rlrun.specs.scoring import ScoringSpec
 
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
-    scoring = ScoringSpec.model_validate(
-        {"workers": workers, "timeout": timeout, "memory": memory, "on_error": on_error.value}
-    )
+    options = {"workers": workers, "timeout": timeout, "memory": memory, "on_error": on_error.value}
+    scoring = _checked(ScoringSpec, options)
     sys.exit(asyncio.run(_score(file, _reward_spec(reward, settings or []), scoring)))
 
 
@@ -79,9 +83,22 @@ def _reward_spec(name: str, settings: list[str]) -> "RewardSpec":
     table: dict[str, Any] = {"type_key": "rm_type", **params, "type": known}
     for setting in settings:
         table |= _setting(setting)
-    spec = RewardSpec.model_validate(table)
+    spec = _checked(RewardSpec, table)
     build("rewards", spec.type, spec.params)
     return spec
+
+
+def _checked(model: type["SectionT"], values: dict[str, Any]) -> "SectionT":
+    """A section of a spec from values of the command line; ValueError in the words of a spec's problems."""
+    from pydantic import ValidationError
+
+    from rlrun.specs.messages import in_words
+    from rlrun.specs.strict import as_json
+
+    try:
+        return model.model_validate_json(as_json(values), strict=True)
+    except ValidationError as error:
+        raise ValueError(in_words(error, model, values)) from None
 
 
 def _setting(text: str) -> dict[str, Any]:
@@ -137,6 +154,10 @@ def _lines(lines: Iterable[str]) -> Iterator[Line]:
         if values.get("prompt") is None or values["prompt"] != prompt:
             index += 1
         prompt = values.get("prompt")
+        if "response" not in values:
+            found = ", ".join(values) or "nothing"
+            yield values.get("id", str(number)), f"line {number}: no response; the line has {found}"
+            continue
         yield values.get("id", str(number)), _sample(values, number, index)
 
 
@@ -144,7 +165,7 @@ def _sample(values: Mapping[str, Any], number: int, index: int) -> "Sample":
     from rlrun.plugins.testing import sample
 
     response = values.get("response")
-    text = "" if response is None else response if isinstance(response, str) else json.dumps(response)
+    text = response if isinstance(response, str) else "" if response is None else json.dumps(response)
     metadata = values.get("metadata")
     one = sample(
         text,

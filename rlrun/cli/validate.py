@@ -28,7 +28,10 @@ def command(
     ] = None,
     allow_local_plugins: AllowLocalPlugins = False,
 ) -> None:
-    """Check a spec without starting anything: no GPU, no network, no torch."""
+    """Tell every problem of a spec, and start nothing.
+
+    Needs no GPU, no network and no torch; exit code 2 where something is wrong.
+    """
     try:
         loaded = load(specs, overrides, profiles)
     except SpecError as error:

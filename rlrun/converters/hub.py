@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlrun.specs.hub import download, first_line
+
 _PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 
 
@@ -26,14 +28,11 @@ def local_folder(name: str, revision: str | None) -> Local:
         return Local(folder)
     if folder.is_absolute() or name.startswith(".") or name.count("/") > 1:
         raise ValueError(f"there is no folder {folder}")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
     try:
-        path = snapshot_download(name, revision=revision, allow_patterns=_PATTERNS)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ValueError(f"{name} is no folder, and the hub does not give it: {_line(error)}") from error
-    return Local(Path(path), Path(path).name)
+        path = download(name, _PATTERNS, revision)
+    except ValueError as error:
+        raise ValueError(f"{name} is no folder, and the hub does not give it: {error}") from error
+    return Local(path, path.name)
 
 
 def upload(folder: Path, name: str) -> str:
@@ -49,10 +48,6 @@ def upload(folder: Path, name: str) -> str:
         commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by rlrun convert")
     except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError) as error:
         raise ValueError(
-            f"{folder} is complete, and the hub does not take it as {name}: {_line(error)}"
+            f"{folder} is complete, and the hub does not take it as {name}: {first_line(error)}"
         ) from error
     return str(commit.commit_url)
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

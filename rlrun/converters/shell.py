@@ -52,8 +52,10 @@ def read_script(path: Path) -> Script:
 def _read(script: Script, path: Path, name: str, chain: tuple[Path, ...]) -> None:
     try:
         text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no script: byte {error.start} is not UTF-8 text") from None
     reader = _Reader(script, name, path, chain)
     statement: list[Token] = []
     depth = 0

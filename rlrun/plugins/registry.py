@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rlrun.plugins.protocols import API_VERSION, OLDEST_API_VERSION
+from rlrun.specs.messages import in_words
 from rlrun.specs.secrets import reveal
 
 METHODS: Mapping[str, Mapping[str, int]] = {
@@ -127,7 +128,7 @@ def build(kind: str, name: str, params: Mapping[str, Any]) -> Any:
     try:
         checked = plugin.Params.model_validate(reveal(params))
     except ValidationError as error:
-        raise PluginError(f"{find(kind, name)}: {_parameter_problems(plugin.Params, error)}") from error
+        raise PluginError(f"{find(kind, name)}: {in_words(error, plugin.Params, params)}") from error
     except ValueError as error:
         raise PluginError(f"{find(kind, name)}: {error}") from error
     try:
@@ -179,8 +180,9 @@ def _scan() -> Iterator[PluginEntry]:
     for distribution in metadata.distributions():
         if "[rlrun." not in (distribution.read_text("entry_points.txt") or ""):
             continue
-        name, version = distribution.name, distribution.version  # each look-up parses all of the metadata
-        if name in seen:  # further down the path: shadowed
+        # each look-up parses all of the metadata; what an interrupted uninstall leaves has none
+        name, version = distribution.name or "", distribution.version
+        if not name or name in seen:  # further down the path: shadowed
             continue
         seen.add(name)
         for point in distribution.entry_points:
@@ -231,16 +233,6 @@ def _takes(method: object, arguments: int) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _parameter_problems(params: type[BaseModel], error: ValidationError) -> str:
-    known = ", ".join(params.model_fields) or "none"
-    problems = []
-    for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"]) or "parameters"
-        hint = f" (known: {known})" if problem["type"] == "extra_forbidden" else ""
-        problems.append(f"{key}: {problem['msg']}{hint}")
-    return "; ".join(problems)
 
 
 def _describe(error: BaseException) -> str:

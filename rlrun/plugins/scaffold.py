@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent, indent
 
+from rlrun.plugins.registry import entries
+
 
 @dataclass(frozen=True, slots=True)
 class Template:
@@ -248,10 +250,12 @@ pytest
 
 
 def write_package(kind: str, name: str, parent: Path) -> Path:
-    """Write the package's folder under `parent`. ValueError for an impossible name, or a folder in use."""
+    """Write the package's folder under `parent`. ValueError for an impossible name, or one in use."""
     template = TEMPLATES[kind]
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ValueError(f"{name!r} is no name for a plugin: use small letters, digits and underscores")
+    if taken := next((entry for entry in entries(kind) if entry.name == name), None):
+        raise ValueError(f"{taken} has that name, and of two a spec could use neither: choose another")
     package = f"rlrun-{template.noun}-{name.replace('_', '-')}"
     folder = parent / package
     if folder.exists():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.runner.errors import JobError
+from rlrun.specs.hub import download
 from rlrun.specs.model import ModelSpec
 
 _READ_BYTES = 1 << 22
@@ -41,15 +42,11 @@ def fetch_files(key: str, path: str, revision: str | None = None, *, weights: bo
         return ModelFiles(folder.absolute(), None)
     if folder.is_absolute() or folder.exists():
         raise JobError(f"{key} = {path!r} holds no config.json; name a Hugging Face folder or id")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
     patterns = ["*.json", "*.jinja", "*.model", "*.txt", *(["*.safetensors"] if weights else [])]
     try:
-        downloaded = Path(snapshot_download(path, revision=revision, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise JobError(f"{key} = {path!r} is no folder, and the hub does not give it: {reason}") from error
+        downloaded = download(path, patterns, revision)
+    except ValueError as error:
+        raise JobError(f"{key} = {path!r} is no folder, and the hub does not give it: {error}") from error
     return ModelFiles(downloaded, downloaded.name)
 
 

@@ -122,8 +122,13 @@ def _add_override(composition: Composition, override: str) -> None:
 
 
 def _as_string(value: str) -> str:
-    escaped = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in value.strip())
-    return f'"{escaped}"'
+    return f'"{"".join(map(_escaped, value.strip()))}"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    return character if character.isprintable() else f"\\U{ord(character):08X}"
 
 
 def _merge(

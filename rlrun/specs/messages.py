@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from rlrun.specs.docstrings import field_docstrings
 from rlrun.specs.positions import KeyPath
-from rlrun.specs.problems import Finding, shown
+from rlrun.specs.problems import Finding, dotted, shown
 from rlrun.specs.spelling import nearest
 from rlrun.specs.suggestions import COMPOSITION_KEYS, KeyIndex, section_models, table_name
 
@@ -30,6 +30,10 @@ _BOUNDS = {
     "less_than": ("less than", "lt"),
     "less_than_equal": ("at most", "le"),
 }
+
+
+_NOWHERE = "parameters"
+"""Stands for the table of values that are not in a file."""
 
 
 class Explainer:
@@ -97,6 +101,26 @@ class Explainer:
         return Finding(path, "required and not given", f"add {add}{about}", at_value=False)
 
 
+def in_words(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> str:
+    """The errors of values that stand in no file, each as `key: what is wrong (cure)`.
+
+    `values` are as they were written: of one that refers to a secret nothing but the reference is told.
+    """
+    data = {_NOWHERE: values}
+    found = Explainer(data, KeyIndex(model)).findings(error, model, (_NOWHERE,))
+    return "; ".join(_line(finding, _at(data, _present(finding.path, data))) for finding in found)
+
+
+def _line(finding: Finding, written: Any) -> str:
+    message = finding.message
+    if isinstance(written, str) and "${env:" in written:
+        message = f"what {written} stands for does not fit"
+    elif finding.cure:
+        message += f" ({finding.cure.removeprefix(f'[{_NOWHERE}] ')})"
+    key = dotted(finding.path[1:])
+    return f"{key}: {message}" if key else message
+
+
 def _at(data: Any, path: KeyPath) -> Any:
     for part in path:
         data = data[part]
@@ -133,7 +157,7 @@ def _wrong_value(path: KeyPath, error: Mapping[str, Any]) -> Finding:
         return Finding(path, message, _conversion(kind, path, value), None, value)
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
-        return Finding(path, f"must be {words} {context[bound]:g}, found {shown(value)}", found=value)
+        return Finding(path, f"must be {words} {_plain(context[bound])}, found {shown(value)}", found=value)
     if kind == "literal_error":
         return _not_a_choice(path, context["expected"], value)
     if kind in ("too_long", "too_short"):
@@ -146,6 +170,11 @@ def _wrong_value(path: KeyPath, error: Mapping[str, Any]) -> Finding:
         return Finding(path, str(context["error"]), found=value)
     message = error["msg"]
     return Finding(path, f"{message[:1].lower()}{message[1:]}, found {shown(value)}", found=value)
+
+
+def _plain(bound: float) -> str:
+    """A bound as one would write it: every digit of a whole number."""
+    return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
 
 
 def _not_a_choice(path: KeyPath, expected: str, value: object) -> Finding:

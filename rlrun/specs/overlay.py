@@ -64,7 +64,9 @@ class _Overlay:
         """
         for key, value in over.items():
             if isinstance(base, list) and int(key) >= len(base):
-                self._refuse((*there, key), f"{there[-1]} has {len(base)} elements, counted from 0")
+                self._refuse(
+                    (*there, key), f"{there[-1]} has no element {key}: it has {len(base)}, counted from 0"
+                )
                 continue
             place: Any = int(key) if isinstance(base, list) else key
             old = base[place] if isinstance(base, list) else base.get(place)

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
-from rlrun.cli.convert import parse_bytes
+from rlrun.cli.convert_options import parse_bytes
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from cli_outcome import Command
 
+from rlrun.cli.logs import fresh_lines
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.doctor import Check
 from rlrun.runner.model_files import fetch_model
@@ -154,6 +155,25 @@ def test_logs_shows_the_end_of_each(rlrun: Command, tmp_path: Path) -> None:
     wrong = rlrun("logs", "job", "trainer-1", "--runs-dir", tmp_path)
     assert wrong.code == 2
     assert "did you mean trainer-0? there are: driver, trainer-0" in wrong.err
+
+
+def test_logs_of_the_newest_run_to_its_end(rlrun: Command, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "job")
+    (folder / "logs" / "driver.log").write_text("begun\ncut sho")
+    outcome = rlrun("logs", "--follow", "--runs-dir", tmp_path)
+    assert (outcome.code, outcome.out) == (0, f"== {folder / 'logs' / 'driver.log'}\nbegun\ncut sho\n")
+
+
+def test_lines_that_came_since(tmp_path: Path) -> None:
+    path, seen = tmp_path / "driver.log", dict[Path, int]()
+    path.write_text("one\ntwo\nthr")
+    assert list(fresh_lines(path, seen)) == ["one", "two"]
+    with path.open("a") as file:
+        file.write("ee\nfour\n")
+    assert list(fresh_lines(path, seen)) == ["three", "four"]
+    assert list(fresh_lines(path, seen)) == []
+    path.write_text("anew\n")
+    assert list(fresh_lines(path, seen)) == ["anew"]
 
 
 @pytest.fixture

@@ -56,15 +56,17 @@ def test_what_cannot_be_scored_is_said_on_its_own_line(rlrun: Command, tmp_path:
         {"response": "x", "metadata": {"rm_type": "no_such_reward"}},
         {"response": "x", "metadata": "text"},
         {"id": "\ud800", "response": "Answer: \ud800\x00", "metadata": {"rm_type": "dapo"}},
+        {"respons": "x", "label": "y"},
     )
     done = rlrun("score", file, "--reward", "ifbench")
     assert done.code == 0
     errors = [result["detail"].get("error", "") for result in results(done.out)]
-    assert [result["reward"] for result in results(done.out)] == [None, None, None, None, 0.0, -1.0]
+    assert [result["reward"] for result in results(done.out)] == [None, None, None, None, 0.0, -1.0, None]
     assert "line 1: Expecting property name" in errors[0]
     assert "expected a JSON object, found list" in errors[1]
     assert "did you mean 'format:no_whitespace'" in errors[2]
     assert "no rewards plugin is named 'no_such_reward'" in errors[3]
+    assert errors[6] == "line 7: no response; the line has respons, label"
     assert results(rlrun("score", file, "--reward", "ifbench", "--on-error", "zero").out)[2]["reward"] == 0
     stopped = rlrun("score", file, "--reward", "ifbench", "--on-error", "stop")
     assert stopped.code == 3
@@ -75,7 +77,11 @@ def test_what_cannot_be_scored_is_said_on_its_own_line(rlrun: Command, tmp_path:
     ("options", "message"),
     [
         (["--reward", "maht"], "did you mean 'math'"),
-        (["--reward", "math", "--set", "cut=1"], "cut: Extra inputs are not permitted (known: cut_thinking)"),
+        (["--reward", "math", "--set", "cut=1"], "cut: unknown key (takes: cut_thinking)"),
+        (["--reward", "math", "--set", "cut_thinkin=1"], "unknown key (did you mean `cut_thinking`?)"),
+        (["--reward", "math", "--set", "weight=much"], 'weight: must be a number, found the string "much"'),
+        (["--reward", "math", "--workers", "0"], "workers: must be at least 1, found 0"),
+        (["--reward", "math", "--timeout", "0"], "timeout: must be greater than 0, found 0"),
         (["--reward", "math", "--set", "cut"], "write KEY=VALUE"),
         (["--reward", "rewards.py:Mine"], "--allow-local-plugins"),
     ],

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rlrun.cli.main import COMMANDS, GROUPS
 from rlrun.cli.reference import spec_markdown
 from rlrun.cli.schema import spec_schema
 from rlrun.plugins.validation import load_checked_spec
+from rlrun.specs.paths import RECIPES
 
 SPECS = Path(__file__).parents[1] / "specs"
 BASE = SPECS / "base.toml"
@@ -60,6 +62,16 @@ def test_help_names_every_command(rlrun: Command) -> None:
     assert outcome.code == 0
     for name in (*COMMANDS, *GROUPS):
         assert f" {name} " in outcome.out
+
+
+def test_the_version(rlrun: Command) -> None:
+    outcome = rlrun("--version")
+    assert (outcome.code, outcome.out) == (0, f"rlrun {version('rlrun')}\n")
+
+
+def test_help_shows_brackets_as_they_are(rlrun: Command) -> None:
+    assert "[profiles.NAME]" in rlrun("validate", "--help").out
+    assert "[[rewards]]" in rlrun("score", "--help").out
 
 
 def test_an_unknown_command_is_exit_2(rlrun: Command) -> None:
@@ -127,6 +139,20 @@ def test_colours_on_a_terminal(rlrun: Command, monkeypatch: pytest.MonkeyPatch) 
     outcome = rlrun("validate", SPECS / "broken/several_syntax_errors.toml")
     assert "\x1b[" in outcome.err
     assert "an equals sign" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("seed=99999999999", "must be less than 2147483648"),
+        ("rewards.5.type=math", "rewards has no element 5: it has 1, counted from 0"),
+        ("model.path=C:\\models", r'model.path="C:\\models"'),
+    ],
+)
+def test_what_set_gets_wrong_is_told_as_it_was_written(rlrun: Command, setting: str, message: str) -> None:
+    outcome = rlrun("validate", BASE, "--set", setting)
+    assert outcome.code == 2
+    assert message in outcome.err
 
 
 def test_plan_shows_numbers_and_places(rlrun: Command) -> None:
@@ -221,6 +247,12 @@ def test_plan_compares_layouts_on_gpus_alone(rlrun: Command) -> None:
     assert "set cluster.gpus_per_node" in outcome.err
 
 
+def test_plan_traces_the_layout_that_the_spec_has(rlrun: Command) -> None:
+    outcome = rlrun("plan", BASE, "--deep", "--sweep")
+    assert outcome.code == 2
+    assert "leave --sweep and --simulate out" in outcome.err
+
+
 def test_plan_of_an_unknown_gpu(rlrun: Command) -> None:
     outcome = rlrun("plan", BASE, "--gpu", "A100")
     assert outcome.code == 2
@@ -270,7 +302,34 @@ def test_init_leaves_nothing_that_is_not_valid(rlrun: Command, tmp_path: Path) -
     outcome = rlrun("init", path, "--algorithm", "gpro")
     assert outcome.code == 2
     assert 'there is no algorithm "gpro"' in outcome.err
+    assert f"{path} is not written" in outcome.err
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "recipe"), [("sft", "sft"), ("dpo", "sft"), ("on_policy_distillation", "distillation")]
+)
+def test_init_names_a_recipe_for_jobs_of_another_shape(
+    rlrun: Command, tmp_path: Path, algorithm: str, recipe: str
+) -> None:
+    outcome = rlrun("init", tmp_path / "first.toml", "--algorithm", algorithm)
+    assert outcome.code == 2
+    assert f'extends = "package:{recipe}.toml"' in outcome.err
+
+
+def test_init_makes_a_name_of_any_file_s(rlrun: Command, tmp_path: Path) -> None:
+    path = tmp_path / "my first job!.toml"
+    assert rlrun("init", path).code == 0
+    assert load_checked_spec([path]).spec.name == "my-first-job"
+
+
+def test_init_lists_recipes(rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = rlrun("init", "--list")
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    assert [line.split()[0] for line in lines[:-2]] == sorted(path.stem for path in RECIPES.glob("*.toml"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_init_asks_in_a_terminal(rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +341,8 @@ def test_init_asks_in_a_terminal(rlrun: Command, tmp_path: Path, monkeypatch: py
     found = load_checked_spec([path]).spec
     assert (found.model.path, found.cluster.gpus_per_node) == ("Qwen/Qwen3-4B", 2)
     assert found.data.params["task"] == "countdown"
+    answers = iter(["Qwen/Qwen3-4B", "countdown", "two"])
+    assert "'two' is no number of GPUs" in rlrun("init", tmp_path / "second.toml").err
 
 
 def test_init_refuses_what_no_toml_string_holds(rlrun: Command, tmp_path: Path) -> None:

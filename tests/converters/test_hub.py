@@ -16,7 +16,7 @@ def hub(monkeypatch):
     """Remembers what was asked of it."""
     asked = SimpleNamespace(downloads=[], repos=[], uploads=[], refuses=None)
 
-    def snapshot_download(name, revision, allow_patterns):
+    def snapshot_download(name, revision, allow_patterns, local_files_only):
         asked.downloads.append((name, revision))
         if asked.refuses:
             raise asked.refuses
@@ -32,6 +32,7 @@ def hub(monkeypatch):
             asked.uploads.append((repo_id, folder_path))
             return SimpleNamespace(commit_url=f"https://hub/{repo_id}/commit/1")
 
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url, timeout: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     return asked

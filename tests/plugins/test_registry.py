@@ -77,6 +77,16 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_installed() -> Non
     assert "exact_match" in str(caught.value)
 
 
+def test_what_an_interrupted_uninstall_leaves_is_no_distribution(
+    install_plugin: InstallPlugin,
+) -> None:
+    folder = install_plugin("rewards", "words", "acme_words:Reward", GOOD)
+    (folder / "acme-1.0.dist-info" / "METADATA").unlink()
+    assert "words" not in names("rewards")
+    with pytest.raises(PluginError, match="no installed package 'acme' announces plugins"):
+        registry.entries_of("acme")
+
+
 def test_a_name_announced_twice_is_refused_naming_both(install_plugin: InstallPlugin) -> None:
     install_plugin("rewards", "math", "acme_math:Reward", GOOD)
     with pytest.raises(
@@ -125,8 +135,9 @@ def test_a_broken_plugin_is_named_with_its_owner_and_the_cause(
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"target": 0}, "target: Input should be greater than or equal to 1"),
-        ({"target": "x", "goal": 1}, r"target: .*; goal: Extra inputs .*\(known: target, token\)"),
+        ({"target": 0}, "target: must be at least 1, found 0"),
+        ({"target": "x", "goal": 1}, r"target: .*; goal: unknown key \(takes: target, token\)"),
+        ({"tokn": "x"}, r"tokn: unknown key \(did you mean `token`\?\)"),
         ({"target": 13}, "cannot start: RuntimeError: unlucky"),
         ({"token": "${env:RLRUN_TEST_UNSET}"}, "the environment variable RLRUN_TEST_UNSET is not set"),
     ],
@@ -145,3 +156,8 @@ def test_secrets_are_looked_up_when_a_plugin_is_made(
     install_plugin("rewards", "words", "acme_words:Reward", GOOD)
     monkeypatch.setenv("ACME_TOKEN", "s3cret")
     assert build("rewards", "words", {"token": "${env:ACME_TOKEN}"}).params.token == "s3cret"
+    with pytest.raises(
+        PluginError, match=r"target: what \$\{env:ACME_TOKEN\} stands for does not fit"
+    ) as caught:
+        build("rewards", "words", {"target": "${env:ACME_TOKEN}"})
+    assert "s3cret" not in str(caught.value)

@@ -14,6 +14,7 @@ from rlrun.plugins.engines import Address, as_environment
 from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.rewards.http_client import HttpClient
 from rlrun.plugins.testing import check_parameters, sample
+from rlrun.runner.scoring.worker import too_late
 
 ROWS = [
     row
@@ -100,6 +101,26 @@ def test_pauses_grow_and_the_last_failure_is_told(service: Service, pauses: list
     with pytest.raises(RuntimeError, match=r"gave no answer in 4 attempts; the last: .*HTTP 503: busy"):
         ask(lambda: remote.score(sample()), remote)
     assert all(base <= pause < base + 1 for base, pause in zip([1, 2, 4], pauses, strict=True))
+
+
+def test_who_gives_up_waiting_finds_the_last_failure(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def give_up(seconds: float) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(HttpClient.__init__, "__defaults__", (give_up,))
+    service.script = [(503, "busy")]
+    remote = build("rewards", "remote", {"url": service.url})
+    with pytest.raises(asyncio.CancelledError) as caught:
+        ask(lambda: remote.score(sample()), remote)
+    late = TimeoutError()
+    late.__cause__ = caught.value
+    told = too_late(late, 10.0)
+    assert told.startswith(
+        f"took longer than 10 s (scoring.timeout); {service.url} gave no answer in 1 attempt;"
+    )
+    assert told.endswith("HTTP 503: busy")
 
 
 @pytest.mark.parametrize("rubbish", ["<html>", '"text"', "[1]", "null", '{"message": "no"}'])

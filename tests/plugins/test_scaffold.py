@@ -41,6 +41,12 @@ def run(folder: Path, *command: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+def test_a_name_that_another_plugin_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rewards plugin 'math' of rlrun .* has that name"):
+        write_package("rewards", "math", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_there_is_a_scaffold_for_every_kind() -> None:
     assert TEMPLATES.keys() == METHODS.keys()
 

@@ -122,7 +122,7 @@ def test_a_mixture_has_each_source_by_its_weight(tmp_path: Path) -> None:
     [
         ({"type": "jsnl", "path": "x"}, r"source 0 \(jsnl\): .*did you mean 'jsonl'"),
         ({"type": "jsonl", "path": "x"}, r"source 0 \(jsonl\): .*there is no file x"),
-        ({"type": "jsonl", "pth": "x"}, r"source 0 \(jsonl\): .*pth: Extra inputs"),
+        ({"type": "jsonl", "pth": "x"}, r"source 0 \(jsonl\): .*pth: unknown key"),
         ({"type": "jsonl", "weight": 0}, "greater than 0"),
     ],
 )

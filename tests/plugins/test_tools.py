@@ -145,8 +145,8 @@ async def test_a_service_is_a_tool(remote: Any) -> None:
         ({"query": "atlantis"}, ValueError, "no such place"),
         ({}, ValueError, r"missing arguments: \['query'\]"),
         ({"query": "rome", "k": 1}, ValueError, r"unknown: \['k'\]"),
-        ({"query": "down"}, RuntimeError, "gave no answer in 1 attempts; the last: ValueError: HTTP 503"),
-        ({"query": "rubbish"}, RuntimeError, "gave no answer in 1 attempts"),
+        ({"query": "down"}, RuntimeError, "gave no answer in 1 attempt; the last: ValueError: HTTP 503"),
+        ({"query": "rubbish"}, RuntimeError, "gave no answer in 1 attempt"),
     ],
 )
 async def test_what_the_policy_got_wrong_is_told_apart_from_what_the_service_did(

@@ -78,6 +78,7 @@ def test_recipes_fit_the_gpus_they_name(path: Path) -> None:
 def test_recipes_explain_their_numbers(path: Path) -> None:
     lines = path.read_text("utf-8").splitlines()
     assert lines[0].startswith("# ")
+    assert lines[0].endswith("."), "rlrun init --list shows the first line"
     for before, line in pairwise(lines):
         if re.match(r"\w+ = -?[\d\[]", line):
             assert "#" in line or before.startswith("#"), f"{path.name}: {line}"

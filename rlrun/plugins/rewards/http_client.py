@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,17 +57,26 @@ class HttpClient:
         """What `read` makes of the JSON that comes back; RuntimeError with the last failure when none does.
 
         Any failure is tried again: no connection, a status other than 200, no JSON, a ValueError of `read`.
-        The pauses are 1, 2, 4, … s, at most 30, each with up to a second by chance.
+        The pauses are 1, 2, 4, … s, at most 30, each with up to a second by chance. Who is tired of waiting
+        and cancels finds the last failure in the exception's notes.
         """
-        for attempt in range(self._params.attempts):
-            if attempt:
-                await self._sleep(min(2.0 ** (attempt - 1), LONGEST_PAUSE) + random.random())
-            try:
-                return read(await self._once(url, body, headers))
-            except (self._aiohttp.ClientError, OSError, ValueError) as error:
-                last = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                self._tell(f"{url}, attempt {attempt + 1}: {last}")
-        raise RuntimeError(f"{url} gave no answer in {self._params.attempts} attempts; the last: {last}")
+        failures: list[str] = []
+        try:
+            while len(failures) < self._params.attempts:
+                if failures:
+                    await self._sleep(min(2.0 ** (len(failures) - 1), LONGEST_PAUSE) + random.random())
+                try:
+                    return read(await self._once(url, body, headers))
+                except (self._aiohttp.ClientError, OSError, ValueError) as error:
+                    failures.append(
+                        f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                    )
+                    self._tell(f"{url}, attempt {len(failures)}: {failures[-1]}")
+        except asyncio.CancelledError as end:
+            if failures:
+                end.add_note(_no_answer(url, failures))
+            raise
+        raise RuntimeError(_no_answer(url, failures))
 
     async def _once(self, url: str, body: Any, headers: Mapping[str, str] | None) -> Any:
         if self._session is None:
@@ -88,6 +97,11 @@ class HttpClient:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+
+def _no_answer(url: str, failures: Sequence[str]) -> str:
+    attempts = f"{len(failures)} attempt{'' if len(failures) == 1 else 's'}"
+    return f"{url} gave no answer in {attempts}; the last: {failures[-1]}"
 
 
 def number_or_table(answer: Any) -> float | Mapping[str, float | str]:

@@ -27,6 +27,7 @@ from rlrun.runner.planning.memory import (
     teacher,
     training,
 )
+from rlrun.specs.hub import download
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
 from rlrun.specs.model import ModelSpec
@@ -64,16 +65,11 @@ def planned_architecture(spec: ModelSpec) -> Architecture:
         return read_model(folder, spec.implementation)
     if spec.implementation == "transformers":
         raise ValueError(f"{spec.path} is sized from its weights' headers: download it, and give its folder")
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
     try:
-        file = hf_hub_download(spec.path, "config.json", revision=spec.revision, etag_timeout=5)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ValueError(
-            f"the hub does not give {spec.path}'s config.json: {str(error).splitlines()[0]}"
-        ) from None
-    return read_architecture(Path(file).parent)
+        folder = download(spec.path, ["config.json"], spec.revision)
+    except ValueError as error:
+        raise ValueError(f"the hub does not give {spec.path}'s config.json: {error}") from None
+    return read_architecture(folder)
 
 
 def size_job(case: Case) -> Sizing:

@@ -10,7 +10,7 @@ from rlrun.runner.records.metrics import prefixed
 from rlrun.runner.rollouts.rollout import Batch
 
 _TRAINER_PARTS = ("train", "log_prob", "reference", "teacher", "values")
-_COUNTS = {"train/tokens", "train/response_tokens", "train/skipped_steps"}
+_COUNTS = {"train/tokens", "train/response_tokens", "train/skipped_steps", "train/critic/skipped_steps"}
 
 
 @dataclass(frozen=True, slots=True)

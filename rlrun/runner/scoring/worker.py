@@ -109,7 +109,7 @@ class _Worker:
                 self._report(call, result)
             except BaseException as error:  # the boundary to rewards
                 late = isinstance(error, TimeoutError) and limit.expired()
-                self._fail(call, error, f"took longer than {seconds:g} s (scoring.timeout)" if late else "")
+                self._fail(call, error, too_late(error, seconds) if late else "")
 
     def _call(self, call: Call, samples: Sequence[Sample]) -> Any:
         """The reward's answer, or what it has to be awaited for."""
@@ -165,6 +165,12 @@ class _Worker:
 def _shape(reward: Any) -> Shape:
     grouped = hasattr(reward, "score_group")
     return Shape(inspect.iscoroutinefunction(reward.score_group if grouped else reward.score), grouped)
+
+
+def too_late(error: BaseException, seconds: float) -> str:
+    """What became of a sample past its deadline, with what the reward noted when it was cancelled."""
+    notes = getattr(error.__cause__, "__notes__", [])
+    return "; ".join([f"took longer than {seconds:g} s (scoring.timeout)", *notes])
 
 
 async def _awaited(result: Any) -> Any:

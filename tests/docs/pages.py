@@ -1,0 +1,64 @@
+"""What a page of documentation says: its code, links, tables; for tests that hold it to the code."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "examples").glob("*/README.md"),
+    ]
+)
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Page:
+    """One Markdown file."""
+
+    path: Path
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text("utf-8")
+
+    @property
+    def prose(self) -> str:
+        """The text without its code blocks."""
+        return _FENCE.sub("", self.text)
+
+    def blocks(self, language: str) -> list[str]:
+        """Code blocks of a language; `""` for those that name none."""
+        return [code for named, code in _FENCE.findall(self.text) if named == language]
+
+    def spans(self) -> list[str]:
+        """Code within lines."""
+        return _SPAN.findall(self.prose)
+
+    def links(self) -> list[str]:
+        """Targets of links that do not lead out of the repository."""
+        return [target for target in _LINK.findall(self.prose) if "://" not in target]
+
+    def anchors(self) -> set[str]:
+        """What `#…` may name in this page."""
+        return {
+            re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in _HEADING.findall(self.text)
+        }
+
+    def commands(self) -> Iterator[list[str]]:
+        """Every `rlrun …` that is written out, in words."""
+        shown = [line.strip().removeprefix("$ ") for code in self.blocks("") for line in code.splitlines()]
+        for line in (*shown, *self.spans()):
+            if line.startswith("rlrun "):
+                for command in re.split(r"&&|;|  +|\|(?= )", line.partition(" #")[0]):
+                    if command.strip().startswith("rlrun "):
+                        yield shlex.split(command.strip().replace("…", ""))[1:]

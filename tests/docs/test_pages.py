@@ -1,0 +1,195 @@
+"""The documentation names nothing that does not exist: files, keys, plugins, commands, options, modules."""
+
+import json
+import re
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+import typer
+from pages import PAGES, ROOT, Page
+
+from rlrun.cli.main import make_app
+from rlrun.cli.schema import spec_schema
+from rlrun.plugins.registry import METHODS, entries, load
+from rlrun.plugins.validation import load_checked_spec
+from rlrun.specs.job import Spec
+from rlrun.specs.paths import RECIPES
+from rlrun.specs.problems import SpecError
+from rlrun.specs.suggestions import KeyIndex
+
+pages = pytest.mark.parametrize("page", [Page(path) for path in PAGES], ids=lambda page: page.path.name)
+
+PLUGIN_TABLES = {
+    "algorithm": "algorithms",
+    "data": "data",
+    "eval.datasets": "data",
+    "rollout.function": "rollouts",
+    "rollout.function.tools": "tools",
+    "rollout.function.agent": "agents",
+    "rollout.buffer": "buffers",
+    "rewards": "rewards",
+    "filters": "filters",
+    "trackers": "trackers",
+}
+OF_EXAMPLES = {"wordcount", "topr", "my_agent", "my_algorithm"}
+"""Plugins that pages show how to write."""
+WRONG_ON_PURPOSE = {"temprature", "learning_rate"}
+"""Keys with which docs/first-job.md shows what an error looks like."""
+OF_OTHERS = {
+    "--nnodes", "--node-rank", "--dist-init-addr", "--enable-memory-saver",  # SGLang's
+    "--rlrun-check", "--model",  # pytest's, as our plugin adds it; the engine's as a program
+}  # fmt: skip
+"""Options of other programs."""
+FREE_TABLES = ("engine.sglang", "engine.environment")
+"""Tables whose keys are not the spec's own."""
+
+
+@pages
+def test_links_lead_somewhere(page: Page) -> None:
+    for target in page.links():
+        file, _, anchor = target.partition("#")
+        path = (page.path.parent / file).resolve() if file else page.path
+        assert path.exists(), target
+        assert not anchor or anchor in Page(path).anchors(), target
+
+
+@pages
+def test_files_exist(page: Page) -> None:
+    names = {path.name for folder in ("rlrun", "tests", "benchmarks", "examples") for path in files(folder)}
+    for span in page.spans() if not of_slime(page) else ():
+        if re.fullmatch(r"(rlrun|tests|benchmarks|examples|docs)/[\w./-]+", span):
+            assert (ROOT / span).exists(), span
+        elif re.fullmatch(r"runner/[\w./-]+", span):
+            assert (ROOT / "rlrun" / span).exists(), span
+        elif re.fullmatch(r"\w+\.py", span) and page.path.parent == ROOT / "docs":
+            assert span in names, span
+
+
+@pages
+def test_keys_exist(page: Page) -> None:
+    known, sections = keys(), set(Spec.model_fields)
+    for span in page.spans():
+        table = re.fullmatch(r"\[+([a-z_.]+)\]+", span)
+        key = table[1] if table else span.partition(" = ")[0]
+        if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+", key) and key.partition(".")[0] in sections:
+            free = any(key.startswith(f"{table}.") for table in FREE_TABLES)
+            assert free or key in known or key.endswith((".py", ".toml")), span
+        elif table:
+            assert key in known or key in ("profiles", "vars", "teacher.parallel"), span
+
+
+@pages
+def test_types_exist(page: Page) -> None:
+    known = {*choices(spec_schema()), *OF_EXAMPLES}
+    for span in page.spans():
+        if (found := re.search(r'\btype = "([\w.]+)"', span)) and "description" not in span:
+            assert found[1] in known, span
+
+
+@pages
+def test_specs_have_no_unknown_keys(page: Page, tmp_path: Path) -> None:
+    for number, code in enumerate(page.blocks("toml")):
+        table = tomli.loads(code)
+        file = tmp_path / f"{number}.toml"
+        file.write_text(code if "extends" in table else f'extends = "package:quickstart.toml"\n{code}')
+        for problem in problems(file):
+            if re.search(r"unknown key|belongs to|must be|is no table", problem.message):
+                assert problem.key.rpartition(".")[2] in WRONG_ON_PURPOSE, problem
+            elif "there is no" in problem.message and problem.key.endswith(".type"):
+                assert problem.found.strip('"') in OF_EXAMPLES, problem
+
+
+@pages
+def test_commands_and_options_exist(page: Page) -> None:
+    if of_slime(page):
+        return
+    app = typer.main.get_command(make_app([]))
+    for words in page.commands():
+        command = app
+        for word in words:
+            if word in getattr(command, "commands", {}):
+                command = command.commands[word]
+        assert command is not app or words[0].startswith("-"), f"rlrun {' '.join(words)}"
+        options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+        for word in words:
+            known = not word.startswith("-") or word.partition("=")[0] in options | {"-", "-h", "--help"}
+            assert known, words
+    benchmarks = " ".join(path.read_text("utf-8") for path in files("benchmarks"))
+    known = every_option(app) | OF_OTHERS | {f"--{word}" for word in re.findall(r"[\w-]+", benchmarks)}
+    for span in page.spans():
+        if span.startswith("--"):
+            assert re.split(r"[ =]", span)[0] in known, span
+
+
+@pages
+def test_modules_exist(page: Page) -> None:
+    groups = {f"rlrun.{kind}" for kind in METHODS}
+    for span in page.spans():
+        if re.fullmatch(r"rlrun(\.\w+)+", span) and span not in groups:
+            assert resolves(span), span
+
+
+@pages
+def test_recipes_and_targets_exist(page: Page) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for words in page.commands():
+        for spec in words[1:2] if words[0] in ("launch", "plan", "validate") else ():
+            if re.fullmatch(r"[a-z][\w-]*", spec):
+                assert (RECIPES / f"{spec}.toml").exists(), words
+    for span in page.spans():
+        if found := re.fullmatch(r"make ([\w-]+)", span):
+            assert found[1] in targets, span
+
+
+@cache
+def keys() -> set[str]:
+    index = KeyIndex(Spec)
+    for table, kind in PLUGIN_TABLES.items():
+        for entry in entries(kind):
+            if entry.distribution == "rlrun":
+                index.add(load(kind, entry.name).Params, f"{table}.")
+    found = {*index.paths(), *(f"{table}.type" for table in PLUGIN_TABLES)}
+    return found | {path.rpartition(".")[0] for path in found}
+
+
+def of_slime(page: Page) -> bool:
+    """Whether a page is about another trainer's options and files."""
+    return page.path.name.startswith("slime")
+
+
+def choices(schema: Any) -> set[str]:
+    """Every value that the schema lists."""
+    found = re.findall(r'"(?:const|enum)": (\[[^\]]*\]|"[^"]*")', json.dumps(schema))
+    values = [json.loads(each) for each in found]
+    return {str(one) for each in values for one in (each if isinstance(each, list) else [each])}
+
+
+def problems(file: Path) -> tuple[Any, ...]:
+    try:
+        load_checked_spec([file])
+    except SpecError as error:
+        return error.problems
+    return ()
+
+
+def every_option(command: Any) -> set[str]:
+    own = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    return own.union(*(every_option(each) for each in getattr(command, "commands", {}).values()))
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    module, _, leaf = name.rpartition(".")
+    try:
+        import_module(name)
+    except ModuleNotFoundError:
+        return bool(module) and hasattr(import_module(module), leaf)
+    return True
+
+
+def files(folder: str) -> list[Path]:
+    return [*(ROOT / folder).rglob("*.py")]

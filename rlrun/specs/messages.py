@@ -32,6 +32,12 @@ _BOUNDS = {
 }
 
 
+_NAMES = {
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits, dots, underscores, hyphens, a letter or digit first",
+    r"^[a-z][a-z0-9_-]*$": "small letters, digits, underscores and hyphens, a letter first",
+    r"^[A-Za-z_][A-Za-z0-9_-]*$": "letters, digits, underscores and hyphens, a letter or underscore first",
+}
+"""What the patterns of names mean."""
 _NOWHERE = "parameters"
 """Stands for the table of values that are not in a file."""
 
@@ -164,12 +170,20 @@ def _wrong_value(path: KeyPath, error: Mapping[str, Any]) -> Finding:
         count = context.get("max_length", context.get("min_length"))
         return Finding(path, f"must have {count} elements, found {context['actual_length']}", found=value)
     if kind == "string_pattern_mismatch":
-        cure = "letters, digits, dots, underscores and hyphens, a letter or digit first"
-        return Finding(path, f"{shown(value)} cannot be a name", cure, None, value)
+        return _not_of_its_form(path, context["pattern"], value)
     if kind in ("value_error", "assertion_error"):
         return Finding(path, str(context["error"]), found=value)
     message = error["msg"]
     return Finding(path, f"{message[:1].lower()}{message[1:]}, found {shown(value)}", found=value)
+
+
+def _not_of_its_form(path: KeyPath, pattern: str, value: object) -> Finding:
+    if cure := _NAMES.get(pattern):
+        return Finding(path, f"{shown(value)} cannot be a name", cure, None, value)
+    if "https?://" in pattern:
+        cure = "it begins with http:// or https:// and has no blanks"
+        return Finding(path, f"{shown(value)} is no address", cure, None, value)
+    return Finding(path, f"{shown(value)} does not fit the pattern {pattern}", found=value)
 
 
 def _plain(bound: float) -> str:

@@ -1,7 +1,9 @@
 """Programs that a policy wrote, run for real in the sandbox, the malicious ones too."""
 
 import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,6 +143,16 @@ def test_input_of_any_size_and_output_by_the_side(sandbox: Sandbox) -> None:
     program = "import sys; data = sys.stdin.read(); sys.stderr.write('x' * 1000); print(len(data))"
     assert sandbox.run(program, b"y" * 10_000_000).output == b"10000000\n"
     assert sandbox.run("print('unread')", b"y" * 10_000_000).output == b"unread\n"
+
+
+def test_an_environment_behind_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = tmp_path / "environments" / "mine"
+    link.parent.mkdir()
+    link.symlink_to(sys.prefix)
+    for name in ("prefix", "exec_prefix"):
+        monkeypatch.setattr(sys, name, str(link))
+    monkeypatch.setattr(sys, "executable", str(link / "bin" / Path(sys.executable).name))
+    assert Sandbox(LIMITS).run("import numpy; print(numpy.arange(3).sum())", b"").output == b"3\n"
 
 
 def test_a_program_may_use_a_scratch_folder_and_its_packages(sandbox: Sandbox) -> None:

@@ -136,7 +136,10 @@ def test_overrides_take_toml_values_and_bare_strings(override: str, value: Any) 
         ("=3", "--set: '=3' sets nothing"),
         ("a..b=3", "--set a..b: 'a..b' is not a key path"),
         ("extends=x.toml", "--set extends: `extends` cannot be set here"),
-        ("rewards.1.key=1", "--set rewards.1.key:1:9: rewards.1: rewards has 1 elements, counted from 0"),
+        (
+            "rewards.1.key=1",
+            "--set rewards.1.key:1:9: rewards.1: rewards has no element 1: it has 1, counted from 0",
+        ),
         ("trainer.lr=abc", '--set trainer.lr:1:12: trainer.lr: must be a number, found the string "abc"'),
         ("trainer.lrr=1", "--set trainer.lrr:1:9: trainer.lrr: unknown key"),
     ],

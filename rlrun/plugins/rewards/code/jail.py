@@ -81,7 +81,7 @@ def _build_root(folder: str, python: list[str], scratch: int) -> None:
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
     _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     for path in dict.fromkeys([*SYSTEM, *python[1:]]):
-        if os.path.islink(path):  # noqa: PTH114
+        if path in SYSTEM and os.path.islink(path):  # noqa: PTH114 - /lib; a link to an environment is bound
             os.symlink(os.readlink(path), folder + path)  # noqa: PTH115, PTH211
         elif os.path.exists(path):  # noqa: PTH110
             _bind(path, folder + path)

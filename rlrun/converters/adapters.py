@@ -8,7 +8,6 @@ written: what a layer has of them must fit into memory, the model need not.
 
 import importlib
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +15,11 @@ from typing import Any
 
 import torch
 
+from rlrun.converters.adapted import Convert, Group, Table, Zeros, empty
 from rlrun.converters.content import Content, plain
 from rlrun.converters.mapping import Lenience, Mapped, check_names
-from rlrun.converters.paths import some
 from rlrun.converters.safetensors_format import Described
-from rlrun.converters.stored import Files, Stored
+from rlrun.converters.stored import Stored
 
 PACKAGES = {
     "kimi_k25": "kimi_k2_7",
@@ -32,9 +31,6 @@ PACKAGES = {
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _DERIVED = ".rotary_emb.inv_freq"
 _LAYER = re.compile(r"^(.*?)(?:layers|blocks)\.(\d+)\.")
-
-Table = dict[str, torch.Tensor]
-Convert = Callable[[Table], Table]
 
 
 class AdaptedFamily:
@@ -61,90 +57,6 @@ class AdaptedFamily:
         """Hugging Face tensors of torchtitan's parameters, which `read` finds."""
         flavor = min(self._flavors, key=lambda each: len(each.parameters.keys() ^ described.keys()))
         return flavor.to_hf(described, read, where, lenience)
-
-
-@dataclass(frozen=True, slots=True)
-class Adapted:
-    """One of the tensors that an adapter makes of a group."""
-
-    group: "_Group"
-    name: str
-    tensor: Described
-    step: int = 1
-
-    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some rows; with the last of them the tensor is let go of."""
-        whole = self.group.made(files, self.name)
-        count = self.tensor.shape[0] if self.tensor.shape else 1
-        if last == count:
-            self.group.drop(self.name)
-        return whole.reshape(count, *self.tensor.shape[1:])[first:last]
-
-
-@dataclass(frozen=True, slots=True)
-class Zeros:
-    """A buffer that Hugging Face does not have, as torchtitan begins with it."""
-
-    tensor: Described
-    step: int = 1
-
-    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some rows."""
-        return torch.zeros((last - first, *self.tensor.shape[1:]), dtype=self.tensor.dtype)
-
-
-class _Group:
-    """Tensors that are converted together, and the results that are not yet taken."""
-
-    def __init__(self, members: dict[str, Content], convert: Convert) -> None:
-        self._members = members
-        self._convert = convert
-        self._empty = {name: _empty(content.tensor) for name, content in members.items()}
-        self._renamed: dict[str, str] = {}
-        self._made: Table = {}
-        self._lock = threading.Lock()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are read for it."""
-        return sum(content.tensor.nbytes for name, content in self._members.items() if self._is_read(name))
-
-    def results(self) -> dict[str, Content]:
-        """What will be made, by name; what is only renamed is itself."""
-        try:
-            made = self._convert(dict(self._empty))
-        except (RuntimeError, LookupError, AssertionError) as error:
-            names = some(list(self._members))
-            raise ValueError(f"torchtitan's adapter cannot convert {names}: {error}") from error
-        contents: dict[str, Content] = {}
-        for name, tensor in made.items():
-            source = next((old for old, each in self._empty.items() if each is tensor), None)
-            if source is not None:
-                self._renamed[source] = name
-                contents[name] = self._members[source]
-            else:
-                contents[name] = Adapted(self, name, Described(tensor.dtype, tuple(tensor.shape)))
-        return contents
-
-    def made(self, files: Files, name: str) -> torch.Tensor:
-        """A result, made with all others unless it is there."""
-        with self._lock:
-            if name not in self._made:
-                self._made = self._convert(
-                    {
-                        name: _whole(files, content) if self._is_read(name) else self._empty[name]
-                        for name, content in self._members.items()
-                    }
-                )
-            return self._made[name]
-
-    def drop(self, name: str) -> None:
-        """Let go of a result."""
-        with self._lock:
-            del self._made[name]
-
-    def _is_read(self, name: str) -> bool:
-        return name not in self._renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,35 +106,20 @@ class _Flavor:
 
     def hf_names(self) -> set[str]:
         """Every tensor of the model."""
-        everything = {name: _empty(tensor) for name, tensor in (self.parameters | self.buffers).items()}
+        everything = {name: empty(tensor) for name, tensor in (self.parameters | self.buffers).items()}
         return set(self.adapter.to_hf(everything))
 
 
-def group_bytes(contents: Mapping[str, Content]) -> int:
-    """The most that one thread holds for an adapter: what goes in and what comes out."""
-    groups = [content.group for content in contents.values() if isinstance(content, Adapted)]
-    return max((2 * group.nbytes for group in groups), default=0)
-
-
-def _groups(contents: Mapping[str, Content], convert: Convert) -> Iterator[_Group]:
+def _groups(contents: Mapping[str, Content], convert: Convert) -> Iterator[Group]:
     members: dict[str, dict[str, Content]] = {}
     for name, content in contents.items():
         layer = _LAYER.match(name)
         members.setdefault(layer[0] if layer else name, {})[name] = content
-    return (_Group(group, convert) for group in members.values())
+    return (Group(group, convert) for group in members.values())
 
 
 def _any_head(names: Iterable[str]) -> bool:
     return any(name.endswith(_HEAD) for name in names)
-
-
-def _empty(tensor: Described) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-
-
-def _whole(files: Files, content: Content) -> torch.Tensor:
-    shape = content.tensor.shape
-    return content.rows(files, 0, shape[0] if shape else 1).view(shape)
 
 
 def _flavors(config: Mapping[str, Any]) -> Iterator[_Flavor]:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from rlrun.converters.safetensors_format import Described
-from rlrun.converters.stored import Files, Stored, stack
+from rlrun.converters.stored import Files, Stored
 
 
 class Content(Protocol):
@@ -83,10 +83,38 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
-    """Another content in another precision, rounded to nearest."""
+class Held:
+    """A tensor that is in memory."""
+
+    value: torch.Tensor
+    step: int = 1
+
+    @property
+    def tensor(self) -> Described:
+        """Type and shape."""
+        return Described(self.value.dtype, tuple(self.value.shape))
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Some rows, not copied."""
+        return self.value[first:last]
+
+
+@dataclass(frozen=True, slots=True)
+class RowByRow:
+    """The part of a content each of whose rows is made of the same row of another."""
 
     source: Content
+
+    @property
+    def step(self) -> int:
+        """The source's."""
+        return self.source.step
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(RowByRow):
+    """Another content in another precision, rounded to nearest."""
+
     dtype: torch.dtype
 
     @property
@@ -94,86 +122,9 @@ class Cast:
         """Type and shape."""
         return Described(self.dtype, self.source.tensor.shape)
 
-    @property
-    def step(self) -> int:
-        """The source's."""
-        return self.source.step
-
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """The source's rows, cast."""
         return self.source.rows(files, first, last).to(self.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Stacked:
-    """Contents of one shape and type side by side, along a new first dimension."""
-
-    members: tuple[Content, ...]
-    step: int = 1
-
-    @property
-    def tensor(self) -> Described:
-        """Type and shape."""
-        member = self.members[0].tensor
-        return Described(member.dtype, (len(self.members), *member.shape))
-
-    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some members, whole."""
-        shape = self.members[0].tensor.shape
-        return torch.stack([member.rows(files, 0, shape[0]) for member in self.members[first:last]])
-
-
-@dataclass(frozen=True, slots=True)
-class Paired:
-    """Query or key rows in the other order of rotary pairs, head by head.
-
-    Hugging Face keeps the two halves of a rotated pair half a head apart, torchtitan's Llama side by side.
-    """
-
-    source: Content
-    head: int
-    """Rows of a head."""
-    side_by_side: bool
-    """The order that is made."""
-
-    @property
-    def tensor(self) -> Described:
-        """Type and shape."""
-        return self.source.tensor
-
-    @property
-    def step(self) -> int:
-        """A whole head, and what the source needs."""
-        return math.lcm(self.head, self.source.step)
-
-    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """The heads of the source, each reordered."""
-        source = self.source.rows(files, first, last)
-        pair = (2, self.head // 2) if self.side_by_side else (self.head // 2, 2)
-        heads = source.view(-1, *pair, *source.shape[1:])
-        return heads.transpose(1, 2).reshape(source.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Transposed:
-    """Matrices, one for each row of the source, with their own rows and columns exchanged."""
-
-    source: Content
-
-    @property
-    def tensor(self) -> Described:
-        """Type and shape."""
-        described = self.source.tensor
-        return Described(described.dtype, (described.shape[0], described.shape[2], described.shape[1]))
-
-    @property
-    def step(self) -> int:
-        """The source's."""
-        return self.source.step
-
-    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some matrices, whole."""
-        return self.source.rows(files, first, last).transpose(1, 2).contiguous()
 
 
 def plain(stored: Stored) -> Plain:
@@ -188,19 +139,3 @@ def cast(content: Content, dtype: torch.dtype) -> Content:
     if isinstance(content, Plain) and content.stored.dtype == content.dtype:
         return replace(content, dtype=dtype)
     return Cast(content, dtype)
-
-
-def transposed(content: Content) -> Content:
-    """Matrices with rows and columns exchanged; twice is not at all."""
-    if isinstance(content, Cast) and isinstance(content.source, Transposed):
-        return Cast(content.source.source, content.dtype)
-    return content.source if isinstance(content, Transposed) else Transposed(content)
-
-
-def stacked(members: list[Content]) -> Content:
-    """Contents along a new first dimension; a copy of bytes where they are."""
-    plains = [member for member in members if isinstance(member, Plain)]
-    alike = len({(member.dtype, member.stored.dtype) for member in plains}) == 1
-    if len(plains) == len(members) and alike:
-        return Plain(stack(member.stored for member in plains), plains[0].dtype)
-    return Stacked(tuple(members))

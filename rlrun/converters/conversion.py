@@ -7,32 +7,30 @@ byte is written.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlrun.converters.adapters import group_bytes
+from rlrun.converters.adapted import group_bytes
 from rlrun.converters.config_json import read_config
-from rlrun.converters.content import Content, Plain, plain
-from rlrun.converters.copying import Advance, Effort, as_bytes, blocks
-from rlrun.converters.dcp_folder import DcpFolder
+from rlrun.converters.content import Content, Plain
+from rlrun.converters.copying import Advance, Effort
 from rlrun.converters.destination import write_whole
 from rlrun.converters.families import check_family, map_to_parameters, other_names
-from rlrun.converters.hf_folder import companions, read_tensors
+from rlrun.converters.hf_folder import companions
 from rlrun.converters.locate import Format, Found
 from rlrun.converters.lora import merged
 from rlrun.converters.mapping import STRICT, Lenience, Mapped
 from rlrun.converters.output_files import OutputFile, distcp_files, safetensors_files, small_file
 from rlrun.converters.quantisation import Kind, quantised
 from rlrun.converters.sources import cast_weight, checked_contents, config_of, optimizer_contents
-from rlrun.converters.stored import Files, Stored
+from rlrun.converters.stored import Files
 from rlrun.converters.tying import with_tying
+from rlrun.converters.verification import verify_folder
 
 _OPTIMIZER = "optimizer"
-_VERIFY_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class Conversion:
 
         def check(folder: Path) -> None:
             if verify is not None:
-                _compare(self, folder, verify)
+                verify_folder(folder, self.target, self.files, self.sources, verify)
 
         self.resumed = write_whole(
             destination,
@@ -192,24 +190,3 @@ def _identity(source: Found, target: Format, files: list[OutputFile], options: O
         "layout": layout,
         "options": settings,
     }
-
-
-def _compare(conversion: Conversion, folder: Path, advance: Advance) -> None:
-    """Read a written folder as any reader would, and compare every byte of every tensor with its source."""
-    files = Files()
-    for part in sorted({Path(file.name).parent for file in conversion.files}):
-        read = _reader(conversion.target, folder / part)
-        tensors = [t for file in conversion.files if Path(file.name).parent == part for t in file.tensors]
-        for name, content in ((tensor.name, tensor.content) for tensor in tensors):
-            written = plain(read(name))
-            same = written.tensor == content.tensor
-            for block in blocks(content, _VERIFY_BYTES):
-                expected = as_bytes(content.rows(conversion.sources, *block))
-                if not same or not torch.equal(as_bytes(written.rows(files, *block)), expected):
-                    raise ValueError(f"{name} in {folder} is not what was written: is the disk in order?")
-                advance(len(expected))
-    files.close()
-
-
-def _reader(target: Format, folder: Path) -> Callable[[str], Stored]:
-    return read_tensors(folder).__getitem__ if target == "hf" else DcpFolder(folder).read

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 
-import torch
-
+from rlrun.converters.blocks import as_bytes, blocks, row_bytes
 from rlrun.converters.content import Content, Plain, Span
 from rlrun.converters.output_files import OutputFile, OutputTensor
 from rlrun.converters.stored import Files
@@ -144,7 +143,7 @@ class _Writer:
             if self.stopped:
                 return
             data = memoryview(as_bytes(content.rows(self._sources, first, last)).numpy())
-            start = tensor.position + first * _row_bytes(content)
+            start = tensor.position + first * row_bytes(content)
             while data:
                 written = os.pwrite(target, data, start)
                 data, start = data[written:], start + written
@@ -163,34 +162,11 @@ class _Writer:
             self._advance(sent)
 
 
-def blocks(content: Content, block_bytes: int, step: int | None = None) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that make up the content, none larger than `block_bytes` unless `step` (the content's
-    own) asks for more.
-    """
-    if not content.tensor.nbytes:
-        return
-    count = content.tensor.shape[0] if content.tensor.shape else 1
-    step = step or content.step
-    size = max(1, block_bytes // (_row_bytes(content) * step)) * step
-    for first in range(0, count, size):
-        yield first, min(first + size, count)
-
-
-def as_bytes(rows: torch.Tensor) -> torch.Tensor:
-    """`[bytes]` of some rows."""
-    return rows.contiguous().view(-1).view(torch.uint8)
-
-
-def _row_bytes(content: Content) -> int:
-    shape = content.tensor.shape
-    return content.tensor.nbytes // shape[0] if shape else content.tensor.nbytes
-
-
 def _least_bytes(content: Content) -> int:
     """Bytes that must be made at once."""
     if isinstance(content, Plain) and content.spans() is not None:
         return 0
-    return min(content.step * _row_bytes(content), content.tensor.nbytes)
+    return min(content.step * row_bytes(content), content.tensor.nbytes)
 
 
 def _in_turn(files: Sequence[OutputFile], count: int) -> Iterator[_Work]:

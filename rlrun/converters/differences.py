@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rlrun.converters.blocks import blocks
 from rlrun.converters.content import Content, plain
-from rlrun.converters.copying import blocks
 from rlrun.converters.dcp_folder import DcpFolder
 from rlrun.converters.locate import Found
 from rlrun.converters.sources import hf_contents

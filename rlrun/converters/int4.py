@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.content import Content
+from rlrun.converters.content import Content, Held, RowByRow
 from rlrun.converters.safetensors_format import Described
 from rlrun.converters.stored import Files
 
@@ -33,7 +33,7 @@ def packed(name: str, weight: Content) -> dict[str, Content]:
     return {
         module + _PACKED: PackedWeight(weight, scheme),
         module + _SCALE: Scales(weight, scheme),
-        module + _SHAPE: Numbers(torch.tensor(weight.tensor.shape)),
+        module + _SHAPE: Held(torch.tensor(weight.tensor.shape)),
     }
 
 
@@ -72,10 +72,9 @@ def widened(
 
 
 @dataclass(frozen=True, slots=True)
-class PackedWeight:
+class PackedWeight(RowByRow):
     """A weight in four bits."""
 
-    source: Content
     scheme: Any
 
     @property
@@ -83,11 +82,6 @@ class PackedWeight:
         """Type and shape."""
         rows, columns = self.source.tensor.shape
         return Described(torch.int32, (rows, columns // _IN_AN_INT32))
-
-    @property
-    def step(self) -> int:
-        """The source's."""
-        return self.source.step
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Some rows, over their scales as those are stored."""
@@ -100,10 +94,9 @@ class PackedWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class Scales:
+class Scales(RowByRow):
     """What the groups of a packed weight must be multiplied by."""
 
-    source: Content
     scheme: Any
 
     @property
@@ -112,31 +105,9 @@ class Scales:
         described = self.source.tensor
         return Described(described.dtype, (described.shape[0], described.shape[1] // GROUP))
 
-    @property
-    def step(self) -> int:
-        """The source's."""
-        return self.source.step
-
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Those of some rows; the weight is read for them once more."""
         return _scales(self.source.rows(files, first, last), self.scheme)
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """A tensor of a few numbers that are known."""
-
-    values: torch.Tensor
-    step: int = 1
-
-    @property
-    def tensor(self) -> Described:
-        """Type and shape."""
-        return Described(self.values.dtype, tuple(self.values.shape))
-
-    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some of them."""
-        return self.values[first:last]
 
 
 @dataclass(frozen=True, slots=True)

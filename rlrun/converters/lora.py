@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.content import Content, cast, plain
+from rlrun.converters.content import Content, RowByRow, cast, plain
 from rlrun.converters.paths import inside, some
 from rlrun.converters.safetensors_format import Described, read_header
 from rlrun.converters.stored import Files, Stored
@@ -22,10 +22,9 @@ _REFUSED = ("use_dora", "fan_in_fan_out", "target_parameters", "layer_replicatio
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(RowByRow):
     """`source + scale * up @ down`, in float32 and rounded once."""
 
-    source: Content
     down: Stored
     up: Stored
     scale: float
@@ -34,11 +33,6 @@ class Merged:
     def tensor(self) -> Described:
         """Type and shape."""
         return self.source.tensor
-
-    @property
-    def step(self) -> int:
-        """The source's."""
-        return self.source.step
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Some rows."""

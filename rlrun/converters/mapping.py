@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rlrun.converters.architecture import Architecture
-from rlrun.converters.content import Content, Paired, plain, stacked, transposed
+from rlrun.converters.arranged import Paired, stacked, transposed
+from rlrun.converters.content import Content, plain
 from rlrun.converters.hf_names import HfTensor, hf_tensors, is_derived
 from rlrun.converters.paths import some
 from rlrun.converters.safetensors_format import Described

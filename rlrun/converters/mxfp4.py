@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from rlrun.converters.content import Content, transposed
+from rlrun.converters.arranged import transposed
+from rlrun.converters.content import Content
 from rlrun.converters.safetensors_format import Described
 from rlrun.converters.stored import Files
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from rlrun.converters.blocks import as_bytes, blocks
 from rlrun.converters.content import Content
-from rlrun.converters.copying import as_bytes, blocks
 from rlrun.converters.stored import Files
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"

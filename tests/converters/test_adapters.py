@@ -8,7 +8,7 @@ import torch
 from conversions import convert, equal_bits, read_dcp, read_hf, same
 from safetensors.torch import save_file
 
-from rlrun.converters import adapters
+from rlrun.converters.adapted import group_bytes
 from rlrun.converters.adapters import PACKAGES
 from rlrun.converters.copying import Effort
 from rlrun.converters.mapping import Lenience
@@ -104,4 +104,4 @@ def test_memory_for_a_layer_is_asked_for(source, tmp_path, monkeypatch):
     monkeypatch.setattr("conversions.EFFORT", Effort(threads=2, memory=(1 << 30) + 1000))
     with pytest.raises(ValueError, match="--memory must be at least"):
         convert(source, "dcp", tmp_path / "dcp")
-    assert adapters.group_bytes({}) == 0
+    assert group_bytes({}) == 0

@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from tiny_models import make_tiny_model
 
 from rlrun.converters import copying
-from rlrun.converters.fp8 import BLOCK, GRANULARITIES
+from rlrun.converters.fp8 import GRANULARITIES
+from rlrun.converters.fp8_weights import BLOCK
 
 SHAPE = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 48}
 """Matrices that do not divide into blocks."""

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.fp8 import BLOCK, quantised
+from rlrun.converters.content import Held
+from rlrun.converters.fp8 import quantised
+from rlrun.converters.fp8_weights import BLOCK
 from rlrun.converters.precision import dtype_named
 from rlrun.converters.quantisation import PROJECTIONS
 from rlrun.converters.safetensors_format import Described
@@ -30,14 +32,14 @@ class Form:
         if not self._is_quantised(name, tensor.ndim):
             yield name, tensor
             return
-        for piece, content in quantised(name, _Held(tensor), "block").items():
+        for piece, content in quantised(name, Held(tensor), "block").items():
             yield piece, content.rows(Files(), 0, content.tensor.shape[0])
 
     def described(self, name: str, shape: tuple[int, ...]) -> dict[str, Described]:
         """Type and shape of each of those pieces, by name."""
         if not self._is_quantised(name, len(shape)):
             return {name: Described(self.dtype, shape)}
-        contents = quantised(name, _Held(torch.empty(shape, device="meta")), "block")
+        contents = quantised(name, Held(torch.empty(shape, device="meta")), "block")
         return {piece: content.tensor for piece, content in contents.items()}
 
     def _is_quantised(self, name: str, dimensions: int) -> bool:
@@ -62,19 +64,3 @@ def form_of(dtype: str, config: Mapping[str, Any]) -> Form:
             f"{BLOCK} alone; convert the model with `rlrun convert --quantize fp8-block`"
         )
     return Form(dtype_named(dtype), tuple(settings.get("modules_to_not_convert") or ()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A tensor in memory, as the converters' contents are."""
-
-    value: torch.Tensor
-    step: int = 1
-
-    @property
-    def tensor(self) -> Described:
-        return Described(self.value.dtype, tuple(self.value.shape))
-
-    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        del files
-        return self.value[first:last]

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlrun.plugins.data.rows import RowKeys, first_of_each_prompt, row_of, split_slice
-from rlrun.plugins.types import Row
+from rlrun.plugins.data.rows import RowKeys, split_slice
+from rlrun.plugins.data.tables import TableSource
 
 SAVED = ("dataset_info.json", "dataset_dict.json")
 """One of them lies in a folder that `save_to_disk` wrote."""
@@ -24,7 +24,7 @@ class HfParams(RowKeys):
     """Branch, tag or commit on the hub. None: the default branch."""
 
 
-class Hf:
+class Hf(TableSource):
     """Row i is the i-th row of the split; the library keeps rows on disk, so that they may exceed memory."""
 
     Params = HfParams
@@ -49,24 +49,12 @@ class Hf:
                 f"{params.path} ({split}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error
         self._table = _undecoded(self._table)
-        self._rows: Any = range(len(self._table))[rows]
-        if not len(self._rows):
-            raise ValueError(
-                f"{params.path} has no rows in {params.split} (the split has {len(self._table)})"
-            )
-        if params.unique:
-            self._rows = [self._rows[index] for index in first_of_each_prompt(self)]
+        count = len(self._table)
+        nothing = f"{params.path} has no rows in {params.split} (the split has {count})"
+        self._use(range(count)[rows], params.path, nothing)
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Row:
-        """ValueError for a row without its columns, naming it."""
-        number = self._rows[index]
-        try:
-            return row_of(dict(self._table[number]), self.params, str(number))
-        except ValueError as error:
-            raise ValueError(f"{self.params.path}, row {number}: {error}") from error
+    def _values(self, number: int) -> dict[str, Any]:
+        return dict(self._table[number])
 
 
 def _undecoded(table: Any) -> Any:

@@ -6,8 +6,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from rlrun.plugins.data.rows import RowKeys, SlicedPath, first_of_each_prompt, row_of, split_slice
-from rlrun.plugins.types import Row
+from rlrun.plugins.data.rows import RowKeys, SlicedPath, split_slice
+from rlrun.plugins.data.tables import TableSource
 
 GROUPS_IN_MEMORY = 8
 
@@ -19,7 +19,7 @@ class ParquetParams(RowKeys):
     """Parquet file, or a folder of them; `train.parquet@[100:200]` takes some of its rows."""
 
 
-class Parquet:
+class Parquet(TableSource):
     """Row i is the i-th row of the file, or of a folder's files in the order of their names.
 
     At most eight row groups are in memory; shuffled reading is fast where they hold the whole dataset.
@@ -42,34 +42,22 @@ class Parquet:
             self._files = [pyarrow.parquet.ParquetFile(file, memory_map=True) for file in files]
         except (pyarrow.ArrowException, OSError) as error:
             raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
-        self._name = Path(path).name
         self._groups = [
             (at, group) for at, file in enumerate(self._files) for group in range(file.num_row_groups)
         ]
         sizes = [self._files[at].metadata.row_group(group).num_rows for at, group in self._groups]
         self._ends = list(accumulate(sizes))
         self._read_group = lru_cache(GROUPS_IN_MEMORY)(self._load_group)
-        self._rows: Any = range(self._ends[-1] if self._ends else 0)[rows]
-        if not len(self._rows):
-            raise ValueError(
-                f"{params.path} has no rows (the file has {self._ends[-1] if self._ends else 0})"
-            )
-        if params.unique:
-            self._rows = [self._rows[index] for index in first_of_each_prompt(self)]
+        count = sum(sizes)
+        nothing = f"{params.path} has no rows (the file has {count})"
+        self._use(range(count)[rows], Path(path).name, nothing)
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Row:
-        """ValueError for a row without its columns, naming the file and the row."""
-        number = self._rows[index]
+    def _values(self, number: int) -> dict[str, Any]:
         group = bisect_right(self._ends, number)
         table = self._read_group(group)
         place = number - (self._ends[group] - table.num_rows)
-        try:
-            return row_of(table.slice(place, 1).to_pylist()[0], self.params, str(number))
-        except ValueError as error:
-            raise ValueError(f"{self._name}, row {number}: {error}") from error
+        values: dict[str, Any] = table.slice(place, 1).to_pylist()[0]
+        return values
 
     def _load_group(self, group: int) -> Any:
         at, number = self._groups[group]

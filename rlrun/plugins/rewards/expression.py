@@ -8,7 +8,6 @@ or much memory: `9^{9^{9}}` is refused, not computed.
 """
 
 import random
-import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -16,21 +15,14 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
+from rlrun.plugins.rewards.bounded_numbers import bounded, exponential, factorial, power
+from rlrun.plugins.rewards.expression_tokens import NotAnExpression, tokens_of
+
 DIGITS = 60
 TOLERANCE = mpmath.mpf(10) ** -40
 POINTS = 3
-LONGEST_TEXT = 400
 DEEPEST_NESTING = 40
-LARGEST_EXPONENT = 1000
-LARGEST_FACTORIAL = 200
-LARGEST_BITS = 4000
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d{1,50}(?:\.\d{1,50})?(?:[eE][+-]?\d{1,3})?(?![\d.]))|(?P<command>\\[a-zA-Z]+)"
-    r"|(?P<letter>[a-zA-Z](?:_\{?\w+\}?)?)|(?P<symbol>[-+*/^!()\[\]{}·×÷]))"
-)
-_WORD = re.compile(r"(?<![\\a-zA-Z])(sqrt|arcsin|arccos|arctan|sin|cos|tan|ln|log|exp|pi)(?![a-zA-Z])")
-_RUN_OF_LETTERS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     r"\sin": mp.sin,
     r"\cos": mp.cos,
@@ -49,14 +41,10 @@ _OVER = {"/", "÷", r"\div"}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
-class NotAnExpression(ValueError):
-    """Text that this grammar does not read, or a value too large to compute."""
-
-
 def equal(left: str, right: str) -> bool:
     """Whether both are expressions with the same value at every point; False where one is none."""
     try:
-        tokens = _tokens(left), _tokens(right)
+        tokens = tokens_of(left), tokens_of(right)
         with mp.workdps(DIGITS):
             return all(
                 _close(*(_Evaluation(part, point).value() for part in tokens)) for point in range(POINTS)
@@ -70,27 +58,13 @@ def values_at_points(text: str) -> tuple[Any, ...]:
 
     NotAnExpression, ZeroDivisionError or OverflowError where there are none.
     """
-    tokens = _tokens(text)
+    tokens = tokens_of(text)
     with mp.workdps(DIGITS):
         return tuple(_Evaluation(tokens, point).value() for point in range(POINTS))
 
 
 def _close(left: Any, right: Any) -> bool:
     return bool(abs(left - right) <= TOLERANCE * max(1, abs(left), abs(right)))
-
-
-def _tokens(text: str) -> list[str]:
-    text = _WORD.sub(r"\\\1", text).strip()
-    if not text or len(text) > LONGEST_TEXT or _RUN_OF_LETTERS.search(text):
-        raise NotAnExpression(text[:LONGEST_TEXT])
-    tokens, position = [], 0
-    while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None:
-            raise NotAnExpression(text)
-        tokens.append(found[0].strip())
-        position = found.end()
-    return tokens
 
 
 @cache
@@ -123,7 +97,7 @@ class _Evaluation:
         value = self._product()
         while self._peek() in {"+", "-"}:
             sign = 1 if self._next() == "+" else -1
-            value = _bounded(value + sign * self._product())
+            value = bounded(value + sign * self._product())
         self._depth -= 1
         return value
 
@@ -133,12 +107,12 @@ class _Evaluation:
             token = self._peek()
             if token in _OVER:
                 self._next()
-                value = _bounded(value / self._factor())
+                value = bounded(value / self._factor())
             elif token in _TIMES:
                 self._next()
-                value = _bounded(value * self._factor())
+                value = bounded(value * self._factor())
             elif token and (token[0].isalnum() or token[0] in "\\([{"):
-                value = _bounded(value * self._power())
+                value = bounded(value * self._power())
             else:
                 return value
 
@@ -152,7 +126,7 @@ class _Evaluation:
         base = self._atom()
         while self._peek() == "!":
             self._next()
-            base = _factorial(base)
+            base = factorial(base)
         if self._peek() != "^":
             return base
         self._next()
@@ -161,9 +135,7 @@ class _Evaluation:
             raise NotAnExpression("nested too deeply")
         exponent = self._factor()
         self._depth -= 1
-        if abs(exponent) > LARGEST_EXPONENT:
-            raise NotAnExpression("an exponent is too large")
-        return _bounded(base**exponent)
+        return power(base, exponent)
 
     def _atom(self) -> Any:
         token = self._next()
@@ -179,13 +151,13 @@ class _Evaluation:
         if token == r"\pi":
             return +mp.pi
         if token == r"\frac":
-            return _bounded(self._braced() / self._braced())
+            return bounded(self._braced() / self._braced())
         if token == r"\sqrt":
             return self._root()
         if token == r"\exp":
-            return _exp(self._atom())
+            return exponential(self._atom())
         if token in _FUNCTIONS:
-            return _bounded(_FUNCTIONS[token](self._power()))
+            return bounded(_FUNCTIONS[token](self._power()))
         raise NotAnExpression(f"{token} is not known")
 
     def _root(self) -> Any:
@@ -193,7 +165,7 @@ class _Evaluation:
             return mp.sqrt(self._atom())
         self._next()
         degree = self._closed_by("]")
-        return _bounded(self._braced() ** (1 / degree))
+        return bounded(self._braced() ** (1 / degree))
 
     def _braced(self) -> Any:
         if self._next() != "{":
@@ -215,22 +187,3 @@ class _Evaluation:
             raise NotAnExpression("something is missing at the end")
         self._position += 1
         return token
-
-
-def _bounded(value: Any) -> Any:
-    """The value, unless it is infinite or so large that the next function of it would be costly."""
-    if not mp.isfinite(value) or mp.mag(value) > LARGEST_BITS:
-        raise NotAnExpression("a value is too large")
-    return value
-
-
-def _exp(exponent: Any) -> Any:
-    if abs(exponent) > LARGEST_EXPONENT:
-        raise NotAnExpression("an exponent is too large")
-    return mp.exp(exponent)
-
-
-def _factorial(value: Any) -> Any:
-    if not mp.isint(value) or not 0 <= value <= LARGEST_FACTORIAL:
-        raise NotAnExpression("a factorial of no small whole number")
-    return mp.factorial(value)

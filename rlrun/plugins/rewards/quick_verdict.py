@@ -8,7 +8,8 @@ Only numbers, letters, operators and lists of them are judged; everything else i
 import re
 from dataclasses import dataclass
 
-from rlrun.plugins.rewards.expression import NotAnExpression, values_at_points
+from rlrun.plugins.rewards.expression import values_at_points
+from rlrun.plugins.rewards.expression_tokens import NotAnExpression
 from rlrun.plugins.rewards.latex import spelled
 
 FARTHEST_EQUAL = 1e-14

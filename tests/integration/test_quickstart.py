@@ -6,6 +6,7 @@ import pytest
 
 from rlrun.plugins.registry import build
 from rlrun.plugins.validation import load_checked_spec
+from rlrun.runner.prompts.conversations import encode_demonstration
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.specs.data import DataSpec
 from rlrun.specs.job import Spec
@@ -49,7 +50,7 @@ def test_held_out_prompts_are_not_trained_on(quickstart: Spec, demonstrations: S
 def test_prompts_and_demonstrations_fit_their_limits(quickstart: Spec, demonstrations: Spec) -> None:
     tokenizer = Tokenizer(MODEL)
     source = build("data", demonstrations.data.type, demonstrations.data.params)
-    pairs = [tokenizer.encode_demonstration(source[index], True) for index in range(5000)]
+    pairs = [encode_demonstration(tokenizer, source[index], True) for index in range(5000)]
     assert max(len(prompt) for prompt, _ in pairs) <= quickstart.rollout.max_prompt_tokens
     assert max(len(response) for _, response in pairs) <= quickstart.rollout.max_response_tokens
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Group, Prompt, Row
+from rlrun.runner.prompts.conversations import encode_conversation, encode_demonstration
 from rlrun.runner.prompts.dataset import EAGER_ROWS, PromptStream
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.runner.rollouts.ahead import ReadAhead
@@ -88,16 +89,16 @@ class Demonstrations:
         """The prompt's tokens. ValueError where a response is missing or too long."""
         template = self._spec.data.apply_chat_template
         if template and not self._pairs and row.response is None and not isinstance(row.prompt, str):
-            prompt, answers, mask = self._tokenizer.encode_conversation(row)
+            prompt, answers, mask = encode_conversation(self._tokenizer, row)
             responses = [_Response(answers, mask, str(row.prompt[-1].get("content", "")))]
         else:
-            prompt, preferred = self._tokenizer.encode_demonstration(row, template)
+            prompt, preferred = encode_demonstration(self._tokenizer, row, template)
             responses = [_Response.whole(preferred, row.response)]
         if self._pairs:
             if row.rejected is None:
                 raise ValueError(f"row {row.id}: DPO needs a pair; set the data source's rejected_key")
             other = replace(row, response=row.rejected)
-            _, rejected = self._tokenizer.encode_demonstration(other, template)
+            _, rejected = encode_demonstration(self._tokenizer, other, template)
             responses.append(_Response.whole(rejected, row.rejected))
         for response in responses:
             self._check(row, response.tokens)

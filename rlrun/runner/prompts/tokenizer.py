@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,45 +50,24 @@ class Tokenizer:
         """
         if not apply_chat_template:
             return self._encode(_plain(row), special_tokens=True)
-        return self._encode(self._render(row, _messages(row), generation_prompt=True, tools=tools))
+        return self.encode_chat(row, messages_of(row), generation_prompt=True, tools=tools)
 
-    def encode_demonstration(self, row: Row, apply_chat_template: bool) -> tuple[Tokens, Tokens]:
-        """Prompt and response tokens of a row for SFT; the response ends in the token that stops generation.
+    def encode_chat(
+        self, row: Row, messages: Sequence[Any], *, generation_prompt: bool, tools: Tools = ()
+    ) -> Tokens:
+        """A row's messages by the template; `generation_prompt`: up to where an answer begins."""
+        with _naming(row):
+            return self._encode(self._template(messages, _tools(row, tools), generation_prompt))
 
-        With a chat template the response is what the template makes of it as the assistant's turn. ValueError
-        where the prompt, as it would be given for generation, is no prefix of the whole conversation.
-        """
-        prompt = self.encode_prompt(row, apply_chat_template)
-        if row.response is None:
-            raise ValueError(f"row {row.id}: SFT needs a demonstration; set the data source's response_key")
-        if not apply_chat_template:
-            response = self._encode(row.response)
-        else:
-            answer = {"role": "assistant", "content": row.response}
-            conversation = self._render(row, [*_messages(row), answer], generation_prompt=False)
-            response = _continuation(row, prompt, self._encode(conversation))
-        return prompt, self._ended(response)
-
-    def encode_conversation(self, row: Row) -> tuple[Tokens, Tokens, Mask]:
-        """A finished chat for SFT: tokens up to the first answer, those from there on, which are trained.
-
-        Trained are the assistant's turns, as the template marks them (`{% generation %}`) or, where it marks
-        none, as it renders them turn by turn, each up to the token that ends it. ValueError for a chat that
-        does not end with an answer, or whose turns come out differently once others follow.
-        """
-        messages = _messages(row)
-        if messages[-1].get("role") != "assistant":
-            raise ValueError(
-                f"row {row.id}: SFT needs a demonstration; end the messages with an assistant's, or set the "
-                "data source's response_key"
+    def encode_marked(self, row: Row, messages: Sequence[Any]) -> tuple[Tokens, Mask] | None:
+        """The same, and 1 on tokens within the template's generation markers; None where it has none."""
+        if not _GENERATION.search(str(self._tokenizer.chat_template or "")):
+            return None
+        with _naming(row):
+            found = self._apply_template(
+                messages, _tools(row), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
             )
-        marked = _GENERATION.search(str(self._tokenizer.chat_template or ""))
-        tokens, mask = self._marked(row, messages) if marked else self._by_turn(row, messages)
-        trained = np.flatnonzero(mask)
-        if not len(trained):
-            raise ValueError(f"row {row.id}: the chat template leaves nothing of the assistant's turns")
-        begin, end = trained[0], trained[-1] + 1
-        return tokens[:begin], tokens[begin:end], mask[begin:end]
+        return np.array(found["input_ids"], np.int32), np.array(found["assistant_masks"], np.float32)
 
     def decode(self, tokens: Tokens) -> str:
         """The text of a response, without special tokens."""
@@ -131,33 +111,6 @@ class Tokenizer:
         )
         return texts
 
-    def _marked(self, row: Row, messages: Sequence[Any]) -> tuple[Tokens, Mask]:
-        """The chat's tokens, and 1 on those within the template's generation markers."""
-        try:
-            found = self._tokenizer.apply_chat_template(
-                list(messages),
-                tokenize=True,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-                **self._template_args,
-            )
-        except Exception as error:  # the boundary to the template, a program that came with the model
-            raise ValueError(f"row {row.id}: the chat template refuses it: {error}") from error
-        return np.array(found["input_ids"], np.int32), np.array(found["assistant_masks"], np.float32)
-
-    def _by_turn(self, row: Row, messages: Sequence[Any]) -> tuple[Tokens, Mask]:
-        """The chat's tokens, and 1 on those that an assistant's turn adds to what generation starts from."""
-        tokens = self._encode(self._render(row, messages, generation_prompt=False))
-        mask = np.zeros(len(tokens), dtype=np.float32)
-        for turn in (place for place, one in enumerate(messages) if one.get("role") == "assistant"):
-            before = self._encode(self._render(row, messages[:turn], generation_prompt=True))
-            after = self._encode(self._render(row, messages[: turn + 1], generation_prompt=False))
-            _continuation(row, before, tokens)
-            _continuation(row, after, tokens)
-            ends = np.flatnonzero(np.isin(after, self.eos_token_ids))
-            mask[len(before) : ends[-1] + 1 if len(ends) else len(after)] = 1
-        return tokens, mask
-
     def _end_tokens(self) -> tuple[int, ...]:
         declared = _declared_end_tokens(self.folder)
         own = self._tokenizer.eos_token_id
@@ -171,36 +124,37 @@ class Tokenizer:
     def _encode(self, text: str, special_tokens: bool = False) -> Tokens:
         return np.array(self._tokenizer.encode(text, add_special_tokens=special_tokens), dtype=np.int32)
 
-    def _render(self, row: Row, messages: Sequence[Any], generation_prompt: bool, tools: Tools = ()) -> str:
-        try:
-            return self._template(messages, row.metadata.get("tools") or tools, generation_prompt)
-        except ValueError as error:
-            raise ValueError(f"row {row.id}: {error}") from error
-
     def _template(self, messages: Sequence[Any], tools: Tools, generation_prompt: bool) -> str:
         if self._tokenizer.chat_template is None:
             raise ValueError(
                 f"the tokenizer of {self.folder} has no chat template; set data.apply_chat_template = false"
             )
+        return str(
+            self._apply_template(messages, tools, add_generation_prompt=generation_prompt, tokenize=False)
+        )
+
+    def _apply_template(self, messages: Sequence[Any], tools: Tools, **options: bool) -> Any:
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=list(tools) or None,
-                    add_generation_prompt=generation_prompt,
-                    tokenize=False,
-                    **self._template_args,
-                )
+            return self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, **options, **self._template_args
             )
         except Exception as error:  # the boundary to the template, a program that came with the model
             raise ValueError(f"the chat template refuses it: {error}") from error
 
-    def _ended(self, response: Tokens) -> Tokens:
-        """Cut after the last end token (the template may add more between turns), or with one appended."""
-        ends = np.flatnonzero(np.isin(response, self.eos_token_ids))
-        if len(ends):
-            return response[: ends[-1] + 1]
-        return np.append(response, np.int32(self.eos_token_ids[0]))
+
+@contextmanager
+def _naming(row: Row) -> Iterator[None]:
+    """Errors say which row it was."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"row {row.id}: {error}") from error
+
+
+def _tools(row: Row, others: Tools = ()) -> Tools:
+    """A row's own tools outrank others."""
+    own: Tools = row.metadata.get("tools") or others
+    return own
 
 
 def _declared_end_tokens(folder: Path) -> list[int]:
@@ -221,14 +175,6 @@ def _plain(row: Row) -> str:
     return row.prompt
 
 
-def _messages(row: Row) -> Sequence[Any]:
+def messages_of(row: Row) -> Sequence[Any]:
+    """The prompt as a conversation."""
     return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
-
-
-def _continuation(row: Row, prompt: Tokens, conversation: Tokens) -> Tokens:
-    if not np.array_equal(conversation[: len(prompt)], prompt):
-        raise ValueError(
-            f"row {row.id}: the chat template renders the prompt of a finished conversation differently from "
-            "the prompt for generation, so that the policy would be trained on what it never sees"
-        )
-    return conversation[len(prompt) :]

@@ -1,6 +1,7 @@
 """Text to tokens and back with small tokenizers made here, in the ways that chat templates differ."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from rlrun.plugins.types import Row
+from rlrun.runner.prompts.conversations import encode_conversation, encode_demonstration
 from rlrun.runner.prompts.tokenizer import Tokenizer
 
 CHATML = (
@@ -66,7 +68,7 @@ def test_a_prompt_ends_where_the_response_begins(tmp_path: Path) -> None:
 
 def test_plain_prompts_get_what_the_tokenizer_puts_before_text(tmp_path: Path) -> None:
     tokenizer = make(tmp_path, bos=True)
-    prompt, response = tokenizer.encode_demonstration(ROW, apply_chat_template=False)
+    prompt, response = encode_demonstration(tokenizer, ROW, apply_chat_template=False)
     assert raw(tokenizer, prompt) == "<s>2 + 2?"
     assert raw(tokenizer, response) == "It is 4.<|im_end|>"
     assert raw(tokenizer, tokenizer.encode_prompt(ROW, apply_chat_template=True)).startswith(
@@ -86,7 +88,7 @@ def test_a_demonstration_is_what_the_template_makes_of_the_answer(
     tmp_path: Path, template: str, expected: str
 ) -> None:
     tokenizer = make(tmp_path, template)
-    prompt, response = tokenizer.encode_demonstration(ROW, apply_chat_template=True)
+    prompt, response = encode_demonstration(tokenizer, ROW, apply_chat_template=True)
     assert np.array_equal(prompt, tokenizer.encode_prompt(ROW, apply_chat_template=True))
     assert raw(tokenizer, response) == expected
     assert response[-1] in tokenizer.eos_token_ids
@@ -94,7 +96,7 @@ def test_a_demonstration_is_what_the_template_makes_of_the_answer(
 
 def test_a_template_that_prompts_with_what_it_later_drops_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"row 7: the chat template renders the prompt .* differently"):
-        make(tmp_path, THOUGHT_IN_PROMPT).encode_demonstration(ROW, apply_chat_template=True)
+        encode_demonstration(make(tmp_path, THOUGHT_IN_PROMPT), ROW, apply_chat_template=True)
 
 
 def test_rows_that_cannot_be_encoded_are_named(tmp_path: Path) -> None:
@@ -106,13 +108,13 @@ def test_rows_that_cannot_be_encoded_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no chat template; set data\.apply_chat_template = false"):
         make(tmp_path / "c", None).encode_prompt(ROW, apply_chat_template=True)
     with pytest.raises(ValueError, match="row 3: SFT needs a demonstration"):
-        make(tmp_path / "d").encode_demonstration(Row("3", "q"), apply_chat_template=True)
+        encode_demonstration(make(tmp_path / "d"), Row("3", "q"), apply_chat_template=True)
 
 
 def test_decoding_leaves_out_special_tokens_and_nothing_else(tmp_path: Path) -> None:
     tokenizer = make(tmp_path)
     text = "  größer , 'quoted' . \n三\n"
-    _, response = tokenizer.encode_demonstration(Row("0", "q", response=text), apply_chat_template=True)
+    _, response = encode_demonstration(tokenizer, Row("0", "q", response=text), apply_chat_template=True)
     assert tokenizer.decode(response) == text
     assert tokenizer.decode_batch([response, response[:2], response[:0]]) == [text, "  ", ""]
 
@@ -159,7 +161,7 @@ CHAT = Row(
 @pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by turn", "marked"])
 def test_every_answer_of_a_chat_is_trained_and_nothing_else(tmp_path: Path, template: str) -> None:
     tokenizer = make(tmp_path, template)
-    prompt, response, mask = tokenizer.encode_conversation(CHAT)
+    prompt, response, mask = encode_conversation(tokenizer, CHAT)
     assert raw(tokenizer, prompt) == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
     assert raw(tokenizer, response[mask > 0]) == "4<|im_end|>It is 6.<|im_end|>"
     between = "\n<|im_start|>user\nAnd 3 + 3?<|im_end|>\n<|im_start|>assistant\n"
@@ -168,12 +170,22 @@ def test_every_answer_of_a_chat_is_trained_and_nothing_else(tmp_path: Path, temp
     assert mask[0] == mask[-1] == 1
 
 
+@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by turn", "marked"])
+def test_the_tools_of_a_chat_stand_in_what_is_trained(tmp_path: Path, template: str) -> None:
+    tool = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
+    told = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + template
+    tokenizer = make(tmp_path, told)
+    prompt, _, _ = encode_conversation(tokenizer, replace(CHAT, metadata={"tools": [tool]}))
+    assert raw(tokenizer, prompt).startswith("add <|im_start|>user")
+
+
 def test_chats_that_cannot_be_demonstrations_are_refused(tmp_path: Path) -> None:
     tokenizer = make(tmp_path / "plain")
     with pytest.raises(ValueError, match="row 9: SFT needs a demonstration; end the messages"):
-        tokenizer.encode_conversation(Row("9", list(CHAT.prompt[:3])))  # type: ignore[arg-type]
+        encode_conversation(tokenizer, Row("9", list(CHAT.prompt[:3])))  # type: ignore[arg-type]
     forgetful = make(tmp_path / "forgetful", FORGETS_THOUGHTS)
     with pytest.raises(ValueError, match="row 9: the chat template renders the prompt of a finished"):
-        forgetful.encode_conversation(
-            Row("9", [*CHAT.prompt[:1], {"role": "assistant", "content": "long"}, *CHAT.prompt[2:]])  # type: ignore[list-item]
+        encode_conversation(
+            forgetful,
+            Row("9", [*CHAT.prompt[:1], {"role": "assistant", "content": "long"}, *CHAT.prompt[2:]]),  # type: ignore[list-item]
         )

@@ -1,25 +1,22 @@
 """One reward process as the driver sees it: started, given batches, killed when a sample takes too long."""
 
 import asyncio
-import json
 import os
 import pickle
 import signal
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from rlrun.runner.errors import JobError
-from rlrun.runner.scoring.protocol import Call, RewardSetup, Setup, Shape, Task, schedule
+from rlrun.runner.scoring.answers import Answers
+from rlrun.runner.scoring.protocol import Call, Outcome, RewardSetup, Setup, Shape, Task, schedule
 from rlrun.specs.scoring import ScoringSpec
 
 START_TIMEOUT = 60.0
 """Seconds in which a process must have imported and built its rewards."""
-GRACE = 0.05
-"""Seconds for an answer that has arrived but waits unread because the event loop was busy."""
 SLACK = 1.0
 """Seconds beyond its own deadline that a reward which waits has to say so."""
 LOG_LINES = 20
@@ -33,23 +30,6 @@ class ProcessDied(Exception):
         super().__init__(how)
         self.call = call
         """The call it was in; None where several were in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one reward made of one sample of a batch."""
-
-    task: int
-    """Index in the batch."""
-    reward: int
-    """Index in the spec's rewards."""
-    value: float | None
-    """None: see `problem`."""
-    problem: str = ""
-    fatal: bool = False
-    """The spec is wrong: every sample would fail in the same way."""
-    detail: Mapping[str, Any] | None = None
-    """The whole table, where the reward returned one."""
 
 
 class RewardProcess:
@@ -71,8 +51,7 @@ class RewardProcess:
         """How each reward is called; known once the process has started."""
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
-        self._unread: list[bytes] = []
-        self._rest = b""
+        self._answers: Answers | None = None
         self._is_ready = False
 
     async def start(self) -> None:
@@ -92,6 +71,8 @@ class RewardProcess:
                 env=_environment() | dict(self.environment),
                 start_new_session=True,
             )
+        assert self._process.stdout is not None, "it is a pipe"
+        self._answers = Answers(self._process.stdout)
         self._send(self._setup)
 
     async def outcomes(self, batch: Sequence[Task]) -> AsyncGenerator[Outcome]:
@@ -101,7 +82,6 @@ class RewardProcess:
         await self._wait_ready()
         calls = schedule(batch, self.shapes)
         self._send(batch)
-        self._unread, self._rest = [], b""
         for call in calls.in_turn:
             seconds = self._timeout * len(call.tasks)
             deadline = asyncio.get_running_loop().time() + seconds
@@ -131,30 +111,27 @@ class RewardProcess:
             lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
         return "\n".join([*lines, f"(whole log: {self._log})"])
 
-    @property
-    def _stdout(self) -> asyncio.StreamReader:
-        assert self._process is not None and self._process.stdout is not None, "start() comes first"
-        return self._process.stdout
-
     async def _wait_ready(self) -> None:
         if self._is_ready:
             return
-        try:
-            async with asyncio.timeout(START_TIMEOUT):
-                line = await self._stdout.readline()
-        except TimeoutError:
+        answers = self._reader
+        answer = await answers.next(asyncio.get_running_loop().time() + START_TIMEOUT)
+        if answer is None:
+            how = f"did not build its rewards within {START_TIMEOUT:g} s"
+            if answers.ended:
+                how = f"{await self._ending()} while it started"
             await self.stop()
-            raise JobError(
-                f"the reward process did not build its rewards within {START_TIMEOUT:g} s", self.log_end()
-            ) from None
-        if not line:
-            raise JobError(f"the reward process {await self._ending()} while it started", self.log_end())
-        answer = json.loads(line)
+            raise JobError(f"the reward process {how}", self.log_end())
         if problem := answer.get("problem"):
             await self.stop()
             raise JobError(problem)
         self.shapes = [Shape(*shape) for shape in answer["shapes"]]
         self._is_ready = True
+
+    @property
+    def _reader(self) -> Answers:
+        assert self._answers is not None, "start() comes first"
+        return self._answers
 
     def _send(self, message: Any) -> None:
         """Hand a message over without waiting; whether it arrived shows when the answer is read."""
@@ -166,29 +143,19 @@ class RewardProcess:
 
         While a reward that a row names is loaded, the sample's clock stands still; then it has `seconds`.
         """
+        answers = self._reader
         while True:
-            while not self._unread:
-                data = await self._read(deadline)
-                if not data:
-                    how = f"{late} (scoring.timeout)" if data is None else await self._ending()
-                    await self.stop()
-                    raise ProcessDied(how, call)
-                *self._unread, self._rest = (self._rest + data).split(b"\n")
-            answer = json.loads(self._unread.pop(0))
+            answer = await answers.next(deadline)
+            if answer is None:
+                how = await self._ending() if answers.ended else f"{late} (scoring.timeout)"
+                await self.stop()
+                raise ProcessDied(how, call)
             if "loading" in answer:
                 deadline = asyncio.get_running_loop().time() + START_TIMEOUT
             elif "loaded" in answer:
                 deadline = asyncio.get_running_loop().time() + seconds
             else:
-                return _outcome(answer)
-
-    async def _read(self, deadline: float) -> bytes | None:
-        """What has arrived by then, with a moment's grace; empty at the end, None for nothing."""
-        for limit in (deadline, asyncio.get_running_loop().time() + GRACE):
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(limit):
-                    return await self._stdout.read(1 << 16)
-        return None
+                return Outcome.of(answer)
 
     async def _ending(self) -> str:
         """Reap the process that closed its end of the pipe, and say how it ended."""
@@ -210,14 +177,3 @@ def _environment() -> dict[str, str]:
     """The driver's import path, one thread, and the same hashes every time."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-
-
-def _outcome(answer: Mapping[str, Any]) -> Outcome:
-    return Outcome(
-        answer["task"],
-        answer["reward"],
-        answer.get("value"),
-        answer.get("problem", ""),
-        answer.get("fatal", False),
-        answer.get("detail"),
-    )

@@ -46,6 +46,35 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one reward made of one sample of a batch."""
+
+    task: int
+    """Index in the batch."""
+    reward: int
+    """Index in the spec's rewards."""
+    value: float | None
+    """None: see `problem`."""
+    problem: str = ""
+    fatal: bool = False
+    """The spec is wrong: every sample would fail in the same way."""
+    detail: Mapping[str, Any] | None = None
+    """The whole table, where the reward returned one."""
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> "Outcome":
+        """From the line of JSON that tells of it."""
+        return cls(
+            answer["task"],
+            answer["reward"],
+            answer.get("value"),
+            answer.get("problem", ""),
+            answer.get("fatal", False),
+            answer.get("detail"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """How a reward is called."""
 

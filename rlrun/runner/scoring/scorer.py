@@ -19,8 +19,8 @@ from typing import Any
 from rlrun.plugins.engines import Address, as_environment
 from rlrun.plugins.types import Sample, Status
 from rlrun.runner.errors import JobError
-from rlrun.runner.scoring.process import Outcome, ProcessDied, RewardProcess
-from rlrun.runner.scoring.protocol import RewardSetup, Shape, Task, group_key
+from rlrun.runner.scoring.process import ProcessDied, RewardProcess
+from rlrun.runner.scoring.protocol import Outcome, RewardSetup, Shape, Task, group_key
 from rlrun.specs.scoring import RewardSpec, ScoringSpec
 from rlrun.specs.section import PluginSection
 

@@ -11,8 +11,6 @@ import asyncio
 import ctypes
 import inspect
 import json
-import math
-import numbers
 import os
 import pickle
 import resource
@@ -22,21 +20,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from rlrun.plugins.registry import build
-from rlrun.plugins.types import Rewarded, Sample
-from rlrun.runner.scoring.protocol import Call, RewardSetup, Setup, Shape, Task, schedule
+from rlrun.plugins.types import Sample
+from rlrun.runner.scoring.measured import MissingKey, measured, usual_key
+from rlrun.runner.scoring.protocol import Call, Setup, Shape, Task, schedule
 from rlrun.runner.scoring.slime_names import reward_of_slime
 
 Answer = dict[str, Any]
 
 PR_SET_PDEATHSIG = 1
 LONGEST_MESSAGE = 500
-
-
-class MissingKey(Exception):
-    """The spec's `key` and what the reward returns do not fit: the spec is wrong, not the sample."""
 
 
 def main() -> None:
@@ -89,9 +82,7 @@ class _Worker:
                 if inspect.isawaitable(result):  # a reward that a row's metadata chose
                     result = self._runner.run(_awaited(result))
                 self._report(call, result)
-            except (
-                BaseException
-            ) as error:  # the boundary to rewards: even their sys.exit() is one sample's error
+            except BaseException as error:  # the boundary to rewards: their sys.exit() is a sample's error
                 self._fail(call, error)
         if calls.together:
             self._runner.run(self._all(calls.together, tasks))
@@ -142,7 +133,7 @@ class _Worker:
             if len(results) != len(call.tasks):
                 raise ValueError(f"returned {len(results)} scores for {len(call.tasks)} samples")
         setup = self._setup.rewards[call.reward]
-        values = [measured(one, setup.key or _usual(one, setup)) for one in results]
+        values = [measured(one, setup.key or usual_key(one, setup)) for one in results]
         for at, value, one in zip(call.tasks, values, results, strict=True):
             answer: Answer = {"task": at, "reward": call.reward, "value": value}
             if isinstance(one, Mapping):
@@ -175,30 +166,6 @@ def too_late(error: BaseException, seconds: float) -> str:
 
 async def _awaited(result: Any) -> Any:
     return await result
-
-
-def _usual(rewarded: object, setup: RewardSetup) -> str | None:
-    return setup.usual_key if isinstance(rewarded, Mapping) and setup.usual_key in rewarded else None
-
-
-def measured(rewarded: Rewarded, key: str | None) -> float:
-    """The finite number in a reward's answer; MissingKey where `key` does not fit it, else ValueError."""
-    value: object = rewarded
-    if isinstance(rewarded, Mapping):
-        entries = ", ".join(map(str, rewarded)) or "nothing"
-        if key is None:
-            raise MissingKey(f"returns several values ({entries}); choose one with `key`")
-        if key not in rewarded:
-            raise MissingKey(f"returns {entries}, but `key` is {key!r}")
-        value = rewarded[key]
-    elif key is not None:
-        raise MissingKey(f"returns one number, so `key` ({key!r}) has nothing to choose from; remove it")
-    if not isinstance(value, numbers.Real | np.bool_):
-        raise ValueError(f"returned {type(value).__name__} {value!r}, not a number")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"returned {number}")
-    return number
 
 
 def _die_with(parent: int) -> None:

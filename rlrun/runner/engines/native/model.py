@@ -1,51 +1,21 @@
 """The forward passes: prompts packed into one batch, and one token for each running row."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import prod
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rlrun.runner.engines.native import native_ops, torch_ops
-from rlrun.runner.engines.native.cache import BLOCK, KVCache, blocks_for
+from rlrun.runner.engines.native.batches import DecodeBatch
+from rlrun.runner.engines.native.cache import KVCache
 from rlrun.runner.engines.native.config import ModelConfig, weight_shapes
 from rlrun.runner.engines.native.rope import rope_tables
 from rlrun.runner.engines.native.weights import LayerWeights, ModelWeights, hollow, pack
 
-Int64 = NDArray[np.int64]
-DECODE_COLUMNS = 7
 PADDING_WEIGHTS = 100_000_000
 """Rows of padding times weights that cost about as much as making code for a new size."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeBatch:
-    """M rows, each with one token to process."""
-
-    columns: Int64
-    """`[7, M]`: the tokens; their absolute positions; the slots where their keys and values go (block * 16 +
-    offset); numbers of own tokens, this one included; rows of `suffix_tables`; rows of `prefix_tables`, equal
-    ones side by side; lengths of the prompts."""
-    prefix_tables: NDArray[np.int32]
-    """`[S, W]` blocks of each prompt."""
-    suffix_tables: NDArray[np.int32]
-    """`[S, W]` blocks of each sample."""
-
-    def gathered(self) -> tuple[Int64, NDArray[np.bool_]]:
-        """Blocks `[M, W]` of every row, the prompt's and then its own, and which of their tokens exist."""
-        suffix_lengths, seats, prefix_seats, prefix_lengths = self.columns[3:]
-        parts, masks = [], []
-        for tables, rows, lengths in (
-            (self.prefix_tables, prefix_seats, prefix_lengths),
-            (self.suffix_tables, seats, suffix_lengths),
-        ):
-            width = blocks_for(int(lengths.max()))
-            parts.append(tables[rows, :width])
-            masks.append(np.arange(width * BLOCK) < lengths[:, None])
-        return np.concatenate(parts, 1, dtype=np.int64), np.concatenate(masks, 1)
 
 
 class Operations(Protocol):
@@ -115,10 +85,7 @@ class Model:
             self._prepared = True
 
     def prefill(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """Process prompts of `lengths`, one after the other in `packed`; their last states `[P, H]`.
-
-        `packed` `[3, T]` int64: tokens, positions, and slots of the cache; padding at the end.
-        """
+        """Process prompts of `lengths` (`batches.packed_prompts`); their last states `[P, H]`."""
         x = self._run_layers(packed, lengths)
         last = torch.tensor(lengths, device=x.device).cumsum(0) - 1
         return self._ops.rms_norm(x[last], self.weights.norm, self.config.norm_eps)

@@ -16,7 +16,7 @@ from rlrun.runner.engines.native.requests import Group, Job
 
 
 class Field(IntEnum):
-    """Integer columns; the first seven are a model.DecodeBatch."""
+    """Integer columns; the first seven are a batches.DecodeBatch."""
 
     TOKEN = 0
     """The newest token, not yet processed; of the prompt's last one until there is another."""

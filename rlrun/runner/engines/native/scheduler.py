@@ -7,7 +7,6 @@ One thread owns a Scheduler. It decides by the order of submission and by how fu
 clock: the same groups added at once to an idle scheduler give the same tokens and log-probs, bit for bit.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,13 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlrun.runner.engines.native.cache import BLOCK, BlockPool, OutOfBlocks, blocks_for
-from rlrun.runner.engines.native.model import DECODE_COLUMNS, DecodeBatch, Model
+from rlrun.runner.engines.native.batches import DECODE_COLUMNS, DecodeBatch, packed_prompts
+from rlrun.runner.engines.native.cache import BlockPool, OutOfBlocks
+from rlrun.runner.engines.native.model import Model
 from rlrun.runner.engines.native.requests import Group, Job
 from rlrun.runner.engines.native.rows import Entry, Field, Rows
 from rlrun.runner.engines.native.sampler import Sampler
 from rlrun.runner.engines.native.scoring import token_log_probs
 from rlrun.runner.engines.native.stops import Stops
+from rlrun.runner.engines.native.waiting import Queue
 from rlrun.runner.engines.native.weights import ModelWeights
 
 PREFILL_TOKENS = 8192
@@ -39,19 +40,19 @@ class Scheduler:
         self._pool = pool
         self._rows = rows
         self._stops = stops
-        self._waiting: deque[Group] = deque()
+        self._queue = Queue(pool, rows)
         self._device = model.weights.norm.device
         self._sampler = Sampler(model, rows, stops.tokens)
 
     @property
     def busy(self) -> bool:
         """Something runs or waits."""
-        return bool(self._waiting) or self._rows.count > 0
+        return bool(self._queue) or self._rows.count > 0
 
     @property
     def holds_cache(self) -> bool:
         """A sample, running or waiting, has keys and values in the cache."""
-        return self._rows.count > 0 or any(group.seat is not None for group in self._waiting)
+        return self._rows.count > 0 or self._queue.holds_cache
 
     @property
     def blocks(self) -> int:
@@ -65,7 +66,7 @@ class Scheduler:
 
     def add(self, groups: Sequence[Group]) -> None:
         """Queue groups, in order."""
-        self._waiting.extend(groups)
+        self._queue.add(groups)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -97,11 +98,7 @@ class Scheduler:
     def _end_chosen(self, chosen: Callable[[Job], bool], finish: dict[str, Any]) -> int:
         running = [row for row, entry in enumerate(self._rows.entries) if chosen(entry.job)]
         self._finish(np.array(running, np.int64), [finish] * len(running))
-        waiting = [job for group in self._waiting for job in group.waiting if chosen(job)]
-        for group in self._waiting:
-            group.waiting = [job for job in group.waiting if not chosen(job)]
-            self._release_prompt(group)
-        self._waiting = deque(group for group in self._waiting if group.waiting)
+        waiting = self._queue.take_out(chosen)
         for job in waiting:
             _end(job, finish)
         return len(running) + len(waiting)
@@ -109,7 +106,7 @@ class Scheduler:
     def retract_all(self) -> None:
         """Move every running sample back to the queue's front, with what it made as part of its prompt."""
         self._retract(range(self._rows.count))
-        self._drop_waiting_prompts()
+        self._queue.drop_idle()
 
     # -- admission
 
@@ -117,42 +114,29 @@ class Scheduler:
         first = self._rows.count
         groups: list[Group] = []
         tokens = 0
-        while self._waiting:
-            group = self._waiting[0]
+        while self._queue:
+            group = self._queue.first
             fresh = group.seat is None
             full = tokens + len(group.prompt) > PREFILL_TOKENS or len(groups) == PREFILL_PROMPTS
             if fresh and groups and full:
                 break
-            taken = self._room_for(group)
-            if not taken and not self._rows.count and self._drop_waiting_prompts():
+            taken = self._queue.room_for(group)
+            if not taken and not self._rows.count and self._queue.drop_idle():
                 continue
             if not taken:
                 break
             if fresh:
-                group.blocks = self._pool.take(blocks_for(len(group.prompt)))
-                group.seat = self._rows.take_prefix_seat(group.blocks)
+                self._queue.seat(group)
                 groups.append(group)
                 tokens += len(group.prompt)
-            self._seat(group, taken)
+            self._begin(group, taken)
             if group.waiting:
                 break
-            self._waiting.popleft()
+            self._queue.pop()
         if self._rows.count > first:
             self._start(first, groups)
 
-    def _room_for(self, group: Group) -> int:
-        """How many samples of a group can start now: each needs a row, and one free block for itself."""
-        rows = self._rows.capacity - self._rows.count
-        fresh = group.seat is None
-        if fresh and not self._rows.free_prefix_seats:
-            return 0
-        need = blocks_for(len(group.prompt)) if fresh else 0
-        spare = self._pool.free - need - self._rows.count
-        if self._rows.count == 0 and self._pool.free > need:
-            spare = max(spare, 1)
-        return max(0, min(rows, spare, len(group.waiting)))
-
-    def _seat(self, group: Group, count: int) -> None:
+    def _begin(self, group: Group, count: int) -> None:
         for job in group.waiting[:count]:
             job.starts.append((self.version, len(job.tokens)))
             self._rows.append(Entry(job, group), *self._stops.sets(job.params))
@@ -171,14 +155,9 @@ class Scheduler:
             group.logits = group.logits.clone() if group.waiting else None
 
     def _prefill(self, groups: list[Group]) -> torch.Tensor:
-        lengths = [len(group.prompt) for group in groups]
-        positions = np.concatenate([np.arange(length) for length in lengths])
-        blocks = np.concatenate(
-            [np.repeat(group.blocks, BLOCK)[: len(group.prompt)] for group in groups], dtype=np.int64
-        )
-        tokens = np.concatenate([group.prompt for group in groups])
-        packed = np.zeros((3, self.model.padded(len(tokens))), np.int64)
-        packed[:, : len(tokens)] = tokens, positions, blocks * BLOCK + positions % BLOCK
+        prompts = [group.prompt for group in groups]
+        lengths = [len(prompt) for prompt in prompts]
+        packed = packed_prompts(prompts, self.model.padded(sum(lengths)), [group.blocks for group in groups])
         return self.model.prefill(torch.from_numpy(packed).to(self._device), lengths)
 
     # -- decoding
@@ -189,7 +168,7 @@ class Scheduler:
                 self._extend()
                 break
             except OutOfBlocks:
-                if not self._drop_waiting_prompts():
+                if not self._queue.drop_idle():
                     assert self._rows.count > 1, "a sample alone fits: checked when it was submitted"
                     self._retract(range(self._rows.count - 1, self._rows.count))
         rows = self._rows
@@ -226,33 +205,15 @@ class Scheduler:
             self._pool.give_back(self._rows.blocks_of(row))
             group = self._rows.entries[row].group
             group.running -= 1
-            self._release_prompt(group)
+            self._queue.release(group)
         self._rows.remove(rows)
-
-    def _release_prompt(self, group: Group) -> None:
-        if not group.waiting:
-            self._drop_prompt(group)
-
-    def _drop_waiting_prompts(self) -> bool:
-        """Free the prompts of groups that have no sample running; False when there are none."""
-        idle = [group for group in self._waiting if group.seat is not None and not group.running]
-        for group in idle:
-            self._drop_prompt(group)
-        return bool(idle)
-
-    def _drop_prompt(self, group: Group) -> None:
-        """Free a prompt's blocks once no running sample uses them."""
-        if group.seat is not None and not group.running:
-            self._pool.give_back(group.blocks)
-            self._rows.free_prefix_seat(group.seat)
-            group.seat, group.logits = None, None
 
     def _retract(self, chosen: range) -> None:
         """Back to the queue's front, as a prompt that ends in what the sample made."""
         jobs = [self._rows.entries[row].job for row in chosen]
         self._take_out(np.array(chosen, np.int64))
         groups = [Group(np.concatenate([job.prompt, job.tokens]), [job]) for job in jobs]
-        self._waiting.extendleft(reversed(groups))
+        self._queue.put_back(groups)
 
 
 def _end(job: Job, finish: dict[str, Any]) -> None:

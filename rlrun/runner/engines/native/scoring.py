@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlrun.runner.engines.native.batches import packed_prompts
 from rlrun.runner.engines.native.model import Model
 
 CHUNK_BYTES = 64 << 20
@@ -22,9 +23,7 @@ def token_log_probs(model: Model, prompts: Sequence[Tokens]) -> list[NDArray[np.
     """For each prompt `[P]` the log-probs `[P - 1]` of its tokens from the second on."""
     lengths = [len(prompt) for prompt in prompts]
     device = model.weights.norm.device
-    packed = np.zeros((3, model.padded(sum(lengths))), np.int64)
-    packed[0, : sum(lengths)] = np.concatenate(prompts)
-    packed[1, : sum(lengths)] = np.concatenate([np.arange(length) for length in lengths])
+    packed = packed_prompts(prompts, model.padded(sum(lengths)))
     states = model.states(torch.from_numpy(packed).to(device), lengths)
     following = torch.from_numpy(np.roll(packed[0], -1)).to(device)
     found = torch.cat(list(_chunks(model, states[: sum(lengths)], following))).cpu().numpy()

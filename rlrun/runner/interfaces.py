@@ -4,7 +4,7 @@ PromptSource -> Engines -> Grader -> filters -> Algorithm -> Trainer -> Engines 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.session import Chat
-from rlrun.plugins.types import Drop, Group, Mask, Needs, Prompt, Sample
+from rlrun.plugins.types import Group, Needs, Prompt, Sample
 from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightUpdate
 
@@ -63,13 +63,6 @@ class Grader(Protocol):
 
     async def score(self, samples: Sequence[Sample]) -> None:
         """Fill `reward`, `rewards` and, where a reward could not be had, `failure`."""
-
-
-class GroupFilter(Protocol):
-    """A filter plugin."""
-
-    def __call__(self, group: Group) -> Drop | Mask | None:
-        """Keep (None), or drop or mask, all or some."""
 
 
 class Advantages(Protocol):
@@ -161,10 +154,3 @@ class FrozenModel(Protocol):
 
     async def log_probs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
         """`[R]` log-probs of each sequence."""
-
-
-class Sink(Protocol):
-    """Something that wants every step's metrics: the console, metrics.jsonl, a tracker plugin."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of one step, or of one evaluation."""

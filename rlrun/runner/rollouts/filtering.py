@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from rlrun.plugins.protocols import Filter
 from rlrun.plugins.types import Drop, Group, Mask
-from rlrun.runner.interfaces import GroupFilter
 
 Verdict = tuple[str, str]
 """A filter's name and its reason."""
@@ -34,7 +34,7 @@ class Judged:
 class Filters:
     """A spec's filters, in order."""
 
-    def __init__(self, named: Sequence[tuple[str, GroupFilter]]) -> None:
+    def __init__(self, named: Sequence[tuple[str, Filter]]) -> None:
         """By the names their verdicts are counted under."""
         self._named = list(named)
 

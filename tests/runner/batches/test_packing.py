@@ -33,6 +33,19 @@ def sequence(length, execution="0", response=1, mask=1.0):
     )
 
 
+def plan(sequences, **changes):
+    """Their optimizer steps; one, for one rank, in one micro-batch, unless changed."""
+    usual = {
+        "optimizer_steps": 1,
+        "reduction": "per_sample_mean",
+        "max_tokens": 10**6,
+        "max_length": 10**6,
+        "max_response_tokens": 1,
+        "data_degree": 1,
+    }
+    return plan_steps(sequences, **(usual | changes))
+
+
 def check(ranks, lengths, budget, degree):
     assert len(ranks) == degree
     assert len({len(rank) for rank in ranks}) == 1, "every rank runs the same number of micro-batches"
@@ -83,13 +96,10 @@ def test_schedule_has_the_same_samples_in_each_step_and_no_more_micro_batches(ro
         for length, execution in zip(lengths, given["rollout_indices"], strict=True)
     ]
     executions = len(set(given["rollout_indices"]))
-    steps = plan_steps(
+    steps = plan(
         sequences,
         optimizer_steps=executions // given["global_batch_size"],
-        reduction="per_sample_mean",
         max_tokens=budget,
-        max_length=10**6,
-        max_response_tokens=1,
         data_degree=given["dp"],
     )
     assert len(steps) == len(expected["global_batch_sizes"])
@@ -122,14 +132,8 @@ def test_what_micro_batches_of_a_fixed_number_of_samples_cannot_schedule_is_no_e
         sequence(length, str(execution))
         for length, execution in zip(given["total_lengths"], given["rollout_indices"], strict=True)
     ]
-    (step,) = plan_steps(
-        sequences,
-        optimizer_steps=1,
-        reduction="per_sample_mean",
-        max_tokens=given["micro_batch_size"] * max(given["total_lengths"]),
-        max_length=10**6,
-        max_response_tokens=1,
-        data_degree=given["dp"],
+    (step,) = plan(
+        sequences, max_tokens=given["micro_batch_size"] * max(given["total_lengths"]), data_degree=given["dp"]
     )
     check(step.micro_batches, given["total_lengths"], 10**6, given["dp"])
 
@@ -174,56 +178,23 @@ def test_fewer_sequences_than_ranks_leave_empty_micro_batches():
 
 def test_too_long_for_the_model_is_refused():
     with pytest.raises(ValueError, match="has 9 tokens, the model allows 8"):
-        plan_steps(
-            [sequence(9)],
-            optimizer_steps=1,
-            reduction="per_token",
-            max_tokens=100,
-            max_length=8,
-            max_response_tokens=4,
-            data_degree=1,
-        )
+        plan([sequence(9)], max_tokens=100, max_length=8)
 
 
 def test_fewer_samples_than_optimizer_steps_are_refused():
     with pytest.raises(ValueError, match="1 samples cannot make 2 optimizer steps"):
-        plan_steps(
-            [sequence(9)],
-            optimizer_steps=2,
-            reduction="per_token",
-            max_tokens=100,
-            max_length=16,
-            max_response_tokens=4,
-            data_degree=1,
-        )
+        plan([sequence(9)], optimizer_steps=2, max_tokens=100)
 
 
 def test_one_pass_over_all_steps():
     sequences = [sequence(10, str(i)) for i in range(8)]
-    steps = plan_steps(
-        sequences,
-        optimizer_steps=2,
-        reduction="per_token",
-        max_tokens=20,
-        max_length=16,
-        max_response_tokens=4,
-        data_degree=2,
-    )
+    steps = plan(sequences, optimizer_steps=2, max_tokens=20, data_degree=2)
     check(all_micro_batches(steps), [10] * 8, 20, 2)
 
 
 def test_pairs_stay_side_by_side():
     sequences = [sequence(length, str(i // 2)) for i, length in enumerate([9, 3, 8, 2, 7, 7, 1, 1])]
-    (step,) = plan_steps(
-        sequences,
-        optimizer_steps=1,
-        reduction="per_sample_mean",
-        max_tokens=12,
-        max_length=16,
-        max_response_tokens=4,
-        data_degree=2,
-        together=True,
-    )
+    (step,) = plan(sequences, max_tokens=12, data_degree=2, together=True)
     batches = [batch for rank in step.micro_batches for batch in rank]
     assert sorted(i for batch in batches for i in batch) == list(range(8))
     for batch in batches:
@@ -251,16 +222,7 @@ def test_cost_counts_active_parameters():
 def test_micro_batches_of_a_number_of_samples(size, count, degree):
     rng = np.random.default_rng(0)
     sequences = [sequence(int(length), str(i)) for i, length in enumerate(rng.integers(2, 500, count))]
-    (step,) = plan_steps(
-        sequences,
-        optimizer_steps=1,
-        reduction="per_sample_mean",
-        max_tokens=1,
-        max_length=512,
-        max_response_tokens=1,
-        data_degree=degree,
-        micro_batch_size=size,
-    )
+    (step,) = plan(sequences, max_tokens=1, data_degree=degree, micro_batch_size=size)
     ranks = step.micro_batches
     assert sorted(i for rank in ranks for batch in rank for i in batch) == list(range(count))
     assert {len(rank) for rank in ranks} == {max(1, -(-count // (size * degree)))}
@@ -269,17 +231,7 @@ def test_micro_batches_of_a_number_of_samples(size, count, degree):
 
 def test_a_pair_counts_as_two_samples():
     sequences = [sequence(10 + i, str(i // 2)) for i in range(8)]
-    (step,) = plan_steps(
-        sequences,
-        optimizer_steps=1,
-        reduction="per_sample_mean",
-        max_tokens=1,
-        max_length=512,
-        max_response_tokens=1,
-        data_degree=1,
-        together=True,
-        micro_batch_size=4,
-    )
+    (step,) = plan(sequences, max_tokens=1, together=True, micro_batch_size=4)
     [batches] = step.micro_batches
     assert [len(batch) for batch in batches] == [4, 4]
     assert all(batch[i] // 2 == batch[i + 1] // 2 for batch in batches for i in (0, 2))

@@ -14,6 +14,7 @@ from rlrun.specs.companion_rules import (
     teacher,
     teacher_revision,
 )
+from rlrun.specs.filter_rules import FilterDemands, lone_samples, removed_before, unrewarded
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import layout_of
 from rlrun.specs.lengths import longest_sample
@@ -39,16 +40,8 @@ DEMONSTRATION_KEYS = {"max_prompt_tokens", "max_response_tokens"}
 """The keys of `[rollout]` that demonstrations heed too."""
 
 
-class Demands(CompanionDemands, TermDemands, Protocol):
+class Demands(CompanionDemands, FilterDemands, TermDemands, Protocol):
     """The part of an algorithm's needs (rlrun.plugins.types.Needs) that rules look at."""
-
-    @property
-    def rewards(self) -> bool:
-        """Rewards take part in the advantages."""
-
-    @property
-    def group_relative(self) -> bool:
-        """Samples of a group are compared."""
 
 
 Rule = Callable[[Spec, Demands], Iterator[Finding]]
@@ -163,6 +156,9 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     off_policy_masking,
     bootstrapping,
     pairs,
+    lone_samples,
+    unrewarded,
+    removed_before,
     cache_size,
     warm_up,
     answers,

@@ -24,6 +24,8 @@ _KINDS = {
     "model_type": "a table",
     "finite_number": "a finite number",
 }
+_BOOLS = {"True", "False"}
+"""As pydantic lists them among choices."""
 _BOUNDS = {
     "greater_than": ("greater than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -196,7 +198,7 @@ def _not_a_choice(path: KeyPath, expected: str, value: object) -> Finding:
     suggestion = None
     if isinstance(value, str):
         suggestion = nearest(value, choices) or next((each for each in choices if each in value), None)
-    listed = ", ".join(f'"{choice}"' for choice in choices)
+    listed = ", ".join(choice.lower() if choice in _BOOLS else f'"{choice}"' for choice in choices)
     message = f"must be {'one of ' if len(choices) > 1 else ''}{listed}, found {_described(value)}"
     return Finding(path, message, f'did you mean "{suggestion}"?' if suggestion else None, suggestion, value)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.plugins.registry import PluginError, build, names
+from rlrun.plugins.registry import PluginError, build, load, names
 from rlrun.plugins.testing import check_filter, group
 from rlrun.plugins.types import Drop, Mask, Prompt, Row, Status
 
@@ -33,7 +33,6 @@ def test_nonzero_std_says_whether_its_verdict_may_be_overruled() -> None:
 @pytest.mark.parametrize(
     ("params", "reasons"),
     [
-        ({}, [None, None, None]),
         ({"low": 0.25}, ["low", None, None]),
         ({"high": 0.75}, [None, None, "high"]),
         ({"low": 0.5, "high": 0.5}, ["low", None, "high"]),
@@ -54,7 +53,7 @@ def test_truncated(max_share: float, reasons: list[str | None]) -> None:
 
 @pytest.mark.parametrize(
     ("params", "reasons"),
-    [({}, [None, None]), ({"min_tokens": 3}, ["short", None]), ({"max_tokens": 3}, [None, "long"])],
+    [({"min_tokens": 3}, ["short", None]), ({"max_tokens": 3}, [None, "long"])],
 )
 def test_length(params: dict[str, Any], reasons: list[str | None]) -> None:
     groups = [group([1, 0], lengths=[1, 3]), group([1, 0], lengths=[3, 5])]
@@ -63,7 +62,8 @@ def test_length(params: dict[str, Any], reasons: list[str | None]) -> None:
 
 @pytest.mark.parametrize("name", names("filters"))
 def test_every_filter_keeps_the_contract(name: str) -> None:
-    check_filter(name, {}, [group([1, 0, 0]), group([0.5]), group([1, 1], lengths=[0, 0])])
+    params = getattr(load("filters", name), "example", {})
+    check_filter(name, params, [group([1, 0, 0]), group([0.5]), group([1, 1], lengths=[0, 0])])
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,10 @@ def test_every_filter_keeps_the_contract(name: str) -> None:
         ("reward_range", {"low": 1, "high": 0}, r"low \(1\) is above high \(0\)"),
         ("length", {"min_tokens": 5, "max_tokens": 4}, r"min_tokens \(5\) is above max_tokens \(4\)"),
         ("truncated", {"max_share": 2}, "max_share"),
+        ("truncated", {"max_share": 1}, "max_share"),
+        ("reward_range", {}, "every group would be kept"),
+        ("length", {"single": "mask"}, "every length would be kept"),
+        ("repetition", {"single": "drop", "samples": 0.2}, "samples would do nothing"),
     ],
 )
 def test_wrong_parameters_are_named(name: str, params: dict[str, Any], message: str) -> None:

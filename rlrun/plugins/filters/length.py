@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -30,6 +30,8 @@ class LengthParams(Section):
     def _ordered(self) -> Self:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})")
+        if self.max_tokens is None and not self.min_tokens:
+            raise ValueError("every length would be kept: give min_tokens or max_tokens")
         return self
 
 
@@ -38,6 +40,7 @@ class Length:
 
     Params = LengthParams
     api_version = 1
+    example: ClassVar[dict[str, Any]] = {"max_tokens": 2}
 
     def __init__(self, params: LengthParams) -> None:
         self.params = params

@@ -1,8 +1,8 @@
 """Drops groups in which too many responses repeat themselves."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlrun.plugins.rewards.repetition import repeated_share
 from rlrun.plugins.types import Drop, Group, Mask
@@ -21,6 +21,12 @@ class RepetitionParams(Section):
     nothing; groups are judged as a whole."""
     samples: float = Field(default=0.5, gt=0, le=1)
     """Share of a group's responses that must repeat themselves for the group to be dropped."""
+
+    @model_validator(mode="after")
+    def _read(self) -> Self:
+        if self.single is not None and "samples" in self.model_fields_set:
+            raise ValueError(f'samples would do nothing: with single = "{self.single}" no group is judged')
+        return self
 
 
 class Repetition:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -27,6 +27,8 @@ class RewardRangeParams(Section):
     def _ordered(self) -> Self:
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"low ({self.low:g}) is above high ({self.high:g})")
+        if self.low is None and self.high is None:
+            raise ValueError("every group would be kept: give low or high")
         return self
 
 
@@ -35,6 +37,7 @@ class RewardRange:
 
     Params = RewardRangeParams
     api_version = 1
+    example: ClassVar[dict[str, Any]] = {"low": 0.5}
 
     def __init__(self, params: RewardRangeParams) -> None:
         self.params = params

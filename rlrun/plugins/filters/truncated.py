@@ -9,7 +9,7 @@ from rlrun.specs.section import Section
 class TruncatedParams(Section):
     """How much truncation is too much."""
 
-    max_share: float = Field(default=0.0, ge=0, le=1)
+    max_share: float = Field(default=0.0, ge=0, lt=1)
     """Largest share of the group's samples that may be truncated; 0 drops a group with any."""
 
 

@@ -31,8 +31,9 @@ from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.sessions import Wanted
 from tests.converters.conversions import convert
 from tests.runner.engines.partial_case import check_a_sample_goes_on_by_new_weights
+from tests.sglang_cpu.log_probs import largest_difference, log_probs_of, model_log_probs
 from tests.sglang_cpu.policies import LocalPolicy
-from tests.sglang_cpu.servers import tiny_setup
+from tests.sglang_cpu.servers import ARGUMENTS, tiny_setup
 
 PROMPT = np.arange(5, 25, dtype=np.int32)
 WAYS: list[dict[str, object]] = [
@@ -52,7 +53,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def server(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangServer]:
-    server = SglangServer(tiny_setup(tmp_path_factory.mktemp("server"), models[0]))
+    arguments = ARGUMENTS | {"enable_memory_saver": True}  # as in a job whose engines sleep
+    server = SglangServer(tiny_setup(tmp_path_factory.mktemp("server"), models[0], arguments=arguments))
     server.start()
     yield server
     server.stop()
@@ -67,25 +69,6 @@ async def client(server: SglangServer) -> AsyncIterator[EngineClient]:
 def request(samples: int = 4, **sampling: object) -> GenerateRequest:
     fields = {"max_new_tokens": 24, "stop_token_ids": (1,)} | sampling
     return GenerateRequest("r", PROMPT, tuple(range(samples)), Sampling(**fields))  # type: ignore[arg-type]
-
-
-def model_log_probs(model: Path, one: Generation) -> np.ndarray:
-    """Of the tokens after PROMPT, by transformers."""
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    return log_probs_of(network, np.concatenate([PROMPT, one.tokens]), len(PROMPT))
-
-
-def log_probs_of(network: torch.nn.Module, tokens: np.ndarray, prompt: int) -> np.ndarray:
-    """Of the tokens after the first `prompt`, by a model of transformers."""
-    ids = torch.from_numpy(tokens).long()
-    with torch.no_grad():
-        logits = network(ids[None]).logits[0, prompt - 1 : -1]
-    return logits.log_softmax(-1).gather(1, ids[prompt:, None])[:, 0].numpy()
-
-
-def largest_difference(model: Path, generations: list[Generation]) -> float:
-    """Of the log-probs that came with the tokens from transformers' own."""
-    return max(float(np.abs(model_log_probs(model, one) - one.log_probs).max()) for one in generations)
 
 
 def buffers() -> list[Path]:
@@ -113,7 +96,7 @@ async def test_a_conversation_goes_on_from_the_cache_and_is_recorded_exactly(
     for [one] in await executions.of(prompt, policy.engines.generate):
         tokens, log_probs, mask, _ = one.response()
         whole = Generation(tokens, log_probs, "stop", ())
-        expected = model_log_probs(models[0], whole)
+        expected = model_log_probs(models[0], PROMPT, whole)
         assert np.abs(expected - log_probs)[mask == 1].max() < 1e-4
         assert mask.tolist() == [1] * len(one.turns[0].tokens) + [0] * 3 + [1] * len(one.turns[1].tokens)
         assert one.turns[1].cached_tokens >= len(PROMPT) + len(one.turns[0].tokens) - 1
@@ -124,7 +107,7 @@ async def test_log_probs_are_the_models_own_before_and_after_each_way_of_updatin
 ) -> None:
     before = await client.generate(request())
     assert {span.version for one in before for span in one.versions} == {0}
-    assert largest_difference(models[0], before) < 1e-4
+    assert largest_difference(models[0], PROMPT, before) < 1e-4
 
     pool, version = EnginePool([client]), 0
     for settings in WAYS:
@@ -135,7 +118,7 @@ async def test_log_probs_are_the_models_own_before_and_after_each_way_of_updatin
             assert await pool.update_weights(policy.write(models[number], version)) == version
             updated = await client.generate(request())
             assert {span.version for one in updated for span in one.versions} == {version}
-            assert largest_difference(models[number], updated) < 1e-4
+            assert largest_difference(models[number], PROMPT, updated) < 1e-4
         policy.writer.close()
         assert not buffers()
         assert not (tmp_path / "weights").exists()
@@ -151,7 +134,7 @@ async def test_weights_that_are_not_there_are_refused(
     await client.resume()
     after = await client.generate(request())
     assert {span.version for one in after for span in one.versions} == {40}
-    assert largest_difference(models[2], after) < 1e-4
+    assert largest_difference(models[2], PROMPT, after) < 1e-4
     policy.writer.close()
 
 
@@ -194,6 +177,25 @@ async def test_a_sample_goes_on_by_new_weights(
     update = partial(pool.update_weights, policy.write(second, 61))
     both = (first, second)  # an uncut sample of this server is as far from transformers
     await check_a_sample_goes_on_by_new_weights(client, both, update, length=40, atol=2e-3)
+    policy.writer.close()
+
+
+async def test_a_server_gives_memory_away_by_tag_and_has_its_weights_again_by_the_next_update(
+    client: EngineClient, models: list[Path], tmp_path: Path
+) -> None:
+    pool, policy = EnginePool([client]), LocalPolicy(models[0], tmp_path, weight_sync="tensor")
+    assert await pool.update_weights(policy.write(models[1], 70)) == 70
+    await pool.generate(request())  # leaves a prefix in the cache
+    for _ in range(2):  # what is asleep is not told to sleep again, which would end a server
+        await pool.sleep()
+    update = policy.write(models[2], 71)
+    for _ in range(2):
+        await pool.wake("weights")
+    assert await pool.update_weights(update) == 71
+    await pool.wake("kv_cache")
+    after = await pool.generate(request())
+    assert {span.version for one in after for span in one.versions} == {71}
+    assert largest_difference(models[2], PROMPT, after) < 1e-4
     policy.writer.close()
 
 
@@ -328,4 +330,4 @@ async def test_a_server_loads_what_was_converted_there_and_back(
     middle = convert(models[1], "dcp", tmp_path / "dcp", shard_bytes=40_000)
     back = convert(middle, "hf", tmp_path / "back", shard_bytes=40_000)
     assert await client.update_weights(FolderWeights(str(back), 0, 99)) == 99
-    assert largest_difference(models[1], await client.generate(request())) < 1e-4
+    assert largest_difference(models[1], PROMPT, await client.generate(request())) < 1e-4

@@ -22,9 +22,10 @@ from rlrun.plugins.types import Prompt, Row
 from rlrun.runner.carriers import FolderWeights, GenerateRequest, Generation, Sampling, TrainSequence
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.frozen import ServedModel
+from rlrun.runner.engines.last_words import last_error
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.sglang.command import command, environment, key_file
-from rlrun.runner.engines.sglang.server import SglangServer, last_error
+from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.runner.errors import EngineError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.rollouts.executions import Executions

@@ -1,0 +1,40 @@
+"""What a server in a Python environment of its own is started with: words, variables, a death; pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# The server dies with the thread that started it: asked of the kernel before it takes the server's place.
+_DIE_WITH_PARENT = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+_OF_OUR_PYTHON = {"PYTHONPATH", "PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__", "VIRTUAL_ENV"}
+"""They would have another interpreter use the packages of ours; Ray's workers have some of them."""
+
+
+def mortal(words: Sequence[str]) -> list[str]:
+    """The command line, an interpreter and its words, of a server that is killed when its parent ends."""
+    return [words[0], "-c", _DIE_WITH_PARENT, *words]
+
+
+def variables(own: Mapping[str, str]) -> dict[str, str]:
+    """This process's variables, without those that would lead another interpreter to our packages."""
+    return {name: value for name, value in own.items() if name not in _OF_OUR_PYTHON}
+
+
+def options(arguments: Mapping[str, Any]) -> list[str]:
+    """`--name value` for each; true is the bare name, false nothing, a list several values, a table JSON."""
+    words: list[str] = []
+    for name, value in arguments.items():
+        if value is False:
+            continue
+        words.append(f"--{name}")
+        if isinstance(value, list):
+            words += [str(one) for one in value]
+        elif isinstance(value, dict):
+            words.append(json.dumps(value))
+        elif value is not True:
+            words.append(str(value))
+    return words

@@ -15,14 +15,15 @@ from rlrun.converters.slime_draft import Draft, Flag
 from rlrun.converters.slime_rules import RULES
 from rlrun.converters.slime_table import FlagRow, flag_table
 from rlrun.specs.problems import shown
-from rlrun.specs.sglang_arguments import OWN
+from rlrun.specs.sglang_arguments import ROUTER, SERVER
 from rlrun.specs.spelling import nearest
 from rlrun.specs.variables import toml_value
 
 _TRAINING = re.compile(r"(?:.*/)?train(?:_async)?\.py")
 _ASYNC = re.compile(r"(?:.*/)?train_async\.py")
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
-_SGLANG = "--sglang-"
+_PROGRAMS = {"--sglang-": ("engine.sglang", SERVER), "--router-": ("engine.sglang_router", ROUTER)}
+"""Whose arguments flags of a prefix are, and where these go."""
 _SERVER_KEYS = {"max-running-requests": "engine.max_running", "max-total-tokens": "engine.max_cache_tokens"}
 _LEFT_OVER = re.compile(r"\$[({]|`")
 
@@ -85,8 +86,9 @@ def _take(draft: Draft, flag: Flag) -> None:
     row = flag_table().get(flag.name)
     for earlier in flag.before:
         draft.note(earlier, f"given again in {flag.place}, and the last one counts")
-    if flag.name.startswith(_SGLANG):
-        _take_server_argument(draft, flag)
+    prefix = next((prefix for prefix in _PROGRAMS if flag.name.startswith(prefix)), None)
+    if row is None and prefix is not None:
+        _take_argument(draft, flag, prefix)
     elif row is None:
         draft.note(flag, _unknown(flag))
     elif row.key is None:
@@ -95,19 +97,23 @@ def _take(draft: Draft, flag: Flag) -> None:
         _set(draft, flag, row)
 
 
-def _take_server_argument(draft: Draft, flag: Flag) -> None:
-    """`--sglang-…` is the server's own argument, unless rlrun decides it."""
-    name = flag.name.removeprefix(_SGLANG)
+def _take_argument(draft: Draft, flag: Flag, prefix: str) -> None:
+    """`--sglang-…` is the server's own argument, `--router-…` the router's, unless rlrun decides it."""
+    table, program = _PROGRAMS[prefix]
+    name = flag.name.removeprefix(prefix)
     values = [toml_value(word) for word in flag.values]
     value = True if not values else values[0] if len(values) == 1 else values
     if draft.algorithm == "sft":
         draft.note(flag, "demonstrations are not sampled")
-    elif name not in OWN:
-        draft.set(f"engine.sglang.{name.replace('-', '_')}", value, (flag.name,))
-    elif name in _SERVER_KEYS and isinstance(value, int):
+    elif name not in program.own:
+        draft.set(f"{table}.{name.replace('-', '_')}", value, (flag.name,))
+        if program is ROUTER:
+            draft.set("engine.router", "sglang-router", (flag.name,))
+    elif program is SERVER and name in _SERVER_KEYS and isinstance(value, int):
         draft.set(_SERVER_KEYS[name], value, (flag.name,))
     else:
-        draft.note(flag, f"set by rlrun: {OWN[name]}" if OWN[name] else "set by rlrun")
+        decides = program.own[name]
+        draft.note(flag, f"set by rlrun: {decides}" if decides else "set by rlrun")
 
 
 def _unknown(flag: Flag) -> str:

@@ -30,6 +30,8 @@ _SGLANG = """\
 
 Flags that begin with `--sglang-` are arguments of the SGLang server: `--sglang-mem-fraction-static` is
 `engine.sglang.mem_fraction_static`, and so on, but for those that rlrun sets itself; the importer says which.
+In the same way `--router-policy` is `engine.sglang_router.policy`, and such a flag sets `engine.router`;
+without one rlrun routes by itself.
 """
 
 

@@ -12,6 +12,7 @@ from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.start import Models, Started, start_processes
+from rlrun.runner.engines.gateway import Gateway, gateway_of
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.errors import JobError
 from rlrun.runner.model_files import ModelFiles, fetch_files
@@ -43,6 +44,8 @@ class Parts:
     scorer: Scorer
     saved: SavedSource | None = None
     """Samples of another run to train on, instead of this one's own."""
+    gateway: Gateway | None = None
+    """The way to the policy's engines, where they are not asked directly."""
 
 
 async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: AsyncExitStack) -> Parts:
@@ -64,16 +67,28 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     await gather_or_first_cause([starting, reading, scoring])
     stack.push_async_callback(reading.result().close)
     started = starting.result()
-    mended = spec.fault_tolerance.engine_restarts > 0
-    groups = {"": started.engines} | dict(started.others)
-    pools = {
-        name: EnginePool(group.clients, mended=mended) for name, group in groups.items() if group.clients
-    }
+    gateway = gateway_of(spec, folder)
+    pools = _pools(spec, started, gateway)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
     policy = pools.pop("", None)
+    if gateway is not None and policy is not None:
+        stack.push_async_callback(gateway.close)
+        await gateway.start(policy.seats)
     trainer = trainer_of(started, plan, policy) if plan.ranks else None
-    return Parts(plan, steps, reading.result(), cluster, started, trainer, policy, pools, scorer, saved)
+    inputs = reading.result()
+    return Parts(plan, steps, inputs, cluster, started, trainer, policy, pools, scorer, saved, gateway)
+
+
+def _pools(spec: Spec, started: Started, gateway: Gateway | None) -> dict[str, EnginePool]:
+    """By name of `[[engines]]`, "" for the policy's."""
+    mended = spec.fault_tolerance.engine_restarts > 0
+    others = started.others.items()
+    pools = {name: EnginePool(group.clients, mended=mended) for name, group in others if group.clients}
+    if clients := started.engines.clients:
+        ask_one = None if gateway is None else gateway.generate
+        pools[""] = EnginePool(clients, mended=mended, ask_one=ask_one)
+    return pools
 
 
 def _fetch_models(spec: Spec, policy: ModelFiles) -> Models:

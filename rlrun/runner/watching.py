@@ -27,9 +27,13 @@ async def watch_engines(spec: Spec, parts: Parts, say: Callable[[str], None]) ->
     engines = _every_engine(parts)
     if not engines:
         await asyncio.Event().wait()
-    if not spec.fault_tolerance.engine_restarts:
-        await gather_or_first_cause([engine.watch() for engine in engines])
     budget = Budget(spec.fault_tolerance.engine_restarts)
+    ways = []
+    if parts.gateway is not None and parts.pool is not None:
+        ways = [parts.gateway.keep(parts.pool.seats, budget, say)]
+    if not spec.fault_tolerance.engine_restarts:
+        await gather_or_first_cause([*ways, *(engine.watch() for engine in engines)])
     pools = [(parts.pool, parts.started.engines.handles)] if parts.pool is not None else []
     pools += [(pool, parts.started.others[name].handles) for name, pool in parts.others.items()]
-    await gather_or_first_cause([Supervisor(pool, handles, budget, say).run() for pool, handles in pools])
+    supervisors = [Supervisor(pool, handles, budget, say) for pool, handles in pools]
+    await gather_or_first_cause([*ways, *(one.run() for one in supervisors)])

@@ -70,6 +70,13 @@ class EngineSpec(Section):
     sglang: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the SGLang server as it names them, for instance `mem_fraction_static = 0.7`; checked
     against the installed server's own list."""
+    router: Literal["rlrun", "sglang-router"] = "rlrun"
+    """SGLang: who chooses the server that generates. `rlrun`: the one that has a session's cache, else the
+    least busy. `sglang-router`: the router of that package, installed beside SGLang and started with the job;
+    it is asked for one sample at a time."""
+    sglang_router: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the sglang-router as it names them, for instance `policy = "cache_aware"`, its default;
+    checked against the installed router's own list."""
     sleeping: SleepingSpec = SleepingSpec()
     """Sleeping engines: how long they take."""
 

@@ -1,9 +1,8 @@
 """Rules about `[engine]` and `[[engines]]`: what each kind has, and what names lead where."""
 
-import sys
 from collections.abc import Iterator
 
-from rlrun.specs.engine import EngineSpec
+from rlrun.specs.engine_sections import POLICY, engine_sections
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
 from rlrun.specs.positions import KeyPath
@@ -11,12 +10,12 @@ from rlrun.specs.problems import Finding
 from rlrun.specs.rules import given, no_effect
 from rlrun.specs.served_model import served_model
 from rlrun.specs.server_size import COPIES, STAGES, copies_of, key_of, stages_of
-from rlrun.specs.sglang_arguments import OWN, installed_arguments, spelled
+from rlrun.specs.sglang_arguments import spelled
 from rlrun.specs.spelling import nearest
 from rlrun.specs.weight_sync import carrier_of
 
 _OF_WEIGHTS = ("model", "weight_sync", "weight_bucket", "weight_delta", "weight_check")
-_OF_SERVERS = ("python", "environment", "sglang")
+_OF_SERVERS = ("python", "environment", "sglang", "router", "sglang_router")
 _OF_OTHERS = ("urls", "api_key")
 _OF_PROCESSES = ("count", "max_running", "max_cache_tokens", "port")
 _UNREAD: dict[str, tuple[str, ...]] = {
@@ -35,7 +34,7 @@ _TAKEN = ("trainer", "engine", "driver", "reward")
 
 def engine_keys(spec: Spec) -> Iterator[Finding]:
     """Keys of another kind of engine."""
-    for path, section in _sections(spec):
+    for path, section in engine_sections(spec):
         for key in _UNREAD[section.type]:
             if given(section, key):
                 cure = f'remove it, or set `type = "{_READERS.get(key, "sglang")}"`'
@@ -46,7 +45,7 @@ def engine_keys(spec: Spec) -> Iterator[Finding]:
 
 def external_urls(spec: Spec) -> Iterator[Finding]:
     """Engines that run elsewhere are somewhere."""
-    for path, section in _sections(spec):
+    for path, section in engine_sections(spec):
         if section.type == "external" and not section.urls:
             cure = 'add `urls = ["http://HOST:PORT"]`'
             yield Finding((*path, "type"), "external engines need their addresses", cure, found="external")
@@ -66,7 +65,7 @@ def giving_way(spec: Spec) -> Iterator[Finding]:
 
 def server_parallelism(spec: Spec) -> Iterator[Finding]:
     """Ways to split a server that weights cannot follow, or that are `count` by another name."""
-    for path, section in _sections(spec):
+    for path, section in engine_sections(spec):
         if section.type != "sglang":
             continue
         copies, stages = key_of(section, COPIES), key_of(section, STAGES)
@@ -74,7 +73,7 @@ def server_parallelism(spec: Spec) -> Iterator[Finding]:
             message = "a server holds the model once: updates of the weights tell its copies not apart"
             cure = "use more servers (count), or attn_dp_size"
             yield Finding((*path, "sglang", copies), message, cure, at_value=False)
-        if stages and stages_of(section) > 1 and path == ("engine",) and carrier_of(spec) != "disk":
+        if stages and stages_of(section) > 1 and path == POLICY and carrier_of(spec) != "disk":
             message = "each stage of a pipeline wants other weights, and can only pick them from files"
             cure = 'add `weight_sync = "disk"` under [engine]'
             others: tuple[KeyPath, ...] = (("engine", "weight_sync"),)
@@ -130,13 +129,6 @@ def reproducible_server(spec: Spec) -> Iterator[Finding]:
         yield Finding(("deterministic",), message, cure, found=True, others=(("engine", "type"),))
 
 
-def server_arguments(spec: Spec) -> Iterator[Finding]:
-    """Names that the installed server has, and that are not rlrun's to set."""
-    for path, section in _sections(spec):
-        if section.type == "sglang" and section.sglang:
-            yield from _unknown_arguments(path, section)
-
-
 def engine_names(spec: Spec) -> Iterator[Finding]:
     """Names of their own, each with a model."""
     names = [section.name for section in spec.engines]
@@ -173,29 +165,6 @@ def engine_references(spec: Spec) -> Iterator[Finding]:
             yield Finding(path, message, cure, nearest(name, names), name)
 
 
-def _sections(spec: Spec) -> Iterator[tuple[KeyPath, EngineSpec]]:
-    yield ("engine",), spec.engine
-    for number, section in enumerate(spec.engines):
-        yield ("engines", number), section
-
-
-def _unknown_arguments(path: KeyPath, section: EngineSpec) -> Iterator[Finding]:
-    python = section.python or sys.executable
-    known = installed_arguments(python, section.environment)
-    others = ((*path, "type"),)
-    for key in section.sglang:
-        name = spelled(key)
-        place = (*path, "sglang", key)
-        if name in OWN:
-            cure = f"use {OWN[name]}" if OWN[name] else "remove it"
-            yield Finding(place, "is set by rlrun", cure, at_value=False, others=others)
-        elif known is not None and name not in known:
-            meant = nearest(name, known)
-            suggestion = meant and meant.replace("-", "_")
-            message = f"the SGLang server of {python} has no argument --{name}"
-            yield Finding(place, message, None, suggestion, at_value=False, others=others)
-
-
 ENGINE_RULES = (
     engine_keys,
     external_urls,
@@ -205,7 +174,6 @@ ENGINE_RULES = (
     streams_to_shared_devices,
     served_model,
     reproducible_server,
-    server_arguments,
     engine_names,
     engine_references,
 )

@@ -1,4 +1,4 @@
-"""Names of an installed SGLang server's arguments, asked of the server itself and remembered.
+"""Names of the arguments of SGLang's programs, asked of what is installed and remembered.
 
 Importing SGLang takes seconds; the answer is kept by interpreter and installation in `~/.cache/rlrun`
 (`RLRUN_CACHE` moves it), and read again when another version is installed.
@@ -8,11 +8,28 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 
 from rlrun.specs.cache import cache_folder
 
-OWN = {
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One of them."""
+
+    what: str
+    """As messages call it."""
+    distribution: str
+    module: str
+    """Where its arguments are defined."""
+    arguments: str
+    """The class in it that adds them to a parser."""
+    own: Mapping[str, str | None]
+    """Arguments that rlrun sets, and the key that decides them; None: nothing a spec says."""
+
+
+_OF_SERVER = {
     "model-path": "model.path",
     "model": "model.path",
     "tp-size": "engine.tensor",
@@ -36,14 +53,34 @@ OWN = {
     "config": None,
     "enable-return-routed-experts": "trainer.moe.routing_replay",
 }
-"""Arguments that rlrun sets, and the key that decides them; None: nothing a spec says."""
+_OF_ROUTER = {
+    "host": None,
+    "port": None,
+    "api-key": None,
+    "worker-urls": None,
+    "request-timeout-secs": "rollout.request_timeout",
+    "max-concurrent-requests": "rollout.max_concurrency",
+    # rlrun watches engines, starts them again, and asks again by itself
+    "disable-health-check": None,
+    "disable-circuit-breaker": None,
+    "disable-retries": None,
+    # other ways to find engines, and other kinds of them
+    "service-discovery": None,
+    "pd-disaggregation": None,
+    "prefill": None,
+    "decode": None,
+    "mini-lb": None,
+    "dp-aware": None,
+    "enable-igw": None,
+    "backend": None,
+}
+SERVER = Program("SGLang server", "sglang", "sglang.srt.server_args", "ServerArgs", _OF_SERVER)
+ROUTER = Program("router", "sglang-router", "sglang_router.router_args", "RouterArgs", _OF_ROUTER)
 
-_WHERE = (
-    "import importlib.metadata as m; d = m.distribution('sglang'); print(d.version, d.locate_file('sglang'))"
-)
+_WHERE = "import importlib.metadata as m; d = m.distribution({0!r}); print(d.version, d.locate_file({0!r}))"
 _NAMES = (
-    "import argparse, json; from sglang.srt.server_args import ServerArgs; p = argparse.ArgumentParser(); "
-    "ServerArgs.add_cli_args(p); "
+    "import argparse, json; from {} import {} as Arguments; p = argparse.ArgumentParser(); "
+    "Arguments.add_cli_args(p); "
     "print(json.dumps(sorted(o[2:] for a in p._actions for o in a.option_strings if o.startswith('--'))))"
 )
 _SECONDS = 180.0
@@ -54,18 +91,21 @@ def spelled(name: str) -> str:
     return name.replace("_", "-")
 
 
-def installed_arguments(python: str, environment: Mapping[str, str]) -> list[str] | None:
-    """All names that the server of this interpreter takes; None where it has none, or cannot say.
+def installed_arguments(
+    python: str, environment: Mapping[str, str], program: Program = SERVER
+) -> list[str] | None:
+    """All names that the program of this interpreter takes; None where it has none, or cannot say.
 
     That is no error here: a spec may be checked on another host than the one that runs it.
     """
-    where = _ask(python, _WHERE, environment)
+    where = _ask(python, _WHERE.format(program.distribution), environment)
     if where is None:
         return None
-    kept = cache_folder() / f"sglang-{sha256(f'{python} {where}'.encode()).hexdigest()[:16]}.json"
+    digest = sha256(f"{python} {where}".encode()).hexdigest()[:16]
+    kept = cache_folder() / f"{program.distribution}-{digest}.json"
     if kept.exists():
         return list(json.loads(kept.read_text()))
-    answer = _ask(python, _NAMES, environment)
+    answer = _ask(python, _NAMES.format(program.module, program.arguments), environment)
     if answer is None:
         return None
     kept.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.jobs import Ended, Jobs
+from tests.integration.jobs import Ended, Jobs, Running
 from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python
 
 SETTINGS = {
@@ -69,3 +69,28 @@ def test_a_server_that_is_killed_is_started_again_with_the_current_weights(jobs:
     assert "is back after" in ended.output
     assert [line["step"] for line in ended.metrics] == list(range(1, 11))
     assert all(line["train/train_rollout_logprob_abs_diff"] < 1e-4 for line in ended.metrics)
+
+
+def router_of(running: Running) -> psutil.Process:
+    return next(one for one in running.children() if "sglang_router" in " ".join(one.cmdline()))
+
+
+@pytest.mark.slow
+def test_a_router_and_a_server_behind_it_that_are_killed_are_started_again(jobs: Jobs) -> None:
+    settings = SETTINGS | {"engine__python": python(), "trainer__steps": 12}
+    running = jobs.start("sglang-router", engine__router="sglang-router", **settings)
+    running.until_step(2)
+    router_of(running).kill()
+    running.until_step(5)
+    again = router_of(running)
+    actor = psutil.Process(running.pid("engine 0"))
+    next(one for one in actor.children() if "launch_server" in " ".join(one.cmdline())).kill()
+    ended = running.wait(600)
+    assert ended.code == 0, ended.output
+    assert "the router (sglang-router) ended (signal SIGKILL)" in ended.output
+    assert "starting it again (2 restarts left)" in ended.output
+    assert "engine 0 is back after" in ended.output
+    assert [line["step"] for line in ended.metrics] == list(range(1, 13))
+    assert all(line["train/train_rollout_logprob_abs_diff"] < 1e-4 for line in ended.metrics)
+    assert not again.is_running()
+    assert not list(ended.folder.logs.glob("router.key*"))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runner.engines.sglang.setup import SglangSetup
+from rlrun.runner.engines.sglang_router import RouterSetup
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[1] / ".venv-sglang" / "bin" / "python"
@@ -48,3 +49,15 @@ def tiny_setup(folder: Path, model: Path, **fields: object) -> SglangSetup:
         "start_timeout": 300.0,
     }
     return SglangSetup(**(given | fields))  # type: ignore[arg-type]
+
+
+def router_setup(folder: Path, interpreter: str | None = None, **arguments: object) -> RouterSetup:
+    """A router, its log in `folder`."""
+    return RouterSetup(
+        python=interpreter or python(),
+        log=folder / "router.log",
+        secrets=folder / "router.key.json",
+        api_key="open",
+        request_timeout=120.0,
+        arguments=arguments,
+    )

@@ -21,12 +21,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def spec_file(folder: Path, interpreter: str, arguments: str) -> Path:
+def spec_file(folder: Path, interpreter: str, arguments: str, keys: str = "") -> Path:
     environment = ", ".join(f"{name} = {json.dumps(value)}" for name, value in ENVIRONMENT.items())
     path = folder / "job.toml"
     path.write_text(
         f'extends = "{BASE}"\n[engine]\ntype = "sglang"\npython = "{interpreter}"\n'
-        f"environment = {{ {environment} }}\n[engine.sglang]\n{arguments}\n"
+        f"environment = {{ {environment} }}\n{keys}[engine.sglang]\n{arguments}\n"
     )
     return path
 
@@ -39,6 +39,15 @@ def test_an_argument_that_the_server_does_not_have(tmp_path: Path) -> None:
     assert (problem.key, problem.line, problem.column) == ("engine.sglang.mem_fraction_statik", 8, 1)
     assert problem.suggestion == "mem_fraction_static"
     assert "has no argument --mem-fraction-statik" in problem.message
+
+
+def test_an_argument_that_the_router_does_not_have(tmp_path: Path) -> None:
+    table = "[engine.sglang_router]\nbalance_abs_threshold = 10\npolici = 'random'"
+    with pytest.raises(SpecError) as caught:
+        load_spec([spec_file(tmp_path, python(), table, "router = 'sglang-router'\n")])
+    [problem] = caught.value.problems
+    assert (problem.key, problem.suggestion) == ("engine.sglang_router.polici", "policy")
+    assert f"the router of {python()} has no argument --polici" in problem.message
 
 
 def test_the_names_are_asked_for_once() -> None:

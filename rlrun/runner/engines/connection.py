@@ -1,4 +1,4 @@
-"""HTTP to an engine, with a deadline for every call.
+"""HTTP to an engine, or to a router before several, with a deadline for every call.
 
 Calls that may safely be made twice are repeated, after a moment that grows and is jittered, when the
 connection fails; others only when they never reached the engine.
@@ -15,21 +15,26 @@ from rlrun.runner.errors import EngineError, EngineGone
 ATTEMPTS = 4
 FIRST_DELAY = 0.1
 """Seconds before the first repetition; doubles each time, times a random factor from 0.5 to 1.5."""
+_OF_ROUTER = "X-SMG-Error-Code"
+"""The header of an answer that the sglang-router made up itself, since no engine gave one."""
 
 
 class Connection:
     """To one engine. Make and use it in one event loop; `close` it."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        """`api_key`: where the engine asks for one."""
+    def __init__(self, url: str, api_key: str | None = None, what: str = "engine") -> None:
+        """`api_key`: where the engine asks for one; `what`: how messages call it."""
         self.url = url.rstrip("/")
+        self._name = f"{what} {self.url}"
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; a call that is under way, or comes later, raises EngineGone."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -57,17 +62,19 @@ class Connection:
                         return await self._once(method, path, body)
                     except repeatable as error:
                         if attempt == attempts - 1:
-                            raise EngineGone(f"engine {self.url}{path} cannot be reached: {error}") from error
+                            raise EngineGone(f"{self._name}{path} cannot be reached: {error}") from error
                         await asyncio.sleep(FIRST_DELAY * 2**attempt * random.uniform(0.5, 1.5))
                     except aiohttp.ClientConnectionError as error:
-                        raise EngineGone(f"engine {self.url}{path}: {error!r}") from error
+                        raise EngineGone(f"{self._name}{path}: {error!r}") from error
                     except aiohttp.ClientError as error:
-                        raise EngineError(f"engine {self.url}{path}: {error!r}") from error
+                        raise EngineError(f"{self._name}{path}: {error!r}") from error
         except TimeoutError:
-            raise TimeoutError(f"engine {self.url}{path} did not answer within {seconds:g} s") from None
+            raise TimeoutError(f"{self._name}{path} did not answer within {seconds:g} s") from None
         raise AssertionError("unreachable: every attempt returns or raises")
 
     async def _once(self, method: str, path: str, body: bytes | None) -> bytes:
+        if self._closed:
+            raise EngineGone(f"{self._name} is asked nothing more")
         if self._session is None:
             # Deadlines are ours; connections are as many as there are calls.
             self._session = aiohttp.ClientSession(
@@ -76,9 +83,10 @@ class Connection:
         url = self.url + path
         async with self._session.request(method, url, data=body, headers=self._headers) as response:
             raw = await response.read()
-            if response.status != 200:
-                message = f"engine {self.url}{path} answered {response.status}: {_message(raw)}"
-                raise EngineError(message)
+            if response.status >= 300:
+                message = f"{self._name}{path} answered {response.status}: {_message(raw)}"
+                unreached = response.status >= 500 and _OF_ROUTER in response.headers
+                raise (EngineGone if unreached else EngineError)(message)
             return raw
 
 

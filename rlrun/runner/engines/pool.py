@@ -3,13 +3,15 @@ is asked again.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.runner.carriers import GenerateRequest, Generation, WeightUpdate
+from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.engines.client import EngineClient, Tag
 from rlrun.runner.engines.delivery import BucketSource, Delivery, Failures, WeightsMoved
 from rlrun.runner.engines.routing import Router
@@ -19,15 +21,22 @@ from rlrun.runner.errors import EngineError
 SCORED_TOGETHER = 16
 """Sequences in one call for their log-probs."""
 
+AskOne = Callable[[GenerateRequest, int], Awaitable[Generation]]
+"""For one sample of a request, by its number among the request's seeds."""
+
 
 class EnginePool:
     """Routes requests over engines, and tells all of them what concerns all."""
 
-    def __init__(self, clients: Sequence[EngineClient], *, mended: bool = False) -> None:
+    def __init__(
+        self, clients: Sequence[EngineClient], *, mended: bool = False, ask_one: AskOne | None = None
+    ) -> None:
         """`mended`: somebody starts engines again that are lost, and calls `mend`; else a lost engine is an
-        error of whoever asked it.
+        error of whoever asked it. `ask_one`: how samples are asked for where something else than the pool
+        chooses the engine.
         """
         assert clients, "a pool needs an engine"
+        self._ask_one = ask_one
         self._router = Router(clients, mended=mended)
         self._mended = mended
         self._delivery = Delivery(len(clients))
@@ -36,11 +45,19 @@ class EnginePool:
         self._awake = asyncio.Event()
         self._awake.set()
 
+    @property
+    def seats(self) -> Sequence[Seat]:
+        """Of the engines, by number."""
+        return self._router.seats
+
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """The n samples of one request: on the engine that answered its session last, whose cache begins
         with the same tokens, unless it is clearly busier than another; else on that with the fewest samples
-        running.
+        running. Or each wherever `ask_one` has it made.
         """
+        if self._ask_one is not None:
+            asks = [partial(self._ask_one, request, number) for number in range(len(request.seeds))]
+            return await gather_or_first_cause([self._router.ask_chosen(ask) for ask in asks])
         answer = await self._router.ask_any(
             request.session, len(request.seeds), lambda client: client.generate_batch([request])
         )

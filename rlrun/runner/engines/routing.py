@@ -1,6 +1,7 @@
 """Which engine a request goes to, and what becomes of it when that engine is gone."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -13,6 +14,8 @@ BUSIER = 8
 conversation anew costs more than a few more rows in a batch."""
 SESSIONS = 65_536
 """Sessions whose engine is remembered."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
+"""Seconds before another choice is asked for, where the first is gone; doubles, times 0.5 to 1.5."""
 
 Answer = TypeVar("Answer")
 
@@ -49,6 +52,21 @@ class Router:
             answer = await self._try(seat, load, call)
             if answer is not None:
                 return answer
+
+    async def ask_chosen(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """The answer of an engine that somebody else chooses; of another, where that one is gone."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await call()
+            except EngineGone as error:
+                if not self._mended:
+                    raise
+                for seat in self.seats:
+                    if seat.up.is_set() and f"{seat.client.url}/" in str(error):
+                        seat.lose()
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def tell_all(self, call: Callable[[Seat], Awaitable[None]]) -> None:
         """Tell every engine that is up."""

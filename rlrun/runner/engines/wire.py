@@ -32,14 +32,21 @@ def generate_body(requests: Sequence[GenerateRequest], *, experts: bool = False)
     params: list[dict[str, Any]] = []
     ids: list[str] = []
     for request in requests:
-        prompt = orjson.dumps(np.ascontiguousarray(request.tokens), option=orjson.OPT_SERIALIZE_NUMPY)
-        prompts += [prompt] * len(request.seeds)
+        prompts += [_tokens(request)] * len(request.seeds)
         shared = _params(request)
         params += [{**shared, "sampling_seed": int(seed)} for seed in request.seeds]
         ids += sample_ids(request)
     wanted = {"return_logprob": True} | ({"return_routed_experts": True} if experts else {})
     rest = orjson.dumps({"sampling_params": params, "rid": ids, **wanted})
     return b'{"input_ids":[' + b",".join(prompts) + b"]," + rest[1:]
+
+
+def sample_body(request: GenerateRequest, number: int) -> bytes:
+    """One /generate call for one sample of a request."""
+    params = {**_params(request), "sampling_seed": int(request.seeds[number])}
+    name = sample_ids(request)[number]
+    rest = orjson.dumps({"sampling_params": params, "rid": name, "return_logprob": True})
+    return b'{"input_ids":' + _tokens(request) + b"," + rest[1:]
 
 
 def sample_ids(request: GenerateRequest) -> list[str]:
@@ -83,6 +90,14 @@ def parse_generations(raw: bytes, requests: Sequence[GenerateRequest]) -> list[l
         raise EngineError(f"{wanted} samples were asked for; the answer is {raw[:200]!r}")
     samples = iter(answers)
     return [[_generation(next(samples)) for _ in request.seeds] for request in requests]
+
+
+def parse_sample(raw: bytes) -> Generation:
+    """The answer to `sample_body`. Raises EngineError when it is something else."""
+    answer = orjson.loads(raw)
+    if not isinstance(answer, dict):
+        raise EngineError(f"one sample was asked for; the answer is {raw[:200]!r}")
+    return _generation(answer)
 
 
 def manifest_body(manifest: WeightManifest) -> bytes:
@@ -144,6 +159,10 @@ def _update(version: int) -> dict[str, Any]:
     a call of its own would also collect garbage, which takes the server a second.
     """
     return {"weight_version": str(version), "flush_cache": True}
+
+
+def _tokens(request: GenerateRequest) -> bytes:
+    return orjson.dumps(np.ascontiguousarray(request.tokens), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _params(request: GenerateRequest) -> dict[str, Any]:

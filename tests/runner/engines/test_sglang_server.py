@@ -22,6 +22,7 @@ from rlrun.plugins.types import Prompt, Row
 from rlrun.runner.carriers import FolderWeights, GenerateRequest, Generation, Sampling, TrainSequence
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.frozen import ServedModel
+from rlrun.runner.engines.gateway import Gateway
 from rlrun.runner.engines.last_words import last_error
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.sglang.command import command, environment, key_file
@@ -34,7 +35,7 @@ from tests.converters.conversions import convert
 from tests.runner.engines.partial_case import check_a_sample_goes_on_by_new_weights
 from tests.sglang_cpu.log_probs import largest_difference, log_probs_of, model_log_probs
 from tests.sglang_cpu.policies import LocalPolicy
-from tests.sglang_cpu.servers import ARGUMENTS, tiny_setup
+from tests.sglang_cpu.servers import ARGUMENTS, router_setup, tiny_setup
 
 PROMPT = np.arange(5, 25, dtype=np.int32)
 WAYS: list[dict[str, object]] = [
@@ -159,6 +160,27 @@ async def test_other_bytes_and_another_version_than_were_sent_are_named(
         await pool.update_weights(sent.write(models[1], 51))
     sent.writer.close()
     policy.writer.close()
+
+
+async def test_samples_by_way_of_a_router_are_the_servers_own(client: EngineClient, tmp_path: Path) -> None:
+    gateway = Gateway(router_setup(tmp_path))
+    pool = EnginePool([client], ask_one=gateway.generate)
+    await gateway.start(pool.seats)
+    greedy = request(temperature=0.0)
+    for routed, direct in zip(await pool.generate(greedy), await client.generate(greedy), strict=True):
+        np.testing.assert_array_equal(routed.tokens, direct.tokens)
+        np.testing.assert_allclose(routed.log_probs, direct.log_probs, atol=1e-4)
+    drawn = await pool.generate(request())
+    scores = await client.score([np.concatenate([PROMPT, one.tokens]) for one in drawn])
+    for one, score in zip(drawn, scores, strict=True):
+        np.testing.assert_allclose(one.log_probs, score[len(PROMPT) - 1 :], atol=1e-4)
+    endless = request(max_new_tokens=400, min_new_tokens=400)
+    running = asyncio.create_task(pool.generate(endless))
+    while not running.done():
+        await pool.abort(endless)
+        await asyncio.sleep(0.05)
+    assert {one.finish for one in await running} == {"abort"}
+    await gateway.close()
 
 
 async def test_an_abort_keeps_what_was_generated(client: EngineClient) -> None:

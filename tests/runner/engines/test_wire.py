@@ -1,4 +1,4 @@
-"""Experts on the wire, and on their way to the trainer."""
+"""Requests and answers on the wire; experts on it, and on their way to the trainer."""
 
 import json
 from base64 import b64encode
@@ -10,7 +10,7 @@ from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.types import Group, Prompt, Row
 from rlrun.runner.batches.sequences import to_sequences
 from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
-from rlrun.runner.engines.wire import generate_body, parse_generations
+from rlrun.runner.engines.wire import generate_body, parse_generations, parse_sample, sample_body
 from rlrun.runner.errors import EngineError
 from rlrun.runner.rollouts.grouping import groups_of
 
@@ -44,6 +44,20 @@ def test_experts_are_asked_for_and_parsed() -> None:
 def test_experts_of_other_tokens_are_an_engine_error() -> None:
     with pytest.raises(EngineError, match="experts of 15 numbers for 4 tokens"):
         parse_generations(answer(np.zeros((5, 3))), [REQUEST])
+
+
+def test_samples_asked_for_one_by_one_are_those_of_the_whole_request() -> None:
+    many = GenerateRequest("r", PROMPT, (3, 5), Sampling(max_new_tokens=4, stop_token_ids=(1,)))
+    whole = json.loads(generate_body([many]))
+    for number in range(2):
+        one = json.loads(sample_body(many, number))
+        assert {key: [value] for key, value in one.items() if key != "return_logprob"} == {
+            key: [whole[key][number]] for key in ("input_ids", "sampling_params", "rid")
+        }
+    [alone] = json.loads(answer(np.zeros((4, 3))))
+    assert parse_sample(json.dumps(alone).encode()).tokens.tolist() == [8, 1]
+    with pytest.raises(EngineError, match="one sample was asked for"):
+        parse_sample(answer(np.zeros((4, 3))))
 
 
 class Chat:

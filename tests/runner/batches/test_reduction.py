@@ -38,6 +38,28 @@ def test_dr_grpo_divides_by_the_longest_response_allowed():
     assert reduce([[1, 2, 3], [4]], [[1, 1, 0], [1]], ["a", "b"], "dr_grpo", 5) == pytest.approx(7 / 10)
 
 
+@pytest.mark.parametrize("reduction", ["per_sample_mean", "per_token"])
+def test_one_token_is_the_mean_of_itself(reduction):
+    assert reduce([[3, 5]], [[0, 1]], ["a"], reduction) == 5
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"),
+    [
+        pytest.param("per_sample_mean", ((1 + 2 + 4) / 3 + 8) / 2, id="siblings are one execution"),
+        pytest.param("per_token", (1 + 2 + 4 + 8) / 4, id="every token counts alike"),
+        pytest.param("dr_grpo", (1 + 2 + 4 + 8) / (2 * 10), id="two executions of ten tokens at most"),
+    ],
+)
+def test_siblings_of_an_execution(reduction, expected):
+    losses, masks = [[1, 2, 9], [4], [8]], [[1, 1, 0], [1], [1]]
+    assert reduce(losses, masks, ["a", "a", "b"], reduction, 10) == pytest.approx(expected)
+
+
+def test_dr_grpo_of_one_execution():
+    assert reduce([[6]], [[1]], ["a"], "dr_grpo", 3) == 2
+
+
 @pytest.mark.parametrize("reduction", ["per_sample_mean", "per_token", "dr_grpo"])
 def test_nothing_to_train_on_is_zero(reduction):
     assert reduce([[1, 2], []], [[0, 0], []], ["a", "b"], reduction) == 0

@@ -1,3 +1,5 @@
+import asyncio
+
 from rlrun.runner.rollouts.feed import PromptFeed, split_state
 from tests.runner.loop_fakes import Prompts
 
@@ -18,6 +20,27 @@ async def test_the_place_is_before_the_first_batch_with_an_unfinished_prompt() -
     assert feed.state() == {"place": 2, "finished": [3, 4]}
     feed.finish(2)
     assert feed.state() == {"place": 4, "finished": [4]}
+    for index in (5, 5):
+        feed.finish(index)
+    assert feed.state() == {"place": 6, "finished": []}
+    await feed.close()
+
+
+async def test_what_is_finished_before_anything_is_read_is_never_handed_out() -> None:
+    feed = PromptFeed(Prompts().ahead(2))
+    feed.finish(0)
+    assert await taken(feed, 1) == [1]
+    await feed.restore({"place": 4})
+    feed.finish(4)
+    assert await taken(feed, 1) == [5]
+    await feed.close()
+
+
+async def test_a_prompt_goes_to_one_of_those_who_wait_for_it() -> None:
+    feed = PromptFeed(Prompts().ahead(2))
+    assert await taken(feed, 2) == [0, 1]
+    prompts = await asyncio.gather(*(feed.take() for _ in range(4)))
+    assert [prompt.index for prompt in prompts] == [2, 3, 4, 5]
     await feed.close()
 
 

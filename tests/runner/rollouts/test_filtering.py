@@ -2,7 +2,7 @@ from typing import Any
 
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Drop, Group, Mask
-from rlrun.runner.rollouts.filtering import Filters
+from rlrun.runner.rollouts.filtering import Filters, Judged
 from tests.runner.loop_fakes import prompt, sample
 
 
@@ -49,6 +49,10 @@ def test_a_group_is_dropped_by_the_first_that_says_so() -> None:
     judged = Filters([("kept", lambda group: None), ("forgiving", Forgiving())]).judge(four())
     assert judged.dropped == ("forgiving", "dull")
     assert judged.spare
+    strict = Filters([("strict", lambda group: Drop("dull")), ("forgiving", Forgiving())]).judge(four())
+    assert strict.dropped == ("strict", "dull")
+    assert not strict.spare
+    assert not Judged(four(), ("generation", "failed")).spare
 
 
 def test_filters_that_remember_go_on_from_their_state() -> None:

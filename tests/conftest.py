@@ -1,13 +1,16 @@
 """Fixtures and settings that several parts of the tests use."""
 
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 from hypothesis import settings
+
+from tests.integration.jobs import Ended, Jobs
 
 # CI tries the same examples each time, so that a change is judged by what it changed; elsewhere they vary.
 settings.register_profile("ci", derandomize=True)
@@ -34,3 +37,39 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallPl
         return folder
 
     return install
+
+
+RAY = """
+import sys
+import ray
+quiet = {"include_dashboard": False, "logging_level": "ERROR"}
+context = ray.init(address="local", num_cpus=16, _temp_dir=sys.argv[1], **quiet)
+print(context.address_info["gcs_address"], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all whole jobs."""
+    from tests.tiny_models import make_tiny_model  # most tests need no torch
+
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a Ray cluster that outlives the jobs, as a user's own would."""
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}  # jobs and cluster must agree
+    command = [sys.executable, "-c", RAY, str(tmp_path_factory.mktemp("r"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
+        assert head.stdin is not None
+        assert head.stdout is not None
+        yield head.stdout.readline().strip()
+        head.stdin.close()
+
+
+@pytest.fixture(scope="session")
+def reference(tiny_model: Path, ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """The job of tests.integration.jobs from its start to its end, in turns, and nothing happens to it."""
+    return Jobs(tmp_path_factory.mktemp("reference"), tiny_model, ray_cluster).run("reference")

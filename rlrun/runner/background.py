@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
 _ASK_AGAIN_SECONDS = 1.0
+_UNREAD_SECONDS = 2.0
 
 
 async def in_background(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
@@ -33,6 +34,31 @@ async def in_background(function: Callable[..., Result], *args: Any, **kwargs: A
 
     threading.Thread(target=work, name=function.__name__, daemon=True).start()
     return await future
+
+
+async def to_its_end(work: Awaitable[Result]) -> Result:
+    """What `work` returns. It is not cut short where this is cancelled, which is told when it has ended."""
+    working = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        raise
+
+
+async def in_time(work: Awaitable[Result], seconds: float) -> Result:
+    """What `work` returns; TimeoutError past the deadline, but for an answer that is there and was not read,
+    since this process itself stood still.
+    """
+    working = asyncio.ensure_future(work)
+    try:
+        for wait in (seconds, _UNREAD_SECONDS):
+            await asyncio.wait([working], timeout=wait)
+            if working.done():
+                return working.result()
+        raise TimeoutError
+    finally:
+        working.cancel()
 
 
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:

@@ -19,7 +19,7 @@ from rlrun.plugins.registry import build
 from rlrun.runner.assembly import start_parts
 from rlrun.runner.atomic import write_json, write_text
 from rlrun.runner.attempts import Attempts, roll_out_alone
-from rlrun.runner.background import in_background
+from rlrun.runner.background import in_background, to_its_end
 from rlrun.runner.cluster.failures import run_watched
 from rlrun.runner.cluster.processes import clean_up_after, end_now
 from rlrun.runner.errors import JobError
@@ -87,8 +87,8 @@ async def _supervise(loaded: LoadedSpec, folder: RunFolder, console: Console, *,
 async def _run(
     loaded: LoadedSpec, folder: RunFolder, console: Console, journal: Journal, *, resume: bool
 ) -> None:
-    spec = loaded.spec
-    async with AsyncExitStack() as stack:
+    spec, stack = loaded.spec, AsyncExitStack()
+    try:
         console.say(f"{folder.name}: starting; everything it leaves is in {folder.shown}")
         model = await in_background(fetch_model, spec.model)
         locking = asyncio.create_task(in_background(lock, loaded, model))
@@ -109,6 +109,8 @@ async def _run(
             watch_engines(spec, parts, say),
             partial(diagnose_engines, parts),
         )
+    finally:
+        await to_its_end(stack.aclose())  # a job that is told to stop while it ends still ends everything
 
 
 def _write_specs(loaded: LoadedSpec, folder: RunFolder, locked: dict[str, Any]) -> None:

@@ -92,7 +92,11 @@ def _policy(spec: Spec, parts: Parts) -> Policy | None:
 def _evaluation(spec: Spec, parts: Parts, policy: Policy | None) -> Evaluator | None:
     if policy is None or not parts.inputs.eval_sets:
         return None
-    return Evaluator(parts.inputs.eval_sets, policy, spec.rollout.request_timeout)
+    rollout, engine = spec.rollout, spec.engine
+    in_a_step = rollout.batch_size * rollout.samples_per_prompt
+    engines = len(parts.started.engines.clients) or 1
+    room = rollout.max_concurrency or max(in_a_step, engine.max_running * engines)
+    return Evaluator(parts.inputs.eval_sets, policy, rollout.request_timeout, room)
 
 
 def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> Gpus | None:

@@ -8,8 +8,9 @@ from tests.fault.conftest import STEPS
 from tests.fault.ids import check_each_once, trained_ids
 from tests.fault.moments import Fault, main_with
 from tests.fault.test_ends import assert_nothing_left
-from tests.integration.jobs import Ended, Jobs
+from tests.integration.jobs import ASLEEP, Ended, Jobs
 
+SLEEPING = {key: value for key, value in ASLEEP.items() if key != "debug__mode"}
 ASYNC = {"deterministic": False, "rollout__mode": "async", "cluster__placement": "disaggregated"}
 
 
@@ -23,31 +24,31 @@ def check(job: Ended, went_on_from: list[int]) -> None:
     print("\n".join(back))
 
 
-def test_ranks_that_die_or_hang_change_nothing_that_is_learnt(jobs: Jobs, whole: Ended) -> None:
+def test_ranks_that_die_or_hang_change_nothing_that_is_learnt(jobs: Jobs, reference: Ended) -> None:
     faults = [
         Fault("trainer 0", "training", 3),  # there is no checkpoint yet
         Fault("trainer 0", "training", 9),  # the sixth step of the second attempt; the fourth is saved
         Fault("trainer 0", "writing weights", 15, hangs=True),
     ]
-    settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_timeout": 5.0}
+    settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_timeout": 10.0}
     running = jobs.start("trainer-killed", main=main_with(faults), **settings)
     running.until_step(1)
     processes = running.children()
     ended = running.wait()
     check(ended, went_on_from=[0, 4, 8])
-    assert "trainer 0 hangs: 'ping' did not end within 5 s" in ended.output
-    assert ended.curve == whole.curve
+    assert "trainer 0 hangs: 'ping' did not end within 10 s" in ended.output
+    assert ended.curve == reference.curve
     assert_nothing_left(processes, ended)
 
 
 @pytest.mark.slow
-def test_one_rank_of_two_dying_has_both_started_again(jobs: Jobs, whole: Ended) -> None:
+def test_one_rank_of_two_dying_has_both_started_again(jobs: Jobs, reference: Ended) -> None:
     faults = [Fault("trainer 1", "training", 6)]
     settings = {"trainer__steps": STEPS, "trainer__parallel": {"fsdp": 2}}
     ended = jobs.run("rank-killed", main=main_with(faults), **settings)
     check(ended, went_on_from=[4])
     assert "trainer 1 died" in ended.output
-    assert trained_ids(ended) == trained_ids(whole)
+    assert trained_ids(ended) == trained_ids(reference)
 
 
 @pytest.mark.slow
@@ -60,7 +61,7 @@ def test_groups_under_way_are_asked_again_and_none_is_trained_on_twice(jobs: Job
 
 def test_a_job_ends_with_one_error_when_its_restarts_are_spent(jobs: Jobs) -> None:
     faults = [Fault("trainer 0", "training", 2), Fault("trainer 0", "training", 3)]
-    settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_restarts": 1}
+    settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_restarts": 1, **SLEEPING}
     ended = jobs.run("trainer-spent", main=main_with(faults), **settings)
     assert ended.code == 3
     [failed] = [line for line in ended.output.splitlines() if line.startswith("failed:")]
@@ -69,7 +70,7 @@ def test_a_job_ends_with_one_error_when_its_restarts_are_spent(jobs: Jobs) -> No
     assert "Traceback" not in ended.output
 
 
-def test_a_checkpoint_that_is_being_written_does_not_count(jobs: Jobs, whole: Ended) -> None:
+def test_a_checkpoint_that_is_being_written_does_not_count(jobs: Jobs, reference: Ended) -> None:
     settings = {"trainer__steps": STEPS, "checkpoint__asynchronous": True}
     faults = [Fault("driver", "writing a checkpoint", 2)]
     killed = jobs.run("writing-killed", main=main_with(faults), **settings)
@@ -77,6 +78,6 @@ def test_a_checkpoint_that_is_being_written_does_not_count(jobs: Jobs, whole: En
     assert [path.name for path in sorted(killed.folder.checkpoints.glob("step-*"))] == ["step-4"]
     resumed = jobs.run("writing-killed", "--resume", **settings)
     assert resumed.code == 0, resumed.output
-    assert resumed.curve == whole.curve
+    assert resumed.curve == reference.curve
     names = sorted(path.name for path in resumed.folder.checkpoints.iterdir())
     assert names == ["step-12", "step-8"]

@@ -18,6 +18,14 @@ from rlrun.runner.records.run_folder import RunFolder
 SECONDS = 240.0
 """Deadline for a whole job, on a busy machine."""
 
+ASLEEP: dict[str, object] = {
+    "debug__mode": "rollout",
+    "deterministic": False,
+    "engine__type": "sleeping",
+    "engine__sleeping": {"token_seconds": 0.0005, "mean_tokens": 10.0, "spread": 0.5},
+}
+"""Settings for a job where neither model nor trainer matters: it starts in half the time."""
+
 MAIN = "from rlrun.cli.main import run; run()"
 
 PLUGINS = '''
@@ -33,7 +41,10 @@ class NoParams(Section):
 
 
 class Short:
-    """1 for an empty response, less for every token: learnt in a few steps."""
+    """1 for an empty response, less for every token: learnt in a few steps.
+
+    From prompt 40 on it waits while there is a file of the name HOLD.
+    """
 
     Params = NoParams
     api_version = 1
@@ -42,17 +53,10 @@ class Short:
         self.params = params
 
     def score(self, sample):
-        return 1.0 - len(sample.tokens) / 16
-
-
-class Held(Short):
-    """Like Short, but from prompt 40 on it waits while the file named by HOLD exists."""
-
-    def score(self, sample):
         hold = os.environ.get("HOLD")
         while hold and sample.prompt.index >= 40 and Path(hold).exists():
             time.sleep(0.01)
-        return super().score(sample)
+        return 1.0 - len(sample.tokens) / 16
 
 
 class Broken(Short):
@@ -88,6 +92,9 @@ max_response_tokens = 16
 
 [[rewards]]
 type = "short"
+
+[scoring]
+timeout = 60.0
 
 [trainer]
 steps = 12
@@ -136,6 +143,7 @@ class Jobs:
     cluster: str | None = None
     """Address of the Ray cluster that jobs join. None: each starts its own."""
     environment: dict[str, str] = field(default_factory=dict)
+    _started: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rows = "".join(json.dumps({"prompt": f"say {i}", "label": str(i)}) + "\n" for i in range(64))
@@ -145,12 +153,21 @@ class Jobs:
         info = site / "acme-1.0.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-        names = {"short": "Short", "held": "Held", "broken": "Broken", "stuck": "Stuck"}
+        names = {"short": "Short", "broken": "Broken", "stuck": "Stuck"}
         lines = [f"{name} = acme_rewards:{cls}\n" for name, cls in names.items()]
         (info / "entry_points.txt").write_text("[rlrun.rewards]\n" + "".join(lines))
         (site / "acme_rewards.py").write_text(PLUGINS)
         path = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.environment |= {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+
+    def __enter__(self) -> "Jobs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing goes on beside the next tests, also where one of these failed."""
+        for process in self._started:
+            process.kill()
+            process.wait()
 
     def start(
         self, name: str, *arguments: str, spec: str = "job.toml", main: str = MAIN, **settings: object
@@ -174,6 +191,7 @@ class Jobs:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._started.append(process)
         return Running(process, log, RunFolder(self.folder / "runs" / name))
 
     def run(

@@ -2,24 +2,21 @@
 
 import socket
 
-from tests.integration.jobs import Jobs
+from tests.integration.jobs import ASLEEP, Jobs
 
 
-def test_a_reward_that_raises_ends_the_job_by_name(jobs: Jobs) -> None:
-    ended = jobs.run("broken", rewards=[{"type": "broken"}])
-    assert ended.code == 3
-    assert "reward 'broken'" in ended.output
-    assert "no score for" in ended.output
-
-
-def test_a_reward_that_hangs_is_ended(jobs: Jobs) -> None:
-    settings = {"timeout": 0.3, "on_error": "drop"}
-    ended = jobs.run(
-        "stuck", rewards=[{"type": "stuck"}], scoring=settings, rollout__batch_size=1, rollout__max_attempts=1
-    )
-    assert ended.code == 3
-    assert "the rollout starved: of 1 groups tried 0 were kept" in ended.output
-    assert "4 samples failed" in ended.output or "1 by generation (failed)" in ended.output
+def test_rewards_that_raise_or_hang_end_the_job_by_name(jobs: Jobs) -> None:
+    raising = jobs.start("broken", rewards=[{"type": "broken"}], **ASLEEP)
+    settings = ASLEEP | {"scoring": {"timeout": 0.3, "on_error": "drop"}}
+    settings |= {"rollout__batch_size": 1, "rollout__max_attempts": 1}
+    hanging = jobs.start("stuck", rewards=[{"type": "stuck"}], **settings)
+    broken, stuck = raising.wait(), hanging.wait()
+    assert broken.code == 3
+    assert "reward 'broken'" in broken.output
+    assert "no score for" in broken.output
+    assert stuck.code == 3
+    assert "the rollout starved: of 1 groups tried 0 were kept" in stuck.output
+    assert "4 samples failed" in stuck.output or "1 by generation (failed)" in stuck.output
 
 
 def test_a_port_in_use_is_named(jobs: Jobs) -> None:

@@ -7,16 +7,28 @@ import pytest
 
 from rlrun.plugins.types import Sample
 from rlrun.runner.rollouts.saved_rollouts import read_groups, rollout_file
-from tests.integration.jobs import Ended, Jobs
+from tests.integration.jobs import ASLEEP, Ended, Jobs
 
 SETTINGS = {"trainer__steps": 3, "checkpoint__interval": 1, "checkpoint__keep": 3}
 
 
 @pytest.fixture(scope="module")
-def whole(jobs: Jobs) -> Ended:
-    """A job that keeps every sample."""
-    ended = jobs.run("whole", **SETTINGS, debug__save_rollouts=True)
-    assert ended.code == 0, ended.output
+def made(jobs: Jobs) -> dict[str, Ended]:
+    """A job that keeps every sample and one that only makes samples; then those that train on them."""
+    two = SETTINGS | {"trainer__steps": 2}
+    started = {
+        "whole": jobs.start("whole", **SETTINGS, debug__save_rollouts=True),
+        "rolled": jobs.start("rolled", **two, debug__mode="rollout"),
+    }
+    ended = {name: running.wait() for name, running in started.items()}
+    again = {"debug__rollouts": "runs/whole", "debug__step": 3}
+    started = {
+        "again": jobs.start("again", **SETTINGS, debug__mode="train", **again),
+        "alone": jobs.start("alone", **two, debug__mode="train", debug__rollouts="runs/rolled"),
+    }
+    ended |= {name: running.wait() for name, running in started.items()}
+    for job in ended.values():
+        assert job.code == 0, job.output
     return ended
 
 
@@ -37,42 +49,32 @@ def trained(line: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in line.items() if key.startswith("train/") or key == "step"}
 
 
-def test_one_step_again_gives_the_same_metrics_to_the_bit(jobs: Jobs, whole: Ended) -> None:
-    ended = jobs.run("again", **SETTINGS, debug__mode="train", debug__rollouts="runs/whole", debug__step=3)
-    assert ended.code == 0, ended.output
-    [line], before = ended.curve, whole.curve[2]
+def test_one_step_again_gives_the_same_metrics_to_the_bit(made: dict[str, Ended]) -> None:
+    [line], before = made["again"].curve, made["whole"].curve[2]
     assert line == {key: before[key] for key in line}
     assert set(before) - set(line) == {"rollout/failed", "rollout/prefix_cache_hit_rate"}  # the engines'
 
 
-def test_rollouts_alone_and_training_on_them(jobs: Jobs, whole: Ended) -> None:
-    rolled = jobs.run("rolled", **(SETTINGS | {"trainer__steps": 2}), debug__mode="rollout")
-    assert rolled.code == 0, rolled.output
+def test_rollouts_alone_and_training_on_them(made: dict[str, Ended]) -> None:
+    whole, rolled, alone = made["whole"], made["rolled"], made["alone"]
     assert samples(rolled, 1) == samples(whole, 1)
     assert {span.version for one in samples(rolled, 2) for span in one[-1]} == {0}  # nothing was trained
     assert rolled.curve[0]["rollout/reward/mean"] == whole.curve[0]["rollout/reward/mean"]
     assert not any(key.startswith("train/") for key in rolled.curve[1])
-    alone = jobs.run(
-        "alone", **(SETTINGS | {"trainer__steps": 2}), debug__mode="train", debug__rollouts="runs/rolled"
-    )
-    assert alone.code == 0, alone.output
     assert trained(alone.curve[0]) == trained(whole.curve[0])
     assert alone.curve[1]["rollout/staleness/max"] == 1
     assert np.isfinite(alone.curve[1]["train/loss"])
 
 
-def test_samples_that_are_not_there_are_told_before_anything_starts(jobs: Jobs, whole: Ended) -> None:
+@pytest.mark.usefixtures("made")
+def test_samples_that_are_not_there_are_told_before_anything_starts(jobs: Jobs) -> None:
     ended = jobs.run("short", trainer__steps=9, debug__mode="train", debug__rollouts="runs/whole")
     assert ended.code == 3
     assert "runs/whole has no samples of step 4" in ended.output.replace("\n", " ")
 
 
 def test_engines_that_only_sleep(jobs: Jobs) -> None:
-    sleeping = {"token_seconds": 0.0005, "mean_tokens": 10.0, "spread": 0.5}
-    settings = {"trainer__steps": 2, "deterministic": False, "rollout__max_response_tokens": 30}
-    ended = jobs.run(
-        "asleep", **settings, debug__mode="rollout", engine__type="sleeping", engine__sleeping=sleeping
-    )
+    ended = jobs.run("asleep", **ASLEEP, trainer__steps=2, rollout__max_response_tokens=30)
     assert ended.code == 0, ended.output
     lengths = [len(one.tokens) for one in read_samples(ended, 1)]
     assert len(lengths) == 32

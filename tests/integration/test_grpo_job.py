@@ -1,4 +1,7 @@
-"""GRPO from spec to learning curve, several ways that must give one and the same curve."""
+"""GRPO from spec to learning curve, several ways that must give one and the same curve.
+
+Two jobs at a time, where each has to start anew: a start leaves half of two cores idle.
+"""
 
 import json
 import signal
@@ -23,12 +26,6 @@ lr = 3e-3
 dtype = "float32"
 global_batch_size = 8
 """
-
-
-@pytest.fixture(scope="module")
-def reference(jobs: Jobs) -> Ended:
-    """The uninterrupted, colocated job."""
-    return jobs.run("reference")
 
 
 def test_the_policy_learns(reference: Ended) -> None:
@@ -60,43 +57,50 @@ def test_a_run_leaves_what_its_folder_promises(reference: Ended) -> None:
     assert (state["status"], state["step"], state["steps"]) == ("done", 12, 12)
 
 
-def test_the_same_spec_twice_gives_the_same_run(jobs: Jobs, reference: Ended) -> None:
-    assert jobs.run("again").curve == reference.curve
-
-
-def test_disaggregated_gives_the_same_metrics_as_colocated(jobs: Jobs, reference: Ended) -> None:
-    assert jobs.run("apart", cluster__placement="disaggregated").curve == reference.curve
-
-
-def test_a_killed_run_goes_on_as_if_it_had_not_been(jobs: Jobs) -> None:
+def test_the_same_spec_gives_the_same_run_killed_and_resumed_or_not(jobs: Jobs, reference: Ended) -> None:
     hold = jobs.folder / "hold"
     hold.touch()
     jobs.environment["HOLD"] = str(hold)
-    rewards = [{"type": "held"}]
-    whole = jobs.start("whole", rewards=rewards)
-    killed = jobs.start("killed", rewards=rewards)
+    killed = jobs.start("killed")
     killed.until_step(5)  # the reward holds the job in its sixth step; the last checkpoint is of the fourth
     orphans = [psutil.Process(killed.pid(name)) for name in ("trainer 0", "engine 0")]
     killed.signal(signal.SIGKILL)
     killed.process.wait()
     hold.unlink()
-    assert not psutil.wait_procs(orphans, timeout=30)[1]
-    resumed = jobs.run("killed", "--resume", rewards=rewards)
+    assert not psutil.wait_procs(orphans, timeout=60)[1]
+    resumed = jobs.run("killed", "--resume")
     assert resumed.code == 0, resumed.output
-    uninterrupted = whole.wait()
-    assert resumed.curve == uninterrupted.curve
+    assert resumed.curve == reference.curve
     aside = resumed.folder.superseded / "1"
     assert json.loads((aside / "metrics.jsonl").read_text())["step"] == 5
 
 
-def test_a_job_that_streams_aborts_its_surplus_and_stays_on_policy(jobs: Jobs) -> None:
-    ended = jobs.run(
-        "streaming",
-        deterministic=False,
-        rollout__oversample=12,
-        filters=[{"type": "nonzero_std", "keep_when_short": True}],
-        trainer__steps=4,
-    )
+@pytest.fixture(scope="module")
+def apart_and_streaming(jobs: Jobs) -> tuple[Ended, Ended]:
+    """One whose engine has a core of its own, and one that asks for more than it needs."""
+    surplus = {
+        "deterministic": False,
+        "rollout__oversample": 12,
+        "filters": [{"type": "nonzero_std", "keep_when_short": True}],
+        "trainer__steps": 4,
+    }
+    apart = jobs.start("apart", cluster__placement="disaggregated", trainer__steps=6)
+    streaming = jobs.start("streaming", **surplus)
+    return apart.wait(), streaming.wait()
+
+
+def test_disaggregated_gives_the_same_metrics_as_colocated(
+    apart_and_streaming: tuple[Ended, Ended], reference: Ended
+) -> None:
+    apart, _ = apart_and_streaming
+    assert apart.code == 0, apart.output
+    assert apart.curve == reference.curve[:6]
+
+
+def test_a_job_that_streams_aborts_its_surplus_and_stays_on_policy(
+    apart_and_streaming: tuple[Ended, Ended],
+) -> None:
+    _, ended = apart_and_streaming
     assert ended.code == 0, ended.output
     for line in ended.metrics:
         assert line["train/train_rollout_logprob_abs_diff"] < 1e-4
@@ -105,25 +109,41 @@ def test_a_job_that_streams_aborts_its_surplus_and_stays_on_policy(jobs: Jobs) -
         assert line["perf/peak_memory/engine"] > 0
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "pipeline"])
-def test_two_ranks_train_as_one(kind: str, jobs: Jobs, reference: Ended) -> None:
-    sharded = jobs.run(f"two-{kind}", trainer__parallel={kind: 2}, trainer__steps=3)
-    assert sharded.code == 0, sharded.output
-    for one, two in zip(reference.metrics, sharded.metrics, strict=False):
-        assert two["rollout/reward/mean"] == pytest.approx(one["rollout/reward/mean"], abs=0.05)
-        assert two["train/train_rollout_logprob_abs_diff"] < 1e-4
+def test_two_ranks_train_as_one(jobs: Jobs, reference: Ended) -> None:
+    kinds = ("fsdp", "pipeline")
+    started = [jobs.start(f"two-{kind}", trainer__parallel={kind: 2}, trainer__steps=3) for kind in kinds]
+    for running in started:
+        sharded = running.wait()
+        assert sharded.code == 0, sharded.output
+        assert len(sharded.metrics) == 3
+        for one, two in zip(reference.metrics, sharded.metrics, strict=False):
+            assert two["rollout/reward/mean"] == pytest.approx(one["rollout/reward/mean"], abs=0.1)
+            assert two["train/train_rollout_logprob_abs_diff"] < 1e-4
 
 
-def test_evaluation_and_export(jobs: Jobs) -> None:
+@pytest.fixture(scope="module")
+def evaluated_and_shown(jobs: Jobs) -> tuple[Ended, Ended]:
+    """One that evaluates on the way and exports its model, and one that learns from demonstrations."""
     dataset = {
         "name": "held_out",
         "path": str(jobs.folder / "rows.jsonl"),
         "samples_per_prompt": 1,
         "temperature": 0.0,
     }
-    ended = jobs.run(
+    evaluated = jobs.start(
         "evaluated", eval={"interval": 2, "datasets": [dataset]}, checkpoint__export_hf=True, trainer__steps=3
     )
+    rows = jobs.folder / "demonstrations.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"say {i}", "answer": "yes"}) + "\n" for i in range(32)))
+    head = (jobs.folder / "job.toml").read_text().partition("[rollout]")[0]
+    keys = 'path = "demonstrations.jsonl"\nlabel_key = "answer"\nresponse_key = "answer"'
+    (jobs.folder / "sft.toml").write_text(head.replace('path = "rows.jsonl"', keys) + SFT)
+    shown = jobs.start("sft", spec="sft.toml")
+    return evaluated.wait(), shown.wait()
+
+
+def test_evaluation_and_export(evaluated_and_shown: tuple[Ended, Ended]) -> None:
+    ended, _ = evaluated_and_shown
     assert ended.code == 0, ended.output
     assert [line["step"] for line in ended.metrics if "eval/held_out/reward" in line] == [0, 2, 3]
     from transformers import AutoModelForCausalLM
@@ -131,13 +151,8 @@ def test_evaluation_and_export(jobs: Jobs) -> None:
     assert AutoModelForCausalLM.from_pretrained(ended.folder.model).config.vocab_size == 320
 
 
-def test_demonstrations_are_learnt_without_engines(jobs: Jobs) -> None:
-    rows = jobs.folder / "demonstrations.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": f"say {i}", "answer": "yes"}) + "\n" for i in range(32)))
-    head = (jobs.folder / "job.toml").read_text().partition("[rollout]")[0]
-    keys = 'path = "demonstrations.jsonl"\nlabel_key = "answer"\nresponse_key = "answer"'
-    (jobs.folder / "sft.toml").write_text(head.replace('path = "rows.jsonl"', keys) + SFT)
-    ended = jobs.run("sft", spec="sft.toml")
+def test_demonstrations_are_learnt_without_engines(evaluated_and_shown: tuple[Ended, Ended]) -> None:
+    _, ended = evaluated_and_shown
     assert ended.code == 0, ended.output
     losses = [line["train/loss"] for line in ended.metrics]
     assert losses[-1] < losses[0] / 2

@@ -29,36 +29,30 @@ def elsewhere(jobs: Jobs) -> Iterator[str]:
         process.terminate()
 
 
-@pytest.fixture(scope="module")
-def own(jobs: Jobs) -> Ended:
-    """A job with one engine of its own."""
-    return jobs.run("engine-own", trainer__steps=STEPS)
-
-
-def test_an_engine_that_sleeps_while_the_trainer_works_changes_nothing(jobs: Jobs, own: Ended) -> None:
-    asleep = jobs.run("engine-asleep", trainer__steps=STEPS, engine__sleep=True, checkpoint__interval=2)
-    assert asleep.code == 0, asleep.output
-    assert asleep.curve == own.curve
-    assert all(line["perf/sleep_time"] > 0 for line in asleep.metrics)
-
-
-def test_an_engine_that_runs_elsewhere_serves_as_well(jobs: Jobs, own: Ended, elsewhere: str) -> None:
+def test_engines_that_sleep_meanwhile_or_run_elsewhere_change_nothing(
+    jobs: Jobs, reference: Ended, elsewhere: str
+) -> None:
+    sleeping = jobs.start("engine-asleep", trainer__steps=STEPS, engine__sleep=True, checkpoint__interval=2)
     whole = (jobs.folder / "job.toml").read_text()
     (jobs.folder / "plain.toml").write_text(whole.replace("max_running = 64\n", ""))
     engine = {"type": "external", "urls": [elsewhere], "dtype": "float32"}
-    external = jobs.run("engine-elsewhere", trainer__steps=STEPS, engine=engine, spec="plain.toml")
-    assert external.code == 0, external.output
-    assert external.curve == own.curve
+    running = jobs.start("engine-elsewhere", trainer__steps=STEPS, engine=engine, spec="plain.toml")
+    asleep, external = sleeping.wait(), running.wait()
+    for job in (asleep, external):
+        assert job.code == 0, job.output
+        assert job.curve == reference.curve[:STEPS]
+    assert all(line["perf/sleep_time"] > 0 for line in asleep.metrics)
     assert not (external.folder.path / "weights").exists()
 
 
 def test_a_teacher_that_engines_serve_teaches_the_same(jobs: Jobs) -> None:
     teacher = str(make_tiny_model(jobs.folder / "teacher", seed=3))
-    held = jobs.run("teacher-held", teacher={"path": teacher}, rewards=[], **DISTILLATION)
+    holding = jobs.start("teacher-held", teacher={"path": teacher}, rewards=[], **DISTILLATION)
     engines = [{"name": "big", "path": teacher, "dtype": "float32", "max_running": 8}]
-    served = jobs.run(
+    serving = jobs.start(
         "teacher-served", teacher={"engine": "big"}, engines=engines, rewards=[], **DISTILLATION
     )
+    held, served = holding.wait(), serving.wait()
     for job in (held, served):
         assert job.code == 0, job.output
         assert len(job.metrics) == DISTILLATION["trainer__steps"]

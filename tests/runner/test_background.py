@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from rlrun.runner.background import cancel_all, in_background
+from rlrun.runner.background import cancel_all, in_background, in_time, to_its_end
 from rlrun.runner.rollouts.ahead import ReadAhead
 
 
@@ -38,6 +38,44 @@ async def test_a_task_that_swallows_its_cancellation_is_asked_again(monkeypatch:
     await asyncio.sleep(0)
     await cancel_all([task])
     assert asked == 3
+
+
+async def test_work_that_has_to_be_done_is_not_cut_short() -> None:
+    begun, gate, done = asyncio.Event(), asyncio.Event(), []
+
+    async def end_everything() -> None:
+        begun.set()
+        await gate.wait()
+        done.append("everything")
+
+    task = asyncio.create_task(to_its_end(end_everything()))
+    await begun.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == ["everything"]
+
+
+async def test_an_answer_that_is_there_is_in_time() -> None:
+    """As after this process was stopped for longer than the deadline."""
+
+    async def unread() -> str:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return "well"
+
+    assert await in_time(unread(), 0.0) == "well"
+
+
+async def test_no_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlrun.runner.background._UNREAD_SECONDS", 0.01)
+    silent = asyncio.create_task(asyncio.Event().wait())
+    with pytest.raises(TimeoutError):
+        await in_time(silent, 0.01)
+    await asyncio.wait([silent])
+    assert silent.cancelled()
 
 
 def numbers() -> ReadAhead[int]:

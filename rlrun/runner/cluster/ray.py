@@ -22,6 +22,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from rlrun.runner.background import in_time, to_its_end
 from rlrun.runner.cluster.actors import EngineActor, SglangActor, TrainerActor, visible_gpus
 from rlrun.runner.cluster.failures import Failure, ProcessFailure
 from rlrun.runner.cluster.placement import Placement, Seat, reserved_bundles
@@ -109,10 +110,8 @@ class Process:
         called = getattr(self._actor, method)
         if method == "ping" and self.request.kind.pings_aside:
             called = called.options(concurrency_group=_PINGS)
-        reference = called.remote(*args)
         try:
-            async with asyncio.timeout(deadline):
-                answer = await reference
+            answer = await in_time(called.remote(*args), deadline)
         except TimeoutError:
             what = f"{method!r} did not end within {deadline:g} s"
             raise ProcessFailure(self.name, "hung", what, self.log) from None
@@ -341,12 +340,7 @@ class Cluster:
 
     async def _in_thread(self, function: Any) -> None:
         """Also when this task is cancelled: what is begun here must be known to have ended."""
-        future = asyncio.get_running_loop().run_in_executor(self._thread, function)
-        try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            raise
+        await to_its_end(asyncio.get_running_loop().run_in_executor(self._thread, function))
 
 
 def _stay_on_loopback(local: bool) -> None:

@@ -1,12 +1,14 @@
 """Where a step's metrics go. Files are written by a thread of their own, so that no step waits for a disk.
 
 loop ── step ──▶ console (at once)
-            └──▶ thread: metrics.jsonl, rollouts/, state.json, trackers
+            ├──▶ thread: metrics.jsonl, rollouts/, state.json
+            └──▶ each tracker's own thread
 """
 
 import json
 import logging
 import math
+import threading
 from asyncio import to_thread
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,10 +20,12 @@ from rlrun.plugins.types import Group, Sample
 from rlrun.runner.errors import JobError
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.run_folder import RunFolder, owner
+from rlrun.runner.records.tracking import Tracking, close_all
 from rlrun.runner.rollouts.saved_rollouts import rollout_file, write_samples
 
 logger = logging.getLogger(__name__)
 
+BEAT_SECONDS = 30.0
 _KEPT_SAMPLES = 32
 """Samples a step whose text is kept."""
 
@@ -41,8 +45,7 @@ class Journal:
         self._folder = folder
         self._whole = whole
         self._console = console
-        self._trackers = list(trackers)
-        self._reported: set[str] = set()
+        self._trackers = [Tracking(name, tracker) for name, tracker in trackers]
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._writes: list[Future[None]] = []
         now = _now()
@@ -56,14 +59,17 @@ class Journal:
             "error": None,
         }
         self._write_state()
+        self._ended = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._beating.start()
 
     def begin(self, step: int, steps: int, spec: Mapping[str, Any]) -> None:
         """Training starts, `step` of `steps` done; `spec` is the resolved one, without secrets."""
         self._state |= {"step": step, "steps": steps}
         self._console.start(step, steps)
         self._submit(self._write_state)
-        for name, tracker in self._trackers:
-            self._submit(self._track, name, tracker.start, str(self._folder.path), self._folder.name, spec)
+        for tracker in self._trackers:
+            tracker.start(str(self._folder.path), self._folder.name, spec)
 
     def go_back(self, step: int) -> None:
         """The job goes on from an earlier `step`; those after it are taken again."""
@@ -85,6 +91,8 @@ class Journal:
         self._console.step(step, metrics)
         self._raise_failed(self._done())
         self._submit(self._write_step, step, dict(metrics), _chosen(groups, every=self._whole))
+        for tracker in self._trackers:
+            tracker.log(step, dict(metrics))
 
     async def flush(self) -> None:
         """Return when all is written. JobError when it could not be."""
@@ -94,14 +102,15 @@ class Journal:
 
     def close(self, status: str, error: str | None = None) -> None:
         """Write the last state and let the trackers go; a disk that is full cannot stop this."""
+        self._ended.set()
+        self._beating.join()
         self._state |= {"status": status, "error": error}
-        for name, tracker in self._trackers:
-            self._submit(self._track, name, tracker.close)
         self._submit(self._write_state)
         self._writer.shutdown(wait=True)
         for write in self._writes:
             if problem := write.exception():
                 logger.error("the run folder could not be brought up to date: %s", problem)
+        close_all(self._trackers)
 
     def _write_step(self, step: int, metrics: dict[str, float], samples: list[tuple[Group, Sample]]) -> None:
         line = {"step": step} | finite(metrics)
@@ -111,23 +120,14 @@ class Journal:
             write_samples(rollout_file(self._folder.rollouts, step), samples, whole=self._whole)
         self._state |= {"step": step, "metrics": self._state["metrics"] | finite(metrics)}
         self._write_state()
-        for name, tracker in self._trackers:
-            self._track(name, tracker.log, step, metrics)
 
     def _write_state(self) -> None:
-        self._state["updated"] = _now()
-        self._folder.write_state(self._state)
+        self._folder.write_state({**self._state, "updated": _now()})
 
-    def _track(self, name: str, call: Any, *args: Any) -> None:
-        """The boundary to tracker plugins: whatever they raise is told once and forgotten."""
-        try:
-            call(*args)
-        except Exception as error:
-            if name not in self._reported:
-                self._reported.add(name)
-                logger.warning(
-                    "tracker %r failed (%s: %s); the job goes on", name, type(error).__name__, error
-                )
+    def _beat(self) -> None:
+        """Say now and then that the run is alive, also in a step that takes hours."""
+        while not self._ended.wait(BEAT_SECONDS):
+            self._writer.submit(self._write_state)
 
     def _submit(self, function: Any, *args: Any) -> None:
         self._writes.append(self._writer.submit(function, *args))

@@ -10,6 +10,7 @@ report.html, curve.png, model/           at the end
 import json
 import os
 import socket
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from rlrun.runner.atomic import write_json, write_text
 from rlrun.runner.errors import RunFolderError
 from rlrun.specs.paths import shown_path
 
+SILENT_SECONDS = 300.0
+"""A run on another host that has not said for so long that it is alive is over: its host may be gone."""
 _STEP_FILES = "step-*.jsonl.zst"
 
 
@@ -117,11 +120,12 @@ def owner() -> dict[str, Any]:
 
 
 def is_alive(state: dict[str, Any]) -> bool:
-    """Whether the process that wrote a state still runs; on another host it is presumed to."""
+    """Whether the process that wrote a state still runs; on another host, whether it said so lately."""
     if state.get("status") != "running":
         return False
     if state["host"] != socket.gethostname():
-        return True
+        silent = datetime.now(UTC) - datetime.fromisoformat(state["updated"])
+        return silent.total_seconds() < SILENT_SECONDS
     try:
         started: float = psutil.Process(state["pid"]).create_time()
     except psutil.NoSuchProcess:

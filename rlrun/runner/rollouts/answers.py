@@ -107,9 +107,7 @@ class Answers:
         self._spec = spec
         self._policy = policy
         self._filters = filters
-        self._room: AbstractAsyncContextManager[None] = nullcontext()
-        if spec.max_concurrency is not None:
-            self._room = asyncio.Semaphore(max(1, spec.max_concurrency // spec.samples_per_prompt))
+        self._room = room_for(spec.max_concurrency, spec.samples_per_prompt)
         longest = spec.max_prompt_tokens + spec.max_response_tokens
         self._executions = Executions(
             policy,
@@ -198,6 +196,11 @@ class Answers:
             if not group.samples:
                 return Judged(group, ("truncated", "all"))
         return self._filters.judge(group)
+
+
+def room_for(concurrency: int | None, samples: int) -> AbstractAsyncContextManager[None]:
+    """For as many groups of so many samples as may be asked for at a time; None: for all."""
+    return nullcontext() if concurrency is None else asyncio.Semaphore(max(1, concurrency // samples))
 
 
 def sampling_of(spec: RolloutSpec) -> Sampling:

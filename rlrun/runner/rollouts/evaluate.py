@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from rlrun.plugins.generation import Trajectory
+from rlrun.plugins.generation import Generation, Trajectory
 from rlrun.plugins.types import Group, Prompt, Sample
+from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import JobError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.records.metrics import execution_rewards, pass_rates, prefixed, sample_metrics
-from rlrun.runner.rollouts.answers import sampling_of
+from rlrun.runner.rollouts.answers import room_for, sampling_of
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.grouping import groups_of
+from rlrun.runner.rollouts.punctual import generate_in_time
 from rlrun.runner.rollouts.sessions import Wanted
 from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
 from rlrun.specs.rollout import RolloutSpec
@@ -61,11 +63,16 @@ def _first(own: Number | None, section: Number | None, rollout: Number) -> Numbe
 class Evaluator:
     """Answers and grades every dataset."""
 
-    def __init__(self, sets: Sequence[EvalSet], policy: Policy, timeout: float) -> None:
-        """`timeout` is the seconds a prompt may take."""
+    def __init__(
+        self, sets: Sequence[EvalSet], policy: Policy, timeout: float, concurrency: int | None = None
+    ) -> None:
+        """`timeout` is the seconds a prompt may take; `concurrency` the samples asked for at a time (None:
+        all), so that none is late only because it waited for the others.
+        """
         self._sets = sets
         self._policy = policy
         self._timeout = timeout
+        self._concurrency = concurrency
 
     async def run(self) -> dict[str, float]:
         """`eval/<dataset>/…` of the weights that the engines serve. JobError where no answer comes."""
@@ -91,8 +98,17 @@ class Evaluator:
     async def _run(self, one: EvalSet, executions: Executions) -> Sequence[Sequence[Sequence[Trajectory]]]:
         if self._policy.deterministic:
             return await executions.wave(one.prompts, self._policy.engines.generate_batch)
-        ask = self._policy.engines.generate
-        return await asyncio.gather(*(executions.of(prompt, ask) for prompt in one.prompts))
+
+        room = room_for(self._concurrency, one.wanted.samples)
+
+        async def ask(request: GenerateRequest) -> list[Generation]:
+            return await generate_in_time(self._policy, request, one.wanted.timeout)
+
+        async def answer(prompt: Prompt) -> list[list[Trajectory]]:
+            async with room:
+                return await executions.of(prompt, ask)
+
+        return await asyncio.gather(*map(answer, one.prompts))
 
 
 def evaluation_metrics(groups: Sequence[Group], threshold: float) -> Mapping[str, float]:

@@ -12,20 +12,18 @@ and counted.
 import asyncio
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from rlrun.plugins.types import Group, Prompt
 from rlrun.runner.background import cancel_all
-from rlrun.runner.errors import EngineError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.rollouts.ahead import ReadAhead
 from rlrun.runner.rollouts.answers import Answers, Tally
 from rlrun.runner.rollouts.feed import FILTERS, PromptFeed
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.grouping import prompt_index
-from rlrun.runner.rollouts.punctual import GRACE_SECONDS
+from rlrun.runner.rollouts.punctual import abort_all
 from rlrun.runner.rollouts.rollout import Batch
 from rlrun.specs.rollout import RolloutSpec
 
@@ -60,6 +58,7 @@ class OverlappedSource:
         wanted = self._spec.batch_size
         self._room = (self._spec.max_staleness + 1) * wanted
         while True:
+            self._raise_failures()
             self._drop_stale(version)
             if len(self._ready) >= wanted:
                 break
@@ -69,7 +68,6 @@ class OverlappedSource:
             self._fill()
             await self._changed.wait()
             self._changed.clear()
-            self._raise_failures()
         return self._take(version)
 
     def state(self) -> dict[str, Any]:
@@ -98,9 +96,7 @@ class OverlappedSource:
         """End what is being generated, and stop reading ahead."""
         self._room = 0
         if self._tasks:
-            with suppress(TimeoutError, EngineError):
-                async with asyncio.timeout(GRACE_SECONDS):
-                    await self._engines.abort_all()
+            await abort_all(self._engines)
         await cancel_all(self._tasks)
         _failures(self._tasks)  # whoever closes knows of one
         await self._feed.close()

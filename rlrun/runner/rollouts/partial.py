@@ -12,14 +12,12 @@ their tokens.
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from rlrun.plugins.protocols import BufferStrategy
 from rlrun.plugins.types import Buffered, Group, Prompt
 from rlrun.runner.background import cancel_all
-from rlrun.runner.errors import EngineError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.rollouts.ahead import ReadAhead
 from rlrun.runner.rollouts.answers import Answers, Tally
@@ -27,7 +25,7 @@ from rlrun.runner.rollouts.feed import BUFFER, FILTERS, PromptFeed
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.grouping import prompt_index
 from rlrun.runner.rollouts.patience import Patience
-from rlrun.runner.rollouts.punctual import GRACE_SECONDS
+from rlrun.runner.rollouts.punctual import abort_all
 from rlrun.runner.rollouts.resuming import ResumingEngines
 from rlrun.runner.rollouts.rollout import Batch
 from rlrun.runner.rollouts.saved_rollouts import groups_of_records, whole_record
@@ -100,9 +98,7 @@ class PartialSource:
         """End what is being generated, and stop reading ahead."""
         tasks = list(self._running.values())
         if tasks:
-            with suppress(TimeoutError, EngineError):
-                async with asyncio.timeout(GRACE_SECONDS):
-                    await self._engines.abort_all()
+            await abort_all(self._engines)
         await cancel_all(tasks)
         await self._feed.close()
 
@@ -146,7 +142,7 @@ class PartialSource:
         wanted = self._spec.batch_size
         while self._again:
             self._begin(await self._feed.take())
-        while len(self._ready) < wanted:
+        while self._failures or len(self._ready) < wanted:
             if self._failures:
                 raise self._failures[0]
             if len(self._ready) + len(self._running) < wanted and self._may_try():

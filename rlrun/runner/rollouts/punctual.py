@@ -1,10 +1,12 @@
-"""A sample that takes too long costs its group that sample, and nothing more."""
+"""A sample that takes too long costs its group that sample, and nothing more; nor does a hung engine."""
 
 import asyncio
+from contextlib import suppress
 
 from rlrun.plugins.generation import Generation
 from rlrun.runner.carriers import GenerateRequest
-from rlrun.runner.interfaces import Policy
+from rlrun.runner.errors import EngineError
+from rlrun.runner.interfaces import Engines, Policy
 
 GRACE_SECONDS = 5.0
 """How long an engine may take to answer with what a late request has."""
@@ -27,3 +29,10 @@ async def generate_in_time(policy: Policy, request: GenerateRequest, seconds: fl
             return await asking
     finally:
         asking.cancel()
+
+
+async def abort_all(engines: Engines) -> None:
+    """Have engines end all that runs. One that does not hear it is lost or hangs, which others see to."""
+    with suppress(TimeoutError, EngineError):
+        async with asyncio.timeout(GRACE_SECONDS):
+            await engines.abort_all()

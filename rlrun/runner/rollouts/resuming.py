@@ -55,10 +55,13 @@ class ResumingEngines:
         return list(await asyncio.gather(*map(self.generate, requests)))
 
     async def abort(self, request: GenerateRequest) -> None:
-        """End a request: it answers with what it has."""
-        for ask in [ask for ask in self._running if ask.request is request]:
+        """End a request: it answers with what it has, at once where it is parked."""
+        for ask in [ask for ask in (*self._running, *self._parked) if ask.request is request]:
             ask.late = True
-            await asyncio.gather(*(self._engines.abort(part) for _, part in ask.rounds()))
+            if ask in self._running:
+                await asyncio.gather(*(self._engines.abort(part) for _, part in ask.rounds()))
+            elif not ask.go.done():
+                ask.go.set_result(None)
 
     async def abort_all(self) -> None:
         """End every running request for good; to be called when nobody wants them."""

@@ -22,7 +22,7 @@ from rlrun.runner.rollouts.answers import Answers, Tally
 from rlrun.runner.rollouts.feed import FILTERS, joined_state, split_state
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.grouping import prompt_index
-from rlrun.runner.rollouts.punctual import GRACE_SECONDS
+from rlrun.runner.rollouts.punctual import GRACE_SECONDS, abort_all
 from rlrun.specs.rollout import RolloutSpec
 
 
@@ -123,8 +123,7 @@ class RolloutSource:
         if not running:
             return
         try:
-            async with asyncio.timeout(GRACE_SECONDS):
-                await self._engines.abort_all()
+            await abort_all(self._engines)
             await asyncio.wait(running, timeout=GRACE_SECONDS)
         finally:
             await cancel_all(running)

@@ -17,7 +17,7 @@ from rlrun.specs.scoring import ScoringSpec
 
 START_TIMEOUT = 60.0
 """Seconds in which a process must have imported and built its rewards."""
-SLACK = 1.0
+SLACK = 2.0
 """Seconds beyond its own deadline that a reward which waits has to say so."""
 LOG_LINES = 20
 LOG_BYTES = 10_000
@@ -77,6 +77,8 @@ class RewardProcess:
 
     async def outcomes(self, batch: Sequence[Task]) -> AsyncGenerator[Outcome]:
         """Each outcome as it arrives; ProcessDied when a call crashed the process or took too long."""
+        if self._process is not None and self._process.returncode is not None:
+            await self.stop()  # it died while it had nothing to do, which is no sample's fault
         if self._process is None:
             await self.spawn()
         await self._wait_ready()

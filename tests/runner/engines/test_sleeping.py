@@ -1,7 +1,7 @@
 """The sleeping engine: real time in milliseconds, no computation."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
@@ -14,11 +14,23 @@ from rlrun.runner.engines.sleeping.setup import SleepingSetup
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[EngineClient]:
+def server() -> Iterator[SleepingServer]:
     server = SleepingServer(SleepingSetup(max_running=4, token_seconds=0.0005, mean_tokens=20.0, spread=0.5))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def client(server: SleepingServer) -> AsyncIterator[EngineClient]:
     async with EngineClient(server.start(), 30, 30) as client:
         yield client
-    server.stop()
+
+
+async def until_it_sleeps(server: SleepingServer) -> None:
+    """Until it has been asked, and a moment more: time enough for some tokens."""
+    while not server._sleepers.busy:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
 
 
 def request(name: str = "r", samples: int = 6, **sampling: int) -> GenerateRequest:
@@ -35,19 +47,21 @@ async def test_lengths_depend_on_the_seed_alone(client: EngineClient) -> None:
     assert all(len(one.log_probs) == len(one.tokens) for one in made)
 
 
-async def test_an_abort_leaves_what_the_time_was_enough_for(client: EngineClient) -> None:
+async def test_an_abort_leaves_what_the_time_was_enough_for(
+    client: EngineClient, server: SleepingServer
+) -> None:
     long = request("long", 6, max_new_tokens=10**6, min_new_tokens=10**6)
     running = asyncio.create_task(client.generate(long))
-    await asyncio.sleep(0.03)
+    await until_it_sleeps(server)
     await client.abort(long)
     made = await running
     assert [one.finish for one in made] == ["abort"] * 6
     assert len(made[0].tokens) > 0
 
 
-async def test_new_weights_in_mid_sample_and_pauses(client: EngineClient) -> None:
+async def test_new_weights_in_mid_sample_and_pauses(client: EngineClient, server: SleepingServer) -> None:
     running = asyncio.create_task(client.generate(request("r", 1, max_new_tokens=2000, min_new_tokens=2000)))
-    await asyncio.sleep(0.02)
+    await until_it_sleeps(server)
     await client.pause("in_place")
     assert await client.update_weights(WeightManifest("nothing", 8, 3, ())) == 3
     await client.resume()

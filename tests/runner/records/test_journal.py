@@ -1,7 +1,9 @@
+import asyncio
 import errno
 import io
 import json
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from rich.console import Console as Terminal
 
 from rlrun.plugins.types import Group
 from rlrun.runner.errors import JobError
+from rlrun.runner.records import tracking
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.journal import Journal
 from rlrun.runner.records.run_folder import RunFolder
@@ -76,6 +79,17 @@ async def test_a_run_is_known_to_be_alive_before_it_begins(folder: RunFolder) ->
     assert folder.read_state()["error"] == "no such model"
 
 
+async def test_a_run_says_that_it_is_alive_in_a_step_that_takes_long(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlrun.runner.records.journal.BEAT_SECONDS", 0.001)
+    one = journal(folder)
+    written = threading.Event()
+    monkeypatch.setattr(folder, "write_state", lambda state: written.set())
+    assert await asyncio.to_thread(written.wait, 30)
+    one.close("done")
+
+
 async def test_a_tracker_that_fails_is_told_of_once_and_stops_nothing(
     folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,6 +104,31 @@ async def test_a_tracker_that_fails_is_told_of_once_and_stops_nothing(
     warnings = [record.getMessage() for record in caplog.records if "tracker 0" in record.getMessage()]
     assert warnings == ["tracker 'tracker 0' failed (RuntimeError: no network); the job goes on"]
     assert fine.calls == [("start", "run", {"seed": 1}), ("log", 1), ("log", 2), ("log", 3), "close"]
+
+
+async def test_a_tracker_that_hangs_holds_up_nothing(
+    folder: RunFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging(Remembering):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            super().log(step, metrics)
+            gate.wait()
+
+    gate = threading.Event()
+    monkeypatch.setattr(tracking, "CLOSE_SECONDS", 0.05)
+    stuck = Hanging()
+    one = journal(folder, stuck)
+    one.begin(0, 2, {})
+    one.step(1, {"loss": 1.0}, [])
+    one.step(2, {"loss": 2.0}, [])
+    await one.flush()
+    assert len(folder.metrics.read_text().splitlines()) == 2
+    with caplog.at_level(logging.WARNING):
+        one.close("done")
+    assert folder.read_state()["status"] == "done"
+    assert "tracker 'tracker 0' hangs" in caplog.text
+    assert stuck.calls == [("start", "run", {}), ("log", 1)]
+    gate.set()
 
 
 async def test_a_full_disk_ends_the_job_and_says_so(

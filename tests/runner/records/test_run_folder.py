@@ -1,10 +1,15 @@
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from rlrun.runner.errors import RunFolderError
 from rlrun.runner.records.run_folder import RunFolder, claim, is_alive, owner
+
+
+def now(seconds: float) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="seconds")
 
 
 def started(runs: Path, status: str = "running") -> RunFolder:
@@ -53,7 +58,8 @@ def test_a_run_that_ended_is_resumed(tmp_path: Path, status: str) -> None:
         ({}, True),
         ({"status": "done"}, False),
         ({"process_started": 1.0}, False),  # the pid was taken by another process
-        ({"host": "elsewhere", "pid": 1}, True),
+        ({"host": "elsewhere", "pid": 1, "updated": now(-60)}, True),
+        ({"host": "elsewhere", "pid": 1, "updated": now(-400)}, False),  # its host is gone
     ],
 )
 def test_a_run_is_alive_while_the_very_process_is(changes: dict[str, object], alive: bool) -> None:

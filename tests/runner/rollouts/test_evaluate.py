@@ -1,11 +1,15 @@
+import numpy as np
 import pytest
 
+from rlrun.plugins.generation import Generation
 from rlrun.plugins.types import Group, Status
+from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import JobError
 from rlrun.runner.rollouts.evaluate import Evaluator, eval_set, evaluation_metrics
 from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
 from rlrun.specs.rollout import RolloutSpec
 from tests.runner.loop_fakes import Engines, Grader, policy, prompt, sample
+from tests.runner.typing_engines import TypingEngines
 
 ROLLOUT = RolloutSpec(samples_per_prompt=8, temperature=1.0, top_p=0.9, max_response_tokens=64, stop=("#",))
 
@@ -65,6 +69,34 @@ async def test_an_engine_that_does_not_answer_is_named() -> None:
     engines.never = {1}
     with pytest.raises(JobError, match="evaluation on 'held_out'"):
         await Evaluator([held_out()], policy(engines), 0.01).run()
+
+
+async def test_a_sample_past_its_time_counts_as_not_passed_and_ends_nothing() -> None:
+    engines = TypingEngines(lambda index, number: 10**9 if (index, number) == (1, 1) else 3)
+    rollout = ROLLOUT.model_copy(update={"request_timeout": 0.3, "max_response_tokens": 10**9})
+    spec = EvalDatasetSpec(name="held_out", type="jsonl", samples_per_prompt=2)
+    one = eval_set(spec, EvalSpec(), rollout, [prompt(index) for index in range(3)])
+    metrics = await Evaluator([one], policy(engines), 10).run()  # type: ignore[arg-type]
+    assert metrics["eval/held_out/failed"] == 1
+    assert all(np.isfinite(value) for value in metrics.values()), metrics
+
+
+async def test_no_more_samples_are_asked_for_than_there_is_room_for() -> None:
+    most = now = 0
+
+    class Counting(TypingEngines):
+        async def generate(self, request: GenerateRequest) -> list[Generation]:
+            nonlocal most, now
+            now += len(request.seeds)
+            most = max(most, now)
+            made = await super().generate(request)
+            now -= len(request.seeds)
+            return made
+
+    engines = Counting(lambda index, number: 3)
+    await Evaluator([held_out(9)], policy(engines), 10, concurrency=5).run()  # type: ignore[arg-type]
+    assert most == 4  # two groups of two
+    assert len(engines.requests) == 9
 
 
 async def test_a_failed_sample_counts_as_not_passed() -> None:

@@ -183,6 +183,25 @@ async def test_an_error_in_a_task_reaches_the_loop() -> None:
     await rollouts.close()
 
 
+async def test_an_error_while_the_trainer_works_is_told_by_the_next_step() -> None:
+    class Faulty:
+        keep_when_short = False
+
+        def __call__(self, group: Group) -> Drop | None:
+            if group.prompt.index == 9:
+                raise ZeroDivisionError("in a filter")
+            return None
+
+    engines = Engines()
+    engines.order = lambda index: 100 if index == 9 else 0
+    rollouts = source(engines, SPEC.model_copy(update={"max_staleness": 3}), filters=[("faulty", Faulty())])
+    await rollouts.next(0)
+    await idle()  # eight more are ready, and the trainer could go on without the one that failed
+    with pytest.raises(ZeroDivisionError, match="in a filter"):
+        await rollouts.next(1)
+    await rollouts.close()
+
+
 @pytest.mark.parametrize("between", [False, True])
 async def test_weights_change_during_generation_or_between(between: bool) -> None:
     class Updated(TypingEngines):

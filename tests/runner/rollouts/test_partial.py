@@ -213,11 +213,17 @@ async def test_an_error_in_a_filter_reaches_the_loop() -> None:
     await rollouts.close()
 
 
-async def test_time_in_which_the_engines_stand_still_is_not_a_samples() -> None:
+async def test_time_in_which_the_engines_stand_still_is_not_a_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    real, ahead = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: real() + ahead)
     engines = TypingEngines(lambda index, number: 60 if index == 1 else 5)
-    rollouts = source(engines, SPEC.model_copy(update={"request_timeout": 0.2, "max_staleness": 20}))
+    rollouts = source(engines, SPEC.model_copy(update={"request_timeout": 60.0, "max_staleness": 20}))
     batches = await steps(rollouts, engines, [0])
-    await asyncio.sleep(0.25)  # the trainer works
+    ahead = 100.0  # the trainer works
+    await asyncio.sleep(0)
     batches += await steps(rollouts, engines, range(1, 15))
     assert 1 in [index for batch in batches for index in indices(batch)]
     assert not any("rollout/dropped/generation/timeout" in batch.measure() for batch in batches)

@@ -69,6 +69,20 @@ async def test_samples_without_a_token_are_asked_for_together() -> None:
     assert [one.seeds for one in engines.requests] == [SEEDS]
 
 
+async def test_a_parked_request_whose_time_is_up_answers_with_what_it_has() -> None:
+    engines = TypingEngines(lambda index, number: 50)
+    resumable = ResumingEngines(engines)
+    late = request(budget=99)
+    asked = asyncio.create_task(resumable.generate(late))
+    await turns(7)
+    await resumable.stop()
+    await resumable.abort(late)
+    made = await asked
+    assert [one.finish for one in made] == ["abort"] * 3
+    assert all(0 < len(one.tokens) < 50 for one in made)
+    assert len(engines.requests) == 1
+
+
 async def test_parked_requests_go_on_in_the_order_asked_for() -> None:
     engines = TypingEngines(lambda index, number: 50)
     resumable = ResumingEngines(engines)

@@ -8,7 +8,7 @@ from rlrun.plugins.generation import Generation
 from rlrun.plugins.types import Drop, Group
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import JobError
-from rlrun.runner.rollouts import executions, punctual
+from rlrun.runner.rollouts import executions, punctual, rollout
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.rollout import RolloutSource
 from rlrun.specs.rollout import RolloutSpec
@@ -108,14 +108,14 @@ async def test_a_filter_may_give_back_what_it_dropped_when_the_step_starves(dete
 async def test_a_group_past_its_time_is_dropped_counted_and_replaced() -> None:
     engines = Engines()
     engines.never = {2}
-    batch = await source(engines, SPEC.model_copy(update={"request_timeout": 0.05})).next(0)
+    batch = await source(engines, SPEC.model_copy(update={"request_timeout": 0.3})).next(0)
     assert indices(batch.groups) == [0, 1, 3, 4]
     assert batch.measure()["rollout/dropped/generation/timeout"] == 1
 
 
 async def test_a_sample_past_its_time_leaves_its_group_and_is_counted() -> None:
     engines = TypingEngines(lambda index, number: 10**9 if (index, number) == (2, 1) else 3)
-    spec = SPEC.model_copy(update={"request_timeout": 0.05, "max_response_tokens": 10**9})
+    spec = SPEC.model_copy(update={"request_timeout": 0.3, "max_response_tokens": 10**9})
     batch = await source(engines, spec).next(0)  # type: ignore[arg-type]
     assert indices(batch.groups) == [0, 1, 2, 3]
     assert [one.id for one in batch.groups[2].samples] == ["2-0", "2-2"]
@@ -129,10 +129,34 @@ async def test_an_engine_that_does_not_hear_that_a_sample_is_late_costs_the_grou
         monkeypatch.setattr(module, "GRACE_SECONDS", 0.02)
     engines = TypingEngines(lambda index, number: 10**9 if (index, number) == (2, 1) else 3)
     engines.deaf = True
-    spec = SPEC.model_copy(update={"request_timeout": 0.05, "max_response_tokens": 10**9})
+    spec = SPEC.model_copy(update={"request_timeout": 0.3, "max_response_tokens": 10**9})
     batch = await source(engines, spec).next(0)  # type: ignore[arg-type]
     assert indices(batch.groups) == [0, 1, 3, 4]
     assert batch.measure()["rollout/dropped/generation/timeout"] == 1
+
+
+async def test_a_sample_past_its_time_has_no_reward_that_would_be_told_of() -> None:
+    engines = TypingEngines(lambda index, number: 10**9 if (index, number) == (2, 1) else 3)
+    spec = SPEC.model_copy(update={"request_timeout": 0.3, "max_response_tokens": 10**9})
+    metrics = (await source(engines, spec).next(0)).measure()  # type: ignore[arg-type]
+    assert all(np.isfinite(value) for value in metrics.values()), metrics
+    assert metrics["rollout/response_len/max"] == 3
+
+
+async def test_an_engine_that_hangs_while_surplus_is_aborted_does_not_end_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Hanging(Engines):
+        async def abort_all(self) -> None:
+            await asyncio.Event().wait()
+
+    for module in (punctual, rollout):
+        monkeypatch.setattr(module, "GRACE_SECONDS", 0.02)
+    engines = Hanging()
+    engines.never = {1, 5}
+    batch = await source(engines, SPEC.model_copy(update={"oversample": 6})).next(0)
+    assert indices(batch.groups) == [0, 2, 3, 4]
+    assert len(asyncio.all_tasks()) <= 2  # this test and the read-ahead
 
 
 async def test_no_more_samples_are_asked_for_than_allowed() -> None:
@@ -156,8 +180,8 @@ async def test_no_more_samples_are_asked_for_than_allowed() -> None:
 async def test_a_wave_past_its_time_ends_a_deterministic_job() -> None:
     engines = Engines()
     engines.never = {2}
-    spec = SPEC.model_copy(update={"request_timeout": 0.05})
-    with pytest.raises(JobError, match=r"4 prompts were not answered within 0\.05 s"):
+    spec = SPEC.model_copy(update={"request_timeout": 0.3})
+    with pytest.raises(JobError, match=r"4 prompts were not answered within 0\.3 s"):
         await source(engines, spec, deterministic=True).next(0)
 
 

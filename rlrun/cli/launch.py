@@ -1,5 +1,6 @@
 """`rlrun launch`: run the job of a spec."""
 
+import gc
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,7 +45,9 @@ def command(
         _refuse_drift(loaded, locked)
     from rlrun.runner.launch import launch
 
-    raise typer.Exit(launch(loaded, resume=resume, new=new))
+    code = launch(loaded, resume=resume, new=new)
+    gc.freeze()  # the interpreter's end would look once more through all that was imported: a second and more
+    raise typer.Exit(code)
 
 
 def _refuse_drift(loaded: "LoadedSpec", locked: Path) -> None:

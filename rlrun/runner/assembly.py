@@ -57,10 +57,10 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     assert plan.steps is not None
     steps, plan = spec.debug.step or plan.steps, part_of(plan, spec.debug.mode)
     saved = saved_source(spec, steps, model)
-    scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs)
-    stack.push_async_callback(scorer.close)
     cluster = Cluster(spec.cluster, place(plan))
     stack.push_async_callback(cluster.close)
+    scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs)
+    stack.push_async_callback(scorer.close)  # first: the cluster waits for whatever this process started
     models = await in_background(_fetch_models, spec, model)
     starting = asyncio.create_task(start_processes(spec, plan, models, folder, cluster))
     scoring = asyncio.create_task(_start_scorer(scorer, starting if spec.engines else None))

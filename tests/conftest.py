@@ -61,7 +61,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a Ray cluster that outlives the jobs, as a user's own would."""
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}  # jobs and cluster must agree
-    os.environ["RAY_worker_niceness"] = "0"  # as in a Ray of our own
+    os.environ |= {"RAY_worker_niceness": "0"}  # as where a job starts Ray
     command = [sys.executable, "-c", RAY, str(tmp_path_factory.mktemp("r"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
         assert head.stdin is not None

@@ -261,7 +261,6 @@ async def test_the_second_reward_is_scored_after_the_first_one_died(moody: Rewar
     assert [sample.reward for sample in samples] == [0, 3]
 
 
-@pytest.mark.parametrize("bad", ["hang", "crash", "raise", "nan"])
 async def test_a_process_that_died_with_nothing_to_do_costs_no_sample(moody: RewardSpec) -> None:
     async with scoring(moody) as scorer:
         for _ in range(2):  # the second time it is the one that was put in its place
@@ -275,6 +274,7 @@ async def test_a_process_that_died_with_nothing_to_do_costs_no_sample(moody: Rew
     assert not scorer.errors
 
 
+@pytest.mark.parametrize("bad", ["hang", "crash", "raise", "nan"])
 async def test_stop_names_plugin_sample_and_cause_and_scoring_can_go_on(moody: RewardSpec, bad: str) -> None:
     async with scoring(moody, timeout=0.5, on_error="stop") as scorer:
         with pytest.raises(RewardError, match=r"reward 'moody' on sample 0-1: .+scoring\.on_error"):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.checkpoint import Checkpoints, clear_unfinished, read_driver, trainer_folder
+from rlrun.runner.checkpoint import Checkpoints, checkpoint_of, clear_unfinished, read_driver, trainer_folder
 from rlrun.runner.errors import JobError
 from tests.runner.loop_fakes import Trainer
 
@@ -30,6 +30,21 @@ async def test_the_newest_ones_are_kept_by_number_not_by_name(tmp_path: Path) ->
     for step in (8, 9, 10, 11):
         await checkpoints.save(Trainer(), step, {})
     assert names(tmp_path) == ["step-10", "step-11"]
+
+
+async def test_one_that_is_there_already_stays(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    await checkpoints.save(Trainer(), 3, {"data": 1})
+    await checkpoints.save(Trainer(), 3, {"data": 2})
+    assert read_driver(tmp_path / "step-3") == {"data": 1}
+
+
+async def test_the_driver_alone(tmp_path: Path) -> None:
+    """Of a job without a trainer, which saves nothing while it goes on."""
+    checkpoints = Checkpoints(tmp_path, keep=1, asynchronous=True)
+    await checkpoints.save(None, 1, {"data": 1})
+    assert checkpoints.newest() == checkpoint_of(tmp_path, 1) == tmp_path / "step-1"
+    assert checkpoint_of(tmp_path, 2) is None
 
 
 async def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ class Rank:
         self.number = number
         self.seen: list[Columns] = []
         self.shared = 0
+        self.asked = 0
+        self.loaded = ""
         self.fails: ProcessFailure | None = None
 
     def share(self, value: Any) -> Any:
@@ -43,9 +45,15 @@ class Rank:
         own = {index: one.advantages for index, one in from_columns(columns).items()}
         return joined_log_probs(own if self.number in (0, 2) else {}), 1.0
 
+    def teacher_log_probs(self, columns: Columns, micro_batches: Any) -> Any:
+        return self.values(columns, micro_batches)
+
     def train(self, columns: Columns, steps: list[TrainStep]) -> Any:
         self.seen.append(columns)
         return [{"train/loss": 0.5}] * len(steps), 2.0
+
+    def train_critic(self, columns: Columns, steps: list[TrainStep]) -> Any:
+        return self.train(columns, steps)
 
     def write_weights(self, version: int) -> WeightManifest | None:
         return WeightManifest("segment", 8, version, ()) if self.number == 0 else None
@@ -58,6 +66,13 @@ class Rank:
 
     def save(self, folder: str) -> None:
         assert isinstance(folder, str)
+
+    def load(self, folder: str) -> None:
+        self.loaded = folder
+
+    def saved(self) -> bool:
+        self.asked += 1
+        return self.asked > self.number
 
 
 def sequences(count: int) -> list[TrainSequence]:
@@ -99,11 +114,29 @@ async def test_log_probs_come_back_in_the_order_of_the_sequences(reference: bool
     assert [values[0] for values in found] == [factor * number for number in range(5)]
 
 
-async def test_a_critic_of_two_tensor_ranks_has_data_ranks_of_its_own() -> None:
+async def test_companions_of_two_tensor_ranks_have_data_ranks_of_their_own() -> None:
+    ranks = [Rank(number) for number in range(4)]
+    for trainer, ask in (
+        ((one := TrainerGroup(ranks, [0, 1, 2, 3], critic=[0, 0, 1, 1])), one.values),
+        ((two := TrainerGroup(ranks, [0, 1, 2, 3], teacher=[0, 0, 1, 1])), two.teacher_log_probs),
+    ):
+        found = await ask(sequences(5), BATCHES)
+        assert [values[0] for values in found] == list(range(5))
+        assert trainer.seconds_used() == 1.0
+
+
+async def test_the_critic_is_trained_in_its_own_layout() -> None:
     ranks = [Rank(number) for number in range(4)]
     trainer = TrainerGroup(ranks, [0, 1, 2, 3], critic=[0, 0, 1, 1])
-    found = await trainer.values(sequences(5), BATCHES)
-    assert [values[0] for values in found] == list(range(5))
+    await trainer.train_critic(sequences(5), [TrainStep(BATCHES, {})])
+    assert [rank.seen[0].indices.tolist() for rank in ranks] == [[0, 3, 4], [0, 3, 4], [1, 2], [1, 2]]
+
+
+async def test_companions_have_the_layout_of_all_ranks_unless_told() -> None:
+    ranks = [Rank(number) for number in range(4)]
+    trainer = TrainerGroup(ranks, [0, 0, 1, 1])
+    await trainer.train_critic(sequences(4), [TrainStep((((0,),), ((1,),), ((2,),), ((3,),)), {})])
+    assert [rank.seen[0].indices.tolist() for rank in ranks] == [[0], [1], [2], [3]]
 
 
 async def test_the_slowest_rank_counts_and_counting_starts_over() -> None:
@@ -133,6 +166,28 @@ async def test_weights_that_are_handed_over_stay_as_they_are_meanwhile() -> None
     with pytest.raises(WeightsMoved):
         async with trainer.hand_over(7, 2, "all"):
             pass
+
+
+async def test_weights_that_were_loaded_over_are_not_handed_over() -> None:
+    trainer, ranks = group()
+    await trainer.write_weights(7)
+    async with trainer.hand_over(7, 2, "all"):
+        loading = asyncio.create_task(trainer.load(Path("checkpoint")))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not ranks[0].loaded
+    await loading
+    assert [rank.loaded for rank in ranks] == ["checkpoint"] * 4
+    with pytest.raises(WeightsMoved, match="no longer has weights 7"):
+        async with trainer.hand_over(7, 2, "all"):
+            pass
+
+
+async def test_ranks_are_asked_until_each_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlrun.runner.trainer_group.ASK_AGAIN_SECONDS", 0)
+    trainer, ranks = group()
+    await trainer.saved()
+    assert [rank.asked for rank in ranks] == [1, 2, 3, 4]
 
 
 async def test_a_full_disk_on_a_rank_is_an_os_error() -> None:

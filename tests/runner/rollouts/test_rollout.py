@@ -1,11 +1,13 @@
 import asyncio
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rlrun.plugins.generation import Generation
-from rlrun.plugins.types import Drop, Group
+from rlrun.plugins.types import Drop, Group, Sample, Status
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import JobError
 from rlrun.runner.rollouts import executions, punctual, rollout
@@ -85,7 +87,8 @@ async def test_starvation_says_what_was_tried_and_why_it_was_dropped(determinist
     def nothing(group: Group) -> Drop:
         return Drop("all_0" if group.prompt.index % 4 else "all_1")
 
-    starved = source(Engines(), SPEC.model_copy(update={"max_attempts": 2}), [("nonzero_std", nothing)])
+    spec, filters = SPEC.model_copy(update={"max_attempts": 2}), [("nonzero_std", nothing)]
+    starved = source(Engines(), spec, filters, deterministic=deterministic)
     with pytest.raises(
         JobError, match=r"of 8 groups tried 0 were kept, 4 .* 6 by nonzero_std \(all_0\), 2 by"
     ):
@@ -208,6 +211,48 @@ async def test_truncated_samples_are_trained_or_masked(truncated: str, trained: 
     batch = await source(engines, SPEC.model_copy(update={"truncated": truncated})).next(0)
     assert {float(s.loss_mask.sum()) for group in batch.groups for s in group.samples} == {trained}
     assert batch.measure()["rollout/truncated_ratio"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("truncated", "left"),
+    [
+        ("train", {"0-0": 1, "0-1": 1, "0-2": 1}),
+        ("mask", {"0-0": 1, "0-1": 0, "0-2": 1}),
+        ("drop", {"0-0": 1, "0-2": 1}),
+    ],
+)
+async def test_what_is_done_with_a_truncated_sample_leaves_its_siblings(
+    truncated: str, left: dict[str, float]
+) -> None:
+    class SecondIsCut(Engines):
+        async def generate(self, request: GenerateRequest) -> list[Generation]:
+            first, second, third = await super().generate(request)
+            return [first, replace(second, finish="length"), third]
+
+    spec = SPEC.model_copy(update={"truncated": truncated})
+    group, *_ = (await source(SecondIsCut(), spec).next(0)).groups
+    assert {one.id: float(one.loss_mask.sum()) for one in group.samples} == left
+
+
+async def test_a_failed_sample_leaves_its_siblings() -> None:
+    class SecondFails(Grader):
+        async def score(self, samples: Sequence[Sample]) -> None:
+            await super().score(samples)
+            for one in samples:
+                if one.id.endswith("-1"):
+                    one.status = Status.FAILED
+
+    batch = await source(Engines(), grader=SecondFails()).next(0)
+    assert [one.id for one in batch.groups[0].samples] == ["0-0", "0-2"]
+    assert batch.measure()["rollout/failed"] == 4
+
+
+async def test_a_group_that_failed_is_never_given_back() -> None:
+    grader = Grader()
+    grader.fails = set(range(1, 8))
+    spec = SPEC.model_copy(update={"max_attempts": 2})
+    with pytest.raises(JobError, match=r"of 8 groups tried 1 were kept, 4 .* 7 by generation \(failed\)"):
+        await source(Engines(), spec, grader=grader).next(0)
 
 
 async def test_truncated_samples_can_be_dropped() -> None:

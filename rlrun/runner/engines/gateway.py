@@ -52,7 +52,7 @@ class Gateway:
             raise self._failure(error) from error
 
     async def generate(self, request: GenerateRequest, number: int) -> Generation:
-        """Sample `number` of a request. EngineGone where the engine that it chose is gone, or it is."""
+        """Sample `number` of a request. EngineGone: the engine that it chose is gone, or it is itself."""
         assert self._connection is not None, "started first"
         body, seconds = sample_body(request, number), self._setup.request_timeout
         return parse_sample(await self._connection.call("POST", "/generate", body, seconds, safe=False))

@@ -56,7 +56,7 @@ class ServerSetup(Protocol):
 
 
 class ServerProcess(ABC):
-    """One server. `start`, then `check` now and then, and `stop`; not for several threads at once."""
+    """One server. `start`, then `check` now and then, and `stop`, also while a check is under way."""
 
     what: ClassVar[str]
     """As messages call it: `SGLang server`."""
@@ -115,7 +115,7 @@ class ServerProcess(ABC):
             raise EngineError(
                 f"the {self.what} at {self.url} did not answer /health in {_HEALTH_SECONDS:g} s"
             )
-        self._members |= _tree(self._process.pid)
+        self._members = self._members | _tree(self._process.pid)
 
     def memory(self) -> float:
         """Bytes that the server and all that it started hold in host memory now."""
@@ -125,7 +125,7 @@ class ServerProcess(ABC):
         """End it and everything that it started."""
         if self._process is None:
             return
-        self._members |= _tree(self._process.pid)
+        self._members = self._members | _tree(self._process.pid)
         for member in self._members:
             _signal(member, signal.SIGTERM)
         _, left = psutil.wait_procs(list(self._members), timeout=_END_SECONDS)

@@ -23,7 +23,7 @@ from rlrun.runner.carriers import (
 from rlrun.runner.engines import connection
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.pool import EnginePool
-from rlrun.runner.errors import EngineError
+from rlrun.runner.errors import EngineError, EngineGone
 
 Script = Callable[[str, Any], Awaitable[web.Response]]
 REQUEST = GenerateRequest(
@@ -251,6 +251,33 @@ async def test_only_safe_calls_are_repeated_after_a_broken_connection(make_peer:
             await client.generate(REQUEST)
         assert connections == 4
     assert peer.asked == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "gone"),
+    [({"X-SMG-Error-Code": "call_upstream_request_error"}, True), ({}, False)],
+    ids=["a router that found nobody", "an engine that failed"],
+)
+async def test_a_router_s_own_failure_is_of_the_engine_behind_it(
+    make_peer: Any, headers: dict[str, str], gone: bool
+) -> None:
+    async def fail(path: str, body: Any) -> web.Response:
+        return web.Response(status=500, headers=headers)
+
+    peer = await make_peer(fail)
+    async with EngineClient(peer.url) as client:
+        with pytest.raises(EngineError) as caught:
+            await client.pause()
+    assert isinstance(caught.value, EngineGone) == gone
+
+
+async def test_a_client_that_was_closed_asks_nothing_more(make_peer: Any) -> None:
+    peer = await make_peer(echo)
+    async with EngineClient(peer.url) as client:
+        await client.pause()
+    with pytest.raises(EngineGone, match="is asked nothing more"):
+        await client.resume()
+    assert len(peer.asked) == 1
 
 
 async def test_an_engine_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ CPU = torch.device("cpu")
 
 def test_sums_maxima_and_durations_over_micro_batches():
     meter = Meter()
-    for loss, peak, seconds in ((1.0, 3.0, 0.5), (torch.tensor(2.0), torch.tensor(2.0), 0.25)):
+    for loss, peak, seconds in ((1.0, 0.5, 0.5), (torch.tensor(2.0), torch.tensor(0.25), 0.25)):
         meter.add({"loss": loss})
         meter.raise_to({"peak": peak})
         meter.lengthen({"seconds": seconds})
-    assert meter.reduced(True, CPU) == {"loss": 3.0, "peak": 3.0, "seconds": 0.75}
+    assert meter.reduced(True, CPU) == {"loss": 3.0, "peak": 0.5, "seconds": 0.75}
 
 
 def test_ranks_are_summed_up_once_for_each_share_of_the_data(monkeypatch: pytest.MonkeyPatch):

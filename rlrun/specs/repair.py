@@ -17,10 +17,22 @@ from rlrun.specs.optimizer_rules import OPTIMIZER_RULES
 from rlrun.specs.parallel_rules import PARALLEL_RULES
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
+from rlrun.specs.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.router_rules import ROUTER_RULES
 from rlrun.specs.rules import RULES
 from rlrun.specs.strict import validated
 from rlrun.specs.trainer_rules import TRAINER_RULES
+
+_RULES = (
+    *RULES,
+    *ROLLOUT_RULES,
+    *ENGINE_RULES,
+    *ROUTER_RULES,
+    *OPTIMIZER_RULES,
+    *PARALLEL_RULES,
+    *TRAINER_RULES,
+)
+"""Those that need no algorithm."""
 
 
 def rule_findings(data: dict[str, Any], findings: list[Finding], demands: Demands | None) -> list[Finding]:
@@ -29,8 +41,7 @@ def rule_findings(data: dict[str, Any], findings: list[Finding], demands: Demand
     spec = _repaired(data, broken)
     if spec is None:
         return []
-    rules = (*RULES, *ENGINE_RULES, *ROUTER_RULES, *OPTIMIZER_RULES, *PARALLEL_RULES, *TRAINER_RULES)
-    found = [each for rule in rules for each in rule(spec)]
+    found = [each for rule in _RULES for each in rule(spec)]
     found += [each for rule in ALGORITHM_RULES for each in rule(spec, demands)] if demands else []
     found += model_findings(spec)
     return [finding for finding in found if not _hangs_on(finding, broken)]

@@ -10,6 +10,7 @@ from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.sizing import Sizing, size_job
 from rlrun.specs.algorithm_rules import ALGORITHM_RULES
 from rlrun.specs.job import Spec
+from rlrun.specs.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.rules import RULES
 from rlrun.specs.trainer import ParallelSpec
 
@@ -99,6 +100,6 @@ def _expert_degrees(ranks: int, model: Architecture) -> list[int]:
 
 def _objections(spec: Spec, case: Case) -> bool:
     """Whether a rule of the spec speaks against it."""
-    own = (finding for rule in RULES for finding in rule(spec))
+    own = (finding for rule in (*RULES, *ROLLOUT_RULES) for finding in rule(spec))
     others = (finding for rule in ALGORITHM_RULES for finding in rule(spec, case.needs))
     return any(True for _ in own) or any(True for _ in others)

@@ -18,7 +18,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (snapshot / "config.json").write_text("{}")
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("c0ffee")
-    monkeypatch.setattr(huggingface_hub._snapshot_download.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(
         huggingface_hub, "hf_hub_url", lambda name, file, revision: f"http://127.0.0.1:1/{name}/{file}"
     )

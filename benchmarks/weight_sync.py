@@ -26,9 +26,10 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ from rlrun.runner.carriers import (
     FolderWeights,
     GenerateRequest,
     GroupAddress,
+    Readers,
     Sampling,
     StreamedWeights,
     WeightManifest,
@@ -235,7 +237,7 @@ def hand_over(writer: WeightWriter, pipe: Connection, version: int) -> None:
     if not isinstance(update, StreamedWeights):
         pipe.send(update)
         return hear(pipe)
-    address = writer.begin(1, "reader")
+    address = writer.begin(Readers((0,), (0,), 1))
     if address is not None:
         pipe.send(address)
     bucket = writer.next_bucket()
@@ -269,7 +271,8 @@ def take(pipe: Connection, shapes: Mapping[str, tuple[int, ...]], dtype: str) ->
             for file in sorted(Path(item.folder).glob("*.safetensors")):
                 copy(own, load_file(file))
         elif item.payloads:
-            copy(own, dict(pickle.loads(base64.b64decode(item.payloads[0]))))
+            held = pickle.loads(base64.b64decode(item.payloads[0]))
+            copy(own, flattened(held["flattened_tensor"], held["metadata"]))
         else:
             assert group is not None
             buffer = torch.empty(sum(map(num_bytes, item.tensors)), dtype=torch.uint8)
@@ -298,6 +301,13 @@ def drain(address: GroupAddress, bucket: int, count: int) -> None:
     group, buffer = join(address), torch.ones(bucket, dtype=torch.uint8)
     for _ in range(count):
         group.broadcast([buffer], torch.distributed.BroadcastOptions()).wait()
+
+
+def flattened(buffer: torch.Tensor, metadata: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Tensors of a bucket, as a server finds them in it."""
+    return {
+        one.name: buffer[one.start_idx : one.end_idx].view(one.dtype).reshape(one.shape) for one in metadata
+    }
 
 
 def join(address: GroupAddress) -> torch.distributed.ProcessGroup:

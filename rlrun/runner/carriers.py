@@ -6,7 +6,7 @@
 Plain numpy, so that every carrier crosses process borders cheaply and tests need no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -162,6 +162,23 @@ class StreamedWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class Readers:
+    """Who reads a set of weights that is handed over."""
+
+    engines: tuple[int, ...]
+    """Numbers of the engines."""
+    lives: tuple[int, ...]
+    """How often each was started again: its processes are others then."""
+    processes: int
+    """Of each engine."""
+
+    @property
+    def count(self) -> int:
+        """Processes of all of them."""
+        return len(self.engines) * self.processes
+
+
+@dataclass(frozen=True, slots=True)
 class GroupAddress:
     """Where the processes of servers meet trainer rank 0, which is rank 0 of the group."""
 
@@ -180,11 +197,19 @@ class WeightBucket:
     version: int
     tensors: tuple[TensorSlot, ...] = ()
     payloads: tuple[str, ...] = ()
-    """Base64, each for one reading process; none where the tensors are broadcast."""
+    """Base64, each for one reading process, in order; none where the tensors are broadcast."""
     checksums: Checksums | None = None
     """At the end."""
     error: str | None = None
-    """Why rank 0 cannot go on."""
+    """Why it cannot go on."""
+
+    @classmethod
+    def joined(cls, parts: Sequence["WeightBucket"]) -> "WeightBucket":
+        """One bucket of the ranks that hand it over, in order: each has payloads for other readers."""
+        for part in parts:
+            if part.error is not None:
+                return cls(part.version, error=part.error)
+        return replace(parts[0], payloads=tuple(payload for part in parts for payload in part.payloads))
 
     def share(self, engine: int, readers: int) -> "WeightBucket":
         """What one of several engines, of so many processes each, is to load."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rlrun.runner.batches.columns import split_log_probs, to_columns
 from rlrun.runner.batches.packing import MicroBatches, all_micro_batches
-from rlrun.runner.carriers import TrainSequence, TrainStep, WeightBucket, WeightUpdate
+from rlrun.runner.carriers import Readers, TrainSequence, TrainStep, WeightBucket, WeightUpdate
 from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.engines.delivery import Buckets, WeightsMoved
 
@@ -26,7 +26,7 @@ ASK_AGAIN_SECONDS = 0.5
 
 
 class Rank(Protocol):
-    """One trainer rank in a process of its own (rlrun.runner.cluster.actors.TrainerActor)."""
+    """One trainer rank in a process of its own (rlrun.runner.cluster.trainer_actor.TrainerActor)."""
 
     def call(self, method: str, *args: Any, deadline: float) -> Awaitable[Any]:
         """Run a method there. ProcessFailure when the rank dies or raises."""
@@ -107,7 +107,7 @@ class TrainerGroup:
         return manifest  # type: ignore[no-any-return]
 
     @asynccontextmanager
-    async def hand_over(self, version: int, readers: int, members: str) -> AsyncIterator[Buckets]:
+    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[Buckets]:
         """The weights that were announced, bucket by bucket; they stay as they are meanwhile.
 
         WeightsMoved when the ranks have others by now.
@@ -115,13 +115,12 @@ class TrainerGroup:
         async with self._still:
             if version != self._written:
                 raise WeightsMoved(f"the trainer no longer has weights {version}")
-            groups = await self._all("begin_weights", [(readers, members)] * len(self._ranks))
+            groups = await self._all("begin_weights", [(readers,)] * len(self._ranks))
             yield Buckets(next((one for one in groups if one is not None), None), self._next_bucket)
 
     async def _next_bucket(self) -> WeightBucket:
         buckets = await self._all("next_bucket", [()] * len(self._ranks))
-        [bucket] = [found for found in buckets if found is not None]
-        return bucket  # type: ignore[no-any-return]
+        return WeightBucket.joined([found for found in buckets if found is not None])
 
     async def offload(self) -> None:
         """Leave the devices' memory to others; only `reload` may be called then."""

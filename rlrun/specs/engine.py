@@ -48,12 +48,14 @@ class EngineSpec(Section):
     """Colocated: weights and cache leave the devices while the trainer works there, and the trainer's state
     while engines do. None: on GPUs, where memory is scarce."""
     weight_sync: Literal["tensor", "broadcast", "disk"] | None = None
-    """SGLang: how weights get to servers. `tensor`: through shared memory of the trainer's host. `broadcast`:
-    a process group of trainer rank 0 and all servers (gloo, on GPUs NCCL). `disk`: safetensors in a folder
-    that all see. None: `tensor` on one node, else `broadcast`; for external engines `disk`."""
+    """SGLang: how weights get to servers. `tensor`: through shared memory of the trainer's host, or of GPUs
+    that both share. `broadcast`: a process group of trainer rank 0 and all servers (gloo, on GPUs NCCL).
+    `disk`: safetensors in a folder that all see. None: `tensor` on one node; on several `broadcast`, or where
+    trainer and servers share GPUs `disk`; for external engines `disk`."""
     weight_bucket: int | None = Field(default=None, ge=1)
     """SGLang: MiB of weights gathered and sent at a time; two such buckets are held, while one is on its way.
-    None: 512; with `tensor` the whole model, which then stays in shared memory."""
+    None: 512; with `tensor` the whole model, which then stays in shared memory. With `tensor` on GPUs that
+    trainer and servers share, buckets lie on these GPUs."""
     weight_delta: bool = False
     """SGLang: servers load only the files of `disk` that changed since the version before."""
     weight_check: Literal["sample", "all", "none"] = "sample"

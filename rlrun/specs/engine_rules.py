@@ -12,7 +12,7 @@ from rlrun.specs.served_model import served_model
 from rlrun.specs.server_size import COPIES, STAGES, copies_of, key_of, stages_of
 from rlrun.specs.sglang_arguments import spelled
 from rlrun.specs.spelling import nearest
-from rlrun.specs.weight_sync import carrier_of
+from rlrun.specs.weight_sync import carrier_of, shares_gpus, shares_memory
 
 _OF_WEIGHTS = ("model", "weight_sync", "weight_bucket", "weight_delta", "weight_check")
 _OF_SERVERS = ("python", "environment", "sglang", "router", "sglang_router")
@@ -85,10 +85,14 @@ def weight_carrier(spec: Spec) -> Iterator[Finding]:
     if spec.engine.type not in ("sglang", "external"):
         return
     key = ("engine", "weight_sync")
-    if spec.engine.weight_sync == "tensor" and spec.cluster.nodes > 1:
+    if spec.engine.weight_sync == "tensor" and spec.cluster.nodes > 1 and shares_memory(spec):
         message = "weights in shared memory reach servers of one host alone"
         others = (("cluster", "nodes"),)
         yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", others=others)
+    if spec.engine.type == "sglang" and spec.engine.weight_sync == "broadcast" and shares_gpus(spec):
+        message = "NCCL takes no two processes of one GPU, and trainer and servers share theirs"
+        others = (("cluster", "placement"),)
+        yield Finding(key, message, 'use "tensor" or "disk"', found="broadcast", others=others)
     if spec.engine.weight_sync == "tensor" and spec.engine.type == "external":
         message, others = "nobody knows whether external engines share memory with the trainer", _TYPE
         yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", others=others)
@@ -103,13 +107,14 @@ def weight_carrier(spec: Spec) -> Iterator[Finding]:
 
 def streams_to_shared_devices(spec: Spec) -> Iterator[Finding]:
     """Weights that the trainer must hand over itself, to engines that start again when it has no memory."""
-    broadcast = spec.engine.weight_sync == "broadcast"
-    key = ("engine", "weight_sync" if broadcast else "weight_bucket")
-    bucketed = spec.engine.weight_bucket is not None and spec.engine.weight_sync in (None, "tensor")
-    if spec.engine.type == "sglang" and sleeps(spec) and (broadcast or bucketed):
-        message = "while engines have the devices to themselves the trainer cannot hand its weights over"
-        cure = 'use weight_sync = "tensor" without weight_bucket, or "disk"'
-        others = (("engine", "sleep"), ("cluster", "placement"))
+    if spec.engine.type != "sglang" or not sleeps(spec) or not spec.fault_tolerance.engine_restarts:
+        return
+    broadcast = carrier_of(spec) == "broadcast" and not shares_gpus(spec)
+    if broadcast or (carrier_of(spec) == "tensor" and spec.engine.weight_bucket is not None):
+        key = ("engine", "weight_sync" if broadcast else "weight_bucket")
+        message = "to an engine that is started again meanwhile a trainer without devices cannot give weights"
+        cure = 'use weight_sync = "tensor" without weight_bucket, or "disk"; or let no engine start again'
+        others = (("engine", "sleep"), ("cluster", "placement"), ("fault_tolerance", "engine_restarts"))
         yield Finding(key, message, cure, at_value=False, others=others)
 
 

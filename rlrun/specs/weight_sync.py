@@ -3,6 +3,7 @@
 from typing import Literal
 
 from rlrun.specs.job import Spec
+from rlrun.specs.layout import sleeps
 
 Carrier = Literal["native", "tensor", "broadcast", "disk"]
 
@@ -17,12 +18,30 @@ def carrier_of(spec: Spec) -> Carrier:
         return "native"
     if spec.engine.type == "external":
         return spec.engine.weight_sync or "disk"
-    return spec.engine.weight_sync or ("tensor" if spec.cluster.nodes == 1 else "broadcast")
+    if spec.engine.weight_sync is not None or spec.cluster.nodes == 1:
+        return spec.engine.weight_sync or "tensor"
+    return "disk" if shares_gpus(spec) or sleeps(spec) else "broadcast"
+
+
+def shares_gpus(spec: Spec) -> bool:
+    """Whether trainer ranks and engines compute on the same GPUs."""
+    return bool(spec.cluster.gpus_per_node) and spec.cluster.placement == "colocated"
+
+
+def lie_on_devices(spec: Spec) -> bool:
+    """Whether buckets of `tensor` lie on GPUs, each read by the process of a server that computes there too:
+    every such process shares its GPU with a trainer rank, and every rank gathers all tensors, which stages of
+    a pipeline do not.
+    """
+    processes = (spec.engine.count or 1) * spec.engine.tensor
+    parallel = spec.trainer.parallel
+    beside = shares_gpus(spec) and parallel.pipeline == 1 and processes <= parallel.world_size
+    return beside and carrier_of(spec) == "tensor" and spec.engine.weight_bucket is not None
 
 
 def shares_memory(spec: Spec) -> bool:
     """Whether engines must be on trainer rank 0's host."""
-    return carrier_of(spec) in ("native", "tensor")
+    return carrier_of(spec) in ("native", "tensor") and not lie_on_devices(spec)
 
 
 def bucket_bytes(spec: Spec) -> int | None:

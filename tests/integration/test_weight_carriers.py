@@ -26,6 +26,7 @@ PROMPT = np.arange(5, 25, dtype=np.int32)
 CARRIERS: list[dict[str, object]] = [
     {"weight_sync": "tensor"},
     {"weight_sync": "tensor", "weight_bucket": 1},
+    {"weight_sync": "tensor", "weight_bucket": 1, "on_devices": True},
     {"weight_sync": "broadcast", "weight_bucket": 1},
     {"weight_sync": "disk", "weight_bucket": 1, "weight_delta": True},
 ]
@@ -38,9 +39,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spec_of(model: Path, servers: int, carrier: dict[str, object]) -> Spec:
+    """`on_devices`: every rank hands over by itself, as on GPUs that it shares with a server's process."""
     spec = make_spec(model, LAYOUT, lr=1e-3)
     engine = {"type": "sglang", "dtype": "float32", "tensor": servers, "weight_check": "all", **carrier}
-    return Spec.model_validate(spec.model_dump() | {"engine": engine})
+    cluster = {"gpus_per_node": 4} if engine.pop("on_devices", False) else {}
+    return Spec.model_validate(spec.model_dump() | {"engine": engine | {"count": 1}, "cluster": cluster})
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from rlrun.runner.batches.columns import Columns, from_columns, joined_log_probs
-from rlrun.runner.carriers import GroupAddress, TrainSequence, TrainStep, WeightBucket, WeightManifest
+from rlrun.runner.carriers import (
+    GroupAddress,
+    Readers,
+    TrainSequence,
+    TrainStep,
+    WeightBucket,
+    WeightManifest,
+)
 from rlrun.runner.cluster.failures import ProcessFailure
 from rlrun.runner.engines.delivery import WeightsMoved
 from rlrun.runner.trainer_group import TrainerGroup
@@ -58,8 +65,8 @@ class Rank:
     def write_weights(self, version: int) -> WeightManifest | None:
         return WeightManifest("segment", 8, version, ()) if self.number == 0 else None
 
-    def begin_weights(self, readers: int, members: str) -> GroupAddress | None:
-        return GroupAddress(members, "host", 1, readers + 1, "gloo") if self.number == 0 else None
+    def begin_weights(self, readers: Readers) -> GroupAddress | None:
+        return GroupAddress("all", "host", 1, readers.count + 1, "gloo") if self.number == 0 else None
 
     def next_bucket(self) -> WeightBucket | None:
         return WeightBucket(7) if self.number == 0 else None
@@ -155,7 +162,7 @@ async def test_rank_0_says_where_the_weights_are() -> None:
 async def test_weights_that_are_handed_over_stay_as_they_are_meanwhile() -> None:
     trainer, ranks = group()
     await trainer.write_weights(7)
-    async with trainer.hand_over(7, 2, "all") as buckets:
+    async with trainer.hand_over(7, Readers((0, 1), (0, 0), 1)) as buckets:
         assert buckets.group == GroupAddress("all", "host", 1, 3, "gloo")
         training = asyncio.create_task(trainer.train(sequences(5), [TrainStep(BATCHES, {})]))
         for _ in range(10):
@@ -164,14 +171,14 @@ async def test_weights_that_are_handed_over_stay_as_they_are_meanwhile() -> None
         assert await buckets.next() == WeightBucket(7)
     await training
     with pytest.raises(WeightsMoved):
-        async with trainer.hand_over(7, 2, "all"):
+        async with trainer.hand_over(7, Readers((0, 1), (0, 0), 1)):
             pass
 
 
 async def test_weights_that_were_loaded_over_are_not_handed_over() -> None:
     trainer, ranks = group()
     await trainer.write_weights(7)
-    async with trainer.hand_over(7, 2, "all"):
+    async with trainer.hand_over(7, Readers((0, 1), (0, 0), 1)):
         loading = asyncio.create_task(trainer.load(Path("checkpoint")))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -179,7 +186,7 @@ async def test_weights_that_were_loaded_over_are_not_handed_over() -> None:
     await loading
     assert [rank.loaded for rank in ranks] == ["checkpoint"] * 4
     with pytest.raises(WeightsMoved, match="no longer has weights 7"):
-        async with trainer.hand_over(7, 2, "all"):
+        async with trainer.hand_over(7, Readers((0, 1), (0, 0), 1)):
             pass
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from rlrun.converters.config_json import read_architecture
 from rlrun.converters.hf_names import hf_tensors
-from rlrun.runner.carriers import WeightBucket, WeightUpdate
+from rlrun.runner.carriers import Readers, WeightBucket, WeightUpdate
 from rlrun.runner.engines.delivery import Buckets
 from rlrun.runner.weights.writer import Source, WeightWriter
 from rlrun.specs.job import Spec
@@ -51,10 +51,10 @@ class LocalPolicy:
         return update
 
     @asynccontextmanager
-    async def hand_over(self, version: int, readers: int, members: str) -> AsyncIterator[Buckets]:
+    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[Buckets]:
         """As a trainer does."""
         del version
-        yield Buckets(await asyncio.to_thread(self.writer.begin, readers, members), self._next)
+        yield Buckets(await asyncio.to_thread(self.writer.begin, readers), self._next)
 
     async def _next(self) -> WeightBucket:
         bucket = await asyncio.to_thread(self.writer.next_bucket)

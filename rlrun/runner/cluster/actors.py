@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 from rlrun.runner.batches.columns import Columns, from_columns, joined_log_probs
 from rlrun.runner.batches.packing import MicroBatches
-from rlrun.runner.carriers import GroupAddress, TrainerSetup, TrainStep, WeightBucket, WeightUpdate
+from rlrun.runner.carriers import GroupAddress, Readers, TrainerSetup, TrainStep, WeightBucket, WeightUpdate
 from rlrun.runner.cluster.failures import Failure
 from rlrun.runner.engines.setup import EngineSetup
 from rlrun.runner.engines.sglang.server import SglangServer
@@ -146,13 +146,13 @@ class TrainerActor(Process):
         self._rank.reload()
 
     @reports_failure
-    def begin_weights(self, readers: int, members: str) -> GroupAddress | None:
+    def begin_weights(self, readers: Readers) -> GroupAddress | None:
         """Begin to hand over the weights; rank 0 says where the readers meet, if they do."""
-        return self._rank.begin_weights(readers, members)
+        return self._rank.begin_weights(readers)
 
     @reports_failure
     def next_bucket(self) -> WeightBucket | None:
-        """The next bucket of them, from rank 0."""
+        """The next bucket of them, from the ranks that hand it over."""
         return self._rank.next_bucket()
 
     @reports_failure

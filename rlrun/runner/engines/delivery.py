@@ -17,6 +17,7 @@ from rlrun.runner.background import cancel_all
 from rlrun.runner.carriers import (
     FolderWeights,
     GroupAddress,
+    Readers,
     SerializedWeights,
     StreamedWeights,
     WeightBucket,
@@ -48,11 +49,8 @@ class Buckets:
 class BucketSource(Protocol):
     """Who hands over streamed weights (rlrun.runner.trainer_group.TrainerGroup)."""
 
-    def hand_over(self, version: int, readers: int, members: str) -> AbstractAsyncContextManager[Buckets]:
-        """The weights of a version, to `readers` processes of the engines that `members` names.
-
-        WeightsMoved when there are others by now.
-        """
+    def hand_over(self, version: int, readers: Readers) -> AbstractAsyncContextManager[Buckets]:
+        """The weights of a version. WeightsMoved when there are others by now."""
 
 
 class Delivery:
@@ -115,9 +113,9 @@ class Delivery:
     async def _pass(self, update: StreamedWeights, clients: Clients) -> tuple[Failures, set[int]]:
         """One attempt with these engines: who failed, and who serves the weights."""
         assert self.source is not None, "streamed weights have a source"
-        members = " ".join(f"{engine}.{self._lives[engine]}" for engine in clients)
-        readers = update.readers * len(clients)
-        async with self.source.hand_over(update.version, readers, members) as buckets:
+        lives = tuple(self._lives[engine] for engine in clients)
+        readers = Readers(tuple(clients), lives, update.readers)
+        async with self.source.hand_over(update.version, readers) as buckets:
             transfer = _Transfer(update, clients, buckets)
             await transfer.run()
         return transfer.failures, transfer.served

@@ -21,6 +21,9 @@ from rlrun.runner.carriers import (
 )
 from rlrun.runner.errors import EngineError
 
+_FLATTENED = "flattened_bucket"
+"""How an SGLang server is told that tensors lie one after the other in one buffer of bytes."""
+
 
 def generate_body(requests: Sequence[GenerateRequest], *, experts: bool = False) -> bytes:
     """One /generate call for all samples of all requests, in order; `experts`: and what they are routed to.
@@ -114,7 +117,7 @@ def manifest_body(manifest: WeightManifest) -> bytes:
 
 def payload_body(weights: SerializedWeights) -> bytes:
     """A weight update by torch's handles."""
-    return orjson.dumps({"serialized_named_tensors": weights.payloads} | _update(weights.version))
+    return orjson.dumps(_handles(weights.payloads) | _update(weights.version))
 
 
 def folder_body(weights: FolderWeights) -> bytes:
@@ -126,7 +129,7 @@ def bucket_body(bucket: WeightBucket, group: str | None) -> bytes:
     """One bucket of a weight update: handles, or what is about to come as one broadcast of bytes."""
     update = _update(bucket.version)
     if bucket.payloads:
-        return orjson.dumps({"serialized_named_tensors": bucket.payloads} | update)
+        return orjson.dumps(_handles(bucket.payloads) | update)
     slots = bucket.tensors
     return orjson.dumps(
         {
@@ -134,7 +137,7 @@ def bucket_body(bucket: WeightBucket, group: str | None) -> bytes:
             "dtypes": [slot.dtype for slot in slots],
             "shapes": [slot.shape for slot in slots],
             "group_name": group,
-            "load_format": "flattened_bucket",
+            "load_format": _FLATTENED,
         }
         | update
     )
@@ -152,6 +155,11 @@ def group_body(group: GroupAddress, rank: int) -> bytes:
             "backend": group.backend,
         }
     )
+
+
+def _handles(payloads: Sequence[str]) -> dict[str, Any]:
+    """One for each process of a server."""
+    return {"serialized_named_tensors": payloads, "load_format": _FLATTENED}
 
 
 def _update(version: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rlrun.converters.foreign import read_model
 from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.registry import build
 from rlrun.runner.batches.packing import MicroBatches
-from rlrun.runner.carriers import GroupAddress, TrainerSetup, TrainStep, WeightBucket, WeightUpdate
+from rlrun.runner.carriers import GroupAddress, Readers, TrainerSetup, TrainStep, WeightBucket, WeightUpdate
 from rlrun.runner.trainer.checkpoint import write_state
 from rlrun.runner.trainer.critic import Critic
 from rlrun.runner.trainer.exports import export_folder, make_writer
@@ -123,6 +123,7 @@ class TrainerRank:
         for companion in (self._teacher, self._critic):
             if companion is not None:
                 held += companion.release()
+        self._writer.leave()
         self._parking.leave(held)
 
     def reload(self) -> None:
@@ -133,12 +134,12 @@ class TrainerRank:
         """Put the weights where engines can read them, or announce them; rank 0 returns where."""
         return self._writer.write(version)
 
-    def begin_weights(self, readers: int, members: str) -> GroupAddress | None:
+    def begin_weights(self, readers: Readers) -> GroupAddress | None:
         """Begin to hand over the announced weights; rank 0 returns where readers meet, if they do."""
-        return self._writer.begin(readers, members)
+        return self._writer.begin(readers)
 
     def next_bucket(self) -> WeightBucket | None:
-        """The next bucket of them, from rank 0."""
+        """The next bucket of them, from the ranks that hand it over."""
         return self._writer.next_bucket()
 
     def save(self, folder: str | Path) -> None:

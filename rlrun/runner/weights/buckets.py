@@ -32,7 +32,7 @@ class Bucket:
     @property
     def size(self) -> int:
         """Bytes."""
-        return sum(_bytes(slot) for slot in self.slots)
+        return sum(bytes_of(slot) for slot in self.slots)
 
 
 def plan_buckets(shapes: Mapping[str, tuple[int, ...]], form: Form, limit: int | None) -> list[Bucket]:
@@ -54,10 +54,15 @@ def plan_buckets(shapes: Mapping[str, tuple[int, ...]], form: Form, limit: int |
     return [*buckets, _bucket(sources, pieces)]
 
 
+def bytes_of(slot: TensorSlot) -> int:
+    """Size of one tensor."""
+    return prod(slot.shape) * dtype_named(slot.dtype).itemsize
+
+
 def views_of(buffer: torch.Tensor, bucket: Bucket) -> dict[str, torch.Tensor]:
     """A bucket's tensors in a buffer of bytes."""
     return {
-        slot.name: buffer[slot.offset : slot.offset + _bytes(slot)]
+        slot.name: buffer[slot.offset : slot.offset + bytes_of(slot)]
         .view(dtype_named(slot.dtype))
         .view(slot.shape)
         for slot in bucket.slots
@@ -99,14 +104,10 @@ class WeightSet:
         return None if self._fingerprints is None else self._fingerprints.checksums()
 
 
-def _bytes(slot: TensorSlot) -> int:
-    return prod(slot.shape) * dtype_named(slot.dtype).itemsize
-
-
 def _bucket(sources: list[str], pieces: Mapping[str, tuple[str, tuple[int, ...], int]]) -> Bucket:
     slots: list[TensorSlot] = []
     offset = 0
     for name, (dtype, shape, _) in sorted(pieces.items(), key=lambda item: -item[1][2]):
         slots.append(TensorSlot(name, dtype, shape, offset))  # type: ignore[arg-type]
-        offset += _bytes(slots[-1])
+        offset += bytes_of(slots[-1])
     return Bucket(tuple(sources), tuple(slots))

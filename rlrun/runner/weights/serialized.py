@@ -1,8 +1,10 @@
-"""Weights from trainer to SGLang servers of one host: a whole model in one shared buffer, which servers copy
-theirs from (`/update_weights_from_tensor`).
+"""Weights from trainer to SGLang servers of one host: a whole model in one buffer in host memory, which
+servers copy theirs from (`/update_weights_from_tensor`), also later, when the trainer has left its device.
 
 One buffer serves every update, since a server has its copy before it answers.
 """
+
+import torch
 
 from rlrun.runner.carriers import SerializedWeights
 from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
@@ -26,10 +28,9 @@ class SerializedWriter:
     def write(self, weights: WeightSet, version: int) -> SerializedWeights:
         """Copy a whole set of weights; ValueError when a tensor is unknown, missing or of another shape."""
         if self._buffer is None:
-            self._buffer = SharedBuffer(self._whole.size)
-        views = views_of(self._buffer.bytes, self._whole)
-        weights.put(views, self._whole)
-        payloads = self._buffer.payloads(views, self._readers * _COPIES)
+            self._buffer = SharedBuffer(self._whole.size, torch.device("cpu"))
+        weights.put(views_of(self._buffer.bytes, self._whole), self._whole)
+        payloads = self._buffer.payloads(self._whole, self._readers * _COPIES)
         return SerializedWeights(self._whole.size, version, payloads, _COPIES, weights.checksums())
 
     def close(self) -> None:

@@ -3,7 +3,8 @@
     call n     gather bucket n into one buffer, while engines load bucket n - 1 from the other
     the last   nothing left: wait for the last bucket, say what checksums there must be
 
-A stream over shared memory gives handles; one over a process group begins to broadcast.
+A stream over shared memory gives handles; one over a process group begins to broadcast. Where every process
+of a server computes on the device of a trainer's rank, each of these ranks hands the weights over on its own.
 """
 
 import secrets
@@ -13,17 +14,17 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from rlrun.runner.carriers import GroupAddress, WeightBucket
+from rlrun.runner.carriers import GroupAddress, Readers, WeightBucket
 from rlrun.runner.weights.broadcast import BroadcastGroup
 from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
 from rlrun.runner.weights.sharing import SharedBuffer
 
 
 class Outlet(Protocol):
-    """One of the ways out of rank 0."""
+    """One of the ways out of a rank."""
 
-    def begin(self, readers: int, members: str) -> GroupAddress | None:
-        """Make ready for so many reading processes; `members` names their servers."""
+    def begin(self, readers: Readers) -> GroupAddress | None:
+        """Make ready for these."""
 
     def send(self, bucket: Bucket, weights: WeightSet) -> tuple[str, ...]:
         """Gather the next bucket and hand it over; payloads, where there are any. RuntimeError when it, or
@@ -38,27 +39,37 @@ class Outlet(Protocol):
 
 
 class SharedOutlet:
-    """Through shared memory of the host, to servers that copy from there."""
+    """Through buffers that servers open and copy from: in memory of the host, for all of them, or of this
+    rank's device, for the process of a server that computes there too.
+    """
 
-    def __init__(self, size: int) -> None:
-        """`size` of the largest bucket."""
+    def __init__(self, size: int, device: torch.device, *, beside: int | None = None) -> None:
+        """`size` of the largest bucket. `beside`: the process that computes on `device`, counted over all
+        servers' processes; None: all are readers.
+        """
         self._size = size
+        self._device = device
+        self._beside = beside
         self._readers = 0
         self._buffers: list[SharedBuffer] = []
 
-    def begin(self, readers: int, members: str) -> None:
+    def begin(self, readers: Readers) -> None:
         """Nobody has to meet."""
-        del members
-        self._readers = readers
-        while len(self._buffers) < 2:
-            self._buffers.append(SharedBuffer(self._size))
+        if self._beside is None:
+            self._readers = readers.count
+        else:
+            self._readers = int(self._beside // readers.processes in readers.engines)
+        while self._readers and len(self._buffers) < 2:
+            self._buffers.append(SharedBuffer(self._size, self._device))
 
     def send(self, bucket: Bucket, weights: WeightSet) -> tuple[str, ...]:
-        """Fill the buffer that was read before the last."""
+        """Fill the buffer that was read before the last; gather for nobody where nobody reads."""
+        if not self._readers:
+            weights.pass_by(bucket)
+            return ()
         self._buffers.reverse()
-        views = views_of(self._buffers[0].bytes, bucket)
-        weights.put(views, bucket)
-        return self._buffers[0].payloads(views, self._readers)
+        weights.put(views_of(self._buffers[0].bytes, bucket), bucket)
+        return self._buffers[0].payloads(bucket, self._readers)
 
     def finish(self) -> None:
         """Whoever reads answers for it."""
@@ -80,19 +91,19 @@ class BroadcastOutlet:
         self._device = device
         self._seconds = seconds
         self._group: BroadcastGroup | None = None
-        self._members = ""
+        self._members: Readers | None = None
         self._buffers: list[torch.Tensor] = []
         self._work: dist.Work | None = None
 
-    def begin(self, readers: int, members: str) -> GroupAddress:
+    def begin(self, readers: Readers) -> GroupAddress:
         """The address of the group of these members; the one of the last time where it is theirs."""
         if self._work is not None:  # the last stream was given up
             self._drop()
-        if self._group is None or members != self._members:
+        if self._group is None or readers != self._members:
             self._drop()
             name = f"rlrun-weights-{secrets.token_hex(4)}"
-            self._group = BroadcastGroup(name, self._host, readers, self._device, self._seconds)
-            self._members = members
+            self._group = BroadcastGroup(name, self._host, readers.count, self._device, self._seconds)
+            self._members = readers
         while len(self._buffers) < 2:
             self._buffers.append(torch.empty(self._size, dtype=torch.uint8, device=self._device))
         return self._group.address
@@ -133,12 +144,12 @@ class BroadcastOutlet:
 
 
 class BucketStream:
-    """One set of weights on its way; on rank 0 it is sent, on other ranks gathered."""
+    """One set of weights on its way; ranks with an outlet send it, the others gather."""
 
     def __init__(
         self, buckets: Sequence[Bucket], weights: WeightSet, version: int, outlet: Outlet | None
     ) -> None:
-        """`outlet`: None on other ranks than the first."""
+        """`outlet`: None where nothing is handed over; the first rank always has one."""
         self._buckets = iter(buckets)
         self._weights = weights
         self._version = version
@@ -146,7 +157,7 @@ class BucketStream:
         self._error: str | None = None
 
     def next(self) -> WeightBucket | None:
-        """The next bucket, from rank 0; without tensors at the end.
+        """The next bucket, from ranks that hand it over; without tensors at the end.
 
         When it cannot be sent the error is in the bucket, not raised: all ranks must have gathered it.
         """

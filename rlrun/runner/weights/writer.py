@@ -2,7 +2,8 @@
 
     native                    two segments that engines adopt            SharedWeights
     tensor                    a shared buffer of the whole model         SerializedWriter
-    tensor, weight_bucket     two shared buffers, bucket by bucket       BucketStream, SharedOutlet
+    tensor, weight_bucket     two shared buffers, bucket by bucket       BucketStream, SharedOutlet; on GPUs
+                              that trainer and servers share, of each rank
     broadcast                 a process group, bucket by bucket          BucketStream, BroadcastOutlet
     disk                      a folder, a file for each bucket           FolderWriter
 
@@ -19,7 +20,7 @@ import torch
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.precision import dtype_named
-from rlrun.runner.carriers import GroupAddress, StreamedWeights, WeightBucket, WeightUpdate
+from rlrun.runner.carriers import GroupAddress, Readers, StreamedWeights, WeightBucket, WeightUpdate
 from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets
 from rlrun.runner.weights.checksums import Choice, Fingerprints
 from rlrun.runner.weights.disk import FolderWriter
@@ -29,7 +30,7 @@ from rlrun.runner.weights.shared_memory import SharedWeights
 from rlrun.runner.weights.streams import BroadcastOutlet, BucketStream, Outlet, SharedOutlet
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import layout_of
-from rlrun.specs.weight_sync import bucket_bytes, carrier_of
+from rlrun.specs.weight_sync import bucket_bytes, carrier_of, lie_on_devices
 
 _GROUP_SECONDS = 120.0
 """For the processes of a group to meet, and for a broadcast."""
@@ -99,22 +100,27 @@ class WeightWriter:
             return self._stored.write(tensors, version)
         return self._stored.write(self._set(tensors), version)
 
-    def begin(self, readers: int, members: str) -> GroupAddress | None:
-        """Begin to hand over the weights that were announced, to `readers` processes of the servers that
-        `members` names; from rank 0, where they meet. Collective.
+    def begin(self, readers: Readers) -> GroupAddress | None:
+        """Begin to hand over the weights that were announced; from rank 0, where readers meet, if they do.
+        Collective.
         """
         address = None
-        if self._source.rank == 0:
+        if self._source.rank == 0 or lie_on_devices(self._spec):
             self._outlet = self._outlet or self._make_outlet()
-            address = self._outlet.begin(readers, members)
+            address = self._outlet.begin(readers)
         weights = self._set(self._source.gather())
         self._stream = BucketStream(self._buckets, weights, self._version, self._outlet)
         return address
 
     def next_bucket(self) -> WeightBucket | None:
-        """The next bucket, from rank 0. Collective."""
+        """The next bucket, from ranks that hand it over. Collective."""
         assert self._stream is not None, "begun first"
         return self._stream.next()
+
+    def leave(self) -> None:
+        """Give up buffers on the device, which others take over; the next update has them again."""
+        if lie_on_devices(self._spec) and self._outlet is not None:
+            self._outlet.close()
 
     def close(self) -> None:
         """Remove what outlives a process, and leave the group."""
@@ -147,7 +153,9 @@ class WeightWriter:
         return SerializedWriter(whole, layout_of(spec, rollout=True).engines * self._readers)
 
     def _make_outlet(self) -> Outlet:
-        largest = max(bucket.size for bucket in self._buckets)
-        if self._carrier == "tensor":
-            return SharedOutlet(largest)
-        return BroadcastOutlet(largest, self._source.host, self._source.device, _GROUP_SECONDS)
+        largest, source = max(bucket.size for bucket in self._buckets), self._source
+        if self._carrier == "broadcast":
+            return BroadcastOutlet(largest, source.host, source.device, _GROUP_SECONDS)
+        if lie_on_devices(self._spec):
+            return SharedOutlet(largest, source.device, beside=source.rank)
+        return SharedOutlet(largest, torch.device("cpu"))

@@ -9,6 +9,7 @@ import pytest
 from rlrun.runner.carriers import (
     FolderWeights,
     GroupAddress,
+    Readers,
     SerializedWeights,
     StreamedWeights,
     TensorSlot,
@@ -70,18 +71,21 @@ class Trainer:
         self.error: str | None = None
 
     @asynccontextmanager
-    async def hand_over(self, version: int, readers: int, members: str) -> AsyncIterator[Buckets]:
+    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[Buckets]:
         if self.moved:
             raise WeightsMoved
-        self.members.append(members)
+        self.members.append(" ".join(map("{}.{}".format, readers.engines, readers.lives)))
         buckets = [
-            WeightBucket(version, (SLOT,), () if self.together else tuple(f"{k}{i}" for i in range(readers)))
+            WeightBucket(
+                version, (SLOT,), () if self.together else tuple(f"{k}{i}" for i in range(readers.count))
+            )
             for k in "ab"
         ]
         if self.error:
             buckets[1] = WeightBucket(version, error=self.error)
         stream = iter([*buckets, WeightBucket(version), WeightBucket(version)])
-        group = GroupAddress(f"g{len(self.members)}", "h", 1, 1 + readers, "gloo") if self.together else None
+        name, size = f"g{len(self.members)}", 1 + readers.count
+        group = GroupAddress(name, "h", 1, size, "gloo") if self.together else None
 
         async def following() -> WeightBucket:
             return next(stream)

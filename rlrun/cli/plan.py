@@ -121,7 +121,7 @@ def _case(
     from rlrun.plugins.validation import needs_of
     from rlrun.runner.planning.estimate import Case, Workload, usual_workload
     from rlrun.runner.planning.hardware import USUAL_GPU, find_gpu, this_gpu, this_host
-    from rlrun.runner.planning.sizing import planned_architecture
+    from rlrun.runner.planning.planned_model import other_architectures, planned_architecture
     from rlrun.specs.model import ModelSpec
 
     if gpu is not None:
@@ -134,11 +134,12 @@ def _case(
         model = planned_architecture(spec.model)
         path = spec.teacher.path if spec.teacher else None
         teacher = planned_architecture(ModelSpec(path=path)) if path else None
+        others = other_architectures(spec)
     except ValueError as error:
         return None, str(error)
     usual = usual_workload(spec)
     load = Workload(lengths[0] or usual.prompt, lengths[1] or usual.response)
-    return Case(spec, plan, needs_of(spec), model, device, load, teacher), ""
+    return Case(spec, plan, needs_of(spec), model, device, load, teacher, others), ""
 
 
 def _as_dict(plan: "Plan", case: "Case | None", reason: str) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from rich.text import Text
 from rlrun.cli.plan_picture import table
 from rlrun.runner.planning.deep_plan import ON_HOST, Traced, trace
 from rlrun.runner.planning.estimate import Case
+from rlrun.runner.planning.hardware import gib
 from rlrun.runner.planning.memory import training
-from rlrun.runner.planning.sizing import gib
 from rlrun.runner.trainer.layout import coordinates
 
 HOW = {

@@ -6,7 +6,8 @@ from itertools import groupby
 
 from rich.table import Table
 
-from rlrun.runner.planning.plan import EnginePlan, Place, Plan, RankPlan
+from rlrun.runner.planning.places import Place
+from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.specs.job import Spec
 
 _SHORT = {"pipeline": "pp", "replicate": "rep", "fsdp": "fsdp", "context": "cp", "tensor": "tp"}

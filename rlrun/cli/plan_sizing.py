@@ -14,8 +14,9 @@ from rlrun.runner.planning.estimate import (
     TRAIN_EFFICIENCY,
     Case,
 )
+from rlrun.runner.planning.hardware import gib
 from rlrun.runner.planning.memory import Phase
-from rlrun.runner.planning.sizing import Sizing, gib, size_job
+from rlrun.runner.planning.sizing import Sizing, size_job
 
 
 def sizing_report(case: Case) -> Iterator[RenderableType]:
@@ -53,6 +54,10 @@ def _rest(case: Case, sizing: Sizing) -> RenderableType:
         rows.append(("reference policy, host memory of a rank", gib(sizing.reference), "between its passes"))
     if sizing.offloaded:
         rows.append(("training state, host memory of a rank", gib(sizing.offloaded), "trainer.offload"))
+    if sizing.staged:
+        rows.append(
+            ("checkpoint's copy, host memory of a rank", gib(sizing.staged), "checkpoint.asynchronous")
+        )
     rows.append(
         ("disk for checkpoints and the model", gib(sizing.disk), "checkpoint.keep and one in the making")
     )

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from rlrun.cli.plan_picture import table
 from rlrun.runner.planning.estimate import Case
+from rlrun.runner.planning.hardware import gib
 from rlrun.runner.planning.outlook import STEPS, Outlook, outlooks
-from rlrun.runner.planning.sizing import gib
 from rlrun.runner.planning.sweep import Candidate, sweep
 from rlrun.specs.reference import as_toml
 

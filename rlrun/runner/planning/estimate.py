@@ -5,8 +5,8 @@ it assumes.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rlrun.converters.architecture import Architecture
 from rlrun.plugins.types import Needs
@@ -14,7 +14,7 @@ from rlrun.runner.planning.activations import ITEM
 from rlrun.runner.planning.hardware import Device
 from rlrun.runner.planning.memory import cache_token_bytes
 from rlrun.runner.planning.model_size import active_parameters, parameter_count
-from rlrun.runner.planning.plan import Plan
+from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.specs.job import Spec
 from rlrun.specs.server_size import gpus_of
 
@@ -75,6 +75,18 @@ class Case:
     device: Device
     load: Workload
     teacher: Architecture | None = None
+    others: Mapping[str, Architecture] = field(default_factory=dict)
+    """By name of `[[engines]]`."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a device is a GPU; it is a whole host otherwise."""
+        return self.spec.cluster.gpus_per_node > 0
+
+    def most_on_a_node(self, processes: Sequence[RankPlan | EnginePlan]) -> int:
+        """Processes on the node that has most of them."""
+        nodes = range(self.spec.cluster.nodes)
+        return max(sum(each.place.node == node for each in processes) for node in nodes)
 
 
 def estimate(case: Case, concurrent: int) -> Estimate:

@@ -44,6 +44,14 @@ GPUS: Mapping[str, Device] = {
 }
 """Memory is what a process finds free on an idle one."""
 
+
+def gib(count: float) -> str:
+    """Bytes as people read them."""
+    if count < 0.1 * GIB:
+        return f"{count / 2**20:.3g} MiB"
+    return f"{count / GIB:.3g} GiB" if count < 1000 * GIB else f"{count / GIB:,.0f} GiB"
+
+
 USUAL_GPU = "H100-80GB"
 CORE_FLOPS, CPU_BANDWIDTH = 1e11, 2e10
 """Of one CPU thread, and of a host's memory: modest server CPUs."""

@@ -102,20 +102,28 @@ def _state(share: Share, spec: TrainerSpec, offload: str) -> Iterator[Part]:
 
 
 def critic(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, gpu: bool) -> Part:
-    """A critic's parameters, gradients and optimizer state: the policy with a value head for a head."""
-    ranks = trainer.parallel.world_size
-    layout = side_layout(spec.parallel, ranks)
-    share = largest_share(replace(model, tied=True), layout)
-    own = trainer.model_copy(update={"optimizer": spec.optimizer, "parallel": layout})
+    """A critic's parameters, gradients and optimizer state."""
+    share = _critic_share(model, trainer, spec)
+    own = trainer.model_copy(
+        update={"optimizer": spec.optimizer, "parallel": side_layout(spec.parallel, _ranks(trainer))}
+    )
     size = sum(part.bytes for part in _state(share, own, trainer.offload if gpu else "none"))
     return Part("critic", size, f"{share.parameters:,} parameters, trained by {spec.optimizer}")
 
 
+def _critic_share(model: Architecture, trainer: TrainerSpec, spec: CriticSpec) -> Share:
+    """Of the policy with a value head for a head."""
+    return largest_share(replace(model, tied=True), side_layout(spec.parallel, _ranks(trainer)))
+
+
+def _ranks(trainer: TrainerSpec) -> int:
+    return trainer.parallel.world_size
+
+
 def teacher(model: Architecture, trainer: TrainerSpec, spec: TeacherSpec) -> Part:
     """A teacher's parameters."""
-    ranks = trainer.parallel.world_size
-    share = largest_share(model, side_layout(spec.parallel, ranks))
-    item = ITEM[trainer.dtype] if ranks == 1 else 4
+    share = largest_share(model, side_layout(spec.parallel, _ranks(trainer)))
+    item = ITEM[trainer.dtype] if _ranks(trainer) == 1 else 4
     return Part("teacher", share.parameters * item, f"{share.parameters:,} × {item} bytes")
 
 
@@ -171,6 +179,24 @@ def generating(
         ),
     )
     return EngineMemory(phase, tokens, min(engine.max_running, tokens // longest), wanted)
+
+
+def staged(model: Architecture, trainer: TrainerSpec, critic: CriticSpec | None) -> int:
+    """What a rank copies of itself for a checkpoint: float32 parameters and optimizer state."""
+    share = largest_share(model, trainer.parallel, trainer.freeze)
+    size = share.parameters * 4 + optimizer_bytes(share, trainer)
+    if critic is not None:
+        own = _critic_share(model, trainer, critic)
+        size += own.parameters * 4 + optimizer_bytes(own, critic)
+    return size
+
+
+def times(phase: Phase, processes: int) -> Phase:
+    """So many processes on one device."""
+    if processes == 1:
+        return phase
+    parts = (Part(part.name, part.bytes * processes, f"{processes} × ({part.how})") for part in phase.parts)
+    return Phase(phase.name, tuple(parts))
 
 
 def checkpoint_bytes(model: Architecture, trainer: TrainerSpec) -> int:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.runner.planning.plan import Place, make_plan
+from rlrun.runner.planning.places import Place
+from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.trainer.layout import Coordinates
 from rlrun.specs.job import Spec
 

@@ -76,6 +76,61 @@ def test_a_reference_waits_in_host_memory() -> None:
     assert size_job(case()).reference == 0
 
 
+def test_a_checkpoint_that_is_written_meanwhile_is_copied_to_host_memory() -> None:
+    train = size_job(case()).phases[0]
+    assert size_job(case()).staged == 0
+    meanwhile = {"checkpoint": {"asynchronous": True}}
+    policy = train.part("parameters") + train.part("optimizer")
+    assert size_job(case(**meanwhile)).staged == policy
+    assert size_job(case(algorithm={"type": "ppo"}, **meanwhile)).staged == pytest.approx(2 * policy, rel=0.1)
+    kl = {"type": "grpo", "kl": {"in_loss": {"coef": 0.01}}}
+    moving = case(algorithm=kl, reference={"update_interval": 5}, **meanwhile)
+    assert size_job(moving).staged == policy + train.part("parameters")
+
+
+def test_on_a_host_what_waits_in_its_memory_takes_some_of_it() -> None:
+    host: dict[str, Any] = {"cluster": {"gpus_per_node": 0}, "trainer": {"parallel": {"fsdp": 2}}}
+    kl = {"type": "grpo", "kl": {"in_loss": {"coef": 0.01}}}
+    train = size_job(case(**host, algorithm=kl, checkpoint={"asynchronous": True})).phases[0]
+    assert train.part("reference") == train.part("parameters")
+    assert train.part("checkpoint in the making") == train.part("parameters") + train.part("optimizer")
+
+
+JUDGES = {"name": "judge", "path": "j", "type": "sglang", "tensor": 2, "count": 2, "max_length": 4096}
+
+
+def judged(**changes: Any) -> Case:
+    return replace(case(engines=[JUDGES], **changes), others={"judge": QWEN3_8B})
+
+
+def test_engines_of_other_models_have_a_phase_on_gpus_of_their_own() -> None:
+    found = size_job(judged(cluster={"gpus_per_node": 12}))
+    assert found.phases[:-1] == size_job(case()).phases
+    judge = found.phases[-1]
+    assert judge.name == "judge"
+    assert judge.part("weights") == 8_190_735_360  # two bytes each, over two GPUs
+    assert judge.bytes == pytest.approx(0.85 * 79 * GIB, rel=0.01)
+    small = judged(cluster={"gpus_per_node": 12})
+    small = replace(small, device=replace(small.device, memory=4 * GIB))
+    assert any(line.startswith("judge needs") for line in size_job(small).warnings)
+
+
+def test_engines_of_other_models_take_part_of_a_host_all_the_time() -> None:
+    host: dict[str, Any] = {"cluster": {"gpus_per_node": 0}, "trainer": {"parallel": {"fsdp": 2}}}
+    found = size_job(judged(**host))
+    for phase in found.phases:
+        assert phase.part("engines of judge") >= 2 * 2 * 8_190_735_360
+
+
+def test_weight_buckets_lie_on_gpus_that_are_shared() -> None:
+    engine = {"type": "sglang", "weight_bucket": 64, "sleep": False}
+    for phase in size_job(case(engine=engine)).phases:
+        assert phase.part("weight buckets") == 2 * 64 * 2**20
+    asleep = size_job(case(engine=engine | {"sleep": True})).phases
+    assert [phase.part("weight buckets") > 0 for phase in asleep] == [False, True, False]
+    assert size_job(case(engine={"type": "sglang"})).phases[1].part("weight buckets") == 0
+
+
 def seconds(part: str, **changes: Any) -> float:
     return size_job(case(**changes)).estimate.parts[part]
 

@@ -16,6 +16,9 @@ from tests.integration.jobs import Ended, Jobs
 settings.register_profile("ci", derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
+# A test's jobs and the Ray cluster that they join must agree, and Ray reads this when it is imported.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+
 InstallPlugin = Callable[..., Path]
 
 
@@ -43,7 +46,7 @@ RAY = """
 import sys
 import ray
 quiet = {"include_dashboard": False, "logging_level": "ERROR"}
-context = ray.init(address="local", num_cpus=16, _temp_dir=sys.argv[1], **quiet)
+context = ray.init(address="local", num_cpus=16, num_gpus=4, _temp_dir=sys.argv[1], **quiet)
 print(context.address_info["gcs_address"], flush=True)
 sys.stdin.read()
 """
@@ -60,7 +63,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a Ray cluster that outlives the jobs, as a user's own would."""
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}  # jobs and cluster must agree
     os.environ |= {"RAY_worker_niceness": "0"}  # as where a job starts Ray
     command = [sys.executable, "-c", RAY, str(tmp_path_factory.mktemp("r"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:

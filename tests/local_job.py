@@ -12,9 +12,9 @@ from rlrun.plugins.validation import load_checked_spec, needs_of
 from rlrun.runner.assembly import Parts
 from rlrun.runner.carriers import TrainerSetup
 from rlrun.runner.checkpoint import Checkpoints, read_driver, trainer_folder
-from rlrun.runner.cluster.actors import TrainerActor
 from rlrun.runner.cluster.failures import Failure
 from rlrun.runner.cluster.start import Started
+from rlrun.runner.cluster.trainer_actor import TrainerActor
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.native.server import NativeServer
 from rlrun.runner.engines.pool import EnginePool

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.cluster.actors import reports_failure
+from rlrun.runner.cluster.actor import reports_failure
 from rlrun.runner.cluster.failures import Failure, ProcessFailure, first_cause, gather_or_first_cause
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.cluster.actors import TrainerActor
 from rlrun.runner.cluster.failures import Failure
+from rlrun.runner.cluster.trainer_actor import TrainerActor
 from rlrun.runner.trainer.exports import make_writer
 from rlrun.specs.job import Spec
 from tests.runner.trainer.trainer_cases import free_port

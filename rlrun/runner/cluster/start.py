@@ -11,15 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlrun.plugins.engines import Address
+from rlrun.runner.cluster.engine_setups import other_served, policy_served
 from rlrun.runner.cluster.failures import gather_or_first_cause
-from rlrun.runner.cluster.ray import Cluster, Process
-from rlrun.runner.cluster.start_engines import (
-    EngineHandle,
-    engine_handles,
-    engine_requests,
-    other_served,
-    policy_served,
-)
+from rlrun.runner.cluster.ray import Cluster
+from rlrun.runner.cluster.ray_process import Process
+from rlrun.runner.cluster.start_engines import EngineHandle, engine_handles, engine_requests
 from rlrun.runner.cluster.start_trainer import TrainerRanks, trainer_requests
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.external import ExternalEngine, Wanted

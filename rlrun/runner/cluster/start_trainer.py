@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.cluster.actors import TrainerActor
 from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.cluster.placement import Placement
-from rlrun.runner.cluster.ray import Cluster, Process, Request
+from rlrun.runner.cluster.ray import Cluster
+from rlrun.runner.cluster.ray_process import Process, Request
 from rlrun.runner.cluster.threads import thread_variables
+from rlrun.runner.cluster.trainer_actor import TrainerActor
 from rlrun.runner.planning.plan import Plan, RankPlan
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.job import Spec

@@ -1,0 +1,107 @@
+"""One process of the job, as the driver sees it: an actor of Ray's."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlrun.runner.background import in_time
+from rlrun.runner.cluster.engine_actors import EngineActor, SglangActor
+from rlrun.runner.cluster.failures import Failure, ProcessFailure
+from rlrun.runner.cluster.placement import Seat
+from rlrun.runner.cluster.ray_environment import ray
+from rlrun.runner.cluster.trainer_actor import TrainerActor
+
+PINGS = "pings"
+"""The concurrency group of pings that do not wait behind what the process is busy with."""
+_PING_SECONDS = 1.0
+_PASS_SECONDS = 4 * 3600.0
+"""Others may wait as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A process to start."""
+
+    name: str
+    """`trainer 0`, `engine 1`: as messages call it."""
+    kind: type[TrainerActor] | type[EngineActor] | type[SglangActor]
+    seat: Seat
+    environment: Mapping[str, str]
+    """Set before its interpreter starts."""
+    log: Path
+
+
+class Process:
+    """One process of the job, as the driver sees it."""
+
+    def __init__(self, request: Request, actor: Any, host: str, gpus: Sequence[str] = ()) -> None:
+        self.request = request
+        self.host = host
+        """Address of its node."""
+        self.gpus = tuple(gpus)
+        """Ids of all GPUs that it may use, where its seat reaches over several; Ray tells it of one."""
+        self.pid: int | None = None
+        self.peak_memory = 0.0
+        """Bytes, as of the last ping."""
+        self._actor = actor
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+        return self.request.name
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return self.request.log
+
+    async def call(self, method: str, *args: Any, deadline: float) -> Any:
+        """Run a method there; ProcessFailure when the process dies, the method raises, or does not end within
+        `deadline` seconds.
+        """
+        called = getattr(self._actor, method)
+        if method == "ping" and self.request.kind.pings_aside:
+            called = called.options(concurrency_group=PINGS)
+        try:
+            answer = await in_time(called.remote(*args), deadline)
+        except TimeoutError:
+            what = f"{method!r} did not end within {deadline:g} s"
+            raise ProcessFailure(self.name, "hung", what, self.log) from None
+        except ray.exceptions.RayActorError as death:
+            raise ProcessFailure(self.name, "died", _why(death), self.log) from None
+        except ray.exceptions.RayError as error:
+            raise ProcessFailure(self.name, "raised", str(error).splitlines()[0], self.log) from error
+        if isinstance(answer, Failure):
+            raise ProcessFailure(self.name, "raised", answer.error, self.log, answer.errno)
+        return answer
+
+    def share(self, value: Any) -> Any:
+        """Send a large argument ahead once, for several processes' calls."""
+        return ray.put(value)
+
+    async def watch(self, deadline: float = _PASS_SECONDS) -> None:
+        """Return never; ProcessFailure as soon as the process is gone or not well, or says nothing for
+        `deadline` seconds.
+        """
+        while True:
+            await self.identify(deadline)
+            await asyncio.sleep(_PING_SECONDS)
+
+    async def identify(self, deadline: float) -> None:
+        """Learn its process id and how much memory it has used."""
+        self.pid, self.peak_memory = await self.call("ping", deadline=deadline)
+
+    def kill(self) -> None:
+        """End it at once."""
+        ray.kill(self._actor, no_restart=True)
+
+
+def _why(death: BaseException) -> str:
+    """What Ray knows of a death, in one sentence."""
+    _, _, detail = str(death).replace("\n", " ").partition("Worker exit detail: ")
+    sentence = detail.partition(". ")[0]
+    if not sentence or "connection error" in sentence:
+        return "its process ended without a word: killed, out of memory, or crashed"
+    return sentence

@@ -1,0 +1,105 @@
+"""What a Ray cluster has reserved for the job: a placement group, and which bundle of it is which."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun.runner.cluster.actor import visible_gpus
+from rlrun.runner.cluster.placement import Placement, Seat, reserved_bundles
+from rlrun.runner.cluster.ray_environment import ray
+from rlrun.runner.errors import JobError
+
+_SECONDS = 60.0
+_A_LITTLE = {"num_cpus": 0, "num_gpus": 0.01}
+"""What a question takes of a bundle that nobody sits in yet."""
+
+
+class Reservation:
+    """The bundles of a placement; made, then looked at, before anyone sits in them."""
+
+    def __init__(self, placement: Placement, where: str) -> None:
+        """`where` names the cluster: `this host`."""
+        self._placement = placement
+        self._where = where
+        self._group: Any = None
+        self._stands: list[int] = []
+        """The reserved bundle that stands for each planned one."""
+        self._gpus: dict[int, str] = {}
+        """Ids of the GPUs of planned bundles that seats reach over."""
+
+    async def make(self) -> None:
+        """JobError where the cluster has less, or does not free it in time."""
+        self._check_resources()
+        bundles = [
+            {name: amount for name, amount in (("CPU", bundle.cpus), ("GPU", bundle.gpus)) if amount}
+            for bundle in self._placement.bundles
+        ]
+        self._group = ray.util.placement_group(bundles, strategy=self._placement.strategy)
+        try:
+            async with asyncio.timeout(_SECONDS):
+                await self._group.ready()
+        except TimeoutError:
+            raise JobError(
+                f"the cluster did not free {self._wanted()} within {_SECONDS:g} s; free are "
+                f"{_amounts(ray.available_resources())}. Wait for other jobs to end, or ask for less"
+            ) from None
+
+    def look(self) -> None:
+        """Find out which bundle is which, and the ids of GPUs that a seat of several reaches; takes a moment.
+
+        JobError where GPUs of one server lie apart.
+        """
+        nodes = self._nodes()
+        try:
+            self._stands = reserved_bundles(self._placement, [nodes[one] for one in sorted(nodes)])
+        except ValueError as error:
+            raise JobError(f"{error}; free whole nodes for the job, or lower engine.tensor") from None
+        asked = sorted({one for seat in self._placement.wide for one in (seat.bundle, *seat.beside)})
+        ids = [self.seated(ray.remote(visible_gpus), one, _A_LITTLE).remote() for one in asked]
+        try:
+            self._gpus = dict(zip(asked, ray.get(ids, timeout=_SECONDS), strict=True))
+        except ray.exceptions.RayError as error:
+            raise JobError(f"the nodes did not say which GPUs were reserved: {error}") from error
+
+    def reach(self, seat: Seat) -> list[str]:
+        """Ids of the GPUs that a seat of several may use."""
+        return [self._gpus[one] for one in (seat.bundle, *seat.beside)] if seat.beside else []
+
+    def host(self, seat: Seat) -> str:
+        """Address of a seat's node."""
+        node = self._nodes()[self._stands[seat.bundle]]
+        return str(next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node))
+
+    def seated(self, what: Any, bundle: int, share: Mapping[str, Any]) -> Any:
+        """A remote function or class with that share of a planned bundle."""
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            placement_group=self._group, placement_group_bundle_index=self._stands[bundle]
+        )
+        return what.options(scheduling_strategy=strategy, **share)
+
+    def give_back(self) -> None:
+        """Free what was reserved."""
+        if self._group is not None:
+            ray.util.remove_placement_group(self._group)
+
+    def _nodes(self) -> dict[int, str]:
+        """On which node each reserved bundle lies."""
+        found: dict[int, str] = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+        return found
+
+    def _check_resources(self) -> None:
+        have = ray.cluster_resources()
+        for name, wanted in (("GPU", self._placement.gpus), ("CPU", self._placement.cpus)):
+            if wanted > have.get(name, 0.0):
+                raise JobError(
+                    f"the spec asks for {self._wanted()}, and {self._where} has {_amounts(have)}; lower "
+                    "cluster.gpus_per_node, trainer.parallel or engine.count (see rlrun plan)"
+                )
+
+    def _wanted(self) -> str:
+        return _amounts({"CPU": self._placement.cpus, "GPU": self._placement.gpus})
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    gpus = f"{resources.get('GPU', 0.0):g} GPUs"
+    return f"{gpus} and {resources.get('CPU', 0.0):g} CPU cores"

@@ -1,0 +1,70 @@
+"""A Ray of the job's own on this host, or a cluster that it joins; and keeping Ray to itself.
+
+Ray's processes are tied to the life of the thread that starts them: with one that lives as long as the job,
+they end with the driver even when it is killed.
+"""
+
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlrun.runner.cluster.ray_environment import ray
+from rlrun.runner.errors import JobError
+
+logger = logging.getLogger(__name__)
+
+
+def start_here(cores: int, folder: Path) -> None:
+    """Start Ray on this host, its files in `folder`. JobError where it does not start."""
+    _stay_on_loopback(True)
+    # Ray asks whoever talks to it for a token, and would keep one in the home folder.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    try:
+        ray.init(
+            address="local",
+            num_cpus=cores,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(folder),
+        )
+    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+        raise JobError(f"Ray could not be started on this host: {error}") from error
+
+
+def join(address: str) -> None:
+    """Join a cluster. JobError where that fails."""
+    _stay_on_loopback(False)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+        raise JobError(
+            f"the Ray cluster at cluster.address = {address!r} could not be joined: {error}; "
+            "check the address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN where the cluster asks for a token"
+        ) from error
+
+
+def _stay_on_loopback(local: bool) -> None:
+    """Have Ray listen on 127.0.0.1 alone, which it does for a cluster of one on macOS."""
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0" if local else "1"
+    ray._private.ray_constants.ENABLE_RAY_CLUSTER = not local
+
+
+def take_back_signals() -> None:
+    """Put Python's handlers back: Ray's own takes SIGTERM for a crash and aborts."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        if handler is not None:
+            signal.signal(number, handler)
+
+
+def _log_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    logger.info("Ray says: %s", " ".join(data["lines"]))
+
+
+# Ray would print at length on the terminal that a process died; we say so, once and with its log.
+ray._private.worker.print_to_stdstream = _log_message

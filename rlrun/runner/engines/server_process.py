@@ -111,6 +111,8 @@ class ServerProcess(ABC):
         assert self._process is not None, "started first"
         self._raise_if_dead()
         if not self._answers(_HEALTH_SECONDS):
+            with suppress(subprocess.TimeoutExpired):  # who dies refuses connections before it is gone
+                self._process.wait(_END_SECONDS)
             self._raise_if_dead()
             raise EngineError(
                 f"the {self.what} at {self.url} did not answer /health in {_HEALTH_SECONDS:g} s"

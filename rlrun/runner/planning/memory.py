@@ -12,7 +12,7 @@ from rlrun.runner.planning.model_size import Share, largest_share, parameter_cou
 from rlrun.specs.companions import CriticSpec, TeacherSpec, side_layout
 from rlrun.specs.engine import EngineSpec
 from rlrun.specs.optimizer import OptimizerSpec
-from rlrun.specs.trainer import ParallelSpec, TrainerSpec
+from rlrun.specs.trainer import TrainerSpec
 
 CACHE_BLOCK = 16
 """Tokens in a block of the native engine's KV cache."""
@@ -79,14 +79,6 @@ def training(model: Architecture, trainer: TrainerSpec, longest: int = 0, *, gpu
     return Phase("training", tuple(part for part in parts if part.bytes))
 
 
-def offloaded(model: Architecture, trainer: TrainerSpec) -> int:
-    """Host memory of a rank for the policy's state that `trainer.offload` keeps there."""
-    share = largest_share(model, trainer.parallel, trainer.freeze)
-    state = optimizer_bytes(share, trainer)
-    masters = share.parameters * 4 + share.trained * 4
-    return {"none": 0, "optimizer": state, "all": masters + state}[trainer.offload]
-
-
 def _state(share: Share, spec: TrainerSpec, offload: str) -> Iterator[Part]:
     """What a rank holds on its device between forward and backward passes. What is offloaded comes by: a few
     parameters' optimizer state when activations are gone, a layer's shard while it is gathered.
@@ -103,7 +95,7 @@ def _state(share: Share, spec: TrainerSpec, offload: str) -> Iterator[Part]:
 
 def critic(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, gpu: bool) -> Part:
     """A critic's parameters, gradients and optimizer state."""
-    share = _critic_share(model, trainer, spec)
+    share = critic_share(model, trainer, spec)
     own = trainer.model_copy(
         update={"optimizer": spec.optimizer, "parallel": side_layout(spec.parallel, _ranks(trainer))}
     )
@@ -111,7 +103,7 @@ def critic(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, gpu: 
     return Part("critic", size, f"{share.parameters:,} parameters, trained by {spec.optimizer}")
 
 
-def _critic_share(model: Architecture, trainer: TrainerSpec, spec: CriticSpec) -> Share:
+def critic_share(model: Architecture, trainer: TrainerSpec, spec: CriticSpec) -> Share:
     """Of the policy with a value head for a head."""
     return largest_share(replace(model, tied=True), side_layout(spec.parallel, _ranks(trainer)))
 
@@ -181,30 +173,9 @@ def generating(
     return EngineMemory(phase, tokens, min(engine.max_running, tokens // longest), wanted)
 
 
-def staged(model: Architecture, trainer: TrainerSpec, critic: CriticSpec | None) -> int:
-    """What a rank copies of itself for a checkpoint: float32 parameters and optimizer state."""
-    share = largest_share(model, trainer.parallel, trainer.freeze)
-    size = share.parameters * 4 + optimizer_bytes(share, trainer)
-    if critic is not None:
-        own = _critic_share(model, trainer, critic)
-        size += own.parameters * 4 + optimizer_bytes(own, critic)
-    return size
-
-
 def times(phase: Phase, processes: int) -> Phase:
     """So many processes on one device."""
     if processes == 1:
         return phase
     parts = (Part(part.name, part.bytes * processes, f"{processes} × ({part.how})") for part in phase.parts)
     return Phase(phase.name, tuple(parts))
-
-
-def checkpoint_bytes(model: Architecture, trainer: TrainerSpec) -> int:
-    """One checkpoint on disk: float32 parameters and optimizer state of the whole model."""
-    whole = largest_share(model, ParallelSpec(), trainer.freeze)
-    return whole.parameters * 4 + optimizer_bytes(whole, trainer)
-
-
-def export_bytes(model: Architecture) -> int:
-    """The final model as a Hugging Face folder."""
-    return parameter_count(model) * {"float32": 4}.get(model.dtype, 2)

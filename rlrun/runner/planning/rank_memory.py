@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rlrun.runner.planning.copies import staged
 from rlrun.runner.planning.estimate import Case
-from rlrun.runner.planning.memory import Part, Phase, critic, staged, teacher, times, training
+from rlrun.runner.planning.memory import Part, Phase, critic, teacher, times, training
 
 KEPT = (
     "parameters",

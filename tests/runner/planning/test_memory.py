@@ -11,7 +11,8 @@ from rlrun.converters.architecture import Architecture
 from rlrun.converters.config_json import architecture, read_architecture
 from rlrun.runner.engines.native.loading import load
 from rlrun.runner.engines.setup import EngineSetup
-from rlrun.runner.planning.memory import checkpoint_bytes, generating, offloaded, optimizer_bytes, training
+from rlrun.runner.planning.copies import checkpoint_bytes, offloaded
+from rlrun.runner.planning.memory import generating, optimizer_bytes, training
 from rlrun.runner.planning.model_size import active_parameters, largest_share, parameter_count, shares
 from rlrun.runner.trainer.model import build_model
 from rlrun.runner.trainer.parameters import Parameters

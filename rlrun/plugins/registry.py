@@ -7,6 +7,7 @@ Names are known before anything is imported: listing is cheap, and a broken plug
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ METHODS: Mapping[str, Mapping[str, int]] = {
 
 `a|b` wants one of the two."""
 
+_OF_EXTRA = re.compile(r"""(?P<name>[\w.-]+).*;.*\bextra == ["'](?P<extra>[\w-]+)""")
+"""A requirement of an extra, as a distribution's metadata has it."""
 ALLOW_LOCAL = "RLRUN_ALLOW_LOCAL_PLUGINS"
 """Environment variable that `--allow-local-plugins` sets to 1, for the processes of the job too."""
 
@@ -114,7 +117,7 @@ def load(kind: str, name: str) -> type[Any]:
     try:
         plugin = _import(entry)
     except Exception as error:  # the boundary to other people's modules: an import may raise anything
-        raise PluginError(f"{entry} ({entry.target}) fails to import: {_describe(error)}") from error
+        raise PluginError(f"{entry} ({entry.target}) fails to import: {_describe(error, entry)}") from error
     _check_class(entry, plugin)
     return plugin  # type: ignore[no-any-return]
 
@@ -134,7 +137,8 @@ def build(kind: str, name: str, params: Mapping[str, Any]) -> Any:
     try:
         return plugin(checked)
     except Exception as error:  # the boundary to other people's constructors
-        raise PluginError(f"{find(kind, name)} cannot start: {_describe(error)}") from error
+        entry = find(kind, name)
+        raise PluginError(f"{entry} cannot start: {_describe(error, entry)}") from error
 
 
 def _local(kind: str, name: str) -> PluginEntry:
@@ -235,5 +239,14 @@ def _takes(method: object, arguments: int) -> bool:
     return True
 
 
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def _describe(error: BaseException, entry: PluginEntry) -> str:
+    """What was raised, and the extra of the plugin's distribution that has what is not installed."""
+    text = f"{type(error).__name__}: {error}"
+    if not isinstance(error, ModuleNotFoundError) or ".py:" in entry.name:
+        return text
+    package = (error.name or "").partition(".")[0].replace("_", "-").lower()
+    for requirement in metadata.requires(entry.distribution) or ():
+        found = _OF_EXTRA.match(requirement)
+        if found and found["name"].replace("_", "-").lower() == package:
+            return f"{text}; pip install '{entry.distribution}[{found['extra']}]'"
+    return text

@@ -48,7 +48,8 @@ def examine(folder: Path) -> Iterator[Check]:
     """Every check of this host; `folder` is where runs would go."""
     yield python(sys.version_info[:2])
     yield from packages(_installed())
-    yield from torch_and_gpus(_ask_torch(), driver_gpus())
+    if "torch" in _installed():
+        yield from torch_and_gpus(_ask_torch(), driver_gpus())
     yield sglang(_installed().get("sglang"))
     yield compiler(shutil.which("c++") or shutil.which("g++") or shutil.which("clang++"))
     yield disk(folder, shutil.disk_usage(_existing(folder)).free)

@@ -38,7 +38,6 @@ def _unreachable(name: str, revision: str | None) -> str:
 
     One question without second tries: the library's own downloads try again for half a minute.
     """
-    import httpx
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
@@ -48,7 +47,7 @@ def _unreachable(name: str, revision: str | None) -> str:
         return "HF_HUB_OFFLINE is set, and its files are not in the cache"
     except (HfHubHTTPError, HFValidationError):
         return ""
-    except (httpx.HTTPError, OSError) as error:
+    except Exception as error:  # the boundary to the hub's HTTP library, another one from version to version
         return (
             f"{constants.ENDPOINT} cannot be reached ({first_line(error)}), and its files are not in the "
             "cache; download them where there is a network, and give the folder"

@@ -87,6 +87,20 @@ def test_what_an_interrupted_uninstall_leaves_is_no_distribution(
         registry.entries_of("acme")
 
 
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [("import acme_grader", "; pip install 'acme\\[gpu\\]'$"), ("import acme_graders", "'acme_graders'$")],
+)
+def test_the_extra_that_has_a_missing_package_is_named(
+    install_plugin: InstallPlugin, source: str, told: str
+) -> None:
+    folder = install_plugin("rewards", "words", "acme_words:Reward", source)
+    with (folder / "acme-1.0.dist-info" / "METADATA").open("a") as file:
+        file.write("Requires-Dist: acme-grader>=2; extra == 'gpu'\n")
+    with pytest.raises(PluginError, match=told):
+        load("rewards", "words")
+
+
 def test_a_name_announced_twice_is_refused_naming_both(install_plugin: InstallPlugin) -> None:
     install_plugin("rewards", "math", "acme_math:Reward", GOOD)
     with pytest.raises(

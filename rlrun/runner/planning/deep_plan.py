@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from rlrun.converters.architecture import Architecture
 from rlrun.runner.planning.estimate import Case
@@ -46,9 +47,12 @@ class Traced:
 def trace(case: Case, rank: int = 0, seconds: float = SECONDS) -> Traced:
     """Trace trainer rank `rank`.
 
-    ValueError, with the reason, where the layout cannot be traced; TimeoutError after `seconds`.
+    ValueError, with the reason, where the layout cannot be traced; TimeoutError after `seconds`;
+    ModuleNotFoundError where torch is not installed.
     """
     request = dry_run_of(case, rank)
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "rlrun.runner.trainer.dry_run"]
     try:

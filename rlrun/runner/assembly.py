@@ -15,7 +15,7 @@ from rlrun.runner.cluster.start import Models, Started, start_processes
 from rlrun.runner.engines.gateway import Gateway, gateway_of
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.errors import JobError
-from rlrun.runner.model_files import ModelFiles, fetch_files
+from rlrun.runner.model_files import ModelFiles, check_weights, fetch_files
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.prompts.inputs import Inputs, read_inputs
 from rlrun.runner.records.run_folder import RunFolder
@@ -64,7 +64,7 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     models = await in_background(_fetch_models, spec, model)
     starting = asyncio.create_task(start_processes(spec, plan, models, folder, cluster))
     scoring = asyncio.create_task(_start_scorer(scorer, starting if spec.engines else None))
-    await gather_or_first_cause([starting, reading, scoring])
+    await gather_or_first_cause([reading, starting, scoring])  # what is wrong with files is told best first
     stack.push_async_callback(reading.result().close)
     started = starting.result()
     gateway = gateway_of(spec, folder)
@@ -150,4 +150,5 @@ def trainer_of(started: Started, plan: Plan, pool: EnginePool | None) -> Trainer
 
 async def _read(spec: Spec, model: ModelFiles) -> Inputs:
     needs = needs_of(spec)
+    await in_background(check_weights, spec.model, model.folder)
     return await in_background(read_inputs, spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)

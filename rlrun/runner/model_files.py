@@ -50,6 +50,22 @@ def fetch_files(key: str, path: str, revision: str | None = None, *, weights: bo
     return ModelFiles(downloaded, downloaded.name)
 
 
+def check_weights(spec: ModelSpec, folder: Path) -> None:
+    """ValueError where the folder's files are missing, cut off, or not those that its config.json asks for.
+
+    Reads headers alone: a rank or an engine would fail in the same way, later and with less to say.
+    """
+    from rlrun.converters.config_json import read_architecture
+    from rlrun.converters.safetensors_folder import WeightFolder
+
+    if spec.implementation != "torchtitan":
+        return
+    model = read_architecture(folder)
+    if not spec.random_init:
+        with WeightFolder(folder, model):
+            pass
+
+
 def fingerprint(folder: Path) -> str:
     """SHA-256 over names and contents of a folder's files: whether two runs start from the same."""
     digest = hashlib.sha256()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.converters.paths import check_tensor_name
 from rlrun.runner.cluster.actor import reports_failure
 from rlrun.runner.cluster.failures import Failure, ProcessFailure, first_cause, gather_or_first_cause
 
@@ -20,6 +21,22 @@ def test_a_failure_shows_the_end_of_the_log_and_where_it_is(tmp_path: Path) -> N
     assert "line 99" in died.details
     assert "line 79" not in died.details
     assert str(log) in died.details
+
+
+def test_a_message_of_our_own_needs_no_trace(tmp_path: Path) -> None:
+    @reports_failure
+    def load(_: object, text: str) -> None:
+        check_tensor_name(text, Path("a")) if text else int("x")
+
+    log = tmp_path / "engine-0.log"
+    log.write_text("Traceback (most recent call last):\n")
+    ours, foreign = load(None, "../x"), load(None, "")
+    assert isinstance(ours, Failure) and isinstance(foreign, Failure)
+    assert (ours.told, foreign.told) == (True, False)
+    assert foreign.error.startswith("ValueError: invalid literal")
+    told = ProcessFailure("engine 0", "raised", ours.error, log, told=True)
+    assert str(told) == f"engine 0 failed: {ours.error}"
+    assert told.details == f"  (whole log: {log})"
 
 
 def test_a_log_that_is_not_there_is_named() -> None:

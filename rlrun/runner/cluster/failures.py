@@ -33,13 +33,16 @@ class Failure:
     trace: str
     errno: int | None
     """Of the OSError at the root, if it was one."""
+    told: bool = False
+    """A ValueError of rlrun's own: its message says what is wrong, and its trace nothing more."""
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         """Describe the exception being handled."""
         root = _os_error(error)
+        trace, told = "".join(traceback.format_exception(error)), _is_ours(error)
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return cls(text, "".join(traceback.format_exception(error)), root.errno if root else None)
+        return cls(str(error) if told else text, trace, root.errno if root else None, told)
 
 
 class ProcessFailure(JobError):
@@ -52,9 +55,15 @@ class ProcessFailure(JobError):
         what: str,
         log: Path,
         errno: int | None = None,
+        *,
+        told: bool = False,
     ) -> None:
+        """`told`: `what` says it all, and the end of the log is not shown."""
         verb = {"died": "died", "hung": "hangs", "raised": "failed"}[kind]
-        super().__init__(f"{process} {verb}: {what}" if what else f"{process} {verb}", log_end(log))
+        super().__init__(
+            f"{process} {verb}: {what}" if what else f"{process} {verb}",
+            place_of(log) if told else log_end(log),
+        )
         self.kind = kind
         self.errno = errno
 
@@ -82,7 +91,12 @@ def log_end(log: Path) -> str:
         lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
     except OSError:
         return f"(its log would be {shown_path(log)})"
-    return "\n".join([*(f"  {line}" for line in lines), f"  (whole log: {shown_path(log)})"])
+    return "\n".join([*(f"  {line}" for line in lines), place_of(log)])
+
+
+def place_of(log: Path) -> str:
+    """Where the whole of a log is."""
+    return f"  (whole log: {shown_path(log)})"
 
 
 def first_cause(failures: Sequence[BaseException]) -> BaseException:
@@ -127,6 +141,13 @@ async def gather_or_first_cause(calls: Sequence[Awaitable[Result]]) -> list[Resu
         return [task.result() for task in tasks]
     finally:
         await cancel_all(tasks)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it is a ValueError with a message that was raised in rlrun's own code."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = frames[-1].f_globals.get("__name__", "") if frames else ""
+    return isinstance(error, ValueError) and bool(str(error)) and module.startswith("rlrun.")
 
 
 def _os_error(error: BaseException) -> OSError | None:

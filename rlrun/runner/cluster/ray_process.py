@@ -74,7 +74,7 @@ class Process:
         except ray.exceptions.RayError as error:
             raise ProcessFailure(self.name, "raised", str(error).splitlines()[0], self.log) from error
         if isinstance(answer, Failure):
-            raise ProcessFailure(self.name, "raised", answer.error, self.log, answer.errno)
+            raise ProcessFailure(self.name, "raised", answer.error, self.log, answer.errno, told=answer.told)
         return answer
 
     def share(self, value: Any) -> Any:

@@ -68,7 +68,9 @@ def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool, pairs: bool = 
         return Inputs(tokenizer, stream, demonstrations, (), None)
     function = build("rollouts", spec.rollout.function.type, spec.rollout.function.params)
     tools = _shown_tools(spec, function, tokenizer)
-    stream = PromptStream(source, _prompt_encoder(tokenizer, spec.data, tools), spec.data, limit, spec.seed)
+    stream = PromptStream(
+        source, _prompt_encoder(tokenizer, spec.data, tools, limit), spec.data, limit, spec.seed
+    )
     return Inputs(tokenizer, stream, None, _eval_sets(spec, tokenizer, tools), function)
 
 
@@ -154,8 +156,8 @@ def _shown_tools(spec: Spec, function: Any, tokenizer: Tokenizer) -> Tools:
     return tools
 
 
-def _prompt_encoder(tokenizer: Tokenizer, data: DataSpec, tools: Tools) -> Callable[[Row], Tokens]:
-    return lambda row: tokenizer.encode_prompt(row, data.apply_chat_template, tools)
+def _prompt_encoder(tokenizer: Tokenizer, data: DataSpec, tools: Tools, most: int) -> Callable[[Row], Tokens]:
+    return lambda row: tokenizer.encode_prompt(row, data.apply_chat_template, tools, most)
 
 
 def _eval_sets(spec: Spec, tokenizer: Tokenizer, tools: Tools) -> list[EvalSet]:
@@ -165,6 +167,8 @@ def _eval_sets(spec: Spec, tokenizer: Tokenizer, tools: Tools) -> list[EvalSet]:
         source = build("data", dataset.type, dataset.params)
         in_order = dataset.model_copy(update={"shuffle": False})
         limit = spec.rollout.max_prompt_tokens
-        stream = PromptStream(source, _prompt_encoder(tokenizer, dataset, tools), in_order, limit, spec.seed)
+        stream = PromptStream(
+            source, _prompt_encoder(tokenizer, dataset, tools, limit), in_order, limit, spec.seed
+        )
         sets.append(eval_set(dataset, spec.eval, spec.rollout, stream.epoch()))
     return sets

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.types import Message, Row
+from rlrun.specs.hub import first_line
 
 Tokens = NDArray[np.int32]
 Mask = NDArray[np.float32]
@@ -18,6 +19,8 @@ Tools = Sequence[Mapping[str, Any]]
 
 _ANSWER = "An-answer-that-nobody-gives."
 """Stands for what the policy answered, where the template is asked what comes after it."""
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
+"""One of these is there where a tokenizer is."""
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
 """Where a template marks what the assistant generates."""
 
@@ -34,30 +37,47 @@ class Tokenizer:
 
         self.folder = Path(folder)
         self._template_args = dict(template_args or {})
+        if not any((self.folder / name).is_file() for name in _FILES):
+            raise ValueError(
+                f"{self.folder} has no tokenizer: none of {', '.join(_FILES)}; copy it there too"
+            )
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{self.folder} has no tokenizer that can be loaded: {error}") from error
+        except Exception as error:  # the boundary to files of others, which fail to load in many ways
+            raise ValueError(
+                f"{self.folder} has no tokenizer that can be loaded: {first_line(error)}"
+            ) from error
         self.eos_token_ids = self._end_tokens()
         """Tokens that end a response, the tokenizer's own first."""
         special = [str(one) for one in self._tokenizer.added_tokens_decoder.values() if one.special]
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
+        self._longest = max(map(len, self._tokenizer.get_vocab()))
 
-    def encode_prompt(self, row: Row, apply_chat_template: bool, tools: Tools = ()) -> Tokens:
+    def encode_prompt(
+        self, row: Row, apply_chat_template: bool, tools: Tools = (), most: int | None = None
+    ) -> Tokens:
         """The tokens of a prompt, up to where the response begins; ValueError says what is wrong with it.
 
-        `tools` are for the chat template; a row's own, under `tools` in its metadata, outrank them.
+        `tools` are for the chat template; a row's own, under `tools` in its metadata, outrank them. Of a text
+        that must have more than `most` tokens, only as much is looked at as shows it.
         """
-        if not apply_chat_template:
-            return self._encode(_plain(row), special_tokens=True)
-        return self.encode_chat(row, messages_of(row), generation_prompt=True, tools=tools)
-
-    def encode_chat(
-        self, row: Row, messages: Sequence[Any], *, generation_prompt: bool, tools: Tools = ()
-    ) -> Tokens:
-        """A row's messages by the template; `generation_prompt`: up to where an answer begins."""
+        text = _plain(row) if not apply_chat_template else self._rendered(row, messages_of(row), True, tools)
         with _naming(row):
-            return self._encode(self._template(messages, _tools(row, tools), generation_prompt))
+            start = text if most is None else text[: (most + 1) * self._longest]
+            tokens = self._encode(start, special_tokens=not apply_chat_template)
+            if len(start) == len(text) or len(tokens) > (most or 0):
+                return tokens
+            return self._encode(text, special_tokens=not apply_chat_template)  # it drops much of a text
+
+    def encode_chat(self, row: Row, messages: Sequence[Any], *, generation_prompt: bool) -> Tokens:
+        """A row's messages by the template; `generation_prompt`: up to where an answer begins."""
+        text = self._rendered(row, messages, generation_prompt)
+        with _naming(row):
+            return self._encode(text)
+
+    def _rendered(self, row: Row, messages: Sequence[Any], generation_prompt: bool, tools: Tools = ()) -> str:
+        with _naming(row):
+            return self._template(messages, _tools(row, tools), generation_prompt)
 
     def encode_marked(self, row: Row, messages: Sequence[Any]) -> tuple[Tokens, Mask] | None:
         """The same, and 1 on tokens within the template's generation markers; None where it has none."""
@@ -122,7 +142,9 @@ class Tokenizer:
         return tokens
 
     def _encode(self, text: str, special_tokens: bool = False) -> Tokens:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=special_tokens), dtype=np.int32)
+        text.encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
+        tokens = self._tokenizer.encode(text, add_special_tokens=special_tokens, verbose=False)
+        return np.array(tokens, dtype=np.int32)
 
     def _template(self, messages: Sequence[Any], tools: Tools, generation_prompt: bool) -> str:
         if self._tokenizer.chat_template is None:

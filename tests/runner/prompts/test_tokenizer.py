@@ -135,8 +135,26 @@ def test_end_tokens(tmp_path: Path, configs: dict[str, Any], expected: list[str]
 
 
 def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no tokenizer that can be loaded"):
+    with pytest.raises(ValueError, match=r"has no tokenizer: none of tokenizer\.json, .*; copy it there too"):
         Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"has no tokenizer that can be loaded: [^\n]*$"):
+        Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_of_a_text_that_is_too_long_as_much_is_looked_at_as_shows_it(tmp_path: Path, template: bool) -> None:
+    tokenizer = make(tmp_path)
+    whole = tokenizer.encode_prompt(Row("1", "ab " * 5000), template)
+    for most in (len(whole) - 1, len(whole), len(whole) + 1):
+        assert np.array_equal(tokenizer.encode_prompt(Row("1", "ab " * 5000), template, most=most), whole)
+    assert 10 < len(tokenizer.encode_prompt(Row("1", "ab " * 5000), template, most=10)) < len(whole) / 4
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_half_a_surrogate_pair_is_a_broken_row(tmp_path: Path, template: bool) -> None:
+    with pytest.raises(ValueError, match=r"row 7: .*surrogates not allowed"):
+        make(tmp_path).encode_prompt(Row("7", "\ud800 x"), template)
 
 
 MARKED = CHATML.replace(

@@ -173,7 +173,8 @@ def _conclude(folder: RunFolder, console: Console, status: str) -> None:
             console.say(curve)
     except OSError as error:
         console.say(f"the report could not be written: {error}")
-    console.say(f"{folder.name}: {status}; see {folder.shown}")
+    further = "" if status == "done" else "; launch with --resume goes on"
+    console.say(f"{folder.name}: {status}; see {folder.shown}{further}")
 
 
 def _log_to(folder: RunFolder, console: Console) -> list[logging.Handler]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+# the changelog names what there was at the time
 PAGES = sorted(
     [
-        *ROOT.glob("*.md"),
+        *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "examples").glob("*/README.md"),
     ]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import tomli
 import typer
 from pages import PAGES, ROOT, Page
+from pydantic import BaseModel
 
 from rlrun.cli.main import make_app
 from rlrun.cli.schema import spec_schema
@@ -19,7 +21,7 @@ from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.job import Spec
 from rlrun.specs.paths import RECIPES
 from rlrun.specs.problems import SpecError
-from rlrun.specs.suggestions import KeyIndex
+from rlrun.specs.suggestions import KeyIndex, section_models
 
 pages = pytest.mark.parametrize("page", [Page(path) for path in PAGES], ids=lambda page: page.path.name)
 
@@ -44,8 +46,6 @@ OF_OTHERS = {
     "--rlrun-check", "--model",  # pytest's, as our plugin adds it; the engine's as a program
 }  # fmt: skip
 """Options of other programs."""
-FREE_TABLES = ("engine.sglang", "engine.environment")
-"""Tables whose keys are not the spec's own."""
 
 
 @pages
@@ -76,7 +76,7 @@ def test_keys_exist(page: Page) -> None:
         table = re.fullmatch(r"\[+([a-z_.]+)\]+", span)
         key = table[1] if table else span.partition(" = ")[0]
         if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+", key) and key.partition(".")[0] in sections:
-            free = any(key.startswith(f"{table}.") for table in FREE_TABLES)
+            free = any(key.startswith(f"{name}.") for name in free_tables(Spec))
             assert free or key in known or key.endswith((".py", ".toml")), span
         elif table:
             assert key in known or key in ("profiles", "vars", "teacher.parallel"), span
@@ -154,6 +154,15 @@ def keys() -> set[str]:
                 index.add(load(kind, entry.name).Params, f"{table}.")
     found = {*index.paths(), *(f"{table}.type" for table in PLUGIN_TABLES)}
     return found | {path.rpartition(".")[0] for path in found}
+
+
+def free_tables(model: type[BaseModel], place: str = "") -> Iterator[str]:
+    """Tables whose keys are not the spec's own."""
+    for name, field in model.model_fields.items():
+        if "dict[" in str(field.annotation):
+            yield f"{place}{name}"
+        for inner in section_models(field.annotation):
+            yield from free_tables(inner, f"{place}{name}.")
 
 
 def of_slime(page: Page) -> bool:

@@ -1,7 +1,9 @@
 """`rlrun status`: how one run is doing."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rlrun.cli.arguments import AsJson, RunName, RunsDir
 
@@ -9,16 +11,19 @@ from rlrun.cli.arguments import AsJson, RunName, RunsDir
 def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     """Show a run's status, step and latest metrics."""
     from rlrun.cli.run_states import find_run, shown_state
+    from rlrun.runner.records.console import duration
 
     run = find_run(runs_dir, name)
     state = shown_state(run)
     if as_json:
         print(json.dumps({"name": run.name, "folder": str(run.path), **state}))
         return
-    print(f"{run.name}: {state['status']}, step {state['step']} of {state['steps'] or '?'}  ({run.path})")
-    print(
-        f"started {state['started']}, updated {state['updated']}, process {state['pid']} on {state['host']}"
-    )
+    steps = f"step {state['step']} of {state['steps'] or '?'}"
+    print(f"{run.name}: {state['status']}, {steps}{_left(state)}  ({run.path})")
+    started, updated = (datetime.fromisoformat(state[name]).astimezone() for name in ("started", "updated"))
+    ago = duration(max((datetime.now(UTC) - updated).total_seconds(), 0.0))
+    process = f"process {state['pid']} on {state['host']}"
+    print(f"started {started:%Y-%m-%d %H:%M:%S}, updated {updated:%Y-%m-%d %H:%M:%S} ({ago} ago), {process}")
     if state["error"]:
         print(f"error: {state['error']}")
     if state["status"] in ("died", "failed", "interrupted"):
@@ -26,3 +31,13 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
     width = max(map(len, state["metrics"]), default=0)
     for metric, value in sorted(state["metrics"].items()):
         print(f"  {metric:{width}}  {'none' if value is None else format(value, '.6g')}")
+
+
+def _left(state: dict[str, Any]) -> str:
+    """How long a running job takes yet, where its last step took as long as those to come."""
+    from rlrun.runner.records.console import duration
+
+    seconds = state["metrics"].get("perf/step_time")
+    if state["status"] != "running" or not seconds or not state["steps"]:
+        return ""
+    return f", about {duration(seconds * (state['steps'] - state['step']))} left"

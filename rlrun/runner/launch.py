@@ -170,7 +170,7 @@ def _conclude(folder: RunFolder, console: Console, status: str) -> None:
     """The curve, and where everything is."""
     try:
         if curve := write_report(folder, folder.name):
-            console.say(curve)
+            console.show(curve)
     except OSError as error:
         console.say(f"the report could not be written: {error}")
     further = "" if status == "done" else "; launch with --resume goes on"
@@ -197,4 +197,4 @@ class _Shown(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """One record."""
-        self._console.say(record.getMessage(), style="yellow")
+        self._console.show(record.getMessage(), style="yellow")

@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,15 @@ def test_status(rlrun: Command, tmp_path: Path) -> None:
     assert json.loads(rlrun("status", "--runs-dir", tmp_path, "--json").out)["name"] == "job"
 
 
+def test_status_tells_how_long_a_running_job_takes_yet(rlrun: Command, tmp_path: Path) -> None:
+    metrics = {"perf/step_time": 90.0}
+    updated = datetime.now(UTC).isoformat()
+    write_run(tmp_path, "job", status="running", host="elsewhere", metrics=metrics, updated=updated)
+    outcome = rlrun("status", "job", "--runs-dir", tmp_path)
+    assert "job: running, step 5 of 10, about 8 min left" in outcome.out
+    assert " ago), process 1 on elsewhere" in outcome.out
+
+
 def test_status_of_an_unknown_run(rlrun: Command, tmp_path: Path) -> None:
     write_run(tmp_path, "first-job")
     outcome = rlrun("status", "frist-job", "--runs-dir", tmp_path)
@@ -138,7 +148,7 @@ def test_stop_never_signals_a_process_of_another_host(
     monkeypatch.setattr(
         os, "kill", lambda pid, number: pytest.fail(f"signalled {pid} with {signal.Signals(number)}")
     )
-    write_run(tmp_path, "job", status="running", host="elsewhere")
+    write_run(tmp_path, "job", status="running", host="elsewhere", updated=datetime.now(UTC).isoformat())
     outcome = rlrun("stop", "job", "--runs-dir", tmp_path)
     assert outcome.code == 2
     assert "runs on elsewhere" in outcome.err

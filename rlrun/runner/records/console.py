@@ -1,5 +1,6 @@
 """What a person sees while the job runs: a live panel on a terminal, plain lines elsewhere."""
 
+import logging
 import time
 from collections.abc import Mapping
 
@@ -9,6 +10,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+logger = logging.getLogger(__name__)
 
 _PARTS = {"rollout": "rollout", "train": "train", "log_prob": "log-probs", "reference": "reference"}
 _SMOOTHING = 0.8
@@ -43,7 +46,12 @@ class Console:
         self._clock = time.monotonic()
 
     def say(self, text: str, style: str = "") -> None:
-        """One line, above the panel."""
+        """One line, above the panel, and in the driver's log."""
+        logger.info("%s", text)
+        self.show(text, style)
+
+    def show(self, text: str, style: str = "") -> None:
+        """The same for what the log has already, or should not have."""
         self._terminal.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def doing(self, what: str) -> None:
@@ -59,10 +67,12 @@ class Console:
         self._clock = time.monotonic()
         self._step = step
         self._metrics |= metrics
+        line = self._line(metrics)
+        logger.info("%s", line)
         if self._live is None:
-            self.say(self._line(metrics))
+            self.show(line)
         elif evaluation := _evaluation(metrics):
-            self.say(f"step {step}: {evaluation}")
+            self.show(f"step {step}: {evaluation}")
 
     def close(self) -> None:
         """Leave the terminal as it was."""

@@ -50,6 +50,21 @@ def test_a_terminal_gets_a_live_panel_and_evaluations_as_lines() -> None:
     assert "rollout 25 %" in panel
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_said_and_every_step_is_logged(terminal: bool, caplog: pytest.LogCaptureFixture) -> None:
+    console = Console("run", Terminal(file=io.StringIO(), width=300, force_terminal=terminal))
+    with caplog.at_level("INFO", "rlrun"):
+        console.start(0, 2)
+        console.step(1, STEP | HELD_OUT)
+        console.say("engine 0 died; started again")
+        console.show("a curve")
+        console.close()
+    step, said = caplog.messages
+    assert step.startswith("step 1/2  reward 0.500")
+    assert "held-out reward 0.750" in step
+    assert said == "engine 0 died; started again"
+
+
 def test_supervised_training_shows_its_loss() -> None:
     assert score({"train/loss": 1.5}) == "loss 1.5000"
 

@@ -15,6 +15,9 @@ from rlrun.runner.errors import EngineError, EngineGone
 ATTEMPTS = 4
 FIRST_DELAY = 0.1
 """Seconds before the first repetition; doubles each time, times a random factor from 0.5 to 1.5."""
+IDLE_SECONDS = 2.0
+"""A connection that nobody used for longer is not used again: SGLang servers close theirs after five seconds,
+and a request that is on its way then is lost."""
 _OF_ROUTER = "X-SMG-Error-Code"
 """The header of an answer that the sglang-router made up itself, since no engine gave one."""
 
@@ -78,7 +81,8 @@ class Connection:
         if self._session is None:
             # Deadlines are ours; connections are as many as there are calls.
             self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+                timeout=aiohttp.ClientTimeout(total=None),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
             )
         url = self.url + path
         async with self._session.request(method, url, data=body, headers=self._headers) as response:

@@ -253,6 +253,24 @@ async def test_only_safe_calls_are_repeated_after_a_broken_connection(make_peer:
     assert peer.asked == []
 
 
+async def test_a_connection_that_its_server_may_close_any_moment_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert connection.IDLE_SECONDS < 5
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.0)
+
+    async def close_as_the_second_comes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        await reader.read(1)
+        writer.close()
+
+    server = await asyncio.start_server(close_as_the_second_comes, "127.0.0.1", 0)
+    async with server, EngineClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+        for _ in range(2):
+            await client.release_memory(["kv_cache"])  # not a call to make twice
+
+
 @pytest.mark.parametrize(
     ("headers", "gone"),
     [({"X-SMG-Error-Code": "call_upstream_request_error"}, True), ({}, False)],

@@ -27,7 +27,8 @@ from rlrun.runner.carriers import GenerateRequest, Generation, WeightManifest
 from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.interfaces import Policy
-from rlrun.runner.loop import Job, Progress, run
+from rlrun.runner.job import Job, Progress
+from rlrun.runner.loop import run
 from rlrun.runner.planning.simulated_engines import World
 from rlrun.runner.planning.simulation import simulate, spread_lengths
 from rlrun.runner.rollouts.overlap import OverlappedSource

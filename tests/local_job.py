@@ -19,7 +19,8 @@ from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.native.server import NativeServer
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.engines.setup import EngineSetup
-from rlrun.runner.loop import Progress, run
+from rlrun.runner.job import Progress
+from rlrun.runner.loop import run
 from rlrun.runner.model_files import fetch_files, fetch_model
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.prompts.inputs import read_inputs

@@ -16,7 +16,8 @@ from rlrun.runner.assembly import Parts, trainer_of
 from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.cluster.failures import ProcessFailure, run_watched
 from rlrun.runner.errors import JobError
-from rlrun.runner.loop import Job, Progress, run
+from rlrun.runner.job import Job, Progress
+from rlrun.runner.loop import run
 from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.records.journal import Journal
 from rlrun.runner.records.run_folder import RunFolder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rlrun.runner.checkpoint import checkpoint_of, clear_unfinished, read_driver, trainer_folder
 from rlrun.runner.interfaces import Trainer
-from rlrun.runner.loop import BatchSource, Checkpoints, Progress
+from rlrun.runner.job import BatchSource, Checkpoints, Progress
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.debug import DebugSpec
 

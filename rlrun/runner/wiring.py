@@ -11,7 +11,7 @@ from rlrun.runner.batches.passes import Pack
 from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.engines.frozen import ServedModel
 from rlrun.runner.interfaces import Policy, UpdatedEngines
-from rlrun.runner.loop import BatchSource, Job
+from rlrun.runner.job import BatchSource, Job
 from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.planning.hardware import this_gpu
 from rlrun.runner.planning.plan import Plan

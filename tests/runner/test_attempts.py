@@ -13,7 +13,7 @@ from rlrun.runner import attempts
 from rlrun.runner.attempts import Attempts
 from rlrun.runner.cluster.failures import ProcessFailure
 from rlrun.runner.errors import JobError
-from rlrun.runner.loop import Progress
+from rlrun.runner.job import Progress
 
 DIED = ProcessFailure("trainer 0", "died", "", Path("log"))
 RAISED = ProcessFailure("trainer 0", "raised", "ValueError: no", Path("log"))

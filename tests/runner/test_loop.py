@@ -8,7 +8,8 @@ import pytest
 
 from rlrun.plugins.types import Group, Needs
 from rlrun.runner.checkpoint import Checkpoints, read_driver, trainer_folder
-from rlrun.runner.loop import Job, Progress, run
+from rlrun.runner.job import Job, Progress
+from rlrun.runner.loop import run
 from rlrun.runner.rollouts.ahead import ReadAhead
 from rlrun.runner.rollouts.demonstrations import DemonstrationSource, demonstration
 from rlrun.runner.rollouts.filtering import Filters

@@ -20,7 +20,7 @@ from rlrun.plugins.types import Buffered, Group, Prompt
 from rlrun.runner.background import cancel_all
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.rollouts.ahead import ReadAhead
-from rlrun.runner.rollouts.answers import Answers, Tally
+from rlrun.runner.rollouts.answers import Answers
 from rlrun.runner.rollouts.feed import BUFFER, FILTERS, PromptFeed
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.grouping import prompt_index
@@ -29,6 +29,7 @@ from rlrun.runner.rollouts.punctual import abort_all
 from rlrun.runner.rollouts.resuming import ResumingEngines
 from rlrun.runner.rollouts.rollout import Batch
 from rlrun.runner.rollouts.saved_rollouts import groups_of_records, whole_record
+from rlrun.runner.rollouts.tally import Tally
 from rlrun.specs.rollout import RolloutSpec
 
 

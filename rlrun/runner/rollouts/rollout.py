@@ -18,11 +18,12 @@ from rlrun.plugins.types import Group, Prompt
 from rlrun.runner.background import cancel_all
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.rollouts.ahead import ReadAhead
-from rlrun.runner.rollouts.answers import Answers, Tally
+from rlrun.runner.rollouts.answers import Answers
 from rlrun.runner.rollouts.feed import FILTERS, joined_state, split_state
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.grouping import prompt_index
 from rlrun.runner.rollouts.punctual import GRACE_SECONDS, abort_all
+from rlrun.runner.rollouts.tally import Tally
 from rlrun.specs.rollout import RolloutSpec
 
 

@@ -6,7 +6,8 @@ source ──▶ Batch ──▶ metrics, rollouts/step-N, checkpoint of the pla
 from dataclasses import asdict, dataclass
 
 from rlrun.runner.clock import StepClock
-from rlrun.runner.loop import BatchSource, Checkpoints, Evaluation, Journal, Progress, measured_evaluation
+from rlrun.runner.job import BatchSource, Checkpoints, Evaluation, Journal, Progress
+from rlrun.runner.loop import measured_evaluation
 from rlrun.runner.records.metrics import is_due
 from rlrun.runner.records.performance import StepUsage
 

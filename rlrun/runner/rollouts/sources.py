@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rlrun.plugins.registry import build
 from rlrun.runner.interfaces import Policy
-from rlrun.runner.loop import BatchSource
+from rlrun.runner.job import BatchSource
 from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.prompts.inputs import Inputs
 from rlrun.runner.records.run_folder import RunFolder

@@ -19,8 +19,9 @@ from typing import Any
 from rlrun.plugins.engines import Address, as_environment
 from rlrun.plugins.types import Sample, Status
 from rlrun.runner.errors import JobError
+from rlrun.runner.scoring.parts import left_over, whole_groups
 from rlrun.runner.scoring.process import ProcessDied, RewardProcess
-from rlrun.runner.scoring.protocol import Outcome, RewardSetup, Shape, Task, group_key
+from rlrun.runner.scoring.protocol import Outcome, RewardSetup, Shape, Task
 from rlrun.specs.scoring import RewardSpec, ScoringSpec
 from rlrun.specs.section import PluginSection
 
@@ -137,7 +138,7 @@ class Scorer:
             largest = max(largest, self._scoring.concurrency)
         size = min(largest, ceil(len(samples) / len(self._processes)))
         if any(shape.grouped for shape in shapes):
-            return _whole_groups(samples, size)
+            return whole_groups(samples, size)
         return [samples[begin : begin + size] for begin in range(0, len(samples), size)]
 
     async def _replace(self, place: int) -> None:
@@ -163,7 +164,7 @@ class Scorer:
                         self._record(tasks[at].sample, outcome, process)
                 await self._replace(place)
                 grouped = [] if death.call is not None else [shape.grouped for shape in process.shapes]
-                batches.extendleft(reversed(_left_over(tasks, open_pairs, grouped)))
+                batches.extendleft(reversed(left_over(tasks, open_pairs, grouped)))
         for sample in samples:
             sample.reward = self._total(sample)
 
@@ -203,36 +204,3 @@ def unique_names(plugins: Sequence[PluginSection]) -> list[str]:
         seen[spec.type] += 1
         names.append(spec.type if seen[spec.type] == 1 else f"{spec.type}_{seen[spec.type]}")
     return names
-
-
-def _whole_groups(samples: Sequence[Sample], size: int) -> list[Sequence[Sample]]:
-    """Parts of at least `size` samples (the last may have fewer), none of which divides a group."""
-    groups: dict[tuple[int, str], list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(group_key(sample), []).append(sample)
-    parts: list[list[Sample]] = []
-    for members in groups.values():
-        if parts and len(parts[-1]) < size:
-            parts[-1] += members
-        else:
-            parts.append(list(members))
-    return list(parts)
-
-
-def _left_over(
-    tasks: Sequence[Task], pairs: set[tuple[int, int]], grouped: Sequence[bool]
-) -> list[list[Task]]:
-    """Batches of what a process that died left undone.
-
-    `grouped` says of each reward whether its calls take whole groups, where nobody knows which call the
-    process died of: then every call gets a batch of its own. Empty: one batch.
-    """
-    left: dict[object, list[Task]] = {}
-    for at, task in enumerate(tasks):
-        rewards = tuple(reward for reward in task.rewards if (at, reward) in pairs)
-        if not grouped and rewards:
-            left.setdefault(None, []).append(Task(task.sample, rewards))
-        for reward in rewards if grouped else ():
-            call = (reward, *group_key(task.sample)) if grouped[reward] else (reward, at)
-            left.setdefault(call, []).append(Task(task.sample, (reward,)))
-    return list(left.values())

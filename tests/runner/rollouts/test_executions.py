@@ -10,10 +10,11 @@ from rlrun.plugins.generation import Generation, Sampling, Trajectory
 from rlrun.plugins.session import Session, SessionGroup
 from rlrun.plugins.types import Status, VersionSpan
 from rlrun.runner.errors import EngineError, JobError
-from rlrun.runner.rollouts.answers import Answers, Tally
+from rlrun.runner.rollouts.answers import Answers
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.sessions import Wanted
+from rlrun.runner.rollouts.tally import Tally
 from rlrun.specs.rollout import RolloutSpec
 from tests.runner.loop_fakes import Engines, policy, prompt
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runner.checkpoint import Checkpoints
-from rlrun.runner.loop import Progress
+from rlrun.runner.job import Progress
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.rollout import RolloutSource

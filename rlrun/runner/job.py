@@ -1,0 +1,115 @@
+"""What a run is made of, as the loop sees it, and how far it is."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlrun.plugins.types import Group
+from rlrun.runner.batches.passes import Pack
+from rlrun.runner.interfaces import Advantages, FrozenModel, Trainer, UpdatedEngines
+from rlrun.runner.records.gpus import Gpus
+from rlrun.runner.rollouts.rollout import Batch
+from rlrun.runner.turns import Turns
+
+
+class BatchSource(Protocol):
+    """Where a step's groups come from: the policy's rollouts, or demonstrations."""
+
+    async def next(self, version: int) -> Batch:
+        """The next batch; engines serve weights `version`."""
+
+    def state(self) -> dict[str, Any]:
+        """The place in the data after the batches so far, as JSON values."""
+
+    async def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a saved place."""
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+
+
+class Evaluation(Protocol):
+    """Held-out datasets (rlrun.runner.rollouts.evaluate.Evaluator)."""
+
+    async def run(self) -> dict[str, float]:
+        """`eval/…` metrics of the weights that the engines serve."""
+
+
+class Checkpoints(Protocol):
+    """Where training state is kept (rlrun.runner.checkpoint.Checkpoints)."""
+
+    async def save(self, trainer: Trainer | None, step: int, driver: dict[str, Any]) -> None:
+        """Keep everything, or nothing; it may take until `settle`. None: there is no trainer."""
+
+    async def settle(self) -> None:
+        """Return when what was saved is there, or has failed."""
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint."""
+
+
+class Journal(Protocol):
+    """Whoever wants to know (rlrun.runner.records.journal.Journal)."""
+
+    def step(self, step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
+        """Metrics of a finished step and the groups it trained on."""
+
+    def doing(self, what: str) -> None:
+        """What the job is busy with now."""
+
+    async def flush(self) -> None:
+        """Return when every step so far is on disk."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the job is; part of every checkpoint."""
+
+    step: int = 0
+    """Steps done."""
+    version: int = 0
+    """Weight version that the engines serve; + 1 on every push after a step."""
+    seconds: float = 0.0
+    """Time spent in steps, over all launches of this run."""
+    generated_tokens: int = 0
+    trained_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The parts of a run, put together by rlrun.runner.launch or by a test."""
+
+    steps: int
+    source: BatchSource
+    algorithm: Advantages
+    pack: Pack
+    trainer: Trainer
+    journal: Journal
+    checkpoints: Checkpoints
+    engines: UpdatedEngines | None = None
+    """None where neither rollout nor evaluation needs any."""
+    evaluation: Evaluation | None = None
+    recompute_old: bool = True
+    """`old_log_probs = "trainer"`."""
+    pack_teacher: Pack | None = None
+    """Packs for the teacher's layout; None without a teacher."""
+    teacher: FrozenModel | None = None
+    """The teacher, where engines serve it."""
+    reference: FrozenModel | None = None
+    """The reference, where engines serve it."""
+    pack_critic: Pack | None = None
+    """Packs for the critic's layout; None without a critic."""
+    critic_only_steps: int = 0
+    """The policy stays as it is for so many steps, until the critic knows what to expect."""
+    reference_interval: int | None = None
+    """The reference becomes the policy every so many steps; None: never."""
+    eval_before_training: bool = True
+    eval_interval: int | None = None
+    checkpoint_interval: int | None = None
+    peak_memory: Callable[[], Mapping[str, float]] = dict
+    """Bytes by role."""
+    gpus: Gpus | None = None
+    """What speeds are measured against; None on CPUs."""
+    turns: Turns | None = None
+    """Where trainer and engines share devices, and one sleeps while the other works."""

@@ -53,7 +53,12 @@ def test_truncated(max_share: float, reasons: list[str | None]) -> None:
 
 @pytest.mark.parametrize(
     ("params", "reasons"),
-    [({"min_tokens": 3}, ["short", None]), ({"max_tokens": 3}, [None, "long"])],
+    [
+        ({"min_tokens": 3}, ["short", None]),
+        ({"max_tokens": 3}, [None, "long"]),
+        ({"min_tokens": 4}, ["short", None]),
+        ({"min_tokens": 1, "max_tokens": 2}, [None, "long"]),
+    ],
 )
 def test_length(params: dict[str, Any], reasons: list[str | None]) -> None:
     groups = [group([1, 0], lengths=[1, 3]), group([1, 0], lengths=[3, 5])]

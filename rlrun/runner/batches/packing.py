@@ -79,34 +79,22 @@ def plan_steps(
     `micro_batch_size`: micro-batches have so many sequences, some perhaps fewer, whatever their tokens.
     """
     lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
-    if len(lengths) and lengths.max() > max_length:
-        raise ValueError(
-            f"a training sequence has {lengths.max()} tokens, the model allows {max_length} "
-            "(max_position_embeddings); lower rollout.max_prompt_tokens or rollout.max_response_tokens"
-        )
+    _check_lengths(lengths, max_length)
+    capacity = max_tokens if micro_batch_size is None else micro_batch_size
     steps = []
     for members in _split_executions([sequence.execution for sequence in sequences], optimizer_steps):
-        chosen = [sequences[i] for i in members]
+        units = _units(members, sequences, together)
+        sizes = np.array([_size(unit, lengths, micro_batch_size) for unit in units], dtype=np.int64)
+        work = np.array([cost(lengths[unit]).sum() for unit in units])
+        batches = _assigned(sizes, work, capacity, data_degree)
+        chosen = [sequences[member] for member in members]
         scales = token_scales(
             [sequence.loss_mask for sequence in chosen],
             [sequence.execution for sequence in chosen],
             reduction,
             max_response_tokens,
         )
-        units = _units(members, sequences, together)
-        capacity = max_tokens if micro_batch_size is None else micro_batch_size
-        sizes = np.array([_size(unit, lengths, micro_batch_size) for unit in units], dtype=np.int64)
-        work = np.array([cost(lengths[unit]).sum() for unit in units])
-        batches = _assigned(sizes, work, capacity, data_degree)
-        steps.append(
-            TrainStep(
-                micro_batches=tuple(
-                    tuple(tuple(i for unit in batch for i in units[unit]) for batch in rank)
-                    for rank in batches
-                ),
-                scale={member: float(scale) for member, scale in zip(members, scales, strict=True)},
-            )
-        )
+        steps.append(TrainStep(_members(batches, units), dict(zip(members, scales.tolist(), strict=True))))
     return steps
 
 
@@ -152,6 +140,19 @@ def _in_order(ranks: Sequence[list[Bin]], work: NDArray[np.float64]) -> tuple[li
     rounds = np.array([own[order] for own, order in zip(loads, orders, strict=True)])
     ordered = [[rank[place] for place in order.tolist()] for rank, order in zip(ranks, orders, strict=True)]
     return ordered, float(rounds.max(axis=0).sum())
+
+
+def _check_lengths(lengths: NDArray[np.int64], longest: int) -> None:
+    if len(lengths) and lengths.max() > longest:
+        raise ValueError(
+            f"a training sequence has {lengths.max()} tokens, the model allows {longest} "
+            "(max_position_embeddings); lower rollout.max_prompt_tokens or rollout.max_response_tokens"
+        )
+
+
+def _members(batches: MicroBatches, units: Sequence[Sequence[int]]) -> MicroBatches:
+    """Micro-batches of units as micro-batches of sequences."""
+    return tuple(tuple(tuple(i for unit in batch for i in units[unit]) for batch in rank) for rank in batches)
 
 
 def _size(unit: list[int], lengths: NDArray[np.int64], micro_batch_size: int | None) -> int:

@@ -57,6 +57,26 @@ class Prompts:
         self.place = state["place"]
 
 
+class Instant(Prompts):
+    """Reads so many at a time without a thread, so that a test's turns of the event loop mean something."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    async def next(self) -> list[Prompt]:
+        return self.take(self.count)
+
+    def state(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    async def restore(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+    async def close(self) -> None:
+        pass
+
+
 class Engines:
     """Answers from P(1), each prompt when `ready` says so."""
 

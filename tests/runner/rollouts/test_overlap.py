@@ -1,39 +1,26 @@
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from rlrun.plugins.types import Drop, Group, Prompt
+from rlrun.plugins.generation import Generation
+from rlrun.plugins.types import Drop, Group, VersionSpan
+from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import JobError
 from rlrun.runner.rollouts.between import BetweenGenerations
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.overlap import OverlappedSource
 from rlrun.runner.rollouts.rollout import Batch, RolloutSource
 from rlrun.specs.rollout import RolloutSpec
-from tests.runner.loop_fakes import Engines, Prompts, drop_even, policy
+from tests.runner.loop_fakes import Engines, Instant, Prompts, drop_even, policy
 from tests.runner.typing_engines import TypingEngines
 
 SPEC = RolloutSpec(batch_size=4, samples_per_prompt=2, max_response_tokens=8, mode="async")
 
 
-class Instant(Prompts):
-    """Reads without a thread, so that a test's turns of the event loop mean something."""
-
-    async def next(self) -> list[Prompt]:
-        return self.take(4)
-
-    def state(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    async def restore(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
-
-    async def close(self) -> None:
-        pass
-
-
 def source(engines: Engines, spec: RolloutSpec = SPEC, filters=()) -> OverlappedSource:
-    return OverlappedSource(spec, policy(engines), Instant(), Filters(list(filters)))  # type: ignore[arg-type]
+    return OverlappedSource(spec, policy(engines), Instant(4), Filters(list(filters)))  # type: ignore[arg-type]
 
 
 def indices(groups: list[Group]) -> list[int]:
@@ -106,12 +93,58 @@ async def test_dropped_groups_are_replaced_while_the_trainer_works() -> None:
     await rollouts.close()
 
 
+async def test_the_oldest_are_trained_first_whichever_was_ready_first() -> None:
+    engines = Engines()
+    engines.order = lambda index: 100 if index == 1 else 0
+    rollouts = source(engines, SPEC.model_copy(update={"batch_size": 1, "max_staleness": 2}))
+    taken = []
+    for version in range(4):
+        engines.version = version
+        taken += indices((await rollouts.next(version)).groups)
+        await idle(200 if version else 0)
+    assert taken == [0, 2, 1, 3]
+    await rollouts.close()
+
+
+async def test_a_group_is_as_old_as_its_oldest_sample() -> None:
+    class FirstIsOld(Engines):
+        async def generate(self, request: GenerateRequest) -> list[Generation]:
+            first, *others = await super().generate(request)
+            if request.tokens[0] == 0:
+                first = replace(first, versions=(VersionSpan(0, 0, 1),))
+            return [first, *others]
+
+    engines = FirstIsOld()
+    engines.version = 2
+    rollouts = source(engines)
+    batch = await rollouts.next(2)
+    assert indices(batch.groups) == [1, 2, 3, 4]
+    assert batch.measure()["rollout/dropped/staleness/too_old"] == 1
+    resumed = source(again := Engines())
+    await resumed.restore(rollouts.state())
+    again.version = 3
+    await resumed.next(3)
+    assert min(int(request.tokens[0]) for request in again.requests) == 5, "what was dropped is over"
+    await rollouts.close()
+    await resumed.close()
+
+
+async def test_a_prompt_whose_group_was_dropped_is_not_asked_again_after_a_resume() -> None:
+    rollouts = source(Engines(), filters=[("odd", drop_even)])
+    batch = await rollouts.next(0)
+    assert indices(batch.groups) == [1, 3, 5, 7]
+    resumed = source(again := Engines(), filters=[("odd", drop_even)])
+    await resumed.restore(rollouts.state())
+    await resumed.next(0)
+    assert min(int(request.tokens[0]) for request in again.requests) == 8
+    await rollouts.close()
+    await resumed.close()
+
+
 async def test_starvation_ends_the_job() -> None:
-    spec = SPEC.model_copy(update={"max_attempts": 3})
+    spec = SPEC.model_copy(update={"batch_size": 1, "max_attempts": 4})
     starved = source(Engines(), spec, [("nonzero_std", lambda group: Drop("all_0"))])
-    with pytest.raises(
-        JobError, match=r"groups tried 0 were kept, 4 are needed. Dropped: \d+ by nonzero_std"
-    ):
+    with pytest.raises(JobError, match=r"tried 0 were kept, 1 are needed. Dropped: 4 by nonzero_std"):
         await starved.next(0)
     await starved.close()
 

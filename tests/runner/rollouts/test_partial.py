@@ -11,11 +11,12 @@ from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Buffered, Drop, Group
 from rlrun.runner.errors import JobError
+from rlrun.runner.rollouts.asks import prompt_of
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.partial import PartialSource
 from rlrun.runner.rollouts.rollout import Batch, RolloutSource
 from rlrun.specs.rollout import RolloutSpec
-from tests.runner.loop_fakes import Prompts, drop_even, policy
+from tests.runner.loop_fakes import Instant, Prompts, drop_even, policy
 from tests.runner.typing_engines import PROMPT, TypingEngines, token_at
 
 SPEC = RolloutSpec(
@@ -27,7 +28,7 @@ FIFO = Fifo(AgeParams())
 def source(
     engines: TypingEngines, spec: RolloutSpec = SPEC, filters: Any = (), strategy: Any = FIFO
 ) -> PartialSource:
-    prompts = Prompts().ahead(spec.oversample or spec.batch_size)
+    prompts: Any = Instant(spec.oversample or spec.batch_size)
     return PartialSource(spec, policy(engines), prompts, Filters(list(filters)), strategy)  # type: ignore[arg-type]
 
 
@@ -89,6 +90,78 @@ def seeds_of(one: Any) -> list[int]:
 
     number = int(one.id.split("-")[1])
     return [turn_seed(sample_seed(7, "rollout", one.prompt.index, number), 0)]
+
+
+async def test_the_strategy_is_shown_the_buffer_by_prompt_and_how_old_it_is() -> None:
+    seen: list[tuple[int, list[Buffered]]] = []
+
+    class Watching:
+        def order(self, buffered: Sequence[Buffered], version: int) -> Sequence[int]:
+            seen.append((version, list(buffered)))
+            return FIFO.order(buffered, version)
+
+    engines = TypingEngines(lambda index, number: 500 if index in (1, 4) else 5)
+    rollouts = source(engines, strategy=Watching())
+    await steps(rollouts, engines, range(3))
+    await rollouts.close()
+    begun = [(version, one) for version, buffered in seen for one in buffered if not one.finished]
+    assert {one.index: one.oldest_version for version, one in begun if version == 2 and one.tokens}[1] == 0
+    for _, buffered in seen:
+        assert [one.index for one in buffered] == sorted(one.index for one in buffered)
+    assert all(one.finished for _, buffered in seen[1::2] for one in buffered), "asked when a step ends"
+
+
+async def test_a_prompt_whose_group_was_dropped_is_not_asked_again_after_a_resume() -> None:
+    engines = TypingEngines(skewed)
+    rollouts = source(engines, filters=[("odd", drop_even)])
+    await steps(rollouts, engines, range(2))
+    dropped = {int(request.tokens[0]) for request in engines.requests if request.tokens[0] % 2 == 0}
+    again = engines.again()
+    resumed = source(again, filters=[("odd", drop_even)])
+    await resumed.restore(json.loads(json.dumps(rollouts.state())))
+    await steps(resumed, again, [2])
+    asked = {int(request.tokens[0]) for request in again.requests}
+    running = set(rollouts.state()["buffer"]["begun"])
+    assert dropped - running
+    assert not (dropped - running) & asked
+    await rollouts.close()
+    await resumed.close()
+
+
+async def test_a_prompt_that_was_given_up_is_not_asked_again_after_a_resume() -> None:
+    engines = TypingEngines(lambda index, number: 500 if index == 1 else 5)
+    spec = SPEC.model_copy(update={"max_staleness": 1})
+    rollouts = source(engines, spec)
+    batches = await steps(rollouts, engines, range(3))
+    assert batches[2].measure()["rollout/dropped/staleness/too_old"] == 1
+    again = engines.again()
+    resumed = source(again, spec)
+    await resumed.restore(json.loads(json.dumps(rollouts.state())))
+    await steps(resumed, again, range(3, 6))
+    assert 1 not in {int(request.tokens[0]) for request in again.requests}
+    await rollouts.close()
+    await resumed.close()
+
+
+async def test_a_checkpoint_has_requests_of_those_begun_and_a_resume_begins_with_them() -> None:
+    engines = TypingEngines(skewed)
+    rollouts = source(engines)
+    *_, batch = await steps(rollouts, engines, range(2))
+    state = json.loads(json.dumps(rollouts.state()))
+    begun = set(state["buffer"]["begun"])
+    finished = len(state["buffer"]["finished"]) // SPEC.samples_per_prompt
+    assert begun and finished
+    assert batch.measure()["rollout/buffer/groups"] == len(begun) + finished
+    assert {prompt_of(key) for key in state["buffer"]["requests"]} <= begun
+    again = engines.again()
+    resumed = source(again)
+    await resumed.restore(state)
+    await steps(resumed, again, [2])
+    asked = list(dict.fromkeys(int(request.tokens[0]) for request in again.requests))
+    assert set(asked[: len(begun)]) == begun
+    assert (len(asked) - len(begun)) % 5 == 0, "others come five at a time"
+    await rollouts.close()
+    await resumed.close()
 
 
 async def test_older_tokens_can_be_masked() -> None:
@@ -196,8 +269,9 @@ async def test_starvation_says_how_many_were_tried() -> None:
         return Drop("all_0")
 
     engines = TypingEngines(skewed)
-    starved = source(engines, SPEC.model_copy(update={"max_attempts": 2}), [("nonzero_std", nothing)])
-    with pytest.raises(JobError, match=r"of \d+ groups tried 0 were kept, 3 are .* by nonzero_std \(all_0\)"):
+    spec = SPEC.model_copy(update={"oversample": None, "max_attempts": 2})
+    starved = source(engines, spec, [("nonzero_std", nothing)])
+    with pytest.raises(JobError, match=r"of 6 groups tried 0 were kept, 3 .* 6 by nonzero_std \(all_0\)"):
         await starved.next(0)
     await starved.close()
 

@@ -2,9 +2,9 @@
 
 import os
 from typing import Any
-from urllib.request import urlopen
 
 from rlrun.runner.cluster.actor import Actor, peak_memory, reports_failure
+from rlrun.runner.engines.health import ask_health
 from rlrun.runner.engines.setup import EngineSetup
 from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.runner.engines.sglang.setup import SglangSetup
@@ -29,8 +29,7 @@ class EngineActor(Actor):
     def ping(self) -> tuple[int, float]:
         """As for every process, while the engine says that it works; its failure otherwise."""
         if self._url is not None:
-            with urlopen(f"{self._url}/health", timeout=_HEALTH_SECONDS):
-                pass
+            ask_health(self._url, _HEALTH_SECONDS)
         return os.getpid(), peak_memory()
 
     @reports_failure

@@ -13,11 +13,10 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Protocol
-from urllib.error import URLError
-from urllib.request import Request, urlopen
 
 import psutil
 
+from rlrun.runner.engines.health import ask_health
 from rlrun.runner.engines.last_words import ending, last_error, last_line, written
 from rlrun.runner.engines.ports import usable_port
 from rlrun.runner.errors import EngineError
@@ -159,12 +158,11 @@ class ServerProcess(ABC):
             time.sleep(_POLL_SECONDS)
 
     def _answers(self, seconds: float) -> bool:
-        request = Request(f"{self.url}/health", headers={"Authorization": f"Bearer {self._setup.api_key}"})
         try:
-            with urlopen(request, timeout=seconds):
-                return True
-        except (URLError, OSError):
+            ask_health(self.url, seconds, self._setup.api_key)
+        except OSError:
             return False
+        return True
 
     def _raise_if_dead(self) -> None:
         assert self._process is not None

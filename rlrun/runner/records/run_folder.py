@@ -146,6 +146,11 @@ def _make_fresh(folder: RunFolder, *, new: bool) -> RunFolder:
                     f"the run {folder.shown} exists; go on with it (--resume), start another beside it "
                     "(--new), or choose a name (--name)"
                 ) from None
+        except OSError as error:
+            raise RunFolderError(
+                f"the run's folder {candidate.shown} cannot be made ({error.strerror}); runs_dir names where "
+                "runs go"
+            ) from None
         candidate = RunFolder(folder.path.with_name(f"{folder.name}-{number}"))
         number += 1
 

@@ -17,6 +17,7 @@ from tiny_models import make_tiny_model
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.carriers import FolderWeights, GenerateRequest, Sampling
 from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.engines.health import ask_health
 from rlrun.runner.engines.native.server import NativeServer
 from rlrun.runner.engines.setup import EngineSetup
 from rlrun.runner.errors import EngineError
@@ -32,6 +33,12 @@ async def client(server: Any) -> AsyncIterator[EngineClient]:
         yield client
         await client.abort_all()
         await client.resume()
+
+
+async def test_health_is_asked_past_a_proxy(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    await asyncio.to_thread(ask_health, server.url, 60.0)
 
 
 def request(seeds: tuple[int, ...] = (1,), name: str = "r", **sampling: Any) -> GenerateRequest:

@@ -29,6 +29,12 @@ def test_a_name_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
         claim(tmp_path, "a", resume=False, new=False)
 
 
+def test_a_place_where_no_folder_can_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match=r"file/a cannot be made \(Not a directory\); runs_dir names"):
+        claim(tmp_path / "file", "a", resume=False, new=False)
+
+
 def test_new_takes_the_next_free_name(tmp_path: Path) -> None:
     names = [claim(tmp_path, "a", resume=False, new=True).name for _ in range(3)]
     assert names == ["a", "a-2", "a-3"]

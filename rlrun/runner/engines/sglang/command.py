@@ -39,8 +39,13 @@ def key_file(setup: SglangSetup) -> str:
 
 
 def environment(setup: SglangSetup, own: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables, without those that would lead the server to our packages, and the spec's."""
+    """This process's variables, without those that would lead the server to our packages, and the spec's.
+
+    The server asks itself whether it is up, which no proxy can answer.
+    """
     kept = variables(own)
+    for name in ("no_proxy", "NO_PROXY"):
+        kept[name] = ",".join(filter(None, [kept.get(name), setup.host]))
     if setup.gpus:
         kept["CUDA_VISIBLE_DEVICES"] = ",".join(setup.gpus)
     # The plain form of /health generates a token, and hangs while the server is paused.

@@ -6,7 +6,7 @@ once an optimizer step; gradients are added up in float32 on the masters. Everyw
 parameters are the masters (FSDP casts and fetches by itself).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.hf_names import HfTensor, hf_tensors
-from rlrun.runner.trainer.compat import mesh_device
+from rlrun.runner.trainer.compat import local_part
+from rlrun.runner.trainer.gathering import Gathering, by_parameter, turned
 
 _CHECKPOINT_PREFIX = "_checkpoint_wrapped_module."
 """What torch puts into names of layers whose activations are computed again."""
@@ -48,16 +49,12 @@ class Parameters:
         were loaded (False); None: they stay.
         """
         self._tensors = tensors or hf_tensors(model)
-        self._stages = stages
-        self._compute = {
-            plain_name(name): parameter
-            for decoder in decoders
-            for name, parameter in decoder.named_parameters()
-        }
+        self._compute: dict[str, nn.Parameter] = {}
+        buffers: dict[str, torch.Tensor] = {}
+        for decoder in decoders:
+            self._compute |= {plain_name(name): one for name, one in decoder.named_parameters()}
+            buffers |= {plain_name(name): one for name, one in decoder.named_buffers()}
         expected = {tensor.parameter for tensor in self._tensors}
-        buffers = {
-            plain_name(name): buffer for decoder in decoders for name, buffer in decoder.named_buffers()
-        }
         self._fixed = {name: buffer for name, buffer in buffers.items() if name in expected}
         self._biases = {
             name: buffer
@@ -66,19 +63,13 @@ class Parameters:
         }
         self._kept: dict[str, torch.Tensor] | None = {} if biases is False else None
         self.copies = frozenset((HEAD,) if model.tied and HEAD in self._compute else ())
-        self._owners = _owners((self._compute.keys() | self._fixed.keys()) - self.copies, stages)
-        assert self._owners.keys() == expected
+        here = (self._compute.keys() | self._fixed.keys()) - self.copies
+        self._gathering = Gathering(self._tensors, here, stages)
         self.masters: dict[str, nn.Parameter] = dict(self._compute)
         sharded = any(isinstance(parameter, DTensor) for parameter in self._compute.values())
         apart = any(parameter.dtype != torch.float32 for parameter in self._compute.values())
         if trained and not sharded and (apart or on_host):
-            where = torch.device("cpu") if on_host else None
-            self.masters = {
-                name: nn.Parameter(torch.empty_like(parameter, dtype=torch.float32, device=where))
-                for name, parameter in self._compute.items()
-            }
-            for name, parameter in self._compute.items():
-                parameter.register_post_accumulate_grad_hook(_adder(self.masters[name]))
+            self.masters = _masters_of(self._compute, on_host)
 
     @property
     def holders(self) -> tuple[dict[str, nn.Parameter], ...]:
@@ -116,11 +107,11 @@ class Parameters:
         """Fill every parameter from HF tensors; each rank keeps its part, and holds one parameter whole at a
         time.
         """
-        holders = _by_parameter(self._tensors)
+        holders = by_parameter(self._tensors)
         for name, master in (self.masters | self._fixed).items():
             tensors = holders[EMBEDDING if name in self.copies else name]
             if tensors[0].expert is None:
-                full = _swapped(tensors[0], read(tensors[0]))
+                full = turned(tensors[0], read(tensors[0]))
             else:
                 full = torch.stack([read(tensor) for tensor in tensors])
             _copy_part(master, full)
@@ -143,40 +134,12 @@ class Parameters:
 
     @torch.no_grad()
     def gather(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every HF tensor in full on the first rank, in order; all ranks must run through it together, and
-        others may see nothing in place of a tensor of another stage. Float32, one layer's experts at most.
-        """
-        holders = _by_parameter(self._tensors)
-        stacks: dict[str, torch.Tensor] = {}
-        for tensor in self._tensors:
-            if tensor.expert is None:
-                stacks.clear()
-                yield tensor.name, _swapped(tensor, self._whole(tensor.parameter, tensor.parameter_shape))
-                continue
-            if tensor.parameter not in stacks:
-                shape = (len(holders[tensor.parameter]), *tensor.shape)
-                stacks[tensor.parameter] = self._whole(tensor.parameter, shape)
-            stack = stacks[tensor.parameter]
-            yield tensor.name, stack[tensor.expert] if len(stack) else stack
-
-    def _whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A parameter in full, where this rank or, for the first rank of all, another stage has it."""
-        owner = self._owners[name]
-        mine = self._stages is None or owner == dist.get_rank(self._stages)
-        held = self.masters | self._fixed | (self._kept or {})
-        full = _full(held[name]) if mine else torch.empty(0)
-        if self._stages is None or owner == 0 or 0 not in dist.get_process_group_ranks(self._stages):
-            return full
-        if mine:
-            dist.send(full.contiguous(), group=self._stages, group_dst=0)
-        elif dist.get_rank(self._stages) == 0:
-            full = torch.empty(shape, device=mesh_device(next(iter(self.masters.values()))))
-            dist.recv(full, group=self._stages, group_src=owner)
-        return full
+        """Every HF tensor in full on the first rank, float32, as `Gathering.run`."""
+        yield from self._gathering.run(self.masters | self._fixed | (self._kept or {}))
 
     def host_copy(self) -> dict[str, torch.Tensor]:
         """This rank's part of what the model computes with, in host memory."""
-        return {name: _local(tensor).detach().cpu().clone() for name, tensor in self._swapping.items()}
+        return {name: local_part(tensor).cpu().clone() for name, tensor in self._swapping.items()}
 
     @contextmanager
     def swapped(self, other: dict[str, torch.Tensor]) -> Iterator[None]:
@@ -191,12 +154,24 @@ class Parameters:
     @torch.no_grad()
     def _put(self, values: dict[str, torch.Tensor]) -> None:
         for name, tensor in self._swapping.items():
-            _local(tensor).copy_(values[name])
+            local_part(tensor).copy_(values[name])
 
 
 def plain_name(name: str) -> str:
     """A parameter's name without what torch puts into it."""
     return name.replace(_CHECKPOINT_PREFIX, "")
+
+
+def _masters_of(parameters: dict[str, nn.Parameter], on_host: bool) -> dict[str, nn.Parameter]:
+    """Float32 twins of parameters, whose gradients come to them."""
+    where = torch.device("cpu") if on_host else None
+    masters = {
+        name: nn.Parameter(torch.empty_like(parameter, dtype=torch.float32, device=where))
+        for name, parameter in parameters.items()
+    }
+    for name, parameter in parameters.items():
+        parameter.register_post_accumulate_grad_hook(_adder(masters[name]))
+    return masters
 
 
 def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
@@ -213,28 +188,6 @@ def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
     return add
 
 
-def _owners(names: Iterable[str], stages: dist.ProcessGroup | None) -> dict[str, int]:
-    """Which rank of the pipeline has each parameter."""
-    everyones = [sorted(names)]
-    if stages is not None:
-        everyones *= dist.get_world_size(stages)
-        dist.all_gather_object(everyones, everyones[0], stages)
-    return {name: rank for rank, some in enumerate(everyones) for name in some}
-
-
-def _by_parameter(tensors: list[HfTensor]) -> dict[str, list[HfTensor]]:
-    """Tensors by the parameter that holds them; experts in their order."""
-    holders: dict[str, list[HfTensor]] = {}
-    for tensor in tensors:
-        holders.setdefault(tensor.parameter, []).append(tensor)
-    return holders
-
-
-def _swapped(tensor: HfTensor, value: torch.Tensor) -> torch.Tensor:
-    """Between an HF tensor and its parameter, either way; what another stage has is empty."""
-    return value.transpose(-1, -2) if tensor.transposed and len(value) else value
-
-
 def _copy_part(parameter: torch.Tensor, full: torch.Tensor) -> None:
     """Copy what this rank holds of a full tensor."""
     if isinstance(parameter, DTensor):
@@ -247,14 +200,3 @@ def _copy_part(parameter: torch.Tensor, full: torch.Tensor) -> None:
         parameter.to_local().copy_(part.to_local())
     else:
         parameter.copy_(full)
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def _full(parameter: torch.Tensor) -> torch.Tensor:
-    """Gathered on the device, where parts in host memory go first."""
-    if not isinstance(parameter, DTensor):
-        return parameter.detach()
-    return parameter.detach().to(parameter.device_mesh.device_type).full_tensor()

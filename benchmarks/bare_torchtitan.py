@@ -19,7 +19,7 @@ from rlrun.converters.config_json import read_architecture
 from rlrun.converters.safetensors_folder import WeightFolder
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.trainer.batch import make_pack
-from rlrun.runner.trainer.compat import Embedding, Linear, Qwen3Model, Qwen3TransformerBlock, RMSNorm
+from rlrun.runner.trainer.compat.modules import Embedding, Linear, Qwen3Model, Qwen3TransformerBlock, RMSNorm
 from rlrun.runner.trainer.layers import PackedAttention
 from rlrun.runner.trainer.parameters import Parameters
 from rlrun.specs.job import Spec

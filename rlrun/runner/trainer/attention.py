@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from rlrun.runner.trainer.compat import VarlenCall, varlen_backward, varlen_forward
+from rlrun.runner.trainer.compat.kernels import VarlenCall, varlen_backward, varlen_forward
 from rlrun.runner.trainer.cpu_ops.attention import cut_attention
 from rlrun.runner.trainer.cpu_ops.attention import packed_attention as document_attention
 from rlrun.runner.trainer.cpu_ops.library import on_gpu

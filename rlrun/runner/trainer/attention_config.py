@@ -4,7 +4,7 @@ from typing import Any
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.architecture import LatentAttention as LatentShape
-from rlrun.runner.trainer.compat import GQAttention, LatentAttention, QKVLinear
+from rlrun.runner.trainer.compat.modules import GQAttention, LatentAttention, QKVLinear
 from rlrun.runner.trainer.gpt_oss import SharedBiasMatrix, SinkAttention
 from rlrun.runner.trainer.layers import Matrix, Norm, PackedAttention
 from rlrun.runner.trainer.rope import InterleavedRoPE, TableRoPE

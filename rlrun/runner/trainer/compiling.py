@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rlrun.runner.cpp_build import find_compiler
-from rlrun.runner.trainer.compat import ON_CPU, has_triton
+from rlrun.runner.trainer.compat.device import ON_CPU, has_triton
 from rlrun.runner.trainer.decoder import PackedDecoder
 
 

@@ -20,7 +20,7 @@ from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep
 from rlrun.runner.trainer.batch import make_loss_batch
 from rlrun.runner.trainer.checkpoint import load_checkpoint, training_state
-from rlrun.runner.trainer.compat import reshard
+from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.forward import Sequences, response_values
 from rlrun.runner.trainer.layout import data_rank, speaks
 from rlrun.runner.trainer.meter import Meter

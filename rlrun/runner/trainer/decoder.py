@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from rlrun.runner.trainer.attention import CutDocuments, Documents
-from rlrun.runner.trainer.compat import Qwen3Model
+from rlrun.runner.trainer.compat.modules import Qwen3Model
 from rlrun.runner.trainer.head import HeadQuery
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rlrun.converters.architecture import Architecture
-from rlrun.runner.trainer.compat import ParallelDims
+from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.model import build_model
 from rlrun.specs.job import Spec
 

@@ -24,7 +24,7 @@ from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.registry import build
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.planning.deep_plan import ON_HOST, DryRun
-from rlrun.runner.trainer.compat import FakeStore
+from rlrun.runner.trainer.compat.meshes import FakeStore
 from rlrun.runner.trainer.decoder import PackedDecoder
 from rlrun.runner.trainer.freezing import freeze
 from rlrun.runner.trainer.ledger import COPIES, GRADIENTS, OPTIMIZER, PARAMETERS, TEMPORARIES, Ledger

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from rlrun.converters.architecture import Architecture
-from rlrun.runner.trainer.compat import local_part
+from rlrun.runner.trainer.compat.meshes import local_part
 from rlrun.runner.trainer.decoder import PackedDecoder
 
 

@@ -17,7 +17,9 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.paths import some
 from rlrun.runner.trainer.attention import CutDocuments, Documents, Reach, packed_attention
-from rlrun.runner.trainer.compat import ParallelDims, checkpoint_activations, shard_plain_modules
+from rlrun.runner.trainer.compat.data_parallel import shard_plain_modules
+from rlrun.runner.trainer.compat.meshes import ParallelDims
+from rlrun.runner.trainer.compat.recomputation import checkpoint_activations
 from rlrun.runner.trainer.decoder import DecoderInputs
 from rlrun.runner.trainer.head import ResponseHead
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from rlrun.converters.hf_names import HfTensor
-from rlrun.runner.trainer.compat import mesh_device
+from rlrun.runner.trainer.compat.meshes import mesh_device
 
 
 class Gathering:

@@ -11,17 +11,18 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 
-from rlrun.runner.trainer import compat
 from rlrun.runner.trainer.attention import Documents
+from rlrun.runner.trainer.compat import experts, modules
+from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
 from rlrun.runner.trainer.layers import Experts, product
 
 
-class SinkAttention(compat.SinkAttention):
+class SinkAttention(modules.SinkAttention):
     """Grouped-query attention with a sink for each head."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(compat.SinkAttention.Config):
+    class Config(modules.SinkAttention.Config):
         pass
 
     def forward(
@@ -46,11 +47,11 @@ class SinkAttention(compat.SinkAttention):
         return projected
 
 
-class SharedBiasMatrix(compat.ScaledBiasRowwiseLinear):
+class SharedBiasMatrix(modules.ScaledBiasRowwiseLinear):
     """A matrix whose products tensor-parallel ranks add up; each adds its share of the bias."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(compat.ScaledBiasRowwiseLinear.Config):
+    class Config(modules.ScaledBiasRowwiseLinear.Config):
         pass
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -58,11 +59,11 @@ class SharedBiasMatrix(compat.ScaledBiasRowwiseLinear):
         return product(input, _local(self.weight), _local(self.bias) / self.tp_degree)
 
 
-class ClampedExperts(compat.GptOssGroupedExperts):
+class ClampedExperts(experts.GptOssGroupedExperts):
     """Experts in the precision of their input, as `layers.Experts`."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(compat.GptOssGroupedExperts.Config):
+    class Config(experts.GptOssGroupedExperts.Config):
         alpha: float
         """The gate's slope."""
 
@@ -72,7 +73,7 @@ class ClampedExperts(compat.GptOssGroupedExperts):
         self._ranks = 1
         """That share out each expert's columns."""
 
-    def parallelize(self, parallel_dims: compat.ParallelDims) -> None:
+    def parallelize(self, parallel_dims: ParallelDims) -> None:
         """Lay the parameters out over the ranks."""
         self._ranks = parallel_dims.tp if parallel_dims.ep == 1 else 1
         super().parallelize(parallel_dims)

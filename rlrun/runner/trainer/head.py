@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from rlrun.runner.trainer.compat import Linear
+from rlrun.runner.trainer.compat.modules import Linear
 from rlrun.runner.trainer.cpu_ops.softmax import softmax_slopes_, softmax_statistics
 
 KEPT_BYTES = 64 * 2**20

@@ -10,15 +10,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 
 from rlrun.runner.trainer.attention import Documents, Reach, packed_attention
-from rlrun.runner.trainer.compat import (
-    HAS_ONEDNN,
-    FeedForward,
-    GroupedExperts,
-    Linear,
-    Module,
-    RMSNorm,
-    onednn_linear,
-)
+from rlrun.runner.trainer.compat.experts import GroupedExperts
+from rlrun.runner.trainer.compat.kernels import HAS_ONEDNN, onednn_linear
+from rlrun.runner.trainer.compat.modules import FeedForward, Linear, Module, RMSNorm
 from rlrun.runner.trainer.cpu_ops.elementwise import rms_norm, silu_mul
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
 

@@ -18,7 +18,7 @@ from rlrun.plugins.protocols import Algorithm
 from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import TrainerSetup, TrainStep
 from rlrun.runner.trainer.checkpoint import load_checkpoint, training_state
-from rlrun.runner.trainer.compat import reshard
+from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.decoders import build_decoders
 from rlrun.runner.trainer.expert_load import ExpertLoad
 from rlrun.runner.trainer.forward import Sequences, response_values

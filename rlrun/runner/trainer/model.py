@@ -11,12 +11,10 @@ from typing import Any
 import torch
 
 from rlrun.converters.architecture import Architecture
-from rlrun.runner.trainer.compat import (
-    ParallelDims,
-    checkpoint_activations,
-    set_sharding,
-    shard_data_parallel,
-)
+from rlrun.runner.trainer.compat.data_parallel import shard_data_parallel
+from rlrun.runner.trainer.compat.layouts import set_sharding
+from rlrun.runner.trainer.compat.meshes import ParallelDims
+from rlrun.runner.trainer.compat.recomputation import checkpoint_activations
 from rlrun.runner.trainer.compiling import compile_layers
 from rlrun.runner.trainer.decoder import PackedDecoder
 from rlrun.runner.trainer.layout import check_layout, stage_layers, stages_of

@@ -5,12 +5,8 @@ from typing import Any
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.architecture import Experts as ExpertShape
 from rlrun.runner.trainer.attention_config import FROM_CHECKPOINT, attention_config, matrix, norm
-from rlrun.runner.trainer.compat import (
-    Embedding,
-    Qwen3TransformerBlock,
-    make_moe_config,
-    make_routed_experts_config,
-)
+from rlrun.runner.trainer.compat.experts import make_moe_config, make_routed_experts_config
+from rlrun.runner.trainer.compat.modules import Embedding, Qwen3TransformerBlock
 from rlrun.runner.trainer.decoder import PackedDecoder
 from rlrun.runner.trainer.gpt_oss import ClampedExperts
 from rlrun.runner.trainer.head import ResponseHead

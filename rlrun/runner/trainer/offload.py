@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from rlrun.runner.trainer.compat import local_part, with_local_part
+from rlrun.runner.trainer.compat.meshes import local_part, with_local_part
 
 VISIT_BYTES = 512 * 2**20
 """Parameters whose state is on the device together have at most this size."""

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from rlrun.runner.trainer.compat import mesh_device
+from rlrun.runner.trainer.compat.meshes import mesh_device
 from rlrun.specs.optimizer import OptimizerSpec
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.hf_names import HfTensor, hf_tensors
-from rlrun.runner.trainer.compat import local_part
+from rlrun.runner.trainer.compat.meshes import local_part
 from rlrun.runner.trainer.gathering import Gathering, by_parameter, turned
 
 _CHECKPOINT_PREFIX = "_checkpoint_wrapped_module."

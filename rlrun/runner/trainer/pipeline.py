@@ -13,7 +13,8 @@ import torch.distributed as dist
 from rlrun.converters.architecture import Architecture
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.trainer.batch import Pack, packed_size
-from rlrun.runner.trainer.compat import ParallelDims, reshard
+from rlrun.runner.trainer.compat.data_parallel import reshard
+from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.decoder import DecoderInputs, PackedDecoder, place_of
 from rlrun.runner.trainer.layout import schedulable, stages_of
 from rlrun.runner.trainer.policy import LossOf, Policy, PolicySettings, Routes

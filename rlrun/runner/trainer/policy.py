@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from rlrun.converters.architecture import Architecture
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.trainer.batch import Pack, make_pack
-from rlrun.runner.trainer.compat import ParallelDims, get_spmd_context, reshard
+from rlrun.runner.trainer.compat.data_parallel import reshard
+from rlrun.runner.trainer.compat.meshes import ParallelDims, get_spmd_context
 from rlrun.runner.trainer.context import WHOLE, ContextPart, Together
 from rlrun.runner.trainer.decoder import DecoderInputs, PackedDecoder, place_of
 from rlrun.runner.trainer.head import HeadQuery

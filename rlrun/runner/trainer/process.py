@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.trainer.compat import ON_CPU, ParallelDims, forget_meshes, leave_meshes, set_spmd_backend
+from rlrun.runner.trainer.compat.device import ON_CPU
+from rlrun.runner.trainer.compat.meshes import ParallelDims, forget_meshes, leave_meshes, set_spmd_backend
 from rlrun.specs.trainer import ParallelSpec
 
 RENDEZVOUS_SECONDS = 300

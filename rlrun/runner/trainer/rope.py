@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from rlrun.converters.architecture import Architecture, Rope
-from rlrun.runner.trainer.compat import RoPE
+from rlrun.runner.trainer.compat.modules import RoPE
 from rlrun.runner.trainer.cpu_ops.elementwise import rotate
 
 

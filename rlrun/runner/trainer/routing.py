@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlrun.runner.trainer.compat import TokenChoiceTopKRouter
+from rlrun.runner.trainer.compat.experts import TokenChoiceTopKRouter
 
 
 @dataclass(frozen=True, slots=True)

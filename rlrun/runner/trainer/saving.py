@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rlrun.runner.trainer.checkpoint import write_state
-from rlrun.runner.trainer.compat import local_part, with_local_part
+from rlrun.runner.trainer.compat.meshes import local_part, with_local_part
 
 
 class BackgroundSave:

@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional
 
 from rlrun.runner.trainer import head
-from rlrun.runner.trainer.compat import AllToAllTokenDispatcher, ShardingPropagator
+from rlrun.runner.trainer.compat.experts import AllToAllTokenDispatcher
+from rlrun.runner.trainer.compat.meshes import ShardingPropagator
 from rlrun.runner.trainer.cpu_ops.library import as_on_gpu
 from rlrun.runner.trainer.layers import Experts
 from rlrun.runner.trainer.ledger import LOGITS, NOTHING, Ledger

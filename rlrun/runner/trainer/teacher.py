@@ -11,7 +11,7 @@ from rlrun.converters.config_json import read_architecture
 from rlrun.converters.safetensors_folder import WeightFolder
 from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.trainer.compat import reshard
+from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.forward import Sequences, response_values
 from rlrun.runner.trainer.layout import data_rank, speaks
 from rlrun.runner.trainer.model import build_model

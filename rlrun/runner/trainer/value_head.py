@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.hf_names import HfTensor, hf_tensors
-from rlrun.runner.trainer.compat import split_inputs
+from rlrun.runner.trainer.compat.layouts import split_inputs
 from rlrun.runner.trainer.head import Head
 
 HEAD = HfTensor("score.weight", (1, 0), "lm_head.weight")

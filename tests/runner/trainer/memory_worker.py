@@ -19,7 +19,7 @@ from trainer_cases import make_rank, make_sequences, make_spec, plan
 from rlrun.converters.config_json import read_architecture
 from rlrun.converters.hf_names import hf_tensors
 from rlrun.runner.trainer import gathering
-from rlrun.runner.trainer.compat import FakeStore
+from rlrun.runner.trainer.compat.meshes import FakeStore
 from rlrun.runner.trainer.layout import data_rank
 from rlrun.runner.trainer.meter import Meter
 

@@ -8,7 +8,7 @@ from test_offload import same, trained, whole
 from torch.distributed.tensor import DTensor
 from trainer_cases import make_rank, make_spec
 
-from rlrun.runner.trainer.compat import local_part
+from rlrun.runner.trainer.compat.meshes import local_part
 
 
 def main(rank, world_size, port, cases):

@@ -21,6 +21,7 @@ from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep
 from rlrun.runner.trainer.batch import make_loss_batch
 from rlrun.runner.trainer.checkpoint import load_checkpoint, training_state
 from rlrun.runner.trainer.compat.data_parallel import reshard
+from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.forward import Sequences, response_values
 from rlrun.runner.trainer.layout import data_rank, speaks
 from rlrun.runner.trainer.meter import Meter
@@ -33,6 +34,7 @@ from rlrun.runner.trainer.process import build_mesh
 from rlrun.runner.trainer.value_head import HEAD, critic_tensors, value_head_config
 from rlrun.specs.companions import side_layout
 from rlrun.specs.job import Spec
+from rlrun.specs.trainer import ParallelSpec
 
 
 class Critic:
@@ -55,24 +57,12 @@ class Critic:
             raise ValueError(
                 f"critic.parallel.tensor = {layout.tensor} does not divide hidden_size = {model.hidden}"
             )
-        dims = build_mesh(layout, setup.world_size)
-        dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
-        decoders = build_model(
-            model,
-            dims,
-            layout,
-            dtype,
-            device,
-            head=value_head_config(model),
-            section="critic",
-            checkpointing=spec.trainer.activation_checkpointing,
-            on_host=spec.trainer.offload == "all",
-            router_dtype=spec.trainer.moe.router_dtype,
-            compiled=spec.trainer.compile,
-        )
-        self._model = Policy(decoders, model, dims, PolicySettings(1.0, 1, layout, device, dtype))
+        self._model = _policy(spec, model, layout, build_mesh(layout, setup.world_size), device)
         self._parameters = Parameters(
-            decoders, model, tensors=critic_tensors(model), on_host=spec.trainer.offload == "all"
+            self._model.decoders,
+            model,
+            tensors=critic_tensors(model),
+            on_host=spec.trainer.offload == "all",
         )
         self._parameters.load(lambda tensor: _start(tensor, model, read))
         on_host = spec.trainer.offload == "optimizer"
@@ -147,6 +137,27 @@ class Critic:
     def _joined(self, sequences: Sequence[TrainSequence], name: str) -> torch.Tensor:
         arrays = [np.zeros(0, np.float32), *(getattr(sequence, name) for sequence in sequences)]
         return torch.from_numpy(np.concatenate(arrays, dtype=np.float32)).to(self._device)
+
+
+def _policy(
+    spec: Spec, model: Architecture, layout: ParallelSpec, dims: ParallelDims | None, device: torch.device
+) -> Policy:
+    """A decoder that gives values."""
+    dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
+    decoders = build_model(
+        model,
+        dims,
+        layout,
+        dtype,
+        device,
+        head=value_head_config(model),
+        section="critic",
+        checkpointing=spec.trainer.activation_checkpointing,
+        on_host=spec.trainer.offload == "all",
+        router_dtype=spec.trainer.moe.router_dtype,
+        compiled=spec.trainer.compile,
+    )
+    return Policy(decoders, model, dims, PolicySettings(1.0, 1, layout, device, dtype))
 
 
 def _start(tensor: HfTensor, model: Architecture, read: Callable[[HfTensor], torch.Tensor]) -> torch.Tensor:

@@ -59,23 +59,18 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             stack.callback(stop_process)
         dims = build_mesh(parallel, parallel.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
-        checkpointing = spec.trainer.activation_checkpointing
         decoders = build_model(
             model,
             dims,
             parallel,
             dtype,
             META,
-            checkpointing=checkpointing,
+            checkpointing=spec.trainer.activation_checkpointing,
             router_dtype=spec.trainer.moe.router_dtype,
         )
         ledger = Ledger(ON_HOST[spec.trainer.offload])
-        for context in (
-            FakeTensorMode(allow_non_fake_inputs=True),
-            ledger,
-            booked_apart(ledger),
-            even_routing(),
-        ):
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        for context in (fake, ledger, booked_apart(ledger), even_routing()):
             stack.enter_context(context)
         if spec.cluster.gpus_per_node:
             stack.enter_context(gpu_kernels())

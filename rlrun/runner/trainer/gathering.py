@@ -1,4 +1,4 @@
-"""Whole HF tensors out of the parts that ranks hold: those of a mesh, and the stages of a pipeline.
+"""Whole HF tensors out of the parts that ranks hold, those of a mesh and the stages of a pipeline, and back.
 
 parts of a parameter ─▶ whole, on its stage ─▶ on the first rank of all ─▶ HF tensors, expert by expert
 """
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlrun.converters.hf_names import HfTensor
 from rlrun.runner.trainer.compat.meshes import mesh_device
@@ -69,6 +69,20 @@ def by_parameter(tensors: Iterable[HfTensor]) -> dict[str, list[HfTensor]]:
 def turned(tensor: HfTensor, value: torch.Tensor) -> torch.Tensor:
     """Between an HF tensor and its parameter, either way; what another stage has is empty."""
     return value.transpose(-1, -2) if tensor.transposed and len(value) else value
+
+
+def copy_part(parameter: torch.Tensor, full: torch.Tensor) -> None:
+    """Copy what this rank holds of a full tensor."""
+    if isinstance(parameter, DTensor):
+        part = distribute_tensor(
+            full.to(parameter.device, parameter.dtype),
+            parameter.device_mesh,
+            parameter.placements,
+            src_data_rank=None,
+        )
+        parameter.to_local().copy_(part.to_local())
+    else:
+        parameter.copy_(full)
 
 
 def _owners(names: Iterable[str], stages: dist.ProcessGroup | None) -> dict[str, int]:

@@ -49,11 +49,7 @@ def build_model(
     """
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head = head or config.lm_head
-    for layer in config.layers:
-        if layer.moe is not None:
-            layer.moe.router.gate.wide = router_dtype == "float32"
-            if balanced:
-                layer.moe.load_balance_coeff = HAS_BIAS
+    _set_experts(config, wide=router_dtype == "float32", balanced=balanced)
     if dims is not None:
         check_layout(model, parallel, section)
         set_sharding(config, parallel)
@@ -67,6 +63,15 @@ def build_model(
         placed = _placed(decoder, dims, dtype, device, checkpointing, on_host=on_host, compiled=compiled)
         decoders.append(placed)
     return decoders
+
+
+def _set_experts(config: PackedDecoder.Config, *, wide: bool, balanced: bool) -> None:
+    """How routers compute, and whether their experts have a bias that the architecture has not."""
+    for layer in config.layers:
+        if layer.moe is not None:
+            layer.moe.router.gate.wide = wide
+            if balanced:
+                layer.moe.load_balance_coeff = HAS_BIAS
 
 
 def _prune(decoder: PackedDecoder, layers: range, *, first: bool, last: bool) -> None:

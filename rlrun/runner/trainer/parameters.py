@@ -12,12 +12,12 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.hf_names import HfTensor, hf_tensors
 from rlrun.runner.trainer.compat.meshes import local_part
-from rlrun.runner.trainer.gathering import Gathering, by_parameter, turned
+from rlrun.runner.trainer.gathering import Gathering, by_parameter, copy_part, turned
 
 _CHECKPOINT_PREFIX = "_checkpoint_wrapped_module."
 """What torch puts into names of layers whose activations are computed again."""
@@ -114,7 +114,7 @@ class Parameters:
                 full = turned(tensors[0], read(tensors[0]))
             else:
                 full = torch.stack([read(tensor) for tensor in tensors])
-            _copy_part(master, full)
+            copy_part(master, full)
         if self._kept is not None:
             kept = self._fixed.keys() & self._biases.keys()
             self._kept = {name: self._fixed[name].detach().clone() for name in kept}
@@ -186,17 +186,3 @@ def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
         parameter.grad = None
 
     return add
-
-
-def _copy_part(parameter: torch.Tensor, full: torch.Tensor) -> None:
-    """Copy what this rank holds of a full tensor."""
-    if isinstance(parameter, DTensor):
-        part = distribute_tensor(
-            full.to(parameter.device, parameter.dtype),
-            parameter.device_mesh,
-            parameter.placements,
-            src_data_rank=None,
-        )
-        parameter.to_local().copy_(part.to_local())
-    else:
-        parameter.copy_(full)

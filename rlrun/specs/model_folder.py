@@ -99,9 +99,10 @@ def _split(
 def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     layers, parallel = config.get("num_hidden_layers"), spec.trainer.parallel
     if parallel.pipeline > 1 and isinstance(layers, int) and layers < parallel.stages:
+        each = "one stage" if parallel.stages == parallel.pipeline else "two stages"
         message = (
-            f"{parallel.pipeline} ranks with {parallel.stages // parallel.pipeline} stages each "
-            f"({parallel.pipeline_schedule}) need {parallel.stages} layers, and the model has {layers}"
+            f"{parallel.pipeline} ranks with {each} each ({parallel.pipeline_schedule}) need "
+            f"{parallel.stages} layers, and the model has {layers}"
         )
         cure = f"at most {layers * parallel.pipeline // parallel.stages}"
         others = (("model", "path"), ("trainer", "parallel", "pipeline_schedule"))

@@ -31,8 +31,10 @@ class Tokenizer:
     def __init__(self, folder: Path | str, template_args: Mapping[str, Any] | None = None) -> None:
         """`template_args`: variables of the chat template beside its usual ones.
 
-        ValueError when the folder has no tokenizer, or nothing in it names an end-of-sequence token.
+        ValueError when the folder has no tokenizer, its config contradicts itself, or nothing in it names an
+        end-of-sequence token.
         """
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoTokenizer  # takes seconds, and brings torch with it
 
         self.folder = Path(folder)
@@ -43,6 +45,9 @@ class Tokenizer:
             )
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
+        except StrictDataclassError as error:
+            reason = str(error.__cause__ or error)
+            raise ValueError(f"{self.folder}/config.json contradicts itself: {reason}") from error
         except Exception as error:  # the boundary to files of others, which fail to load in many ways
             raise ValueError(
                 f"{self.folder} has no tokenizer that can be loaded: {first_line(error)}"

@@ -157,6 +157,12 @@ def test_half_a_surrogate_pair_is_a_broken_row(tmp_path: Path, template: bool) -
         make(tmp_path).encode_prompt(Row("7", "\ud800 x"), template)
 
 
+def test_a_config_that_contradicts_itself_is_told_as_the_user_s(tmp_path: Path) -> None:
+    config = {"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["full_attention"] * 2}
+    with pytest.raises(ValueError, match=r"config\.json contradicts itself: .*num_hidden_layers"):
+        make(tmp_path, config=config)
+
+
 MARKED = CHATML.replace(
     "{{ m.content }}<|im_end|>",
     "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"

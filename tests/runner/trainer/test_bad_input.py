@@ -4,15 +4,21 @@ A checkpoint of another model, and a loss or gradient that is not finite: test_r
 """
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
-from trainer_cases import make_rank, make_sequences, make_spec, plan
+from trainer_cases import make_rank, make_sequences, make_spec, plan, run_ranks
 
 from rlrun.converters.config_json import read_architecture
 from rlrun.runner.trainer.layout import check_layout
 from rlrun.specs.trainer import ParallelSpec
+
+WORKER = Path(__file__).with_name("non_finite_worker.py")
+FOLLOWING = {"type": "grpo", "kl": {"in_loss": {"type": "k3", "coef": 0.1}}}
+"""With a reference, which `update_interval` makes part of checkpoints."""
 
 
 @pytest.fixture
@@ -94,6 +100,28 @@ def test_a_checkpoint_without_the_critic_is_refused(rank, folder, tmp_path):
     with pytest.raises(ValueError, match=r"critic is no complete checkpoint"):
         actor_critic.load(tmp_path / "step")
     actor_critic.close()
+
+
+def test_a_reference_of_another_model_is_refused(tmp_path, folder):
+    folders = folder, make_tiny_model(tmp_path / "other", hidden_size=32)
+    ranks = []
+    for number, model in enumerate(folders):
+        spec = make_spec(model, algorithm=FOLLOWING)
+        spec = type(spec).model_validate(spec.model_dump() | {"reference": {"update_interval": 1}})
+        ranks.append(make_rank(model, spec))
+        ranks[-1].save(tmp_path / f"{number}")
+    shutil.rmtree(tmp_path / "0" / "reference")
+    shutil.copytree(tmp_path / "1" / "reference", tmp_path / "0" / "reference")
+    with pytest.raises(ValueError, match=r"reference is another model's: .* has shape"):
+        ranks[0].load(tmp_path / "0")
+    for rank in ranks:
+        rank.close()
+
+
+@pytest.mark.slow
+def test_what_is_not_finite_on_one_rank_stops_all_before_the_weights(folder, tmp_path):
+    layouts = [{"fsdp": 2}, {"tensor": 2}, {"context": 2}, {"pipeline": 2}]
+    run_ranks(WORKER, 2, [str(folder), layouts], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -234,9 +234,11 @@ def test_a_non_finite_gradient_names_the_parameter(start, install_plugin):
         """,
     )
     rank, spec = start(algorithm={"type": "broken"})
+    before = weights(rank)
     sequences = make_sequences()
     with pytest.raises(NonFiniteError, match=r"gradient of tok_embeddings.weight, .* is not finite"):
         rank.train(sequences, plan(sequences, spec))
+    assert same(weights(rank, 1), before)
 
 
 def test_non_finite_steps_can_be_skipped_and_counted(start):

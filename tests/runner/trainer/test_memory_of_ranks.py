@@ -93,5 +93,5 @@ def test_a_dry_run_tells_what_a_rank_holds(
         assert traced["most"][name] == pytest.approx(waiting[name], rel=0.01)
         assert unhindered[name] == waiting[name]
     at_peak = sum(traced["peak"].values()) - waiting["parameters"] - waiting["optimizer"]
-    assert at_peak == pytest.approx(unhindered["beside"], rel=0.03)
+    assert at_peak == pytest.approx(unhindered["beside"], rel=0.02)
     assert at_peak < 1.06 * waiting["beside"]  # which errs upwards alone: what waits is freed later

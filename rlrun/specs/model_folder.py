@@ -17,6 +17,9 @@ LENGTH_KEYS: tuple[KeyPath, ...] = (
     ("eval", "max_response_tokens"),
 )
 
+MOST_RANKS = 64
+"""Larger degrees of tensor parallelism are not proposed."""
+
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -86,11 +89,11 @@ def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
 def _split(
     config: dict[str, Any], degree: int, section: str, source: KeyPath = ("model", "path")
 ) -> Iterator[Finding]:
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = config.get(name)
-        if isinstance(heads, int) and heads % degree:
-            message = f"the model's {heads} {name} do not split over {degree} ranks"
-            fits = " or ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
+    for name in ("num_attention_heads", "num_key_value_heads", "vocab_size"):
+        size = config.get(name)
+        if isinstance(size, int) and size % degree:
+            message = f"the model's {name} = {size} does not split over {degree} ranks"
+            fits = " or ".join(str(each) for each in range(1, min(size, MOST_RANKS) + 1) if size % each == 0)
             path = (section, "parallel", "tensor")
             yield Finding(path, message, f"{fits} would fit", found=degree, others=(source,))
             return

@@ -17,6 +17,7 @@ from rlrun.runner.planning.model_size import active_parameters, parameter_count
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.specs.job import Spec
 from rlrun.specs.server_size import gpus_of
+from rlrun.specs.weight_sync import lie_on_devices
 
 TRAIN_EFFICIENCY = 0.35
 """Of the peak of matrix products, in forward and backward passes over packed sequences."""
@@ -159,8 +160,9 @@ def training_seconds(case: Case, tokens: float) -> float:
 
 
 def sync_seconds(case: Case) -> float:
-    """Weights through host memory."""
-    return parameter_count(case.model) * ITEM[case.spec.engine.dtype] / HOST_LINK
+    """Weights by way of host memory, or gathered on each GPU and copied there."""
+    rate = _link(case, len(case.plan.ranks)) if lie_on_devices(case.spec) else HOST_LINK
+    return parameter_count(case.model) * ITEM[case.spec.engine.dtype] / rate
 
 
 def _passes(case: Case) -> float:

@@ -32,7 +32,9 @@ def job_memory(case: Case) -> Memory:
     """
     ranks, others = ranks_memory(case), list(other_engines(case))
     apart = others if case.on_gpu else []
-    beside = [] if case.on_gpu else [Part(f"engines of {one.name}", one.bytes, "all") for one in others]
+    beside = (
+        [] if case.on_gpu else [Part(f"engines of {one.name}", one.bytes, "all of them") for one in others]
+    )
     shared = case.plan.colocated or not case.on_gpu
     left = case.device.memory - sum(part.bytes for part in beside)
     if shared:

@@ -141,6 +141,8 @@ def test_estimates_move_the_right_way() -> None:
     assert seconds("training", trainer={"optimizer_steps": 2}) > 1.2 * seconds("training")
     doubled = case(cluster={"nodes": 2, "address": "x:1"}, trainer={"parallel": {"fsdp": 16}})
     assert size_job(doubled).estimate.step_seconds < size_job(case()).estimate.step_seconds
+    on_gpus = {"type": "sglang", "weight_bucket": 64}
+    assert seconds("weight sync", engine=on_gpus) < seconds("weight sync", engine={"type": "sglang"})
     whole = size_job(case()).estimate
     assert whole.device_hours == pytest.approx(whole.step_seconds * 100 * 8 / 3600)
 

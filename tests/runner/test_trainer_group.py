@@ -21,6 +21,8 @@ from rlrun.runner.cluster.failures import ProcessFailure
 from rlrun.runner.engines.delivery import WeightsMoved
 from rlrun.runner.trainer_group import TrainerGroup
 
+READERS = Readers((0, 1), (0, 0), 1)
+
 
 class Rank:
     def __init__(self, number: int) -> None:
@@ -28,6 +30,7 @@ class Rank:
         self.seen: list[Columns] = []
         self.shared = 0
         self.asked = 0
+        self.told: list[str] = []
         self.loaded = ""
         self.fails: ProcessFailure | None = None
 
@@ -73,6 +76,21 @@ class Rank:
 
     def save(self, folder: str) -> None:
         assert isinstance(folder, str)
+
+    def offload(self) -> None:
+        self.told.append("offload")
+
+    def reload(self) -> None:
+        self.told.append("reload")
+
+    def update_reference(self) -> None:
+        self.told.append("update_reference")
+
+    def begin_save(self, folder: str) -> None:
+        self.told.append(f"begin_save {folder}")
+
+    def export_hf(self, folder: str) -> None:
+        self.told.append(f"export_hf {folder}")
 
     def load(self, folder: str) -> None:
         self.loaded = folder
@@ -162,7 +180,7 @@ async def test_rank_0_says_where_the_weights_are() -> None:
 async def test_weights_that_are_handed_over_stay_as_they_are_meanwhile() -> None:
     trainer, ranks = group()
     await trainer.write_weights(7)
-    async with trainer.hand_over(7, Readers((0, 1), (0, 0), 1)) as buckets:
+    async with trainer.hand_over(7, READERS) as buckets:
         assert buckets.group == GroupAddress("all", "host", 1, 3, "gloo")
         training = asyncio.create_task(trainer.train(sequences(5), [TrainStep(BATCHES, {})]))
         for _ in range(10):
@@ -171,14 +189,14 @@ async def test_weights_that_are_handed_over_stay_as_they_are_meanwhile() -> None
         assert await buckets.next() == WeightBucket(7)
     await training
     with pytest.raises(WeightsMoved):
-        async with trainer.hand_over(7, Readers((0, 1), (0, 0), 1)):
+        async with trainer.hand_over(7, READERS):
             pass
 
 
 async def test_weights_that_were_loaded_over_are_not_handed_over() -> None:
     trainer, ranks = group()
     await trainer.write_weights(7)
-    async with trainer.hand_over(7, Readers((0, 1), (0, 0), 1)):
+    async with trainer.hand_over(7, READERS):
         loading = asyncio.create_task(trainer.load(Path("checkpoint")))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -186,8 +204,30 @@ async def test_weights_that_were_loaded_over_are_not_handed_over() -> None:
     await loading
     assert [rank.loaded for rank in ranks] == ["checkpoint"] * 4
     with pytest.raises(WeightsMoved, match="no longer has weights 7"):
-        async with trainer.hand_over(7, Readers((0, 1), (0, 0), 1)):
+        async with trainer.hand_over(7, READERS):
             pass
+
+
+async def test_weights_that_were_never_written_are_not_handed_over() -> None:
+    trainer, _ = group()
+    for version in (0, 1):
+        with pytest.raises(WeightsMoved):
+            async with trainer.hand_over(version, READERS):
+                pass
+
+
+@pytest.mark.parametrize("what", ["offload", "reload", "update_reference"])
+async def test_every_rank_is_told(what: str) -> None:
+    trainer, ranks = group()
+    await getattr(trainer, what)()
+    assert [rank.told for rank in ranks] == [[what]] * 4
+
+
+@pytest.mark.parametrize("what", ["begin_save", "export_hf"])
+async def test_every_rank_writes(what: str) -> None:
+    trainer, ranks = group()
+    await getattr(trainer, what)(Path("there"))
+    assert [rank.told for rank in ranks] == [[f"{what} there"]] * 4
 
 
 async def test_ranks_are_asked_until_each_has_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,10 +108,12 @@ async def test_a_filter_may_give_back_what_it_dropped_when_the_step_starves(dete
     assert indices(batch.groups) == [0, 1, 2, 5]
 
 
-async def test_a_group_past_its_time_is_dropped_counted_and_replaced() -> None:
+@pytest.mark.parametrize("samples", [1, 3])
+async def test_a_group_past_its_time_is_dropped_counted_and_replaced(samples: int) -> None:
     engines = Engines()
     engines.never = {2}
-    batch = await source(engines, SPEC.model_copy(update={"request_timeout": 0.3})).next(0)
+    spec = SPEC.model_copy(update={"request_timeout": 0.3, "samples_per_prompt": samples})
+    batch = await source(engines, spec).next(0)
     assert indices(batch.groups) == [0, 1, 3, 4]
     assert batch.measure()["rollout/dropped/generation/timeout"] == 1
 
@@ -268,6 +270,8 @@ async def test_deterministic_mode_asks_in_waves() -> None:
     batch = await rollouts.next(0)
     assert engines.batches == [6, 6]
     assert indices(batch.groups) == [1, 3, 5, 7]
+    assert batch.generated_tokens == 12 * 3
+    assert batch.measure()["rollout/prefix_cache_hit_rate"] == pytest.approx(2 / 3)
 
 
 async def test_the_place_in_the_data_survives_reading_ahead() -> None:

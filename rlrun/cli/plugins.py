@@ -19,7 +19,8 @@ app = typer.Typer(
 @app.command("list")
 def list_plugins(as_json: AsJson = False) -> None:
     """List every plugin by kind, without importing any."""
-    from rlrun.plugins.registry import METHODS, entries
+    from rlrun.plugins.kinds import METHODS
+    from rlrun.plugins.registry import entries
 
     found = [entry for kind in METHODS for entry in entries(kind)]
     if as_json:
@@ -39,7 +40,8 @@ def show(
     name: Annotated[str, typer.Argument(help="Name of a plugin, of whatever kind.")], as_json: AsJson = False
 ) -> None:
     """Show what a plugin does and the parameters it takes."""
-    from rlrun.plugins.registry import METHODS, entries
+    from rlrun.plugins.kinds import METHODS
+    from rlrun.plugins.registry import entries
 
     kinds = [kind for kind in METHODS if any(entry.name == name for entry in entries(kind))]
     if not kinds:
@@ -65,7 +67,8 @@ def new(
     folder: Annotated[Path, typer.Option(help="Where the package's folder is made.")] = Path(),
 ) -> None:
     """Write a package with a plugin of your own, tests included."""
-    from rlrun.plugins.scaffold import TEMPLATES, write_package
+    from rlrun.plugins.scaffold import write_package
+    from rlrun.plugins.templates import TEMPLATES
 
     kinds = {**{one: one for one in TEMPLATES}, **{template.noun: one for one, template in TEMPLATES.items()}}
     if kind not in kinds:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from rlrun.plugins.registry import METHODS, entries, load
+from rlrun.plugins.kinds import METHODS
+from rlrun.plugins.registry import entries, load
 from rlrun.specs.evaluation import EvalDatasetSpec
 from rlrun.specs.job import Spec, TrackerSpec
 from rlrun.specs.reference import Setting, settings_of

@@ -13,30 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
-from inspect import isclass, signature
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from rlrun.plugins.protocols import API_VERSION, OLDEST_API_VERSION
+from rlrun.plugins.kinds import METHODS, fault_of
 from rlrun.specs.messages import in_words
 from rlrun.specs.secrets import reveal
-
-METHODS: Mapping[str, Mapping[str, int]] = {
-    "algorithms": {"advantages": 1, "loss": 1},
-    "data": {"__len__": 0, "__getitem__": 1},
-    "rewards": {"score|score_group": 1},
-    "filters": {"__call__": 1},
-    "rollouts": {"run|run_group": 1},
-    "buffers": {"order": 2},
-    "tools": {"call": 1},
-    "agents": {"run": 1},
-    "trackers": {"start": 3, "log": 2, "close": 0},
-}
-"""Methods of each kind with their number of arguments (rlrun.plugins.protocols); the keys are the kinds.
-
-`a|b` wants one of the two."""
 
 _OF_EXTRA = re.compile(r"""(?P<name>[\w.-]+).*;.*\bextra == ["'](?P<extra>[\w-]+)""")
 """A requirement of an extra, as a distribution's metadata has it."""
@@ -118,7 +102,8 @@ def load(kind: str, name: str) -> type[Any]:
         plugin = _import(entry)
     except Exception as error:  # the boundary to other people's modules: an import may raise anything
         raise PluginError(f"{entry} ({entry.target}) fails to import: {_describe(error, entry)}") from error
-    _check_class(entry, plugin)
+    if fault := fault_of(kind, plugin):
+        raise PluginError(f"{entry} ({entry.target}) {fault}")
     return plugin  # type: ignore[no-any-return]
 
 
@@ -201,42 +186,6 @@ def _unknown(kind: str, name: str) -> str:
     guess = f"did you mean {nearest[0]!r}? " if nearest else ""
     listed = ", ".join(installed) or "none"
     return f"no {kind} plugin is named {name!r}; {guess}installed: {listed}"
-
-
-def _check_class(entry: PluginEntry, plugin: object) -> None:
-    where = f"{entry} ({entry.target})"
-    if not isclass(plugin):
-        raise PluginError(f"{where} is not a class")
-    version = getattr(plugin, "api_version", None)
-    if not (isinstance(version, int) and OLDEST_API_VERSION <= version <= API_VERSION):
-        raise PluginError(
-            f"{where} has api_version {version}, this rlrun has {API_VERSION}; "
-            + (
-                "upgrade rlrun"
-                if isinstance(version, int) and version > API_VERSION
-                else "upgrade the plugin"
-            )
-        )
-    params = getattr(plugin, "Params", None)
-    if not (isclass(params) and issubclass(params, BaseModel)):
-        raise PluginError(f"{where} has no pydantic model named Params")
-    if params.model_config.get("extra") != "forbid":
-        raise PluginError(f"{where} would ignore misspelt parameters; give its Params extra='forbid'")
-    for wanted, arguments in {"__init__": 1, **METHODS[entry.kind]}.items():
-        if not any(_takes(getattr(plugin, name, None), arguments) for name in wanted.split("|")):
-            name = " or ".join(wanted.split("|"))
-            raise PluginError(f"{where} needs a method {name} that takes {arguments} arguments beside self")
-
-
-def _takes(method: object, arguments: int) -> bool:
-    """Whether a method, looked up on its class, can be called with that many arguments beside self."""
-    if not callable(method):
-        return False
-    try:
-        signature(method).bind(*range(arguments + 1))
-    except TypeError:
-        return False
-    return True
 
 
 def _describe(error: BaseException, entry: PluginEntry) -> str:

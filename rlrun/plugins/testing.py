@@ -9,25 +9,19 @@ Each check raises AssertionError with what the plugin does wrong. Plugins are ma
 name and parameters, so a check also finds a missing entry point.
 """
 
-import asyncio
-import copy
-import inspect
-import json
-import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
+from rlrun.plugins import contracts
 from rlrun.plugins.registry import PluginError, build, load
 from rlrun.plugins.types import (
     Buffered,
     Drop,
     Group,
     LossInputs,
-    LossOutputs,
     Mask,
     Needs,
     Prompt,
@@ -37,7 +31,6 @@ from rlrun.plugins.types import (
     ValueInputs,
     VersionSpan,
 )
-from rlrun.specs.docstrings import field_docstrings
 
 Params = Mapping[str, Any]
 
@@ -120,7 +113,6 @@ def value_micro_batch(num_tokens: int = 12, seed: int = 0) -> ValueInputs:
 
 def check_parameters(kind: str, name: str, params: Params) -> None:
     """The plugin can be made with these parameters, refuses others, and its parameters survive being sent."""
-    plugin = load(kind, name)
     build(kind, name, params)
     try:
         build(kind, name, {**params, "no_such_parameter": 1})
@@ -130,10 +122,7 @@ def check_parameters(kind: str, name: str, params: Params) -> None:
         )
     else:
         raise AssertionError(f"{name} takes a parameter it does not know; give its Params extra='forbid'")
-    checked: BaseModel = plugin.Params.model_validate(dict(params))
-    assert pickle.loads(pickle.dumps(checked)) == checked, f"{name}'s parameters change when they are pickled"
-    undocumented = plugin.Params.model_fields.keys() - field_docstrings(plugin.Params).keys()
-    assert not undocumented, f"{name}'s parameters {sorted(undocumented)} have no docstring"
+    contracts.sound_parameters(name, load(kind, name).Params, params)
 
 
 def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
@@ -180,28 +169,7 @@ def _check_any_samples(name: str, params: Params) -> None:
 
 def check_reward(name: str, params: Params, samples: Sequence[Sample]) -> list[Any]:
     """Finite numbers (or tables of them), always the same, samples untouched. Returns the scores."""
-    check_parameters("rewards", name, params)
-    first, second = build("rewards", name, params), build("rewards", name, params)
-    before = pickle.dumps(list(samples))
-    scores = asyncio.run(_scores(first, samples))
-    assert pickle.dumps(list(samples)) == before, f"{name} changes the sample it scores"
-    again = asyncio.run(_scores(second, pickle.loads(before)))
-    assert len(scores) == len(samples), f"{name} gives {len(scores)} scores for {len(samples)} samples"
-    for one, score, other in zip(samples, scores, again, strict=True):
-        values = list(score.values()) if isinstance(score, Mapping) else [score]
-        numbers = [value for value in values if not (isinstance(score, Mapping) and isinstance(value, str))]
-        finite = all(isinstance(value, int | float) and np.isfinite(value) for value in numbers)
-        assert numbers and finite, f"{name} scores {one.text!r} as {score!r}, not a finite number"
-        assert score == other, f"{name} scores {one.text!r} differently the second time"
-    return scores
-
-
-async def _scores(reward: Any, samples: Sequence[Sample]) -> list[Any]:
-    """What a reward gives samples, whether it waits or not, one by one or all at once."""
-    grouped = hasattr(reward, "score_group")
-    calls = [reward.score_group(samples)] if grouped else [reward.score(one) for one in samples]
-    results = [await call if inspect.isawaitable(call) else call for call in calls]
-    return list(results[0]) if grouped else results
+    return contracts.same_scores(name, *_twice("rewards", name, params), samples)
 
 
 def check_filter(name: str, params: Params, groups: Sequence[Group]) -> list[Drop | Mask | None]:
@@ -209,60 +177,18 @@ def check_filter(name: str, params: Params, groups: Sequence[Group]) -> list[Dro
     on from its state. Returns the verdicts.
     """
     check_parameters("filters", name, params)
-    first, second = build("filters", name, params), build("filters", name, params)
-    verdicts: list[Drop | Mask | None] = []
-    for one in groups:
-        before = pickle.dumps(one)
-        if hasattr(second, "state"):
-            second = _restored(name, params, second)
-        verdict = first(one)
-        assert pickle.dumps(one) == before, f"{name} changes the group it looks at"
-        assert verdict == second(one), f"{name} judges the same group differently the second time"
-        assert verdict is None or (isinstance(verdict, Drop | Mask) and verdict.reason), (
-            f"{name} returned {verdict!r}"
-        )
-        places = verdict and verdict.samples
-        assert all(0 <= place < len(one.samples) for place in places or ()), f"{name} judges samples {places}"
-        verdicts.append(verdict)
-    return verdicts
-
-
-def _restored(name: str, params: Params, judge: Any) -> Any:
-    """Another filter that goes on from the state of this one."""
-    state = judge.state()
-    assert json.loads(json.dumps(state)) == state, f"{name}'s state is not JSON"
-    other = build("filters", name, params)
-    other.restore(state)
-    return other
+    return contracts.same_verdicts(name, lambda: build("filters", name, params), groups)
 
 
 def check_buffer(name: str, params: Params) -> None:
     """Indices that it was given, none twice, the same every time; an empty buffer is fine."""
-    check_parameters("buffers", name, params)
-    first, second = build("buffers", name, params), build("buffers", name, params)
     buffered = [Buffered(index, index % 2 == 0, 10 * index, 7 - index % 3) for index in range(9)]
-    assert list(first.order([], 8)) == [], f"{name} finds groups in an empty buffer"
-    order = list(first.order(buffered, 8))
-    assert order == list(second.order(buffered, 8)), f"{name} orders the same buffer differently"
-    assert len(set(order)) == len(order), f"{name} uses a group twice"
-    assert set(order) <= {one.index for one in buffered}, f"{name} names groups that are not there"
+    contracts.same_order(name, *_twice("buffers", name, params), buffered)
 
 
 def check_data(name: str, params: Params) -> list[Row]:
     """Rows with ids of their own, the same from every instance, in any order. Returns the readable rows."""
-    check_parameters("data", name, params)
-    source, other = build("data", name, params), build("data", name, params)
-    assert len(source) == len(other) > 0, f"{name} has no rows, or not always as many"
-    rows: dict[int, Row] = {}
-    for index in range(len(source)):
-        try:
-            rows[index] = source[index]
-        except ValueError as error:
-            assert str(error), f"{name} calls row {index} broken without saying why"
-    for index in reversed(rows):
-        assert other[index] == rows[index], f"{name}'s row {index} is different the second time"
-    assert len({row.id for row in rows.values()}) == len(rows), f"{name} has two rows with the same id"
-    return list(rows.values())
+    return contracts.same_rows(name, *_twice("data", name, params))
 
 
 def check_tracker(name: str, params: Params, run_folder: str) -> None:
@@ -284,42 +210,22 @@ def check_algorithm(name: str, params: Params) -> None:
     inputs = micro_batch(num_samples=4 if algorithm.needs.pairs else 3)
     assert isinstance(algorithm.needs, Needs), f"{name}.needs is {algorithm.needs!r}, not Needs"
     _check_advantages(name, algorithm)
-    _check_loss(name, algorithm.loss, inputs, inputs.log_probs)
+    contracts.same_losses(name, algorithm.loss, inputs, inputs.log_probs)
     if algorithm.needs.critic:
         critic = value_micro_batch()
-        _check_loss(f"{name}.value", algorithm.value_loss, critic, critic.values)
-
-
-def _check_loss(name: str, loss: Callable[[Any], LossOutputs], inputs: Any, trained: Any) -> None:
-    """One finite number a token, the same every time, with a gradient for what is trained."""
-    outputs, again = loss(inputs), loss(inputs)
-    length = len(trained)
-    assert outputs.loss.shape == (length,), f"{name}'s loss is not one number a token"
-    assert bool((outputs.loss == again.loss).all()), f"{name}'s loss is different the second time"
-    for metric, values in outputs.metrics.items():
-        assert values.shape == (length,), f"{name}'s metric {metric!r} is not one number a token"
-        assert not values.requires_grad, f"{name}'s metric {metric!r} carries a gradient; detach it"
-    outputs.loss.sum().backward()
-    gradient = trained.grad
-    assert gradient is not None and bool(gradient.isfinite().all()), f"{name}'s loss has no finite gradient"
+        contracts.same_losses(f"{name}.value", algorithm.value_loss, critic, critic.values)
 
 
 def _check_advantages(name: str, algorithm: Any) -> None:
     groups = [group([1.0, 0.0, 0.5]), group([1.0, 1.0], lengths=[4, 0]), group([0.0, 2.0])]
     groups[0].samples[1].loss_mask[:] = 0
     groups[2].samples[0].status = Status.FAILED
-    _check_arrays(name, "advantages", algorithm.advantages, groups)
+    contracts.same_arrays(name, "advantages", algorithm.advantages, groups)
     if algorithm.needs.critic:
-        _check_arrays(name, "returns", algorithm.returns, groups)
+        contracts.same_arrays(name, "returns", algorithm.returns, groups)
 
 
-def _check_arrays(name: str, what: str, method: Callable[[Any], Any], groups: Sequence[Group]) -> None:
-    before = copy.deepcopy(groups)
-    arrays = method(groups)
-    samples = [one for each in groups for one in each.samples]
-    assert pickle.dumps(groups) == pickle.dumps(before), f"{name} changes the groups it compares"
-    for one, array, again in zip(samples, arrays, method(groups), strict=True):
-        assert array.shape == one.tokens.shape, f"{name}'s {what} are not one number a token"
-        assert array.dtype == np.float32, f"{name}'s {what} are {array.dtype}, not float32"
-        assert np.isfinite(array).all(), f"{name}'s {what} are not finite"
-        assert np.array_equal(array, again), f"{name}'s {what} are different the second time"
+def _twice(kind: str, name: str, params: Params) -> tuple[Any, Any]:
+    """Two of the plugin, whose parameters are checked."""
+    check_parameters(kind, name, params)
+    return build(kind, name, params), build(kind, name, params)

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rlrun.plugins.registry import METHODS, PluginError, build, load, names
+from rlrun.plugins.kinds import METHODS
+from rlrun.plugins.registry import PluginError, build, load, names
 from rlrun.plugins.types import Needs
 from rlrun.specs.data import DataSpec
 from rlrun.specs.evaluation import EvalDatasetSpec

@@ -16,7 +16,8 @@ from pydantic import BaseModel
 
 from rlrun.cli.main import make_app
 from rlrun.cli.schema import spec_schema
-from rlrun.plugins.registry import METHODS, entries, load
+from rlrun.plugins.kinds import METHODS
+from rlrun.plugins.registry import entries, load
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.job import Spec
 from rlrun.specs.paths import RECIPES

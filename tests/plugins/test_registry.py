@@ -53,7 +53,7 @@ def test_it_is_gone_when_its_distribution_is(
 
 def test_listing_imports_no_plugin() -> None:
     code = (
-        "import sys, json; from rlrun.plugins.registry import METHODS, names;"
+        "import sys, json; from rlrun.plugins.kinds import METHODS; from rlrun.plugins.registry import names;"
         "found = [names(kind) for kind in METHODS]; print(json.dumps(list(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

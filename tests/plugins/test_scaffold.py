@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import tomli
 
-from rlrun.plugins.registry import METHODS
-from rlrun.plugins.scaffold import TEMPLATES, write_package
+from rlrun.plugins.kinds import METHODS
+from rlrun.plugins.scaffold import write_package
+from rlrun.plugins.templates import TEMPLATES
 from tests.conftest import InstallPlugin
 
 CODE = "from rlrun.cli.main import run; import sys; sys.argv = ['rlrun', *sys.argv[1:]]; run()"

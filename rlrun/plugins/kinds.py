@@ -1,0 +1,54 @@
+"""The kinds of plugins, and whether a class is one of a kind (rlrun.plugins.protocols)."""
+
+from collections.abc import Mapping
+from inspect import isclass, signature
+
+from pydantic import BaseModel
+
+from rlrun.plugins.protocols import API_VERSION, OLDEST_API_VERSION
+
+METHODS: Mapping[str, Mapping[str, int]] = {
+    "algorithms": {"advantages": 1, "loss": 1},
+    "data": {"__len__": 0, "__getitem__": 1},
+    "rewards": {"score|score_group": 1},
+    "filters": {"__call__": 1},
+    "rollouts": {"run|run_group": 1},
+    "buffers": {"order": 2},
+    "tools": {"call": 1},
+    "agents": {"run": 1},
+    "trackers": {"start": 3, "log": 2, "close": 0},
+}
+"""Methods of each kind with their number of arguments; the keys are the kinds.
+
+`a|b` wants one of the two."""
+
+
+def fault_of(kind: str, plugin: object) -> str | None:
+    """What keeps it from being a plugin of this kind, to follow its name; None where nothing does."""
+    if not isclass(plugin):
+        return "is not a class"
+    version = getattr(plugin, "api_version", None)
+    if not (isinstance(version, int) and OLDEST_API_VERSION <= version <= API_VERSION):
+        behind = "rlrun" if isinstance(version, int) and version > API_VERSION else "the plugin"
+        return f"has api_version {version}, this rlrun has {API_VERSION}; upgrade {behind}"
+    params = getattr(plugin, "Params", None)
+    if not (isclass(params) and issubclass(params, BaseModel)):
+        return "has no pydantic model named Params"
+    if params.model_config.get("extra") != "forbid":
+        return "would ignore misspelt parameters; give its Params extra='forbid'"
+    for wanted, arguments in {"__init__": 1, **METHODS[kind]}.items():
+        names = wanted.split("|")
+        if not any(_takes(getattr(plugin, name, None), arguments) for name in names):
+            return f"needs a method {' or '.join(names)} that takes {arguments} arguments beside self"
+    return None
+
+
+def _takes(method: object, arguments: int) -> bool:
+    """Whether a method, looked up on its class, can be called with that many arguments beside self."""
+    if not callable(method):
+        return False
+    try:
+        signature(method).bind(*range(arguments + 1))
+    except TypeError:
+        return False
+    return True

@@ -179,13 +179,25 @@ def _conclude(folder: RunFolder, console: Console, status: str) -> None:
 
 def _log_to(folder: RunFolder, console: Console) -> list[logging.Handler]:
     """Everything into the driver's log; our own warnings on the console too."""
-    file = logging.FileHandler(folder.logs / DRIVER_LOG)
+    file = LogFile(folder.logs / DRIVER_LOG)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(file)
     shown = _Shown(console)
     logging.getLogger("rlrun").addHandler(shown)
     logging.getLogger("rlrun").setLevel(logging.INFO)
     return [file, shown]
+
+
+class LogFile(logging.FileHandler):
+    """A log whose disk may be full: the job says so by what it cannot write, once."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Lose the line."""
+
+    def close(self) -> None:
+        """Lose what is left."""
+        with suppress(OSError):
+            super().close()
 
 
 class _Shown(logging.Handler):

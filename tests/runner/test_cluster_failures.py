@@ -1,5 +1,8 @@
 import asyncio
 import errno
+import logging
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,8 @@ import pytest
 from rlrun.converters.paths import check_tensor_name
 from rlrun.runner.cluster.actor import reports_failure
 from rlrun.runner.cluster.failures import Failure, ProcessFailure, first_cause, gather_or_first_cause
+from rlrun.runner.cluster.ray_session import session_folder
+from rlrun.runner.launch import LogFile
 
 
 def failure(process: str, kind: str, what: str, log: Path = Path("none.log")) -> ProcessFailure:
@@ -37,6 +42,38 @@ def test_a_message_of_our_own_needs_no_trace(tmp_path: Path) -> None:
     told = ProcessFailure("engine 0", "raised", ours.error, log, told=True)
     assert str(told) == f"engine 0 failed: {ours.error}"
     assert told.details == f"  (whole log: {log})"
+
+
+def test_a_full_disk_costs_the_trace_and_not_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    @reports_failure
+    def save(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write(text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys.stderr, "write", write)
+    failed = save(None)
+    monkeypatch.undo()
+    assert isinstance(failed, Failure)
+    assert failed.errno == errno.ENOSPC
+
+
+def test_a_log_on_a_full_disk_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    log = LogFile("/dev/full")
+    log.emit(logging.makeLogRecord({"msg": "a line"}))
+    log.close()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_ray_s_sockets_have_room(room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = Path("/var/tmp") if room else tmp_path / ("a" * 90)
+    parent.mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    folder = session_folder()
+    folder.rmdir()
+    assert folder.parent == (parent if room else Path("/tmp"))
 
 
 def test_a_log_that_is_not_there_is_named() -> None:

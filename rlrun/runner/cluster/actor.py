@@ -11,6 +11,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import ClassVar, Concatenate, ParamSpec, TypeVar
@@ -33,7 +34,8 @@ def reports_failure(
             return method(self, *args, **kwargs)
         except BaseException as error:
             failure = Failure.of(error)
-            print(failure.trace, file=sys.stderr, flush=True)
+            with suppress(OSError):  # the disk is full: that is told by what it raised here
+                print(failure.trace, file=sys.stderr, flush=True)
             return failure
 
     return guarded

@@ -9,7 +9,6 @@ The modules `ray*` beside this one are all that talks to Ray.
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
@@ -25,7 +24,7 @@ from rlrun.runner.cluster.processes import children, end, kill
 from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.cluster.ray_process import PINGS, Process, Request
 from rlrun.runner.cluster.ray_reservation import Reservation
-from rlrun.runner.cluster.ray_session import join, start_here, take_back_signals
+from rlrun.runner.cluster.ray_session import join, session_folder, start_here, take_back_signals
 from rlrun.runner.weights.segment_files import remove_of
 from rlrun.specs.cluster import ClusterSpec
 
@@ -119,7 +118,7 @@ class Cluster:
         if self._spec.address is not None:
             return join(self._spec.address)
         self._others = children()
-        self._folder = Path(tempfile.mkdtemp(prefix="rlrun-"))
+        self._folder = session_folder()
         return start_here(ceil(self.placement.cpus), self._folder)
 
     def _actor(self, request: Request) -> Any:

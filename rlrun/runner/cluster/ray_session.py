@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import signal
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,17 @@ from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.errors import JobError
 
 logger = logging.getLogger(__name__)
+
+_SOCKET_BYTES = 107
+"""What Linux takes of the path of a socket."""
+_RAYS_OWN = len("/rlrun-12345678/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+
+
+def session_folder() -> Path:
+    """A new folder for Ray's files: among temporary ones, in /tmp where TMPDIR leaves sockets no room."""
+    parent = tempfile.gettempdir()
+    fits = len(os.fsencode(parent)) + _RAYS_OWN <= _SOCKET_BYTES
+    return Path(tempfile.mkdtemp(prefix="rlrun-", dir=parent if fits else "/tmp"))
 
 
 def start_here(cores: int, folder: Path) -> None:

@@ -6,6 +6,9 @@ resumes on another number of ranks. Random states are per rank: a rank the check
 own.
 """
 
+import errno
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from rlrun.runner.trainer.parameters import EXPERT_BIAS
 
 ROUTER = ".moe.router.gate.weight"
 """How the names of routers' matrices end."""
+_LITTLE = 1 << 16
+"""Bytes that are left on a full disk."""
 
 
 def training_state(
@@ -130,10 +135,12 @@ def _check_biases(folder: Path, state: Mapping[str, torch.Tensor], stored: Mappi
 
 
 def _cause(failure: CheckpointException, folder: Path, what: str) -> Exception:
-    """The first rank's own error: torch wraps them all."""
+    """The first rank's own error: torch wraps them all, and says of a full disk where its file ended."""
     error: BaseException = next(iter(failure.failures.values()))[0]
     while error.__cause__ is not None and not isinstance(error, OSError):
         error = error.__cause__
     if isinstance(error, OSError):
         return error
+    if what == "written" and shutil.disk_usage(folder).free < _LITTLE:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
     return ValueError(f"checkpoint {folder} cannot be {what}: {error}")

@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import threading
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,26 @@ async def test_one_that_nobody_waits_for_leaves_no_name(tmp_path: Path, failure:
     await checkpoints.settle()
     clear_unfinished(tmp_path)
     assert names(tmp_path) == []
+
+
+async def test_one_that_is_being_completed_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow(folder: Path) -> None:
+        began.set()
+        may_end.wait()
+
+    monkeypatch.setattr("rlrun.runner.checkpoint.sync_tree", slow)
+    checkpoints, trainer = Checkpoints(tmp_path, keep=2, asynchronous=True), Trainer()
+    await checkpoints.save(trainer, 1, {})
+    trainer.written.set()
+    await asyncio.to_thread(began.wait)
+    abandoning = asyncio.create_task(checkpoints.abandon())
+    await asyncio.wait([abandoning], timeout=0.05)
+    waited = not abandoning.done()
+    may_end.set()
+    await abandoning
+    assert waited
+    assert names(tmp_path) == ["step-1"]

@@ -1,4 +1,6 @@
 import json
+import random
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +86,31 @@ def test_rollout_metrics() -> None:
     assert metrics["rollout/log_probs"] == -1
     assert metrics["rollout/staleness/max"] == 3
     assert metrics["rollout/staleness/mean"] == pytest.approx((3 + 3 + 3 + 1) / 4)
+
+
+def test_the_names_are_these_and_no_others() -> None:
+    groups = [Group(prompt(0), [sample(0, 0, 1.0, 4), sample(0, 1, 0.0, 2)])]
+    lengths = {f"response_len/{kind}" for kind in ("mean", "median", "max", "min")}
+    names = {"reward/mean", "reward/std", *lengths, "truncated_ratio", "repetition_frac", "log_probs"}
+    names |= {"pass@1", "pass@2", "zero_std/count", "staleness/mean", "staleness/max"}
+    assert rollout_metrics(groups, version=3).keys() == {f"rollout/{name}" for name in names}
+
+
+def test_a_sample_without_a_response_is_of_no_age() -> None:
+    group = Group(prompt(0), [sample(0, 0, 1.0, 2), sample(0, 1, 0.0, 0, versions=())])
+    assert rollout_metrics([group], version=3)["rollout/staleness/max"] == 3
+
+
+def test_repetition_is_what_the_last_ten_thousand_characters_compress_more_than_tenfold() -> None:
+    letters = "".join(random.Random(0).choices("abcdefgh", k=4000))
+    verdicts = set()
+    for count in range(1600, 2600, 20):
+        text = letters[:count] + "a" * (10_001 - count)
+        tail = text[-10_000:].encode()
+        expected = 10_000 / len(zlib.compress(tail, 9)) > 10
+        assert has_repetition(text) is expected
+        verdicts.add(expected)
+    assert verdicts == {False, True}
 
 
 def test_no_samples_make_no_metrics() -> None:

@@ -1,6 +1,8 @@
 import asyncio
 import errno
 import logging
+import re
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -10,7 +12,8 @@ import pytest
 from rlrun.converters.paths import check_tensor_name
 from rlrun.runner.cluster.actor import reports_failure
 from rlrun.runner.cluster.failures import Failure, ProcessFailure, first_cause, gather_or_first_cause
-from rlrun.runner.cluster.ray_session import session_folder
+from rlrun.runner.cluster.ray_session import join, session_folder
+from rlrun.runner.errors import JobError
 from rlrun.runner.launch import LogFile
 
 
@@ -171,3 +174,12 @@ def test_a_full_disk_there_is_a_full_disk_here() -> None:
         full.raise_os_error()
     assert caught.value.errno == errno.ENOSPC
     failure("trainer 0", "raised", "ValueError: x").raise_os_error()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_a_cluster_at_whose_address_nobody_listens_is_named(host: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"{host}:{free.getsockname()[1]}"
+        with pytest.raises(JobError, match=rf"cluster.address = '{re.escape(address)}' could not be joined"):
+            join(address)

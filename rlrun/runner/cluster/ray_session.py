@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from rlrun.runner.errors import JobError
 
 logger = logging.getLogger(__name__)
 
+_REACHED_SECONDS = 10.0
+"""For a cluster's host to take a connection."""
 _SOCKET_BYTES = 107
 """What Linux takes of the path of a socket."""
 _RAYS_OWN = len("/rlrun-12345678/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
@@ -50,14 +53,23 @@ def start_here(cores: int, folder: Path) -> None:
 
 def join(address: str) -> None:
     """Join a cluster. JobError where that fails."""
-    _stay_on_loopback(False)
     try:
+        _check_that_somebody_listens(address)
+        _stay_on_loopback(False)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
         raise JobError(
             f"the Ray cluster at cluster.address = {address!r} could not be joined: {error}; "
             "check the address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN where the cluster asks for a token"
         ) from error
+
+
+def _check_that_somebody_listens(address: str) -> None:
+    """OSError where nobody does at a `HOST:PORT`: Ray would go on asking for a quarter of an hour."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal():
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHED_SECONDS):
+            pass
 
 
 def _stay_on_loopback(local: bool) -> None:

@@ -67,7 +67,7 @@ def write_state(folder: Path, state: dict[str, torch.Tensor], group: dist.Proces
             no_dist=not dist.is_initialized(),
         )
     except CheckpointException as failure:
-        raise _cause(failure, folder, "written") from failure
+        raise _unwritten(failure, folder) from failure
 
 
 def load_checkpoint(
@@ -99,7 +99,7 @@ def _read(reader: FileSystemReader, folder: Path, state: dict[str, torch.Tensor]
     try:
         dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     except CheckpointException as failure:
-        raise _cause(failure, folder, "read") from failure
+        raise _unread(failure, folder) from failure
 
 
 def _tensors(parameters: Mapping[str, torch.Tensor], optimizer: Optimizer) -> dict[str, torch.Tensor]:
@@ -134,13 +134,33 @@ def _check_biases(folder: Path, state: Mapping[str, torch.Tensor], stored: Mappi
             )
 
 
-def _cause(failure: CheckpointException, folder: Path, what: str) -> Exception:
-    """The first rank's own error: torch wraps them all, and says of a full disk where its file ended."""
+def _unwritten(failure: CheckpointException, folder: Path) -> Exception:
+    """An OSError of any rank as such; torch says of a full disk where its file ended."""
+    error = _first_error(failure)
+    if isinstance(error, OSError):
+        return error
+    if shutil.disk_usage(folder).free < _LITTLE:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    return ValueError(f"checkpoint {folder} cannot be written: {error}")
+
+
+def _unread(failure: CheckpointException, folder: Path) -> Exception:
+    """An OSError as such, unless a file is not there; else what is wrong with the checkpoint."""
+    error = _first_error(failure)
+    if isinstance(error, FileNotFoundError):
+        what = f"lacks {Path(str(error.filename)).name}"
+    elif isinstance(error, OSError):
+        return error
+    else:
+        what = f"is damaged, cut short perhaps ({str(error) or type(error).__name__})"
+    return ValueError(
+        f"checkpoint {folder} {what}; without that step's folder a run goes on from an earlier one"
+    )
+
+
+def _first_error(failure: CheckpointException) -> BaseException:
+    """The first rank's own: torch wraps them all."""
     error: BaseException = next(iter(failure.failures.values()))[0]
     while error.__cause__ is not None and not isinstance(error, OSError):
         error = error.__cause__
-    if isinstance(error, OSError):
-        return error
-    if what == "written" and shutil.disk_usage(folder).free < _LITTLE:
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-    return ValueError(f"checkpoint {folder} cannot be {what}: {error}")
+    return error

@@ -78,8 +78,14 @@ def test_a_model_that_does_not_fit_its_config_is_refused(folder, spoil, message)
     assert bytes_of(folder) == before
 
 
-@pytest.mark.parametrize("spoil", ["gone", "cut short"])
-def test_a_checkpoint_without_all_its_shards_is_refused(rank, tmp_path, spoil):
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ("gone", r"step lacks __0_0\.distcp; without that"),
+        ("cut short", r"step is damaged, cut short perhaps \(EOF"),
+    ],
+)
+def test_a_checkpoint_without_all_its_shards_is_refused(rank, tmp_path, spoil, message):
     rank.save(tmp_path / "step")
     shard = next((tmp_path / "step").glob("*.distcp"))
     if spoil == "gone":
@@ -87,7 +93,7 @@ def test_a_checkpoint_without_all_its_shards_is_refused(rank, tmp_path, spoil):
     else:
         shard.write_bytes(shard.read_bytes()[:1000])
     before = bytes_of(tmp_path / "step")
-    with pytest.raises((ValueError, OSError), match=r"__0_0\.distcp|cannot be read"):
+    with pytest.raises(ValueError, match=message):
         rank.load(tmp_path / "step")
     assert bytes_of(tmp_path / "step") == before
 

@@ -1,13 +1,16 @@
 """Continuous batching: sharing, joining, leaving, room, retraction, aborting, versions."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from engine_cases import MakeScheduler, job, random_prompts, run
 from tiny_models import make_tiny_model
 
+from rlrun.runner.engines.native import scheduler as scheduler_module
 from rlrun.runner.engines.native.requests import Job, group_jobs
 from rlrun.runner.engines.native.scheduler import Scheduler
 
@@ -107,6 +110,41 @@ def test_retracting_everything_changes_nothing(make_scheduler: MakeScheduler) ->
         assert scheduler.running == 0
         assert free_blocks(scheduler) == total
     assert_same(jobs, alone(make_scheduler, mixed_jobs()))
+
+
+@pytest.mark.parametrize(("tokens", "prompts"), [(1, 128), (100, 128), (8192, 1), (8192, 2)])
+def test_how_prompts_share_a_pass_changes_nothing(
+    make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch, tokens: int, prompts: int
+) -> None:
+    monkeypatch.setattr(scheduler_module, "PREFILL_TOKENS", tokens)
+    monkeypatch.setattr(scheduler_module, "PREFILL_PROMPTS", prompts)
+    scheduler = make_scheduler(max_running=32)
+    passes: list[list[int]] = []
+    prefill = scheduler.model.prefill
+
+    def noting(packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        passes.append(list(lengths))
+        return prefill(packed, lengths)
+
+    monkeypatch.setattr(scheduler.model, "prefill", noting)
+    jobs = run(scheduler, mixed_jobs())
+    assert [length for each in passes for length in each] == [len(prompt) for prompt in PROMPTS]
+    for each in passes:
+        assert len(each) == 1 or (sum(each) <= tokens and len(each) <= prompts)
+    assert_same(jobs, alone(make_scheduler, mixed_jobs()))
+
+
+@pytest.mark.parametrize("bound", [{"top_k": 1}, {"top_p": 1e-9}], ids=["top-k", "top-p"])
+def test_what_is_drawn_is_bounded(
+    make_scheduler: MakeScheduler, operations: str, bound: dict[str, float]
+) -> None:
+    scheduler = make_scheduler()
+    [likeliest] = run(scheduler, [job(PROMPTS[0], 1, temperature=0.0)])
+    [bounded] = run(scheduler, [job(PROMPTS[0], 1, **bound)])
+    [free] = run(scheduler, [job(PROMPTS[0], 1)])
+    assert bounded.tokens.tolist() == likeliest.tokens.tolist() != free.tokens.tolist()
+    together = run(scheduler, [job(PROMPTS[0], 1, **bound), job(PROMPTS[0], 1)])
+    assert [one.tokens.tolist() for one in together] == [bounded.tokens.tolist(), free.tokens.tolist()]
 
 
 def test_abort_returns_what_was_made(make_scheduler: MakeScheduler) -> None:

@@ -66,6 +66,7 @@ class Router:
                     if seat.up.is_set() and f"{seat.client.url}/" in str(error):
                         seat.lose()
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            await self._up()
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def tell_all(self, call: Callable[[Seat], Awaitable[None]]) -> None:
@@ -79,9 +80,7 @@ class Router:
 
     async def _free(self, session: str) -> Seat:
         """Where a request of this session goes, once an engine is up."""
-        while not (up := [seat for seat in self.seats if seat.up.is_set()]):
-            self._changed.clear()
-            await self._changed.wait()
+        up = await self._up()
         seat = min(up, key=lambda seat: seat.load)
         if session:
             prompt = session.partition("/")[0]
@@ -93,6 +92,13 @@ class Router:
             while len(self._last) > SESSIONS:
                 del self._last[next(iter(self._last))]
         return seat
+
+    async def _up(self) -> list[Seat]:
+        """The engines that are up, once there is one."""
+        while not (up := [seat for seat in self.seats if seat.up.is_set()]):
+            self._changed.clear()
+            await self._changed.wait()
+        return up
 
     async def _try(
         self, seat: Seat, load: int, call: Callable[[EngineClient], Awaitable[Answer]]

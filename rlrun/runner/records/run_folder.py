@@ -58,11 +58,15 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
 
     def read_state(self) -> dict[str, Any]:
-        """The last state written; empty before the first."""
+        """The last state written; empty before the first. RunFolderError for a file that holds none."""
         try:
-            state: dict[str, Any] = json.loads(self.state.read_text())
+            state = json.loads(self.state.read_text())
         except FileNotFoundError:
             return {}
+        except ValueError:
+            state = None
+        if not isinstance(state, dict) or "status" not in state:
+            raise RunFolderError(f"{shown_path(self.state)} holds no run's state; move it away")
         return state
 
     def write_state(self, state: dict[str, Any]) -> None:

@@ -35,6 +35,14 @@ def test_a_place_where_no_folder_can_be_is_named(tmp_path: Path) -> None:
         claim(tmp_path / "file", "a", resume=False, new=False)
 
 
+@pytest.mark.parametrize("text", ["{", "{}", "[]", ""])
+def test_a_state_that_is_none_is_named(text: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.state.write_text(text)
+    with pytest.raises(RunFolderError, match=r"state\.json holds no run's state; move it away"):
+        folder.read_state()
+
+
 def test_new_takes_the_next_free_name(tmp_path: Path) -> None:
     names = [claim(tmp_path, "a", resume=False, new=True).name for _ in range(3)]
     assert names == ["a", "a-2", "a-3"]

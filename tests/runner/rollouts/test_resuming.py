@@ -9,7 +9,7 @@ from rlrun.plugins.types import VersionSpan
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import EngineError
 from rlrun.runner.rollouts import resuming
-from rlrun.runner.rollouts.asks import joined
+from rlrun.runner.rollouts.asks import Ask, joined
 from rlrun.runner.rollouts.resuming import ResumingEngines
 from tests.runner.typing_engines import PROMPT, TypingEngines, token_at
 
@@ -182,3 +182,19 @@ def test_neighbouring_spans_of_a_version_are_one() -> None:
         part(VersionSpan(1, 0, 2), VersionSpan(2, 2, 3)), part(VersionSpan(2, 0, 4), VersionSpan(3, 4, 5))
     )
     assert both.versions == (VersionSpan(1, 0, 2), VersionSpan(2, 2, 7), VersionSpan(3, 7, 8))
+
+
+def test_what_is_left_to_ask_of_a_request() -> None:
+    def made(length: int, finish: str) -> Generation:
+        versions = (VersionSpan(0, 0, length),) if length else ()
+        return Generation(np.full(length, 9, np.int32), np.zeros(length, np.float32), finish, versions)  # type: ignore[arg-type]
+
+    one = request(budget=12, least=2)
+    fresh, second = Ask(one, [made(0, "abort"), made(4, "abort"), made(3, "stop")]).rounds()
+    assert (fresh[0], fresh[1].id, fresh[1].seeds) == ([0], one.id, (11,))
+    assert fresh[1].sampling == one.sampling
+    assert (second[0], second[1].id, second[1].seeds) == ([1], f"{one.id}-1", (12,))
+    assert second[1].tokens.tolist() == [*one.tokens.tolist(), 9, 9, 9, 9]
+    assert (second[1].sampling.max_new_tokens, second[1].sampling.min_new_tokens) == (8, 0)
+    assert Ask(one, [made(0, "abort")] * 3).rounds() == [([0, 1, 2], one)]
+    assert not Ask(one, [made(3, "stop")] * 3).rounds()

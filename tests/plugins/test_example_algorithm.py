@@ -1,9 +1,5 @@
 """The example algorithm, built as a wheel, installed beside rlrun and trained with."""
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,22 +7,17 @@ import pytest
 from rlrun.plugins.registry import find
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.problems import SpecError
-from tests.plugins.test_example_package import pip
+from tests.plugins.example_packages import install, run_own_tests
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 from tests.tiny_models import make_tiny_model
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "rlrun-algorithm-topr"
+EXAMPLE = "rlrun-algorithm-topr"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example installed from its wheel."""
-    folder = tmp_path_factory.mktemp("example")
-    source = shutil.copytree(EXAMPLE, folder / "source")
-    pip("wheel", source, "--no-build-isolation", "--wheel-dir", folder)
-    (wheel,) = folder.glob("rlrun_algorithm_topr-0.1.0-*.whl")
-    pip("install", wheel, "--target", folder / "site")
-    return folder / "site"
+    return install(EXAMPLE, tmp_path_factory.mktemp("example"))
 
 
 def test_a_rank_trains_with_the_installed_algorithm(
@@ -56,12 +47,4 @@ def test_its_parameters_are_checked_with_the_spec(
 
 
 def test_its_own_tests_pass(site: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", EXAMPLE / "test_topr.py"],
-        env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_own_tests(f"{EXAMPLE}/test_topr.py", site)

@@ -1,7 +1,6 @@
 """The example package, built as a wheel, installed beside rlrun and used by a job's scoring."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,25 +13,15 @@ from rlrun.plugins.testing import sample
 from rlrun.runner.scoring.scorer import Scorer
 from rlrun.specs.paths import RECIPES
 from rlrun.specs.scoring import RewardSpec, ScoringSpec
+from tests.plugins.example_packages import install, run_own_tests, wheel_of
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "rlrun-reward-wordcount"
-
-
-def pip(*arguments: str | Path) -> None:
-    command = [sys.executable, "-m", "pip", *map(str, arguments), "--no-deps", "--no-index", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+EXAMPLE = "rlrun-reward-wordcount"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example installed from its wheel."""
-    folder = tmp_path_factory.mktemp("example")
-    source = shutil.copytree(EXAMPLE, folder / "source")
-    pip("wheel", source, "--no-build-isolation", "--wheel-dir", folder)
-    (wheel,) = folder.glob("rlrun_reward_wordcount-0.1.0-*.whl")
-    pip("install", wheel, "--target", folder / "site")
-    return folder / "site"
+    return install(EXAMPLE, tmp_path_factory.mktemp("example"))
 
 
 async def test_the_installed_package_scores_samples(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,15 +38,7 @@ async def test_the_installed_package_scores_samples(site: Path, monkeypatch: pyt
 
 
 def test_its_own_tests_pass(site: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", EXAMPLE / "test_wordcount.py"],
-        env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_own_tests(f"{EXAMPLE}/test_wordcount.py", site)
 
 
 def test_uninstalled_it_is_an_unknown_name() -> None:
@@ -68,9 +49,7 @@ def test_uninstalled_it_is_an_unknown_name() -> None:
 @pytest.mark.slow
 def test_in_a_fresh_environment_from_wheel_to_uninstall(tmp_path: Path) -> None:
     """Built, installed, listed, checked, used by a spec, uninstalled; rlrun itself comes by a .pth file."""
-    source = shutil.copytree(EXAMPLE, tmp_path / "source")
-    pip("wheel", source, "--no-build-isolation", "--wheel-dir", tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
+    wheel = wheel_of(EXAMPLE, tmp_path)
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
     folder = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip())

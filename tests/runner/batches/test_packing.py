@@ -204,15 +204,15 @@ def test_pairs_stay_side_by_side():
 def test_cost_counts_active_parameters():
     dense = {
         "hidden_size": 8,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 3,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "intermediate_size": 16,
         "vocab_size": 10,
     }
     attention = Cost.of_model(dense).attention
-    parameters = 2 * (3 * 8 * 16 + 8 * 4 * (2 + 1 + 1) + 2 * 4 * 8) + 8 * 10
-    assert attention == pytest.approx(2 * 2 * 4 / parameters)
+    parameters = 3 * (3 * 8 * 16 + 8 * 4 * (2 + 1 + 1) + 2 * 4 * 8) + 8 * 10
+    assert attention == pytest.approx(3 * 2 * 4 / parameters)
     sparse = dense | {"num_experts_per_tok": 2, "moe_intermediate_size": 8}
     assert Cost.of_model(sparse).attention == pytest.approx(attention)
 

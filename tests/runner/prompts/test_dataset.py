@@ -97,6 +97,19 @@ def test_an_epoch_has_every_usable_row_once(monkeypatch: pytest.MonkeyPatch, eag
     assert [(prompt.row.id, prompt.index) for prompt in prompts] == [("0", 0), ("3", 1), ("4", 2)]
 
 
+def test_a_dataset_that_is_read_whole_is_tokenised_once() -> None:
+    encoded = []
+
+    def noting(row: Row) -> NDArray[np.int32]:
+        encoded.append(int(row.id))
+        return encode(row)
+
+    spec = DataSpec.model_validate({"type": "words", "max_bad_share": 0.5})
+    prompts = PromptStream(Words([1, -1, 9, 2]), noting, spec, 4, 1)
+    assert {prompt.row.id for prompt in prompts.take(6)} == {"0", "3"}
+    assert encoded == [0, 2, 3]
+
+
 def test_broken_rows_are_skipped_counted_and_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         source = stream([1, -1, 2, -1], max_bad_share=0.5)

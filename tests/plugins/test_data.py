@@ -163,7 +163,7 @@ def test_reasoning_gym_templates() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"task": "chain_sums"}, "has no task 'chain_sums'; .*chain_sum"),
+        ({"task": "chain_sums"}, "has no task 'chain_sums'; did you mean 'chain_sum'"),
         ({"task": "chain_sum", "task_params": {"terms": 3}}, "does not take these settings: .*terms"),
         (
             {"task": "chain_sum", "task_params": {"min_terms": 5, "max_terms": 2}},

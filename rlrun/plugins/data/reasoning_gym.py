@@ -9,6 +9,7 @@ from pydantic import Field
 
 from rlrun.plugins.types import Row
 from rlrun.specs.section import Section
+from rlrun.specs.spelling import nearest
 
 ANSWER = "{answer}"
 
@@ -82,7 +83,9 @@ def make_task(task: str, settings: dict[str, Any]) -> Any:
 
     known = reasoning_gym.factory.DATASETS
     if task not in known:
-        raise ValueError(f"reasoning-gym has no task {task!r}; it has {', '.join(sorted(known))}")
+        meant = nearest(task, known)
+        guess = f"did you mean {meant!r}? " if meant else ""
+        raise ValueError(f"reasoning-gym has no task {task!r}; {guess}it has {', '.join(sorted(known))}")
     try:
         return reasoning_gym.create_dataset(task, **settings)
     except (TypeError, AssertionError, ValueError) as error:

@@ -186,6 +186,11 @@ def test_fewer_samples_than_optimizer_steps_are_refused():
         plan([sequence(9)], optimizer_steps=2, max_tokens=100)
 
 
+def test_as_many_samples_as_optimizer_steps_make_one_each():
+    steps = plan([sequence(9, "a"), sequence(5, "b")], optimizer_steps=2)
+    assert [step.micro_batches for step in steps] == [(((0,),),), (((1,),),)]
+
+
 def test_one_pass_over_all_steps():
     sequences = [sequence(10, str(i)) for i in range(8)]
     steps = plan(sequences, optimizer_steps=2, max_tokens=20, data_degree=2)

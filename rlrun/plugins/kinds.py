@@ -28,6 +28,8 @@ def fault_of(kind: str, plugin: object) -> str | None:
     if not isclass(plugin):
         return "is not a class"
     version = getattr(plugin, "api_version", None)
+    if version is None:
+        return f"does not say which api_version it is for; this rlrun has {API_VERSION}"
     if not (isinstance(version, int) and OLDEST_API_VERSION <= version <= API_VERSION):
         behind = "rlrun" if isinstance(version, int) and version > API_VERSION else "the plugin"
         return f"has api_version {version}, this rlrun has {API_VERSION}; upgrade {behind}"

@@ -100,7 +100,7 @@ def load(kind: str, name: str) -> type[Any]:
     entry = find(kind, name)
     try:
         plugin = _import(entry)
-    except Exception as error:  # the boundary to other people's modules: an import may raise anything
+    except (Exception, SystemExit) as error:  # the boundary to others' modules: an import may raise anything
         raise PluginError(f"{entry} ({entry.target}) fails to import: {_describe(error, entry)}") from error
     if fault := fault_of(kind, plugin):
         raise PluginError(f"{entry} ({entry.target}) {fault}")

@@ -12,6 +12,8 @@ from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.trainer import compiling
 
 WORKER = Path(__file__).with_name("compiling_worker.py")
+FULL = {"activation_checkpointing": "full"}
+INTERLEAVED = {"pipeline": 2, "pipeline_schedule": "Interleaved1F1B"}
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,31 @@ def test_compiled_layers_agree_with_transformers(folder):
         one.close()
 
 
+@pytest.mark.slow
+def test_experts_that_are_told_and_counted_are_so_in_compiled_layers(folder):
+    """Two updates that take over the experts of the pass before them, by a bias that moves."""
+    told = {"routing_replay": "trainer", "balancing": "bias", "balancing_rate": 0.1}
+    found = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        spec = make_spec(folder, compile=compiled, moe=told)
+        rank, sequences = make_rank(folder, spec), make_sequences(6)
+        steps = plan(sequences, spec, 2)
+        log_probs = rank.log_probs(sequences, all_micro_batches(steps))
+        metrics = rank.train(sequences, steps)
+        rest = [
+            step[f"train/{name}"] for step in metrics for name in ("loss", "grad_norm", "expert_load_max")
+        ]
+        after = rank.log_probs(sequences, all_micro_batches(steps))
+        found.append((log_probs, after, rest))
+        rank.close()
+    (before, after, numbers), (own_before, own_after, own_numbers) = found
+    assert own_numbers == pytest.approx(numbers, rel=1e-4, abs=1e-6)
+    for i in before:
+        np.testing.assert_allclose(own_before[i], before[i], atol=1e-5)
+        np.testing.assert_allclose(own_after[i], after[i], atol=1e-4)
+
+
 @pytest.mark.parametrize(("on_cpu", "cure"), [(True, "install g\\+\\+"), (False, "needs triton")])
 def test_what_is_missing_is_said(monkeypatch, on_cpu, cure):
     monkeypatch.setattr(compiling, "ON_CPU", on_cpu)
@@ -54,9 +81,30 @@ def test_what_is_missing_is_said(monkeypatch, on_cpu, cure):
         compiling.check_compiler()
 
 
+def on_ranks(folder, tmp_path, cases):
+    """Each case compiled and not, on two ranks."""
+    run_ranks(WORKER, 2, [(str(folder), *case) for case in cases], tmp_path, timeout=1500)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # of compilers, on a busy machine
 def test_compiled_layers_on_several_ranks(tmp_path):
-    folder = make_tiny_model(tmp_path / "qwen3", scale=0.1, pad_token_id=None)
+    folder = make_tiny_model(tmp_path / "qwen3", scale=0.1, num_hidden_layers=4, pad_token_id=None)
     layouts = [{"fsdp": 2}, {"tensor": 2}, {"context": 2}, {"pipeline": 2}]
-    run_ranks(WORKER, 2, [str(folder), layouts], tmp_path, timeout=1500)
+    cases = [(layout, {}) for layout in layouts]
+    cases += [({"pipeline": 2}, FULL), (INTERLEAVED, FULL)]
+    on_ranks(folder, tmp_path, cases)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_compiled_layers_of_experts_on_several_ranks(folder, tmp_path):
+    """Experts shared out, the first update's choice of them taken over, their load evened out."""
+    told = {"moe": {"routing_replay": "trainer", "balancing": "bias"}}
+    cases = [
+        ({"fsdp": 2, "expert": 2}, {}),
+        ({"tensor": 2, "expert": 2}, FULL),
+        ({"fsdp": 2, "expert": 2}, told | FULL),
+        ({"pipeline": 2}, told),
+    ]
+    on_ranks(folder, tmp_path, cases)

@@ -15,7 +15,7 @@ import psutil
 
 from rlrun.runner.records.run_folder import RunFolder
 
-SECONDS = 240.0
+SECONDS = 400.0
 """Deadline for a whole job, on a busy machine."""
 
 ASLEEP: dict[str, object] = {

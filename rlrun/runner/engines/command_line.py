@@ -5,17 +5,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 # The server dies with the thread that started it: asked of the kernel before it takes the server's place.
-_DIE_WITH_PARENT = (
-    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
-    "os.execv(sys.argv[1], sys.argv[1:])"
-)
+# What it has started by then may not have asked the same yet: a guard kills the rest of its session.
+_DIE_WITH_PARENT = """
+import ctypes, os, select, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+server = os.getpid()
+if server != os.getsid(0) or os.fork():
+    os.execv(sys.argv[1], sys.argv[1:])
+try:
+    select.select([os.pidfd_open(server)], [], [])
+finally:
+    os.killpg(server, signal.SIGKILL)
+"""
 
 _OF_OUR_PYTHON = {"PYTHONPATH", "PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__", "VIRTUAL_ENV"}
 """They would have another interpreter use the packages of ours; Ray's workers have some of them."""
 
 
 def mortal(words: Sequence[str]) -> list[str]:
-    """The command line, an interpreter and its words, of a server that is killed when its parent ends."""
+    """The command line, an interpreter and its words, of a server that is killed when its parent ends; with
+    it everything in its session, where it is started in one of its own.
+    """
     return [words[0], "-c", _DIE_WITH_PARENT, *words]
 
 

@@ -113,10 +113,16 @@ class Answers:
         if self._spec.truncated == "mask":
             mask_truncated(group)
         if self._spec.truncated == "drop":
-            group = without(group, Status.TRUNCATED)
-            if not group.samples:
-                return Judged(group, ("truncated", "all"))
+            return self._judged_whole(group)
         return self._filters.judge(group)
+
+    def _judged_whole(self, group: Group) -> Judged:
+        """What filters say of the samples that came to an end; others are dropped, and counted."""
+        whole = without(group, Status.TRUNCATED)
+        judged = self._filters.judge(whole) if whole.samples else Judged(whole, ("truncated", "all"))
+        if cut := len(group.samples) - len(whole.samples):
+            judged.dropped_samples["generation", "truncated"] += cut
+        return judged
 
 
 def room_for(concurrency: int | None, samples: int) -> AbstractAsyncContextManager[None]:

@@ -161,12 +161,14 @@ class RewardProcess:
 
     async def _ending(self) -> str:
         """Reap the process that closed its end of the pipe, and say how it ended."""
-        process, status = self._process, 0
+        process, status = self._process, None
         assert process is not None
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 status = await process.wait()
         await self.stop()
+        if status is None:
+            return "closed its end of the pipe"
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"
         return f"exited with status {status}"

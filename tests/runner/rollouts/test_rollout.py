@@ -232,8 +232,10 @@ async def test_what_is_done_with_a_truncated_sample_leaves_its_siblings(
             return [first, replace(second, finish="length"), third]
 
     spec = SPEC.model_copy(update={"truncated": truncated})
-    group, *_ = (await source(SecondIsCut(), spec).next(0)).groups
-    assert {one.id: float(one.loss_mask.sum()) for one in group.samples} == left
+    batch = await source(SecondIsCut(), spec).next(0)
+    assert {one.id: float(one.loss_mask.sum()) for one in batch.groups[0].samples} == left
+    dropped = batch.measure().get("rollout/dropped_samples/generation/truncated", 0)
+    assert dropped == (3 - len(left)) * len(batch.groups)
 
 
 async def test_a_failed_sample_leaves_its_siblings() -> None:

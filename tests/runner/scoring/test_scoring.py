@@ -43,6 +43,9 @@ MOODY = """
                     while True: pass
                 case "crash": os._exit(7)
                 case "segfault": os.kill(os.getpid(), 11)
+                case "silent":
+                    os.closerange(0, 64)
+                    time.sleep(1000)
                 case "exit": raise SystemExit(3)
                 case "raise": raise KeyError("no such thing")
                 case "nan": return float("nan")
@@ -226,6 +229,7 @@ async def test_many_samples_over_two_processes_keep_their_order(moody: RewardSpe
         ("spin", "took longer than 0.5 s"),
         ("crash", "exited with status 7"),
         ("segfault", "was killed by SIGSEGV"),
+        ("silent", "closed its end of the pipe"),
         ("exit", "SystemExit: 3"),
         ("raise", "KeyError: 'no such thing'"),
         ("nan", "returned nan"),

@@ -77,7 +77,9 @@ class ReplayRouter(TokenChoiceTopKRouter):
             return weights, own, scores
         experts = self.routing.chosen(self.layer, own)
         load = self.routing.load(experts, self.num_experts)
-        self.load = load if self.load is None else self.load + load
+        if self.load is None:
+            self.load = torch.zeros_like(load)
+        self.load.add_(load)  # in place: selective recomputation keeps the results of some additions, in order
         if self.routing.note:
             self.routing.seen[self.layer] = experts[0]
         if experts is own:

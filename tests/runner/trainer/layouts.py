@@ -78,6 +78,7 @@ CASES = [
     Case("llama", pipeline("1F1B", context=2)),
     Case("qwen3-moe", trainer=FULL, fast=True),
     Case("qwen3-moe", {"fsdp": 2, "expert": 2}, FULL),
+    Case("qwen3-moe", trainer=SELECTIVE, fast=True),
     Case("qwen3-moe", {"fsdp": 2}, SELECTIVE),
     Case("qwen3", trainer=SELECTIVE, fast=True),
     Case("qwen3", {"context": 2}, FULL),

@@ -28,6 +28,8 @@ class TypingEngines:
         self.requests: list[GenerateRequest] = []
         self.deaf = False
         """Aborts are not heard."""
+        self.most = 0
+        """Samples that were asked for at the same time, at most."""
         self._numbers: dict[int, dict[int, int]] = {}
         self._running: dict[int, GenerateRequest] = {}
         self._aborted: set[int] = set()
@@ -46,6 +48,7 @@ class TypingEngines:
         made: list[list[tuple[int, int]]] = [[] for _ in wanted]
         budget, key = request.sampling.max_new_tokens, id(request)
         self._running[key] = request
+        self.most = max(self.most, sum(len(one.seeds) for one in self._running.values()))
         while key not in self._aborted:
             for seed, length, tokens in zip(request.seeds, wanted, made, strict=True):
                 if len(tokens) < min(length - before, budget):

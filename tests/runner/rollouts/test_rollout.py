@@ -165,21 +165,11 @@ async def test_an_engine_that_hangs_while_surplus_is_aborted_does_not_end_the_st
 
 
 async def test_no_more_samples_are_asked_for_than_allowed() -> None:
-    most = now = 0
-
-    class Counting(TypingEngines):
-        async def generate(self, request: GenerateRequest) -> list[Generation]:
-            nonlocal most, now
-            now += len(request.seeds)
-            most = max(most, now)
-            made = await super().generate(request)
-            now -= len(request.seeds)
-            return made
-
     spec = SPEC.model_copy(update={"max_concurrency": 7, "batch_size": 9})
-    batch = await source(Counting(lambda index, number: 3), spec).next(0)  # type: ignore[arg-type]
+    engines = TypingEngines(lambda index, number: 3)
+    batch = await source(engines, spec).next(0)  # type: ignore[arg-type]
     assert indices(batch.groups) == list(range(9))
-    assert most == 6  # two groups of three
+    assert engines.most == 6  # two groups of three
 
 
 async def test_a_wave_past_its_time_ends_a_deterministic_job() -> None:

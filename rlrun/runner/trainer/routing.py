@@ -79,7 +79,8 @@ class ReplayRouter(TokenChoiceTopKRouter):
         load = self.routing.load(experts, self.num_experts)
         if self.load is None:
             self.load = torch.zeros_like(load)
-        self.load.add_(load)  # in place: selective recomputation keeps the results of some additions, in order
+        # in place: selective recomputation keeps results of other additions, and counts on their order
+        self.load.add_(load)
         if self.routing.note:
             self.routing.seen[self.layer] = experts[0]
         if experts is own:

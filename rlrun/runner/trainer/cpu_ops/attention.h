@@ -36,8 +36,12 @@ void for_documents(at::IntArrayRef lengths, int64_t heads, const F& task) {
   std::vector<int64_t> starts(lengths.size());
   std::exclusive_scan(lengths.begin(), lengths.end(), starts.begin(), int64_t{0});
   const int64_t tasks = int64_t(lengths.size()) * heads;
-#pragma omp parallel for schedule(dynamic) if (tasks > 1)
-  for (int64_t t = 0; t < tasks; ++t) task(starts[t / heads], lengths[t / heads], t % heads);
+#pragma omp parallel if (tasks > 1)
+  {
+    const TileRegisters registers;
+#pragma omp for schedule(dynamic)
+    for (int64_t t = 0; t < tasks; ++t) task(starts[t / heads], lengths[t / heads], t % heads);
+  }
 }
 
 // Softmax numerators of a row block's scores against the blocks it sees up to `last` (its own), and each query's sum

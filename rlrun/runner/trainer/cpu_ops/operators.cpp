@@ -13,6 +13,7 @@ namespace {
 bool has_bfloat16_kernels() {
   const std::vector<at::BFloat16> a(4, at::BFloat16(1.f));
   float c[4];
+  const ops::TileRegisters registers;
   try {
     ops::multiply(2, 2, 2, a.data(), a.data(), c, false);
   } catch (const std::exception&) {  // torch's or oneDNN's

@@ -15,6 +15,18 @@ namespace rlrun_trainer {
 
 constexpr int64_t BLOCK = 32;
 
+// On a CPU with AMX, a thread's first product of a shape configures the tile registers of that thread, and torch
+// remembers the shape: the next product of the same shape does not configure them again. Any other oneDNN primitive
+// that runs in between releases the registers, and the product then dies of SIGILL. So every thread that multiplies
+// holds one of these: it makes torch forget the shape, as torch's own attention kernels do.
+struct TileRegisters {
+  TileRegisters() = default;
+  TileRegisters(const TileRegisters&) = delete;
+  TileRegisters& operator=(const TileRegisters&) = delete;
+  ~TileRegisters() { at::native::cpublas::brgemm_release(); }
+};
+
+// Only to be called while this thread holds TileRegisters.
 template <typename T>
 void multiply(int64_t m, int64_t n, int64_t k, const T* a, const T* b, float* c, bool add) {
   at::native::cpublas::brgemm(m, n, k, k, n, n, add, a, b, c, sizeof(T) == 2);

@@ -9,7 +9,7 @@ import torch
 
 from rlrun.plugins.algorithms.advantages import discounted_sums, leave_one_out, whiten
 from rlrun.plugins.algorithms.correction import Correction, correction_weight
-from rlrun.plugins.registry import PluginError, build, names
+from rlrun.plugins.registry import PluginError, build, load, names
 from rlrun.plugins.testing import check_algorithm, group, micro_batch
 from rlrun.plugins.types import Group, Needs, Status, ValueInputs
 
@@ -139,6 +139,27 @@ def test_gspo_gives_every_token_of_a_sample_the_same_ratio() -> None:
     loss = build("algorithms", "gspo", {"clip": 0.9, "clip_high": 99}).loss(inputs).loss
     for sample in range(3):
         assert len(loss[inputs.sample == sample].unique()) == 1
+
+
+CLIPPED = [
+    name
+    for name in names("algorithms")
+    if "clip_high" in load("algorithms", name).Params.model_fields and name != "cispo"
+]
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_a_clip_that_is_given_alone_bounds_both_sides(name: str) -> None:
+    """Whatever `clip_high` was published beside the published `clip`: tokens with A > 0 keep a gradient."""
+
+    def gradient(**params: float) -> Any:
+        inputs = micro_batch(advantages=torch.ones(12))
+        inputs.log_probs.data = inputs.old_log_probs + torch.linspace(0.1, 0.7, 12)
+        build("algorithms", name, params).loss(inputs).loss.sum().backward()
+        return inputs.log_probs.grad
+
+    assert torch.equal(gradient(clip=0.5), gradient(clip=0.5, clip_high=0.5))
+    assert not torch.equal(gradient(clip=0.5), gradient(clip=0.5, clip_high=0.01))
 
 
 def test_off_policy_masking_takes_whole_samples() -> None:

@@ -26,7 +26,7 @@ class CISPOParams(ObjectiveParams):
     clip: float = Field(default=1.0, gt=0, le=1)
     """The weight counts no lower than 1 - clip; 1 is no lower bound, as published."""
     clip_high: float = Field(default=0.28, gt=0)
-    """The weight counts no higher than 1 + clip_high."""
+    """The weight counts no higher than 1 + clip_high, whatever `clip` is."""
 
 
 class CISPO:

@@ -7,13 +7,14 @@ the reward `length` (soft overlong punishment).
 from pydantic import Field
 
 from rlrun.plugins.algorithms.grpo import GRPO, GRPOParams
+from rlrun.plugins.algorithms.objective import SymmetricClip
 
 
-class DAPOParams(GRPOParams):
+class DAPOParams(SymmetricClip, GRPOParams):
     """GRPO's parameters with the published clip range."""
 
     clip_high: float | None = Field(default=0.28, gt=0)
-    """The ratio counts no higher than 1 + clip_high. None: as `clip`."""
+    """The ratio counts no higher than 1 + clip_high. Where `clip` is given and this is not: as `clip`."""
 
 
 class DAPO(GRPO):

@@ -1,8 +1,9 @@
 """What policy-gradient algorithms share around their own loss: correction, KL, entropy, metrics."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import BaseModel, Field, model_validator
 
 from rlrun.plugins.algorithms.correction import Correction, correction_weight, off_policy_mask
 from rlrun.plugins.algorithms.kl import KLSection, RewardKLSection, token_kl
@@ -27,6 +28,18 @@ class ObjectiveParams(Section):
     """Distance to the model of [teacher], `{ coef = 1.0 }`, taken off the advantages. None: none."""
     opsm: float | None = Field(default=None, gt=0)
     """Whole samples with A < 0 and a mean old - new log-prob above this are left out. None: none."""
+
+
+class SymmetricClip(BaseModel):
+    """For parameters with a published default of `clip_high`: it goes with the published `clip` only."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_clip(cls, params: Any) -> Any:
+        """A `clip` that is given alone bounds both sides."""
+        if isinstance(params, Mapping) and "clip" in params:
+            return {"clip_high": None, **params}
+        return params
 
 
 class ClipParams(ObjectiveParams):

@@ -3,16 +3,15 @@ it.
 """
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from rlrun.converters.dcp_folder import is_dcp_folder
 from rlrun.converters.hf_folder import is_hf_folder
+from rlrun.specs.step_names import step_of
 
 Format = Literal["hf", "dcp"]
-_STEP = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +50,20 @@ def find_checkpoint(path: Path, step: str | None = None, model: Path | None = No
 
 def _steps(path: Path) -> dict[int, Path]:
     """Complete checkpoints of a run by step: `path` is the run, its checkpoints, a step, or a step's part."""
-    if path.name == "trainer" and _STEP.fullmatch(path.parent.name):
+    if path.name == "trainer" and step_of(path.parent.name) is not None:
         path = path.parent
     folders = [path, *path.glob("step-*"), *path.glob("checkpoints/step-*")]
     return {
-        int(match[1]): folder / "trainer"
+        step: folder / "trainer"
         for folder in folders
-        if (match := _STEP.fullmatch(folder.absolute().name)) and is_dcp_folder(folder / "trainer")
+        if (step := step_of(folder.absolute().name)) is not None and is_dcp_folder(folder / "trainer")
     }
 
 
 def _choose(path: Path, steps: dict[int, Path], step: str | None) -> int:
     if step in (None, "latest"):
         return max(steps)
-    if not step.isdecimal() or int(step) not in steps:
+    if not (step.isascii() and step.isdecimal()) or int(step) not in steps:
         there = ", ".join(map(str, sorted(steps)))
         raise ValueError(f"{path} has no step {step}; complete are {there} (or: latest)")
     return int(step)

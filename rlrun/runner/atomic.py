@@ -6,14 +6,19 @@ from pathlib import Path
 from typing import Any
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one piece: a reader sees the old text or the new."""
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file in one piece: a reader sees the old content or the new."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with temporary.open("wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one piece."""
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -8,6 +8,7 @@ An asynchronous one is begun by the trainer, and all this happens while it train
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 from asyncio import to_thread
@@ -18,12 +19,23 @@ from typing import Any
 
 from rlrun.runner.atomic import sync_tree, write_json
 from rlrun.runner.background import cancel_all
+from rlrun.runner.checkpoint_folder import (
+    DRIVER,
+    TRAINER,
+    checkpoint_of,
+    checkpoints_in,
+    delete,
+    make_empty,
+    make_way,
+    superfluous,
+    temporary_path,
+)
 from rlrun.runner.errors import JobError
 from rlrun.runner.interfaces import Trainer
 from rlrun.specs.paths import shown_path
+from rlrun.specs.step_names import step_name
 
-_TRAINER = "trainer"
-_DRIVER = "driver.json"
+logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -43,17 +55,17 @@ class Checkpoints:
         JobError when the disk fails; older ones stay.
         """
         await self.settle()
-        if (self._folder / f"step-{step}").exists():
+        if checkpoint_of(self._folder, step) is not None:
             return
-        temporary = self._folder / f".step-{step}.tmp"
+        temporary = temporary_path(self._folder / step_name(step))
         with self._told(step, temporary):
-            await to_thread(_make_empty, temporary)
+            await to_thread(make_empty, temporary)
             if trainer is not None and self._asynchronous:
-                await trainer.begin_save(temporary / _TRAINER)
+                await trainer.begin_save(temporary / TRAINER)
                 self._writing = asyncio.create_task(self._write(trainer, temporary, step, driver))
                 return
             if trainer is not None:
-                await trainer.save(temporary / _TRAINER)
+                await trainer.save(temporary / TRAINER)
             await self._complete_one(temporary, step, driver)
 
     async def settle(self) -> None:
@@ -79,10 +91,10 @@ class Checkpoints:
 
     async def _complete_one(self, temporary: Path, step: int, driver: dict[str, Any]) -> None:
         """Give a checkpoint its name, also where nobody waits for it any more."""
-        final = self._folder / f"step-{step}"
+        final = self._folder / step_name(step)
         self._completing = asyncio.ensure_future(to_thread(_complete, temporary, final, driver))
         await asyncio.shield(self._completing)
-        await to_thread(self._prune)
+        await to_thread(self._prune, step)
 
     @contextmanager
     def _told(self, step: int, temporary: Path) -> Iterator[None]:
@@ -93,20 +105,15 @@ class Checkpoints:
             raise JobError(self._failed(step, error)) from error
 
     def newest(self) -> Path | None:
-        """The newest complete checkpoint."""
-        complete = self._complete()
-        return complete[-1] if complete else None
+        """Returns the newest checkpoint; None before the first."""
+        return next(reversed(checkpoints_in(self._folder).values()), None)
 
-    def _complete(self) -> list[Path]:
-        """Oldest first."""
-        found = [path for path in self._folder.glob("step-*") if (path / _DRIVER).is_file()]
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
-
-    def _prune(self) -> None:
-        for path in self._complete()[: -self._keep]:
-            doomed = path.with_name(f".{path.name}.old")
-            path.rename(doomed)  # a half-deleted checkpoint must not look complete
-            shutil.rmtree(doomed, ignore_errors=True)
+    def _prune(self, step: int) -> None:
+        for path in superfluous(self._folder, step, self._keep):
+            try:
+                delete(path)
+            except OSError as error:  # the new checkpoint is complete; a disk that fills up says so by itself
+                logger.warning("the old checkpoint %s could not be deleted: %s", shown_path(path), error)
 
     def _failed(self, step: int, error: OSError) -> str:
         newest = self.newest()
@@ -123,35 +130,19 @@ class Checkpoints:
 
 def trainer_folder(checkpoint: Path) -> Path:
     """Where the trainer's part of a checkpoint lies."""
-    return checkpoint / _TRAINER
-
-
-def checkpoint_of(folder: Path, step: int) -> Path | None:
-    """The complete checkpoint of a step; None where there is none."""
-    path = folder / f"step-{step}"
-    return path if (path / _DRIVER).is_file() else None
+    return checkpoint / TRAINER
 
 
 def read_driver(checkpoint: Path) -> dict[str, Any]:
     """The driver's part of a checkpoint."""
-    state: dict[str, Any] = json.loads((checkpoint / _DRIVER).read_text())
+    state: dict[str, Any] = json.loads((checkpoint / DRIVER).read_text())
     return state
 
 
-def clear_unfinished(folder: Path) -> None:
-    """Remove what a crash left half-written or half-deleted."""
-    for path in (*folder.glob(".step-*.tmp"), *folder.glob(".step-*.old")):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _make_empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / _TRAINER).mkdir(parents=True)
-
-
 def _complete(temporary: Path, final: Path, driver: dict[str, Any]) -> None:
-    write_json(temporary / _DRIVER, driver)
+    write_json(temporary / DRIVER, driver)
     sync_tree(temporary)
+    make_way(final)
     temporary.rename(final)
     descriptor = os.open(final.parent, os.O_RDONLY)
     try:

@@ -3,7 +3,8 @@
 import logging
 from pathlib import Path
 
-from rlrun.runner.checkpoint import checkpoint_of, clear_unfinished, read_driver, trainer_folder
+from rlrun.runner.checkpoint import read_driver, trainer_folder
+from rlrun.runner.checkpoint_folder import checkpoint_of, clear_unfinished
 from rlrun.runner.interfaces import Trainer
 from rlrun.runner.job import BatchSource, Checkpoints, Progress
 from rlrun.runner.records.run_folder import RunFolder

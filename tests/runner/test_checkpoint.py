@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.checkpoint import Checkpoints, checkpoint_of, clear_unfinished, read_driver, trainer_folder
+from rlrun.runner.checkpoint import Checkpoints, read_driver, trainer_folder
+from rlrun.runner.checkpoint_folder import checkpoint_of, clear_unfinished
 from rlrun.runner.errors import JobError
 from tests.runner.loop_fakes import Trainer
 

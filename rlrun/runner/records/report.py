@@ -3,26 +3,29 @@
 import base64
 import html
 import json
+import logging
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import zstandard
-
+from rlrun.runner.records.metrics_file import read_metrics
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.text_plot import plot
+from rlrun.runner.rollouts.packed_lines import UnreadableFile, read_records
+from rlrun.specs.step_names import ROLLOUTS, paths_of_steps
+
+logger = logging.getLogger(__name__)
 
 _SHOWN_SAMPLES = 12
+_SHOWN = {"id", "prompt", "response", "reward", "tokens", "status"}
+"""What is shown of a sample."""
 
 Series = dict[str, list[tuple[int, float]]]
 
 
 def curves(folder: RunFolder) -> Series:
     """What a run is judged by: held-out and training reward, or the loss where there is no reward."""
-    lines = (
-        [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-        if folder.metrics.exists()
-        else []
-    )
+    lines = read_metrics(folder.metrics)
     names = [name for name in dict.fromkeys(name for line in lines for name in line) if _is_judged(name)]
     return {
         name: [(line["step"], line[name]) for line in lines if line.get(name) is not None]
@@ -85,13 +88,16 @@ pre {{ background: #f4f4f4; padding: .6rem; white-space: pre-wrap; }}
 
 
 def _last_samples(folder: RunFolder) -> list[dict[str, Any]]:
-    files = sorted(
-        folder.rollouts.glob("step-*.jsonl.zst"), key=lambda path: int(path.name.split(".")[0][5:])
-    )
+    """The first samples of the last step; none, with a warning, where its file is broken."""
+    files = [path for path in paths_of_steps(folder.rollouts, ROLLOUTS).values() if path.is_file()]
     if not files:
         return []
-    text = zstandard.decompress(files[-1].read_bytes()).decode()
-    return [json.loads(line) for line in text.splitlines()[:_SHOWN_SAMPLES]]
+    try:
+        samples = list(islice(read_records(files[-1]), _SHOWN_SAMPLES))
+    except UnreadableFile as error:
+        logger.warning("the report shows no samples: %s", error)
+        return []
+    return [sample for sample in samples if sample.keys() >= _SHOWN]
 
 
 def _sample(sample: dict[str, Any]) -> str:

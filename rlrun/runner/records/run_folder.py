@@ -16,13 +16,14 @@ from typing import Any
 
 import psutil
 
-from rlrun.runner.atomic import write_json, write_text
+from rlrun.runner.atomic import write_bytes, write_json
 from rlrun.runner.errors import RunFolderError
+from rlrun.runner.records.metrics_file import read_lines, split_after, warn_of_broken
 from rlrun.specs.paths import shown_path
+from rlrun.specs.step_names import ROLLOUTS, paths_of_steps
 
 SILENT_SECONDS = 300.0
 """A run on another host that has not said for so long that it is alive is over: its host may be gone."""
-_STEP_FILES = "step-*.jsonl.zst"
 
 
 class RunFolder:
@@ -75,18 +76,18 @@ class RunFolder:
 
     def take_back(self, step: int) -> None:
         """Move what was written after `step` aside, so that the run goes on as if it had stopped there."""
-        lines = self.metrics.read_text().splitlines(keepends=True) if self.metrics.exists() else []
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-        cut = lines[len(kept) :]
-        late = [path for path in self.rollouts.glob(_STEP_FILES) if _step_of(path) > step]
+        lines = read_lines(self.metrics)
+        kept, cut = split_after(lines, step)
+        late = [path for number, path in paths_of_steps(self.rollouts, ROLLOUTS).items() if number > step]
         if not cut and not late:
             return
         aside = self.next_aside()
         (aside / "rollouts").mkdir()
-        write_text(aside / "metrics.jsonl", "".join(cut))
+        warn_of_broken(self.metrics, lines, f"moved to {shown_path(aside)}/metrics.jsonl")
+        write_bytes(aside / "metrics.jsonl", b"".join(line.raw for line in cut))
         for path in late:
             path.rename(aside / "rollouts" / path.name)
-        write_text(self.metrics, "".join(kept))
+        write_bytes(self.metrics, b"".join(line.raw for line in kept))
 
     def set_aside(self, path: Path) -> None:
         """Move something an earlier launch of this run made out of the way of its successor."""
@@ -95,7 +96,9 @@ class RunFolder:
 
     def next_aside(self) -> Path:
         """A new folder for what is superseded."""
-        aside = self.superseded / str(sum(1 for _ in self.superseded.glob("*")) + 1)
+        number = sum(1 for _ in self.superseded.glob("*")) + 1
+        while (aside := self.superseded / str(number)).exists():
+            number += 1
         aside.mkdir(parents=True)
         return aside
 
@@ -170,7 +173,3 @@ def _check_resumable(folder: RunFolder) -> None:
             f"the run {folder.shown} is still running (process {state['pid']} on {state['host']}); "
             f"stop it first: rlrun stop {folder.name}"
         )
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-").split(".")[0])

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from rlrun.plugins.types import Group, Prompt, Row, Sample, Status, VersionSpan
+from rlrun.runner.rollouts.packed_lines import UnreadableFile, read_records, write_lines
 from rlrun.specs.paths import shown_path
+from rlrun.specs.step_names import ROLLOUTS, step_name
 
 INTS, FLOATS = "<i4", "<f4"
 """Arrays of tokens; of log-probs and masks."""
@@ -25,30 +26,29 @@ _SHORTS = "<i2"
 
 
 def rollout_file(folder: Path, step: int) -> Path:
-    """Where the samples of a step lie under a run's `rollouts/`."""
-    return folder / f"step-{step}.jsonl.zst"
+    """Returns where a run's `rollouts/` has the samples of a step."""
+    return folder / step_name(step, ROLLOUTS)
 
 
 def write_samples(path: Path, samples: Iterable[tuple[Group, Sample]], *, whole: bool) -> None:
     """Write samples with their prompts. `whole`: with everything that training on them takes."""
     record = whole_record if whole else readable_record
-    lines = (json.dumps(record(*one), ensure_ascii=False, default=str) + "\n" for one in samples)
-    path.write_bytes(zstandard.compress("".join(lines).encode()))
+    write_lines(path, (json.dumps(record(*one), ensure_ascii=False, default=str) for one in samples))
 
 
 def read_groups(path: Path) -> list[Group]:
     """The groups of a file of whole lines. ValueError where it is none, or was written for people only."""
     try:
-        raw = zstandard.ZstdDecompressor().stream_reader(path.read_bytes()).read()
-        records = [json.loads(line) for line in raw.splitlines()]
-        return groups_of_records(records)
+        return groups_of_records(read_records(path))
+    except UnreadableFile:
+        raise
     except KeyError as error:
         raise ValueError(
             f"{shown_path(path)} has no {error} of its samples: it was written for people to read. Run the "
             "job that made it with debug.save_rollouts = true"
         ) from None
-    except (OSError, zstandard.ZstdError, json.JSONDecodeError) as error:
-        raise ValueError(f"{shown_path(path)} cannot be read: {error}") from None
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ValueError(f"{shown_path(path)} has a sample that cannot be read: {error}") from None
 
 
 def readable_record(group: Group, sample: Sample) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def whole_record(group: Group, sample: Sample) -> dict[str, Any]:
     }
 
 
-def groups_of_records(records: Sequence[Mapping[str, Any]]) -> list[Group]:
+def groups_of_records(records: Iterable[Mapping[str, Any]]) -> list[Group]:
     """The groups of whole records, samples of a prompt side by side. KeyError where one is not whole."""
     groups: list[Group] = []
     for record in records:

@@ -1,0 +1,77 @@
+"""metrics.jsonl: a line for each step, read back by a resume and by the report.
+
+A crash may leave the last line cut short, and a failing disk any line broken. Such a line costs its own step
+only: readers skip it, and a resume moves it to `superseded/`.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlrun.specs.paths import shown_path
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the file."""
+
+    number: int
+    """From 1."""
+    raw: bytes
+    """With its line break, if it has one."""
+    metrics: dict[str, Any] | None
+    """By name, with the `step`; None for a broken line."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the line is broken because its writer was killed."""
+        return self.metrics is None and not self.raw.endswith(b"\n")
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Returns all lines of the file, the broken ones included; none if there is no file."""
+    raw_lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [Line(number, raw, _metrics_of(raw)) for number, raw in enumerate(raw_lines, start=1)]
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Returns the metrics of every step; warns of each broken line, naming it."""
+    lines = read_lines(path)
+    warn_of_broken(path, lines, "skipped")
+    return [line.metrics for line in lines if line.metrics is not None]
+
+
+def split_after(lines: Iterable[Line], step: int) -> tuple[list[Line], list[Line]]:
+    """Returns the lines of steps up to `step`, and the others: later steps and broken lines."""
+    kept: list[Line] = []
+    cut: list[Line] = []
+    for line in lines:
+        (kept if line.metrics is not None and line.metrics["step"] <= step else cut).append(line)
+    return kept, cut
+
+
+def warn_of_broken(path: Path, lines: Sequence[Line], fate: str) -> None:
+    """Names each broken line and what becomes of it, except the last one that a crash cut short."""
+    for line in lines:
+        if line.metrics is None and not line.is_cut:
+            logger.warning("%s:%d holds no step's metrics: %s", shown_path(path), line.number, fate)
+
+
+def _metrics_of(raw: bytes) -> dict[str, Any] | None:
+    """Returns the metrics of a line; None if it holds anything else, or is cut short."""
+    try:
+        metrics = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not raw.endswith(b"\n") or not isinstance(metrics, dict) or type(metrics.get("step")) is not int:
+        return None
+    return metrics if all(_is_number(value) for value in metrics.values()) else None
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

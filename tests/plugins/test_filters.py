@@ -43,6 +43,29 @@ def test_reward_range(params: dict[str, Any], reasons: list[str | None]) -> None
     assert [verdict and verdict.reason for verdict in verdicts] == reasons
 
 
+SUMMED = [0.6 + 0.3 + 0.1, 1 - 0.9, 0.1 + 0.2]
+"""A little below 1, a little below 0.1, a little above 0.3."""
+
+
+def test_what_only_rounding_keeps_from_a_bound_reaches_it() -> None:
+    near = [group([reward] * 2) for reward in SUMMED]
+    bounds = [1.0, 0.1, 0.3]
+    for one, bound in zip(near, bounds, strict=True):
+        assert check_filter("reward_range", {"low": bound, "high": bound}, [one]) == [None]
+        solved = {"solved": bound, "window": 1}
+        assert check_filter("online_difficulty", solved, [one]) == [Drop("always")]
+
+
+@pytest.mark.parametrize(("share", "samples"), [(0.55, 20), (0.57, 100)])
+def test_a_share_of_samples_is_not_missed_by_rounding(share: float, samples: int) -> None:
+    """0.55 * 20 is a little above 11 in floats, 0.57 * 100 a little below 57."""
+    some = group([0.0] * samples)
+    for sample in some.samples[: round(share * samples)]:
+        sample.status, sample.text = Status.TRUNCATED, "again " * 50
+    assert check_filter("truncated", {"max_share": share}, [some]) == [None]
+    assert check_filter("repetition", {"samples": share}, [some]) == [Drop("repetition")]
+
+
 @pytest.mark.parametrize(("max_share", "reasons"), [(0, [None, "truncated"]), (0.5, [None, None])])
 def test_truncated(max_share: float, reasons: list[str | None]) -> None:
     some = group([1, 0])

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from rlrun.plugins.thresholds import reaches
 from rlrun.plugins.types import Drop, Group
 from rlrun.specs.section import Section
 
@@ -54,7 +55,7 @@ class OnlineDifficulty:
         self._visits = {row: deque(visits, maxlen=self.params.window) for row, visits in state.items()}
 
     def _outcome(self, group: Group) -> Outcome:
-        solved = sum(sample.reward >= self.params.solved for sample in group.samples)
+        solved = sum(reaches(sample.reward, self.params.solved) for sample in group.samples)
         if solved == len(group.samples):
             return "always"
         return "sometimes" if solved else "never"

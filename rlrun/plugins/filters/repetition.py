@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rlrun.plugins.rewards.repetition import repeated_share
+from rlrun.plugins.thresholds import reaches
 from rlrun.plugins.types import Drop, Group, Mask
 from rlrun.specs.section import Section
 
@@ -52,4 +53,5 @@ class Repetition:
             return None
         if params.single is not None:
             return (Drop if params.single == "drop" else Mask)("repetition", repeating)
-        return Drop("repetition") if len(repeating) >= params.samples * len(group.samples) else None
+        least = params.samples * len(group.samples)
+        return Drop("repetition") if reaches(len(repeating), least) else None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from rlrun.plugins.thresholds import exceeds
 from rlrun.plugins.types import Drop, Group
 from rlrun.specs.section import Section
 
@@ -45,8 +46,8 @@ class RewardRange:
     def __call__(self, group: Group) -> Drop | None:
         """Reasons: `low`, `high`."""
         mean = float(np.mean([sample.reward for sample in group.samples]))
-        if self.params.low is not None and mean < self.params.low:
+        if self.params.low is not None and exceeds(self.params.low, mean):
             return Drop("low")
-        if self.params.high is not None and mean > self.params.high:
+        if self.params.high is not None and exceeds(mean, self.params.high):
             return Drop("high")
         return None

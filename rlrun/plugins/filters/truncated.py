@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from rlrun.plugins.thresholds import exceeds
 from rlrun.plugins.types import Drop, Group, Status
 from rlrun.specs.section import Section
 
@@ -25,4 +26,5 @@ class Truncated:
     def __call__(self, group: Group) -> Drop | None:
         """Reason: `truncated`."""
         truncated = sum(sample.status is Status.TRUNCATED for sample in group.samples)
-        return Drop("truncated") if truncated > self.params.max_share * len(group.samples) else None
+        most = self.params.max_share * len(group.samples)
+        return Drop("truncated") if exceeds(truncated, most) else None

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from rlrun.plugins.data.reasoning_gym import make_task
 from rlrun.plugins.rewards.extraction import Pattern, last_match
+from rlrun.plugins.thresholds import reaches
 from rlrun.plugins.types import Sample
 from rlrun.specs.section import Section
 
@@ -42,7 +43,7 @@ class ReasoningGym:
             return 0.0
         task = self._task(metadata["task"], metadata["task_params"])
         score = float(task.score_answer(answer, metadata["entry"]))
-        return score if score >= self.params.threshold else 0.0
+        return score if reaches(score, self.params.threshold) else 0.0
 
     def _task(self, name: str, settings: dict[str, Any]) -> Any:
         key = json.dumps([name, settings], sort_keys=True, default=str)

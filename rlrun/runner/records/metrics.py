@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from rlrun.plugins.thresholds import reaches
 from rlrun.plugins.types import Group, Sample, Status
 
 _REPETITION_WINDOW = 10_000
@@ -41,7 +42,9 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 def pass_rates(rewards: Iterable[Sequence[float]], threshold: float = 1.0) -> dict[str, float]:
     """`pass@k` for k = 1, 2, 4 … up to the largest group, each over the groups that have k samples."""
-    groups = [(len(group), sum(reward >= threshold for reward in group)) for group in rewards if len(group)]
+    groups = [
+        (len(group), sum(reaches(reward, threshold) for reward in group)) for group in rewards if len(group)
+    ]
     rates: dict[str, float] = {}
     k = 1
     while estimates := [pass_at_k(samples, passed, k) for samples, passed in groups if samples >= k]:

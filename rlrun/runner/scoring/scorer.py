@@ -8,6 +8,7 @@ the other samples keep their scores.
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -193,7 +194,7 @@ class Scorer:
         if sample.status is Status.FAILED:
             return float("nan")
         weighted = zip(self._specs, self.names, strict=True)
-        return sum(spec.weight * sample.rewards[name] for spec, name in weighted)
+        return math.fsum(spec.weight * sample.rewards[name] for spec, name in weighted)
 
 
 def unique_names(plugins: Sequence[PluginSection]) -> list[str]:

@@ -69,6 +69,10 @@ def test_pass_rates_of_uneven_groups() -> None:
     assert pass_rates([[1, 0], [1, 1, 1, 1], []]) == {"pass@1": 0.75, "pass@2": 1.0, "pass@4": 1.0}
 
 
+def test_a_reward_that_only_rounding_keeps_from_the_threshold_passes() -> None:
+    assert pass_rates([[0.6 + 0.3 + 0.1, 0.5]], threshold=1.0) == {"pass@1": 0.5, "pass@2": 1.0}
+
+
 def test_rollout_metrics() -> None:
     groups = [
         Group(prompt(0), [sample(0, 0, 1.0, 4), sample(0, 1, 0.0, 2, status=Status.TRUNCATED)]),

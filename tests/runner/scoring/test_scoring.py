@@ -215,6 +215,15 @@ async def test_rewards_are_summed_by_weight(moody: RewardSpec) -> None:
     assert not scorer.errors
 
 
+async def test_weights_that_add_up_to_1_make_a_reward_of_1(moody: RewardSpec) -> None:
+    """0.6 + 0.3 + 0.1, added in turn, is a little less."""
+    rewards = [moody.model_copy(update={"weight": weight}) for weight in (0.6, 0.3, 0.1)]
+    samples = samples_of("a")
+    async with scoring(*rewards) as scorer:
+        await scorer.score(samples)
+    assert samples[0].reward == 1.0
+
+
 async def test_many_samples_over_two_processes_keep_their_order(moody: RewardSpec) -> None:
     samples = samples_of(*("x" * (number % 7) for number in range(300)))
     async with scoring(moody, workers=2) as scorer:

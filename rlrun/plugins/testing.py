@@ -63,6 +63,7 @@ def sample(
         reference_log_probs=np.full(count, -1.5, dtype=np.float32),
         teacher_log_probs=np.full(count, -0.5, dtype=np.float32),
         values=np.linspace(0.0, 1.0, count, dtype=np.float32),
+        value_after=1.0,
     )
 
 

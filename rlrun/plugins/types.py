@@ -120,6 +120,8 @@ class Sample:
     """`[R]` of the teacher; None unless `needs.teacher`."""
     values: NDArray[np.float32] | None = None
     """`[R]` what the critic expects from before each token on; None unless `needs.critic`."""
+    value_after: float | None = None
+    """What the critic expects after the last token, had the sample not ended; None unless `needs.critic`."""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)

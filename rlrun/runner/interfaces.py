@@ -117,7 +117,10 @@ class Trainer(Protocol):
     async def values(
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
     ) -> list[NDArray[np.float32]]:
-        """`[R]` values of each sequence by the critic; micro-batches are for its layout."""
+        """`[R + 1]` values of each sequence by the critic: before each token, and after the last.
+
+        Micro-batches are for its layout.
+        """
 
     async def train_critic(
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]

@@ -76,7 +76,10 @@ class TrainerGroup:
     async def values(
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
     ) -> list[NDArray[np.float32]]:
-        """`[R]` values of each sequence by the critic; micro-batches are for its layout."""
+        """`[R + 1]` values of each sequence by the critic: before each token, and after the last.
+
+        Micro-batches are for its layout.
+        """
         shares = self._shares(sequences, micro_batches, self._critic_ranks)
         return await self._pass("values", [(share, micro_batches) for share in shares])
 

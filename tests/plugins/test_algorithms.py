@@ -397,10 +397,10 @@ def test_advantages_are_whitened_where_asked() -> None:
     assert whitened.std(ddof=1) == pytest.approx(1, abs=1e-6)
 
 
-def test_truncation_can_bootstrap_the_value_of_the_last_token() -> None:
+def test_truncation_can_bootstrap_the_value_after_the_last_token() -> None:
     one = group([0.0], lengths=[3])
     one.samples[0].status = Status.TRUNCATED
-    one.samples[0].values = np.array([0.0, 0.0, 0.5], np.float32)
+    one.samples[0].values, one.samples[0].value_after = np.array([0.0, 0.0, 0.25], np.float32), 0.5
     returns = {
         bootstrap: build("algorithms", "ppo", {"bootstrap_truncated": bootstrap}).returns([one])[0].tolist()
         for bootstrap in (False, True)

@@ -196,7 +196,7 @@ class Trainer:
         self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
     ) -> list[np.ndarray]:
         self.events.append("values")
-        return [np.full(len(one.loss_mask), 0.5, np.float32) for one in sequences]
+        return [np.append(np.full(len(one.loss_mask), 0.5), 0.75).astype(np.float32) for one in sequences]
 
     async def train_critic(
         self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]

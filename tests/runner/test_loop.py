@@ -162,7 +162,7 @@ async def test_samples_carry_what_the_advantages_need(tmp_path: Path) -> None:
         np.testing.assert_array_equal(sample.policy_log_probs, sample.log_probs)
         np.testing.assert_array_equal(sample.reference_log_probs, sample.log_probs)
         np.testing.assert_array_equal(sample.teacher_log_probs, sample.log_probs - 1)
-        assert sample.values.tolist() == [0.5]
+        assert (sample.values.tolist(), sample.value_after) == ([0.5], 0.75)
     for sequence in one.trainer.trained[0]:
         assert sequence.values.tolist() == [0.5]
         assert sequence.returns.tolist() == [float(sequence.tokens[-1])]

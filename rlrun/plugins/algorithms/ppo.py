@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from rlrun.plugins.algorithms.advantages import is_compared
+from rlrun.plugins.algorithms.advantages import reward_at_end
 from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
-from rlrun.plugins.algorithms.shaping import penalty, shaped
+from rlrun.plugins.algorithms.shaping import penalty, shaped, trained
 from rlrun.plugins.algorithms.value_loss import clipped_value_loss, generalised_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs, Sample, Status, ValueInputs
 
@@ -24,11 +24,11 @@ class PPOParams(PenalisedParams):
     """The clipped loss's parameters, and how advantages and returns come from the critic's values."""
 
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount for each token between a token and its reward."""
+    """Discount for each trained token between a token and its reward."""
     lambd: float = Field(default=1.0, ge=0, le=1)
     """Weight of the rewards that came (1) against the values expected (0)."""
     bootstrap_truncated: bool = False
-    """A truncated sample goes on to be worth what the critic says of its last token; false: nothing."""
+    """A truncated sample is worth what the critic expects after its last token; false: nothing more comes."""
     value_clip: float = Field(default=0.2, gt=0)
     """A value counts no further from the one before the update."""
 
@@ -68,15 +68,29 @@ class PPO:
         return LossOutputs(loss, {"value_loss": loss.detach(), "value_clip_frac": clipped})
 
     def _advantages(self, sample: Sample) -> NDArray[np.float64]:
-        """The reward comes with the last token, the penalty with each."""
-        values = _values(sample)
-        if not len(values) or not is_compared(sample):
-            return np.zeros(len(values))
-        rewards = -penalty(self.params.kl, sample)
-        rewards[-1] += sample.reward
-        goes_on = self.params.bootstrap_truncated and sample.status is Status.TRUNCATED
-        after = float(values[-1]) if goes_on else 0.0
-        return generalised_advantages(rewards, values, self.params.gamma, self.params.lambd, after)
+        """The reward comes with the last trained token, the penalty with each.
+
+        Time passes with trained tokens only: the critic is not fitted to its values of a tool's answer. Other
+        tokens carry the advantage of the trained one that follows.
+        """
+        mask = trained(sample)
+        places = np.flatnonzero(mask)
+        if not len(places):
+            return np.zeros(len(mask))
+        rewards = (reward_at_end(sample.reward, mask) - penalty(self.params.kl, sample))[places]
+        values = _values(sample)[places]
+        advantages = generalised_advantages(
+            rewards, values, self.params.gamma, self.params.lambd, self._value_after(sample)
+        )
+        following = np.searchsorted(places, np.arange(len(mask)))
+        return np.append(advantages, 0.0)[following]
+
+    def _value_after(self, sample: Sample) -> float:
+        """What is expected where a sample ends: nothing, unless only the token budget ended it."""
+        if not (self.params.bootstrap_truncated and sample.status is Status.TRUNCATED):
+            return 0.0
+        assert sample.value_after is not None, "needs.critic"
+        return sample.value_after
 
 
 def _values(sample: Sample) -> NDArray[np.float64]:

@@ -25,7 +25,7 @@ class ReinforcePlusPlusParams(PenalisedParams):
     normalize_advantages: Literal[True] = True
     """Zero mean and unit variance over all trained tokens of the step: part of the algorithm."""
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount for each token between a token and the end of the response."""
+    """Discount for each trained token between a token and the end of the response."""
 
 
 class ReinforcePlusPlus:
@@ -44,10 +44,16 @@ class ReinforcePlusPlus:
         return shaped(self.params, groups, returns)
 
     def _returns(self, sample: Sample) -> NDArray[np.float64]:
-        """Discounted sums of the reward, on the last trained token, and of the penalties of trained ones."""
+        """Discounted sums of the reward, on the last trained token, and of the penalties of trained ones.
+
+        From one trained token to the next is one discount, however long a tool's answer between them is.
+        """
         mask = trained(sample)
         rewards = reward_at_end(sample.reward, mask) - penalty(self.params.kl, sample) * mask
-        return discounted_sums(rewards, self.params.gamma)
+        returns = discounted_sums(rewards, self.params.gamma)
+        places = np.flatnonzero(mask)
+        returns[places] = discounted_sums(rewards[places], self.params.gamma)
+        return returns
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Clipped loss of each token's ratio."""

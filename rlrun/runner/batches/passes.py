@@ -14,6 +14,7 @@ from rlrun.plugins.types import Group
 from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.batches.sequences import (
     note,
+    note_values,
     with_advantages,
     with_old_log_probs,
     with_reference,
@@ -68,7 +69,7 @@ class Passes:
             with clock.part("values"):
                 batches = all_micro_batches(self.pack_critic(sequences))
                 values = await self.trainer.values(sequences, batches)
-            note(groups, "values", values)
+            note_values(groups, values)
             sequences = with_values(sequences, values)
         return with_advantages(sequences, groups, self.algorithm)
 

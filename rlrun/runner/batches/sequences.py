@@ -48,8 +48,8 @@ def with_reference(sequences: Sequence[TrainSequence], log_probs: Sequence[Array
 
 
 def with_values(sequences: Sequence[TrainSequence], values: Sequence[Array]) -> list[TrainSequence]:
-    """The same sequences with the critic's values from before the update."""
-    return [replace(one, values=found) for one, found in zip(sequences, values, strict=True)]
+    """The same sequences with the critic's values `[R + 1]` from before the update, less the last."""
+    return [replace(one, values=found[:-1]) for one, found in zip(sequences, values, strict=True)]
 
 
 def note(groups: Sequence[Group], name: str, arrays: Sequence[Array] | None) -> None:
@@ -61,6 +61,13 @@ def note(groups: Sequence[Group], name: str, arrays: Sequence[Array] | None) -> 
     said = [sample.log_probs for sample in samples] if arrays is None else arrays
     for sample, array in zip(samples, said, strict=True):
         setattr(sample, name, array)
+
+
+def note_values(groups: Sequence[Group], values: Sequence[Array]) -> None:
+    """Put the critic's values `[R + 1]` of each sequence on its sample, for the advantages."""
+    samples = [sample for group in groups for sample in group.samples]
+    for sample, found in zip(samples, values, strict=True):
+        sample.values, sample.value_after = found[:-1], float(found[-1])
 
 
 def _sequence(sample: Sample, width: int) -> TrainSequence:

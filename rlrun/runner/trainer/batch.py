@@ -66,8 +66,11 @@ def make_pack(
     *,
     size: int = 0,
     part: ContextPart = WHOLE,
+    ends: bool = False,
 ) -> Pack:
     """Pack sequences, and take this rank's part.
+
+    With `ends` a response has one row more: the position of its last token, whose target means nothing.
 
     The number of tokens is filled up to a multiple of `multiple`, and to at least `size`, with documents of
     their own. A pack without sequences has at least one of them: ranks that have nothing to do keep pace.
@@ -77,7 +80,7 @@ def make_pack(
     total = packed_size(lengths, multiple, size)
     starts = np.cumsum([0, *lengths[:-1]]) if lengths else np.zeros(0, np.int64)
     rows = [np.zeros(0, np.int64)] + [
-        np.arange(start + prompt - 1, start + length - 1)
+        np.arange(start + prompt - 1, start + length - 1 + ends)
         for start, prompt, length in zip(starts, prompts, lengths, strict=True)
     ]
     filling = total - sum(lengths)
@@ -124,7 +127,7 @@ def _take(  # noqa: PLR0917
         return torch.from_numpy(array).to(device)
 
     documents: Documents | CutDocuments = Documents.of(lengths, device)
-    targets, found = tokens[rows + 1], None
+    targets, found = np.append(tokens, 0)[rows + 1], None
     if part.size > 1:
         mine = part.tokens(len(tokens))
         place = np.full(len(tokens), -1)

@@ -74,7 +74,7 @@ class Critic:
         self._total, self._step = setup.optimizer_steps, 0
 
     def values(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
-        """`[R]` values of this data rank's sequences by index: what is expected from before each token on.
+        """`[R + 1]` values of this data rank's sequences by index: before each token, and after the last.
 
         From one rank of those that share the data.
         """
@@ -126,7 +126,9 @@ class Critic:
     def _accumulate(self, sequences: Sequence[TrainSequence], scales: Sequence[float], meter: Meter) -> None:
         """Forward and backward of one micro-batch."""
         batch = make_loss_batch(sequences, scales, False, self._device)
-        values, _ = self._model(self._model.pack(sequences))
+        pack = self._model.pack(sequences)
+        values, _ = self._model(pack)
+        values = torch.cat([values[:0], *(part[:-1] for part in values.split(pack.response_lengths))])
         old, returns = (self._joined(sequences, name) for name in ("values", "returns"))
         outputs = self._algorithm.value_loss(ValueInputs(values, old, returns, batch.mask))
         loss = (outputs.loss * batch.weights).sum()
@@ -157,7 +159,7 @@ def _policy(
         router_dtype=spec.trainer.moe.router_dtype,
         compiled=spec.trainer.compile,
     )
-    return Policy(decoders, model, dims, PolicySettings(1.0, 1, layout, device, dtype))
+    return Policy(decoders, model, dims, PolicySettings(1.0, 1, layout, device, dtype, ends=True))
 
 
 def _start(tensor: HfTensor, model: Architecture, read: Callable[[HfTensor], torch.Tensor]) -> torch.Tensor:

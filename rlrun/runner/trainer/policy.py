@@ -44,6 +44,8 @@ class PolicySettings:
     """Of hidden states."""
     routed: bool = False
     """Routers are told of their tokens: where to send them, if sequences say so, and which ones count."""
+    ends: bool = False
+    """The head also tells what it makes of each sequence's last token: R + 1 numbers for a response of R."""
 
 
 class Policy:
@@ -127,7 +129,8 @@ class Policy:
 
     def pack(self, sequences: Sequence[TrainSequence], size: int = 0) -> Pack:
         """This rank's part of a micro-batch, filled up to at least `size` tokens."""
-        return make_pack(sequences, self.multiple, self.device, size=size, part=self._part)
+        ends = self._settings.ends
+        return make_pack(sequences, self.multiple, self.device, size=size, part=self._part, ends=ends)
 
     def inputs(self, pack: Pack, entropy_grad: bool, *, note: bool = False) -> DecoderInputs:
         """What the decoder needs of a pack beside its tokens; `note`: routers tell what they chose."""

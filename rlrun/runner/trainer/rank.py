@@ -92,7 +92,7 @@ class TrainerRank:
         return self._teacher.log_probs(sequences, micro_batches)
 
     def values(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
-        """`[R]` values by the critic; micro-batches are for its layout."""
+        """`[R + 1]` values by the critic; micro-batches are for its layout."""
         assert self._critic is not None, "the algorithm's needs do not name a critic"
         return self._critic.values(sequences, micro_batches)
 

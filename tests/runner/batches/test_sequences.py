@@ -13,8 +13,9 @@ def test_a_sample_without_a_response_counts_among_the_step_s() -> None:
     masks, executions = [one.loss_mask for one in sequences], [one.execution for one in sequences]
     assert token_scales(masks, executions, "per_sample_mean", 8)[0] == 1 / (2 * 2)
     assert token_scales(masks, executions, "dr_grpo", 8)[0] == 1 / (2 * 8)
-    note(groups, "values", [np.ones(2, np.float32), np.zeros(0, np.float32)])
-    assert [len(one.values) for one in groups[0].samples if one.values is not None] == [2, 0]
+    note(groups, "teacher_log_probs", [np.ones(2, np.float32), np.zeros(0, np.float32)])
+    said = [one.teacher_log_probs for one in groups[0].samples]
+    assert [len(array) for array in said if array is not None] == [2, 0]
 
 
 def test_what_no_engine_has_routed_the_router_decides() -> None:

@@ -50,7 +50,9 @@ def start(folder):
 
 def with_returns(sequences, values, returns=1.0):
     return [
-        dataclasses.replace(one, values=values[i], returns=np.full(len(values[i]), returns, np.float32))
+        dataclasses.replace(
+            one, values=values[i][:-1], returns=np.full(len(one.loss_mask), returns, np.float32)
+        )
         for i, one in enumerate(sequences)
     ]
 
@@ -61,7 +63,7 @@ def test_a_fresh_critic_expects_nothing_and_learns_what_comes(start):
     steps = plan(sequences, spec)
     values = rank.values(sequences, all_micro_batches(steps))
     assert all(
-        not values[i].any() and len(values[i]) == len(one.loss_mask) for i, one in enumerate(sequences)
+        not values[i].any() and len(values[i]) == len(one.loss_mask) + 1 for i, one in enumerate(sequences)
     )
     losses = []
     for _ in range(12):
@@ -90,9 +92,9 @@ def test_the_critic_s_gradient_is_that_of_plain_torch(start, folder):
     for i, one in enumerate(known):
         tokens = torch.from_numpy(one.tokens.astype(np.int64))
         hidden = model.model(input_ids=tokens[None]).last_hidden_state[0]
-        theirs = (hidden @ weight.T)[one.prompt_length - 1 : -1, 0]
+        theirs = (hidden @ weight.T)[one.prompt_length - 1 :, 0]
         np.testing.assert_allclose(values[i], theirs.detach().numpy(), atol=1e-4)
-        squares = (theirs - 0.5) ** 2
+        squares = (theirs[:-1] - 0.5) ** 2
         (step.scale[i] * (squares * torch.from_numpy(one.loss_mask)).sum()).backward()
     model.lm_head.weight.grad = None
     norm = torch.nn.utils.clip_grad_norm_([*model.model.parameters(), weight], spec.critic.max_grad_norm)

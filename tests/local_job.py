@@ -24,6 +24,7 @@ from rlrun.runner.loop import run
 from rlrun.runner.model_files import fetch_files, fetch_model
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.prompts.inputs import read_inputs
+from rlrun.runner.stopping import StopRequest
 from rlrun.runner.trainer_group import TrainerGroup
 from rlrun.runner.wiring import make_job
 from rlrun.specs.job import Spec
@@ -147,7 +148,7 @@ async def _run(
     )
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(folder / "checkpoints", spec.checkpoint.keep)
-    job = make_job(spec, model, parts, journal, checkpoints)  # type: ignore[arg-type]
+    job = make_job(spec, model, parts, journal, checkpoints, stop=StopRequest())  # type: ignore[arg-type]
     progress = Progress()
     if (newest := checkpoints.newest()) is not None:
         driver = read_driver(newest)

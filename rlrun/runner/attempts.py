@@ -23,6 +23,7 @@ from rlrun.runner.records.journal import Journal
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.rollouts.rollout_only import generate
 from rlrun.runner.starting_point import begin, go_on
+from rlrun.runner.stopping import StopRequest
 from rlrun.runner.wiring import make_job, make_rollout_job
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
@@ -47,6 +48,7 @@ class Attempts:
         *,
         journal: Journal,
         say: Callable[[str], None],
+        stop: StopRequest,
     ) -> None:
         """`say` tells the user."""
         self._loaded = loaded
@@ -55,6 +57,7 @@ class Attempts:
         self._folder = folder
         self._journal = journal
         self._say = say
+        self._stop = stop
         self._beginning = parts.inputs.stream.state()
         self._left = loaded.spec.fault_tolerance.trainer_restarts
         self._pause = 0.0
@@ -63,7 +66,10 @@ class Attempts:
         self._progress = Progress()
 
     async def run(self, *, resume: bool) -> None:
-        """Return when the run is done. The failure that ended it where no restart is left, or none helps."""
+        """Return when the run is done, or was asked to stop and has saved.
+
+        Raises the failure that ended it where no restart is left, or none helps.
+        """
         failure: ProcessFailure | None = None
         while True:
             try:
@@ -80,7 +86,7 @@ class Attempts:
         checkpoints = Checkpoints(
             self._folder.checkpoints, spec.checkpoint.keep, asynchronous=spec.checkpoint.asynchronous
         )
-        job = make_job(spec, self._model, self._parts, self._journal, checkpoints)
+        job = make_job(spec, self._model, self._parts, self._journal, checkpoints, stop=self._stop)
         try:
             await run_watched(self._train(job, resume=resume), ranks.watch(), ranks.diagnose)
         finally:
@@ -101,7 +107,7 @@ class Attempts:
             self._say(f"the trainer is back after {seconds:.1f} s and goes on from step {first}")
         await run(job, self._progress)
         await self._journal.flush()
-        if self._loaded.spec.checkpoint.export_hf:
+        if self._loaded.spec.checkpoint.export_hf and not self._stop.asked:
             self._journal.doing("exporting")
             if job.turns is not None:
                 await job.turns.to_trainer()
@@ -110,7 +116,7 @@ class Attempts:
     def _bearable(self, failure: ProcessFailure) -> ProcessFailure:
         """The failure, where the trainer is to be started again; it is raised where not."""
         budget = self._loaded.spec.fault_tolerance.trainer_restarts
-        if not failure.may_pass or not budget:
+        if not failure.may_pass or not budget or self._stop.asked:
             raise failure
         if not self._left:
             spent = f"{failure}; no restart is left (fault_tolerance.trainer_restarts = {budget})"
@@ -139,10 +145,11 @@ class Attempts:
 
 
 async def roll_out_alone(
-    spec: Spec, parts: Parts, folder: RunFolder, journal: Journal, *, resume: bool
+    spec: Spec, parts: Parts, folder: RunFolder, journal: Journal, *, stop: StopRequest, resume: bool
 ) -> None:
-    """A run without a trainer, from its start or its last checkpoint to its end."""
-    job = make_rollout_job(spec, parts, journal, Checkpoints(folder.checkpoints, spec.checkpoint.keep))
+    """A run without a trainer, from its start or its last checkpoint on."""
+    checkpoints = Checkpoints(folder.checkpoints, spec.checkpoint.keep)
+    job = make_rollout_job(spec, parts, journal, checkpoints, stop=stop)
     try:
         progress = await go_on(folder, job.checkpoints, job.source, None) if resume else None
         progress = progress or Progress()

@@ -133,6 +133,12 @@ def trainer_folder(checkpoint: Path) -> Path:
     return checkpoint / TRAINER
 
 
+def newest_step(folder: Path) -> int | None:
+    """Step of the newest complete checkpoint; None where there is none."""
+    newest = Checkpoints(folder, keep=1).newest()
+    return None if newest is None else int(newest.name.removeprefix("step-"))
+
+
 def read_driver(checkpoint: Path) -> dict[str, Any]:
     """The driver's part of a checkpoint."""
     state: dict[str, Any] = json.loads((checkpoint / DRIVER).read_text())

@@ -1,7 +1,7 @@
 """What a run is made of, as the loop sees it, and how far it is."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ from rlrun.runner.batches.passes import Pack
 from rlrun.runner.interfaces import Advantages, FrozenModel, Trainer, UpdatedEngines
 from rlrun.runner.records.gpus import Gpus
 from rlrun.runner.rollouts.rollout import Batch
+from rlrun.runner.stopping import StopRequest
 from rlrun.runner.turns import Turns
 
 
@@ -21,6 +22,9 @@ class BatchSource(Protocol):
 
     def state(self) -> dict[str, Any]:
         """The place in the data after the batches so far, as JSON values."""
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The state as it is now, to be read later or never: cheap to take after every step."""
 
     async def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved place."""
@@ -55,6 +59,9 @@ class Journal(Protocol):
     def step(self, step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
         """Metrics of a finished step and the groups it trained on."""
 
+    def samples(self, step: int, groups: Sequence[Group]) -> None:
+        """The groups of a step whose metrics are not complete yet."""
+
     def doing(self, what: str) -> None:
         """What the job is busy with now."""
 
@@ -74,6 +81,15 @@ class Progress:
     """Time spent in steps, over all launches of this run."""
     generated_tokens: int = 0
     trained_tokens: int = 0
+    unevaluated: dict[str, float] | None = None
+    """Metrics of the last step where its evaluation is still to be made; None: all is done."""
+    place: Callable[[], dict[str, Any]] = field(default=dict, compare=False)
+    """State of the source after the last finished step."""
+
+    def saved(self) -> dict[str, Any]:
+        """The driver's part of a checkpoint, as JSON values."""
+        counts = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "place"}
+        return {"progress": counts, "data": self.place()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,5 +127,7 @@ class Job:
     """Bytes by role."""
     gpus: Gpus | None = None
     """What speeds are measured against; None on CPUs."""
+    stop: StopRequest = field(default_factory=StopRequest)
+    """Whether the run was asked to stop."""
     turns: Turns | None = None
     """Where trainer and engines share devices, and one sleeps while the other works."""

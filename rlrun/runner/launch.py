@@ -1,15 +1,14 @@
 """A launch from spec to exit code: the run folder, the parts, the loop, the end.
 
 claim folder ─▶ read inputs ∥ start Ray ∥ start rewards ─▶ start ranks ∥ engines ─▶ attempts ─▶ report
-                          any failure, Ctrl-C or SIGTERM ─▶ end every process ─▶ state.json, exit code
+                 Ctrl-C, SIGTERM, SIGHUP ─▶ the loop saves ─┐
+                                                any failure ┴▶ end every process ─▶ state.json, exit code
 """
 
 import asyncio
 import json
 import logging
-import os
 import resource
-import signal
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,9 @@ from rlrun.runner.assembly import start_parts
 from rlrun.runner.atomic import write_json, write_text
 from rlrun.runner.attempts import Attempts, roll_out_alone
 from rlrun.runner.background import in_background, to_its_end
+from rlrun.runner.checkpoint import newest_step
 from rlrun.runner.cluster.failures import run_watched
-from rlrun.runner.cluster.processes import clean_up_after, end_now
+from rlrun.runner.cluster.processes import clean_up_after
 from rlrun.runner.errors import JobError
 from rlrun.runner.model_files import fetch_model
 from rlrun.runner.records.console import Console
@@ -30,11 +30,13 @@ from rlrun.runner.records.lock import check_same_run, lock
 from rlrun.runner.records.report import write_report
 from rlrun.runner.records.run_folder import RunFolder, claim
 from rlrun.runner.scoring.scorer import unique_names
+from rlrun.runner.signals import INTERRUPTED, stop_on_signals
+from rlrun.runner.stopping import StopRequest, outcome
 from rlrun.runner.watching import diagnose_engines, watch_engines
 from rlrun.specs.loading import LoadedSpec
 from rlrun.specs.paths import shown_path
 
-DONE, FAILED, INTERRUPTED = 0, 3, 130
+DONE, FAILED = 0, 3
 DRIVER_LOG = "driver.log"
 
 logger = logging.getLogger(__name__)
@@ -68,15 +70,19 @@ async def _supervise(loaded: LoadedSpec, folder: RunFolder, console: Console, *,
         [(name, build("trackers", one.type, one.params)) for name, one in trackers],
         whole=loaded.spec.debug.keeps_rollouts,
     )
-    task = asyncio.create_task(_run(loaded, folder, console, journal, resume=resume))
-    _stop_on_signals(task, console)
+    stop = StopRequest()
+    task = asyncio.create_task(_run(loaded, folder, console, journal, stop=stop, resume=resume))
+    stop_on_signals(task, stop, console.say, loaded.spec.checkpoint.stop_timeout)
     code, status, error = DONE, "done", None
     try:
         await task
+        if stop.asked:
+            code, status = INTERRUPTED, "interrupted"
     except asyncio.CancelledError:
-        code, status, error = INTERRUPTED, "interrupted", None
+        code, status = INTERRUPTED, "interrupted"
     except Exception as failure:
-        code, status, error = FAILED, "failed", _explain(failure, folder, console)
+        error = _explain(failure, folder, console)
+        code, status = (INTERRUPTED, "interrupted") if stop.asked else (FAILED, "failed")
     finally:
         console.close()
         journal.close(status, error)
@@ -85,7 +91,13 @@ async def _supervise(loaded: LoadedSpec, folder: RunFolder, console: Console, *,
 
 
 async def _run(
-    loaded: LoadedSpec, folder: RunFolder, console: Console, journal: Journal, *, resume: bool
+    loaded: LoadedSpec,
+    folder: RunFolder,
+    console: Console,
+    journal: Journal,
+    *,
+    stop: StopRequest,
+    resume: bool,
 ) -> None:
     spec, stack = loaded.spec, AsyncExitStack()
     try:
@@ -101,9 +113,10 @@ async def _run(
             journal.note(parts.cluster.traces)
 
         if spec.debug.mode == "rollout":
-            work = roll_out_alone(spec, parts, folder, journal, resume=resume)
+            work = roll_out_alone(spec, parts, folder, journal, stop=stop, resume=resume)
         else:
-            work = Attempts(loaded, model, parts, folder, journal=journal, say=say).run(resume=resume)
+            attempts = Attempts(loaded, model, parts, folder, journal=journal, say=say, stop=stop)
+            work = attempts.run(resume=resume)
         await run_watched(
             work,
             watch_engines(spec, parts, say),
@@ -134,23 +147,6 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _stop_on_signals(task: asyncio.Task[None], console: Console) -> None:
-    """The first SIGINT or SIGTERM stops the job cleanly, the second at once."""
-    asked = False
-
-    def stop() -> None:
-        nonlocal asked
-        if asked:
-            end_now()
-            os._exit(INTERRUPTED)
-        asked = True
-        console.say("stopping; once more to stop at once")
-        task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-
-
 def _explain(failure: Exception, folder: RunFolder, console: Console) -> str:
     """Say what failed; what nobody foresaw leaves its trace in the driver's log."""
     logger.info("the job failed", exc_info=failure)
@@ -173,8 +169,9 @@ def _conclude(folder: RunFolder, console: Console, status: str) -> None:
             console.show(curve)
     except OSError as error:
         console.say(f"the report could not be written: {error}")
-    further = "" if status == "done" else "; launch with --resume goes on"
-    console.say(f"{folder.name}: {status}; see {folder.shown}{further}")
+    console.say(f"{folder.name}: {status}; see {folder.shown}")
+    if status != "done":
+        console.say(outcome(folder.read_state()["step"], newest_step(folder.checkpoints)))
 
 
 def _log_to(folder: RunFolder, console: Console) -> list[logging.Handler]:

@@ -8,12 +8,12 @@
     └──────▲───────────┘                                                                        │
            └──────────────── 9 metrics, evaluation, checkpoint ◀────────────────────────────────┘
 
-Where there is no rollout (SFT) the source reads demonstrations; nothing else differs.
+Where there is no rollout (SFT) the source reads demonstrations; nothing else differs. A run that is asked to
+stop gives up 1 to 6, but finishes 7 once it has begun (rlrun.runner.stopping).
 """
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from rlrun.runner.batches.passes import Passes
 from rlrun.runner.batches.sequences import to_sequences
@@ -23,23 +23,70 @@ from rlrun.runner.job import Evaluation, Job, Progress
 from rlrun.runner.records.metrics import is_due
 from rlrun.runner.records.performance import StepUsage, memory_metrics, train_metrics
 from rlrun.runner.rollouts.rollout import Batch
+from rlrun.runner.stopping import Stopped
 
 
 async def run(job: Job, progress: Progress) -> None:
-    """Run the job from where `progress` says to its end. A finished job does nothing."""
-    if progress.step >= job.steps:
+    """Run the job from where `progress` says to its end. A finished job does nothing.
+
+    A job that is asked to stop saves its last finished step, and returns.
+    """
+    if progress.step >= job.steps and progress.unevaluated is None:
         return
-    await push_weights(job, progress.version)  # engines and trainer start out equal, whatever was loaded
-    if progress.step == 0 and job.eval_before_training and job.evaluation:
-        job.journal.step(0, await evaluate(job), [])
-    while progress.step < job.steps:
-        await take_step(job, progress)
-    await job.checkpoints.settle()
+    progress.place = job.source.snapshot()
+    with job.stop.listening():
+        try:
+            await begin(job, progress)
+            while progress.step < job.steps:
+                await take_step(job, progress)
+                job.stop.check()
+        except Stopped:
+            if progress.step:
+                await save(job, progress)
+        await job.checkpoints.settle()
+
+
+async def begin(job: Job, progress: Progress) -> None:
+    """Give engines and trainer equal weights, and make the evaluation that comes before the first step."""
+    await push_weights(job, progress.version)
+    if progress.unevaluated is not None:
+        evaluation = await evaluate(job, progress) if job.evaluation else {}
+        metrics = progress.unevaluated | evaluation
+        job.journal.step(progress.step, metrics, [])
+        progress.unevaluated = None
+    elif progress.step == 0 and job.eval_before_training and job.evaluation:
+        job.journal.step(0, await evaluate(job, progress), [])
 
 
 async def take_step(job: Job, progress: Progress) -> None:
     """One step of the data flow."""
-    clock = StepClock()
+    clock, step = StepClock(), progress.step + 1
+    batch, sequences, steps = await job.stop.unless_asked(prepare(job, progress, clock), "preparing", step)
+    with clock.part("train"):
+        training = asyncio.create_task(update(job, progress.step, sequences, steps))  # 7
+        await asyncio.sleep(0)  # the trainer begins, and has the driver's time meanwhile
+        metrics = batch.measure()
+        updates = await training
+    progress.version += 1
+    with clock.part("weight_sync"):
+        sync_bytes = 0 if job.stop.asked else await push_weights(job, progress.version)  # 8
+    progress.step, progress.place = step, job.source.snapshot()
+    usage = StepUsage.of(clock, job.trainer.seconds_used(), batch, sequences, sync_bytes, job.gpus)
+    progress.seconds += usage.step_seconds
+    progress.generated_tokens += usage.generated_tokens
+    progress.trained_tokens += usage.trained_tokens
+    await conclude(
+        job,
+        progress,
+        batch,
+        metrics | updates | usage.metrics() | memory_metrics(job.peak_memory()),
+    )  # 9
+
+
+async def prepare(
+    job: Job, progress: Progress, clock: StepClock
+) -> tuple[Batch, list[TrainSequence], list[TrainStep]]:
+    """Everything of a step that leaves the trainer as it is: what it will train on."""
     job.journal.doing("rollout")
     with clock.part("rollout"):
         batch = await job.source.next(progress.version)  # 1-4
@@ -58,26 +105,7 @@ async def take_step(job: Job, progress: Progress) -> None:
         teacher=job.teacher,
         reference=job.reference,
     )
-    sequences = await passes.run(clock, batch.groups, sequences, steps)  # 6
-    with clock.part("train"):
-        training = asyncio.create_task(update(job, progress.step, sequences, steps))  # 7
-        await asyncio.sleep(0)  # the trainer begins, and has the driver's time meanwhile
-        metrics = batch.measure()
-        updates = await training
-    progress.version += 1
-    with clock.part("weight_sync"):
-        sync_bytes = await push_weights(job, progress.version)  # 8
-    progress.step += 1
-    usage = StepUsage.of(clock, job.trainer.seconds_used(), batch, sequences, sync_bytes, job.gpus)
-    progress.seconds += usage.step_seconds
-    progress.generated_tokens += usage.generated_tokens
-    progress.trained_tokens += usage.trained_tokens
-    await conclude(
-        job,
-        progress,
-        batch,
-        metrics | updates | usage.metrics() | memory_metrics(job.peak_memory()),
-    )  # 9
+    return batch, await passes.run(clock, batch.groups, sequences, steps), steps  # 6
 
 
 async def update(
@@ -114,24 +142,34 @@ async def conclude(job: Job, progress: Progress, batch: Batch, metrics: dict[str
     """Evaluation, metrics, checkpoint: in this order, so that what a checkpoint continues is all there."""
     last = progress.step == job.steps
     if job.evaluation and (last or is_due(progress.step - 1, job.eval_interval)):
-        metrics |= await evaluate(job)
+        progress.unevaluated = metrics
+        try:
+            metrics |= await evaluate(job, progress)
+        except Stopped:
+            job.journal.samples(progress.step, batch.groups)
+            raise
+        progress.unevaluated = None
     job.journal.step(progress.step, metrics, batch.groups)
     if last or is_due(progress.step - 1, job.checkpoint_interval):
-        job.journal.doing("saving")
-        await job.journal.flush()
-        driver = {"progress": asdict(progress), "data": job.source.state()}
-        if job.turns is not None:
-            await job.turns.to_trainer()
-        await job.checkpoints.save(job.trainer, progress.step, driver)
-        if job.turns is not None and not last:
+        await save(job, progress)
+        if job.turns is not None and not last and not job.stop.asked:
             await push_weights(job, progress.version)  # engines lost theirs when they slept
 
 
-async def evaluate(job: Job) -> dict[str, float]:
-    """Evaluate the weights that the engines serve."""
+async def save(job: Job, progress: Progress) -> None:
+    """Write a checkpoint of the last finished step, where there is none yet."""
+    job.journal.doing("saving")
+    await job.journal.flush()
+    if job.turns is not None:
+        await job.turns.to_trainer()
+    await job.checkpoints.save(job.trainer, progress.step, progress.saved())
+
+
+async def evaluate(job: Job, progress: Progress) -> dict[str, float]:
+    """Evaluate the weights that the engines serve. Stopped where the run is asked to stop meanwhile."""
     assert job.evaluation is not None
     job.journal.doing("evaluation")
-    return await measured_evaluation(job.evaluation)
+    return await job.stop.unless_asked(measured_evaluation(job.evaluation), "evaluating", progress.step)
 
 
 async def measured_evaluation(evaluation: Evaluation) -> dict[str, float]:

@@ -25,7 +25,7 @@ async def go_on(
         return None
     driver = read_driver(newest)
     progress = Progress(**driver["progress"])
-    folder.take_back(progress.step)
+    folder.take_back(progress.step, evaluated=progress.unevaluated is None)
     if trainer is not None:
         await trainer.load(trainer_folder(newest))
     await source.restore(driver["data"])

@@ -22,13 +22,22 @@ from rlrun.runner.rollouts.evaluate import Evaluator
 from rlrun.runner.rollouts.overlap import OverlappedSource
 from rlrun.runner.rollouts.rollout_only import RolloutJob
 from rlrun.runner.rollouts.sources import demonstration_source, policy_source
+from rlrun.runner.stopping import StopRequest
 from rlrun.runner.turns import Turns
 from rlrun.specs.companions import ReferenceSpec, TeacherSpec
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
 
 
-def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, checkpoints: Checkpoints) -> Job:
+def make_job(
+    spec: Spec,
+    model: ModelFiles,
+    parts: Parts,
+    journal: Journal,
+    checkpoints: Checkpoints,
+    *,
+    stop: StopRequest,
+) -> Job:
     """The loop's view of the parts."""
     assert parts.trainer is not None, "a job that generates alone is made by make_rollout_job"
     policy = _policy(spec, parts)
@@ -65,11 +74,14 @@ def make_job(spec: Spec, model: ModelFiles, parts: Parts, journal: Journal, chec
         checkpoint_interval=spec.checkpoint.interval,
         peak_memory=parts.cluster.peak_memory,
         gpus=_gpus(spec, parts.plan, model),
+        stop=stop,
         turns=_turns(spec, parts),
     )
 
 
-def make_rollout_job(spec: Spec, parts: Parts, journal: Journal, checkpoints: Checkpoints) -> RolloutJob:
+def make_rollout_job(
+    spec: Spec, parts: Parts, journal: Journal, checkpoints: Checkpoints, *, stop: StopRequest
+) -> RolloutJob:
     """The view of the parts of a job that generates alone."""
     policy = _policy(spec, parts)
     return RolloutJob(
@@ -79,6 +91,7 @@ def make_rollout_job(spec: Spec, parts: Parts, journal: Journal, checkpoints: Ch
         checkpoints,
         _evaluation(spec, parts, policy) if spec.eval.before_training else None,
         spec.checkpoint.interval,
+        stop,
     )
 
 

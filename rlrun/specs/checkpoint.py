@@ -14,5 +14,8 @@ class CheckpointSpec(Section):
     """How many of the newest complete checkpoints stay."""
     asynchronous: bool = False
     """Training goes on while a checkpoint is written, from a copy in host memory."""
+    stop_timeout: float = Field(default=60.0, gt=0)
+    """Seconds that a job which is asked to stop (Ctrl-C, SIGTERM, SIGHUP, `rlrun stop`) may take to end the
+    training of its step and to save; past them it ends with the checkpoints that it has."""
     export_hf: bool = True
     """Write the final model as an HF folder too: `runs/<name>/model`."""

@@ -129,8 +129,13 @@ def test_a_run_whose_process_is_gone_has_died(rlrun: Command, tmp_path: Path) ->
 
 def test_stop_interrupts_and_waits(rlrun: Command, tmp_path: Path) -> None:
     with driver(tmp_path, "job", "obey") as process:
+        (tmp_path / "job" / "checkpoints" / "step-5").mkdir(parents=True)
+        (tmp_path / "job" / "checkpoints" / "step-5" / "driver.json").write_text("{}")
         outcome = rlrun("stop", "job", "--runs-dir", tmp_path)
-        assert (outcome.code, outcome.out) == (0, "job: interrupted at step 5 of 10\n")
+        assert (outcome.code, outcome.out) == (
+            0,
+            "job: interrupted at step 5 of 10\n--resume goes on from step 5 (checkpoints/step-5)\n",
+        )
         assert process.wait(timeout=30) == 130
 
 

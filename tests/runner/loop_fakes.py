@@ -177,7 +177,7 @@ class Trainer:
         self.logit = 0.0
         self.events = events if events is not None else []
         self.trained: list[list[TrainSequence]] = []
-        self.written = asyncio.Event()
+        self.begun, self.written = asyncio.Event(), asyncio.Event()
         self.fail: Exception | None = None
 
     async def log_probs(
@@ -232,6 +232,7 @@ class Trainer:
     async def begin_save(self, folder: Path) -> None:
         self.events.append("begin save")
         self.written.clear()
+        self.begun.set()
         (folder / "logit").write_text(repr(self.logit))
 
     async def saved(self) -> None:
@@ -259,6 +260,9 @@ class Journal:
     def step(self, step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
         self.events.append(f"metrics {step}")
         self.lines.append((step, metrics))
+
+    def samples(self, step: int, groups: Sequence[Group]) -> None:
+        self.events.append(f"samples {step}")
 
     def doing(self, what: str) -> None:
         pass

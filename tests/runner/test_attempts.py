@@ -14,6 +14,7 @@ from rlrun.runner.attempts import Attempts
 from rlrun.runner.cluster.failures import ProcessFailure
 from rlrun.runner.errors import JobError
 from rlrun.runner.job import Progress
+from rlrun.runner.stopping import StopRequest
 
 DIED = ProcessFailure("trainer 0", "died", "", Path("log"))
 RAISED = ProcessFailure("trainer 0", "raised", "ValueError: no", Path("log"))
@@ -49,6 +50,7 @@ class Story(Attempts):
             None,  # type: ignore[arg-type]
             journal=journal,  # type: ignore[arg-type]
             say=self.said.append,
+            stop=StopRequest(),
         )
 
     async def _restart(self) -> None:

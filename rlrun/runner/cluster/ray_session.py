@@ -11,6 +11,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,10 @@ def take_back_signals() -> None:
 def _log_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:
     logger.info("Ray says: %s", " ".join(data["lines"]))
 
+
+# A Ctrl-C or a closed terminal signals the whole process group. Ray's processes must outlive that: the job
+# saves its state by way of them.
+ray._private.services.ConsolePopen = partial(ray._private.services.ConsolePopen, start_new_session=True)
 
 # Ray would print at length on the terminal that a process died; we say so, once and with its log.
 ray._private.worker.print_to_stdstream = _log_message

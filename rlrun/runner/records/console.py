@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from rich.console import Console as Terminal
 from rich.console import Group, RenderableType
@@ -52,7 +53,8 @@ class Console:
 
     def show(self, text: str, style: str = "") -> None:
         """The same for what the log has already, or should not have."""
-        self._terminal.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError):  # the terminal was closed; the run goes on, or saves, without it
+            self._terminal.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def doing(self, what: str) -> None:
         """What the job is busy with; shown on a terminal only."""
@@ -77,7 +79,8 @@ class Console:
     def close(self) -> None:
         """Leave the terminal as it was."""
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError):
+                self._live.stop()
             self._live = None
 
     def __rich__(self) -> RenderableType:

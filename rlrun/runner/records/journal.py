@@ -94,6 +94,10 @@ class Journal:
         for tracker in self._trackers:
             tracker.log(step, dict(metrics))
 
+    def samples(self, step: int, groups: Sequence[Group]) -> None:
+        """The groups of a step whose metrics are not complete yet."""
+        self._submit(self._write_samples, step, _chosen(groups, every=self._whole))
+
     async def flush(self) -> None:
         """Return when all is written. JobError when it could not be."""
         writes, self._writes = self._writes, []
@@ -116,10 +120,13 @@ class Journal:
         line = {"step": step} | finite(metrics)
         with self._folder.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        if samples:
-            write_samples(rollout_file(self._folder.rollouts, step), samples, whole=self._whole)
+        self._write_samples(step, samples)
         self._state |= {"step": step, "metrics": self._state["metrics"] | finite(metrics)}
         self._write_state()
+
+    def _write_samples(self, step: int, samples: list[tuple[Group, Sample]]) -> None:
+        if samples:
+            write_samples(rollout_file(self._folder.rollouts, step), samples, whole=self._whole)
 
     def _write_state(self) -> None:
         self._folder.write_state({**self._state, "updated": _now()})

@@ -74,10 +74,13 @@ class RunFolder:
         """Replace state.json in one piece."""
         write_json(self.state, state)
 
-    def take_back(self, step: int) -> None:
-        """Move what was written after `step` aside, so that the run goes on as if it had stopped there."""
+    def take_back(self, step: int, *, evaluated: bool = True) -> None:
+        """Move what was written after `step` aside, so that the run goes on as if it had stopped there.
+
+        `evaluated`: the step's evaluation is done; its line of metrics is written again where it is not.
+        """
         lines = read_lines(self.metrics)
-        kept, cut = split_after(lines, step)
+        kept, cut = split_after(lines, step if evaluated else step - 1)
         late = [path for number, path in paths_of_steps(self.rollouts, ROLLOUTS).items() if number > step]
         if not cut and not late:
             return

@@ -2,6 +2,8 @@
 pair of responses a group of two.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,10 @@ class DemonstrationSource:
     def state(self) -> dict[str, Any]:
         """The place in the data."""
         return self._groups.state()
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The state as it is now, to be read later."""
+        return partial(dict, self.state())
 
     async def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved place."""

@@ -11,7 +11,7 @@ and counted.
 
 import asyncio
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -76,6 +76,10 @@ class OverlappedSource:
         remember.
         """
         return {**self._feed.state(), FILTERS: self._filters.state()}
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The state as it is now, to be read later."""
+        return partial(dict, self.state())
 
     async def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved place."""

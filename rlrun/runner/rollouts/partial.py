@@ -11,7 +11,7 @@ their tokens.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,12 +78,19 @@ class PartialSource:
 
     def state(self) -> dict[str, Any]:
         """The place in the data, what filters remember, and the buffer."""
-        buffer = {
-            "finished": [whole_record(group, one) for group in self._ready.values() for one in group.samples],
-            "begun": sorted(self._again.union(self._running)),
-            "requests": self._engines.state(),
-        }
-        return self._feed.state() | {FILTERS: self._filters.state(), BUFFER: buffer}
+        return self.snapshot()()
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The state as it is now, to be read later: groups and tokens are not encoded before."""
+        place = self._feed.state() | {FILTERS: self._filters.state()}
+        ready, begun = list(self._ready.values()), sorted(self._again.union(self._running))
+        requests = self._engines.snapshot()
+
+        def read() -> dict[str, Any]:
+            finished = [whole_record(group, one) for group in ready for one in group.samples]
+            return place | {BUFFER: {"finished": finished, "begun": begun, "requests": requests()}}
+
+        return read
 
     async def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved place, also one that a source without a buffer saved."""

@@ -12,7 +12,7 @@ id and the same tokens.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -106,12 +106,20 @@ class ResumingEngines:
 
     def state(self) -> dict[str, Any]:
         """What was made for prompts that nobody has forgotten, as JSON values."""
-        made = {key: found for asked in self._made.values() for key, found in asked.items()}
-        return {
-            key: [record_of(one) for one in found]
-            for key, found in made.items()
-            if any(len(one.tokens) for one in found)
-        }
+        return self.snapshot()()
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The state as it is now, to be read later: a generation that grows is replaced, not changed."""
+        made = {key: list(found) for asked in self._made.values() for key, found in asked.items()}
+
+        def read() -> dict[str, Any]:
+            return {
+                key: [record_of(one) for one in found]
+                for key, found in made.items()
+                if any(len(one.tokens) for one in found)
+            }
+
+        return read
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state as soon as the same is asked again."""

@@ -70,6 +70,10 @@ class RolloutSource:
         """The place in the data, and what filters remember."""
         return joined_state(self._prompts.state(), self._finished, self._filters.state())
 
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The state as it is now, to be read later."""
+        return partial(dict, self.state())
+
     async def restore(self, state: dict[str, Any]) -> None:
         """Go on from a saved place, also one that an `OverlappedSource` saved."""
         place, self._finished = split_state(state)

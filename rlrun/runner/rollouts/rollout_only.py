@@ -3,13 +3,14 @@
 source ──▶ Batch ──▶ metrics, rollouts/step-N, checkpoint of the place in the data
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 
 from rlrun.runner.clock import StepClock
 from rlrun.runner.job import BatchSource, Checkpoints, Evaluation, Journal, Progress
 from rlrun.runner.loop import measured_evaluation
 from rlrun.runner.records.metrics import is_due
 from rlrun.runner.records.performance import StepUsage
+from rlrun.runner.stopping import Stopped, StopRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +24,45 @@ class RolloutJob:
     evaluation: Evaluation | None = None
     """Runs once, before the first step: the weights stay what they are."""
     checkpoint_interval: int | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
 
 
 async def generate(job: RolloutJob, progress: Progress) -> None:
-    """Generate from where `progress` says to the end."""
-    if progress.step == 0 and job.evaluation and job.steps:
-        job.journal.doing("evaluation")
-        job.journal.step(0, await measured_evaluation(job.evaluation), [])
-    while progress.step < job.steps:
-        await _step(job, progress)
+    """Generate from where `progress` says to the end.
+
+    A job that is asked to stop saves its last finished step, and returns.
+    """
+    progress.place = job.source.snapshot()
+    with job.stop.listening():
+        try:
+            if progress.step == 0 and job.evaluation and job.steps:
+                job.journal.doing("evaluation")
+                evaluation = measured_evaluation(job.evaluation)
+                job.journal.step(0, await job.stop.unless_asked(evaluation, "evaluating", 0), [])
+            while progress.step < job.steps:
+                await _step(job, progress)
+        except Stopped:
+            if progress.step:
+                await _save(job, progress)
 
 
 async def _step(job: RolloutJob, progress: Progress) -> None:
     clock = StepClock()
     job.journal.doing("rollout")
     with clock.part("rollout"):
-        batch = await job.source.next(progress.version)
+        work = job.source.next(progress.version)
+        batch = await job.stop.unless_asked(work, "preparing", progress.step + 1)
     metrics = batch.measure()
-    progress.step += 1
+    progress.step, progress.place = progress.step + 1, job.source.snapshot()
     usage = StepUsage.of(clock, 0.0, batch, [], 0)
     progress.seconds += usage.step_seconds
     progress.generated_tokens += usage.generated_tokens
     job.journal.step(progress.step, metrics | usage.metrics(), batch.groups)
     if progress.step == job.steps or is_due(progress.step - 1, job.checkpoint_interval):
-        job.journal.doing("saving")
-        await job.journal.flush()
-        driver = {"progress": asdict(progress), "data": job.source.state()}
-        await job.checkpoints.save(None, progress.step, driver)
+        await _save(job, progress)
+
+
+async def _save(job: RolloutJob, progress: Progress) -> None:
+    job.journal.doing("saving")
+    await job.journal.flush()
+    await job.checkpoints.save(None, progress.step, progress.saved())

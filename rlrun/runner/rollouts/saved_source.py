@@ -1,5 +1,6 @@
 """Steps 1 to 4 of the loop from a file: the samples that another run saved."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ class SavedSource:
     def state(self) -> dict[str, Any]:
         """The step that is next."""
         return {"saved_step": self._next}
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The state as it is now, to be read later."""
+        return partial(dict, self.state())
 
     async def restore(self, state: dict[str, Any]) -> None:
         """Go on at a step. ValueError for a checkpoint of a job that generated."""

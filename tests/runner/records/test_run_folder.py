@@ -96,6 +96,17 @@ def test_what_came_after_the_checkpoint_is_moved_aside(tmp_path: Path) -> None:
     ]
 
 
+def test_a_step_whose_evaluation_waits_is_written_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.make()
+    folder.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2)))
+    for step in (1, 2):
+        (folder.rollouts / f"step-{step}.jsonl.zst").touch()
+    folder.take_back(2, evaluated=False)
+    assert folder.metrics.read_text() == '{"step": 1}\n'
+    assert len(list(folder.rollouts.iterdir())) == 2  # its samples stay: they are not made again
+
+
 def test_nothing_to_take_back_leaves_no_trace(tmp_path: Path) -> None:
     folder = started(tmp_path)
     folder.metrics.write_text('{"step": 1}\n')

@@ -1,192 +1,221 @@
-"""Reads a shell script as text: variables, arrays, sourced files and commands. Nothing is executed.
+"""Reads a shell script without running it: follows variables, conditions, loops, functions and sourced files.
 
-What only execution could tell (`$(…)`, conditions, loops) stays as it is written, and is noted.
+    text -> shell_tokens -> shell_syntax (a tree) -> here, statement by statement -> Script
+
+No program is started. What harmless programs print (`seq`, `dirname`, `echo`) is worked out; any other output
+stays as it is written, and a condition that depends on it is taken to hold, which is noted where it matters.
+Variables that the script does not set are not looked up in the environment.
 """
 
-import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from rlrun.converters.shell_tokens import Piece, Token, tokens
-
-_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<more>\+?)=")
-_PARAMETER = re.compile(
-    r"(?P<name>\w+|[@*#?!$-])(?:\[(?P<index>[^\]]*)\])?(?::?[-=](?P<default>.*))?", re.DOTALL
+from rlrun.converters.shell_conditions import UNKNOWN
+from rlrun.converters.shell_output import Outputs
+from rlrun.converters.shell_state import Script, ScriptFile, Word
+from rlrun.converters.shell_syntax import parse
+from rlrun.converters.shell_tokens import tokens
+from rlrun.converters.shell_tree import (
+    Block,
+    Case,
+    Chain,
+    For,
+    Function,
+    Group,
+    If,
+    Node,
+    Pipeline,
+    Simple,
+    While,
 )
-_SCRIPT_FOLDER = re.compile(r"\$\(\s*(?:cd|dirname)\b.*(?:BASH_SOURCE|\$0)")
-_ENDS = {"\n", ";", "&", "&&", "||", "|", ";;"}
-_DECLARATIONS = {"export", "declare", "local", "readonly", "typeset"}
-_CONDITIONS = {"if", "for", "while", "until", "case"}
-_CLOSINGS = {"fi", "done", "esac"}
 
+__all__ = ["Script", "Word", "read_script"]
 
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word of a command, expanded."""
-
-    text: str
-    place: str
-    """`run.sh:12`"""
-
-
-@dataclass(slots=True)
-class Script:
-    """What a script says, in the order it says it."""
-
-    folder: Path
-    scalars: dict[str, str] = field(default_factory=dict)
-    arrays: dict[str, list[Word]] = field(default_factory=dict)
-    commands: list[list[Word]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    conditional: dict[str, str] = field(default_factory=dict)
-    """Notes about names that are set under a condition, for when something uses them."""
+_LEAVING = {"exit", "return"}
+_MOST_ROUNDS = 1000
 
 
 def read_script(path: Path) -> Script:
     """Read a script and the files it sources. ValueError where the script cannot be read."""
-    script = Script(path.parent.absolute())
-    _read(script, path, path.name, ())
+    script = Script(folder=str(path.parent.absolute()))
+    _Reader(script, ScriptFile(path.name, path)).read()
     return script
 
 
-def _read(script: Script, path: Path, name: str, chain: tuple[Path, ...]) -> None:
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no script: byte {error.start} is not UTF-8 text") from None
-    reader = _Reader(script, name, path, chain)
-    statement: list[Token] = []
-    depth = 0
-    for token in tokens(text, name):
-        depth += {"(": 1, ")": -1}.get(token.operator, 0)
-        if token.operator in _ENDS and depth <= 0:
-            reader.statement(statement)
-            statement, depth = [], 0
-        elif token.operator != "\n":
-            statement.append(token)
-    reader.statement(statement)
-
-
 @dataclass(slots=True)
-class _Reader:
-    """Takes the statements of one file."""
+class _Reader(Outputs):
+    """Follows the statements of one file."""
 
-    script: Script
-    name: str
-    path: Path
-    chain: tuple[Path, ...]
-    conditions: int = 0
+    def read(self) -> None:
+        """Follow the whole file."""
+        path = self.file.path
+        try:
+            text = path.read_text("utf-8")
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not a script: byte {error.start} is not UTF-8 text") from None
+        self.run(self.parsed(text))
 
-    def statement(self, parts: list[Token]) -> None:
-        """Take one statement: assignments, `source`, or a command."""
-        while parts and parts[0].plain in ("then", "do", "else", "elif", "{", "}", "!", *_DECLARATIONS):
-            parts = parts[1:]
-        if not parts:
-            return
-        first = parts[0].plain
-        self.conditions += (first in _CONDITIONS) - (first in _CLOSINGS)
-        if first in _CONDITIONS or first in _CLOSINGS:
-            return
-        while parts and (found := _ASSIGNMENT.match(parts[0].plain)):
-            parts = self._assign(found, parts)
-        if not parts:
-            return
-        if first in ("source", ".") and len(parts) > 1:
-            self._source(parts[1])
-        else:
-            self.script.commands.append(
-                [word for part in parts if not part.operator for word in self._words(part)]
-            )
+    def parsed(self, text: str) -> Block:
+        """The statements of a text."""
+        return parse(list(tokens(text, self.file.name)))
 
-    def _assign(self, found: re.Match[str], parts: list[Token]) -> list[Token]:
-        """Take the assignment at the front; what is left of the statement."""
-        name, more, line = found["name"], bool(found["more"]), parts[0].line
-        if self.conditions:
-            note = f"{self.name}:{line}: {name} is set under a condition: taken as if it held"
-            self.script.conditional[name] = note
-        if len(parts) > 1 and parts[1].operator == "(" and parts[0].plain == found[0]:
-            end = next((i for i, part in enumerate(parts) if part.operator == ")"), len(parts))
-            words = [word for part in parts[2:end] if not part.operator for word in self._words(part)]
-            self.script.arrays[name] = [*(self.script.arrays.get(name, []) if more else []), *words]
-            return parts[end + 1 :]
-        pieces = _without_start(parts[0].pieces, len(found[0]))
-        value = "".join(self._expanded(piece) for piece in pieces)
-        self.script.scalars[name] = (self.script.scalars.get(name, "") if more else "") + value
-        return parts[1:]
+    def run(self, block: Block) -> bool | None:
+        """Follow statements; the status of the last."""
+        status: bool | None = True
+        for node in block:
+            self.script.step(self.file.name)
+            status = self._follow(node)
+        return status
 
-    def _source(self, target: Token) -> None:
-        written = "".join(self._expanded(piece) for piece in target.pieces)
-        path = Path(written)
-        tried = [path] if path.is_absolute() else [self.path.parent / path, Path(path)]
-        file = next((each for each in tried if each.is_file()), None)
-        where = f"{self.name}:{target.line}"
+    def source(self, written: str, line: int) -> None:
+        """Follow another file, which may lie elsewhere here than where the script runs."""
+        where = f"{self.file.name}:{line}"
+        file = next(_places(written, Path(self.script.folder), self.file.path.absolute().parent), None)
         if file is None:
-            self.script.notes.append(f"{where}: {written} is not there, and nothing of it is read")
-        elif file.resolve() in self.chain or file.resolve() == self.path.resolve():
-            self.script.notes.append(f"{where}: {written} sources itself; read once")
+            self.script.note(f"{where}: {written} was not found, so nothing of it is read")
+        elif file.resolve() in (*self.file.chain, self.file.path.resolve()):
+            self.script.note(f"{where}: {written} sources itself; it is read once")
         else:
-            _read(self.script, file, file.name, (*self.chain, self.path.resolve()))
+            inner = ScriptFile(file.name, file, (*self.file.chain, self.file.path.resolve()))
+            _Reader(self.script, inner, self.doubts, calls=self.calls).read()
 
-    def _words(self, token: Token) -> list[Word]:
-        """A token's words: arrays give several, and an unquoted value is split at blanks."""
-        place = f"{self.name}:{token.line}"
-        words: list[Word] = []
-        current: str | None = None
-        for piece in token.pieces:
-            array = self._array(piece)
-            if array is not None:
-                words += array
+    def _follow(self, node: Node) -> bool | None:
+        match node:
+            case Simple():
+                return self.simple(node.tokens)
+            case Pipeline():
+                status = [self._follow(stage) for stage in node.stages][-1]
+                return (not status if status is not None else None) if node.negated else status
+            case Chain():
+                return self._chain(node)
+            case If():
+                return self._condition(node)
+            case For():
+                return self._loop(node)
+            case While():
+                return self._repeat(node)
+            case Case():
+                return self._case(node)
+            case Function():
+                self.script.functions[node.name] = node.body
+                return True
+            case Group():
+                return self.run(node.body)
+
+    def _chain(self, node: Chain) -> bool | None:
+        """`A && B || C`; after an unknown status `&&` goes on, and `||` does not."""
+        status = self._follow(node.first)
+        for joint, pipeline in node.rest:
+            if status is (joint == "||") or (status is None and joint == "||") or _leaves((pipeline,)):
                 continue
-            text = self._expanded(piece)
-            if piece.kind == "parameter" and not piece.quoted and any(map(str.isspace, text)):
-                *whole, text = f"{current or ''}{text}".split() or [""]
-                words += [Word(each, place) for each in whole]
-                current = None
-            if text:
-                current = (current or "") + text
-        if not words and all(piece.quoted and piece.kind == "text" for piece in token.pieces):
-            current = current or ""
-        return words if current is None else [*words, Word(current, place)]
+            status = self._follow(pipeline)
+        return status
 
-    def _array(self, piece: Piece) -> list[Word] | None:
-        """The words of `${NAME[@]}`; None for any other piece."""
-        found = _PARAMETER.fullmatch(piece.text) if piece.kind == "parameter" else None
-        if found is None or found["index"] not in ("@", "*"):
-            return None
-        self._note_condition(found["name"])
-        if found["name"] not in self.script.arrays:
-            self.script.notes.append(f"{self.name}: ${{{piece.text}}} is an array that nothing sets")
-        return self.script.arrays.get(found["name"], [])
+    def _condition(self, node: If) -> bool | None:
+        """The first branch whose condition holds, or may hold, and that does not end the script."""
+        doubts: list[str] = []
+        for condition, body in node.branches:
+            self.tested.clear()
+            status = self.run(condition) if condition else True
+            doubts += self.tested
+            if status is False or _leaves(body):
+                continue
+            return self._doubtfully(body, [*doubts, "?"] if status is None else doubts)
+        return True
 
-    def _expanded(self, piece: Piece) -> str:
-        """A piece as text; what only execution could tell stays as written."""
-        if piece.kind == "text":
-            return piece.text
-        if piece.kind == "command":
-            return str(self.path.parent.absolute()) if _SCRIPT_FOLDER.match(piece.text) else piece.text
-        found = _PARAMETER.fullmatch(piece.text)
-        self._note_condition(found["name"] if found else "")
-        if found and found["name"] in self.script.scalars and found["index"] in (None, "0"):
-            return self.script.scalars[found["name"]] or (found["default"] or "").strip("\"'")
-        if found and found["default"] is not None:
-            return found["default"].strip("\"'")
-        return f"${{{piece.text}}}"
+    def _doubtfully(self, body: Block, doubts: list[str]) -> bool | None:
+        """Follow statements, and let what they set rest on `doubts`."""
+        outer, self.doubts = self.doubts, [*self.doubts, *doubts]
+        status = self.run(body)
+        self.doubts = outer
+        return status
 
-    def _note_condition(self, name: str) -> None:
-        if note := self.script.conditional.pop(name, None):
-            self.script.notes.append(note)
+    def _loop(self, node: For) -> bool | None:
+        """A loop over words, or one that counts."""
+        if node.arithmetic is not None:
+            return self._count(node, node.arithmetic)
+        for word in [word for token in node.words for word in self.expansion.words(token)][:_MOST_ROUNDS]:
+            self.set(node.name, word.text, 0, word.notes)
+            self.run(node.body)
+        return True
+
+    def _count(self, node: For, expression: str) -> bool | None:
+        """`for ((start; condition; step))`."""
+        start, condition, step, *_ = [*expression.split(";"), "", "", ""]
+        self.expansion.arithmetic(start)
+        for _ in range(_MOST_ROUNDS):
+            if not self.expansion.arithmetic(condition):
+                break
+            self.run(node.body)
+            self.expansion.arithmetic(step)
+        return True
+
+    def _repeat(self, node: While) -> bool | None:
+        """A loop that goes on while its condition is known to hold and its body changes something."""
+        for _ in range(_MOST_ROUNDS):
+            status = self.run(node.condition)
+            if status is node.until:
+                break
+            before = self._variables()
+            self._doubtfully(node.body, ["?"] if status is None else [])
+            if status is None or before == self._variables():
+                break
+        return True
+
+    def _variables(self) -> tuple[dict[str, str], dict[str, int]]:
+        return dict(self.script.scalars), {name: len(words) for name, words in self.script.arrays.items()}
+
+    def _case(self, node: Case) -> bool | None:
+        """The first branch with a pattern that fits, or may fit."""
+        expansion = self.expansion
+        expansion.outside_is_empty = True
+        subject = expansion.text(node.subject.pieces)
+        unknown = any(mark in subject for mark in UNKNOWN)
+        for patterns, body in node.branches:
+            fits = any(fnmatchcase(subject, expansion.text(pattern.pieces)) for pattern in patterns)
+            if (fits or unknown) and not _leaves(body):
+                return self._doubtfully(body, [*expansion.assumptions, *(["?"] if unknown else [])])
+            if fits:
+                break
+        return True
 
 
-def _without_start(pieces: tuple[Piece, ...], count: int) -> list[Piece]:
-    """A word's pieces without its first `count` characters, which are text."""
-    left = list(pieces)
-    while count:
-        length = len(left[0].text)
-        if length > count:
-            left[0] = Piece(left[0].text[count:], left[0].quoted)
-            break
-        count -= length
-        left.pop(0)
-    return left
+def _leaves(block: Block) -> bool:
+    """Whether statements end the script, so that one which trains does not come here."""
+    for node in block:
+        match node:
+            case Chain(first=Pipeline(stages=(Simple(tokens=(token, *_)), *_))):
+                if token.keyword in _LEAVING:
+                    return True
+            case Pipeline(stages=(Simple(tokens=(token, *_)), *_)):
+                if token.keyword in _LEAVING:
+                    return True
+            case (
+                Pipeline(stages=(Group(body=body), *_)) | Chain(first=Pipeline(stages=(Group(body=body), *_)))
+            ):
+                if _leaves(body):
+                    return True
+    return False
+
+
+def _places(written: str, folder: Path, own: Path) -> Iterator[Path]:
+    """Files that a sourced path may mean: there, or with its last parts above the script's own folder."""
+    known = written.rpartition("}")[2].rpartition(")")[2]
+    candidates = [folder / written, own / written] if known == written else []
+    parts = [part for part in Path(known.lstrip("/")).parts if part != ".."]
+    for start in range(max(1, len(parts) - 1)):
+        candidates += (
+            [parent.joinpath(*parts[start:]) for parent in (own, *own.parents)] if len(parts) > 1 else []
+        )
+    yield from (path for path in candidates if _is_file(path))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False

@@ -1,4 +1,4 @@
-"""The tokens of a shell script: words in pieces, so that what is to be expanded can be told from text."""
+"""Splits a shell script into tokens: words in pieces, so that expansions can be told from plain text."""
 
 import re
 from collections.abc import Iterator
@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 _TOKEN = re.compile(
     r"(?P<blank>(?:[ \t\r]|\\\n)+)|(?P<comment>\#[^\n]*)|(?P<newline>\n)"
-    r"|(?P<operator>&&|\|\||;;|[0-9]*(?:>>|<<<|>&|<&|>|<)|&>|[;&|()])"
+    r"|(?P<operator>&&|\|\||;;|[0-9]*(?:>>|<<<|<<-?|>&|<&|>|<)|&>|[;&|()])"
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_HEREDOC = re.compile(
-    r"<<-?[ \t]*(['\"]?)(\w+)\1(?P<rest>[^\n]*)\n.*?^[ \t]*\2[ \t]*$", re.DOTALL | re.MULTILINE
+_HERE_DOCUMENT = re.compile(
+    r"<<-?[ \t]*(?P<quote>['\"\\]?)(?P<end>\w+)['\"]?(?P<rest>[^\n]*)\n(?P<body>.*?)^[ \t]*(?P=end)[ \t]*$",
+    re.DOTALL | re.MULTILINE,
 )
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of a word: text as it stands, or a parameter or command to be expanded."""
+    """Part of a word: plain text, or a parameter or command to be expanded."""
 
     text: str
     quoted: bool
@@ -34,46 +36,97 @@ class Token:
 
     @property
     def plain(self) -> str:
-        """A word's text where nothing in it is to be expanded; parameters as written."""
+        """The text of a word; parameters stay as written."""
         return "".join(piece.text if piece.kind == "text" else f"${{{piece.text}}}" for piece in self.pieces)
+
+    @property
+    def keyword(self) -> str:
+        """The text of a word without quotation marks and expansions, as keywords are; else empty."""
+        plain = all(piece.kind == "text" and not piece.quoted for piece in self.pieces)
+        return self.plain if plain else ""
 
 
 def tokens(text: str, name: str = "script") -> Iterator[Token]:
-    """The tokens of a script; ValueError for a quotation or bracket that is never closed."""
-    text = _HEREDOC.sub(lambda found: found["rest"] + "\n" * found[0].count("\n"), text)
-    at = 0
+    """Yields the tokens of a script. Raises ValueError for a quotation or bracket that is never closed.
+
+    `((…))` is one token with the operator `((`; the word after `<<` holds the here-document.
+    """
+    at, after_document = 0, 0
     while at < len(text):
-        found = _TOKEN.match(text, at)
+        match = _TOKEN.match(text, at)
         line = text.count("\n", 0, at) + 1
-        if found is None:
+        arithmetic = _arithmetic(text, at, f"{name}:{line}") if text.startswith("((", at) else None
+        if arithmetic is not None:
+            yield Token((Piece(arithmetic, True),), "((", line)
+            at += len(arithmetic) + 4
+        elif match is None:
             pieces, at = _word(text, at, f"{name}:{line}")
             yield Token(tuple(pieces), "", line)
-            continue
-        at = found.end()
-        if found["newline"] or found["operator"]:
-            yield Token((), found[0], line)
+        elif match["newline"] and after_document:
+            yield Token((), "\n", line)
+            at, after_document = after_document, 0
+        elif (document := _HERE_DOCUMENT.match(text, at)) and not after_document:
+            yield Token((), "<<", line)
+            yield Token(tuple(_document(document)), "", line)
+            at, after_document = document.start("rest"), document.end()
+        else:
+            at = match.end()
+            if match["newline"] or match["operator"]:
+                yield Token((), match[0], line)
+
+
+def pieces_of(text: str, *, quoted: bool) -> list[Piece]:
+    """The pieces of a text that is one word, blanks and operators included."""
+    pieces: list[Piece] = []
+    at = 0
+    while at < len(text):
+        if text[at] in "$`":
+            at = _expansion(text, at, "script", pieces, quoted=quoted)
+        elif not quoted and text[at] in "'\"\\":
+            at = _quotation(text, at, "script", pieces)
+        else:
+            pieces.append(Piece(text[at], quoted))
+            at += 1
+    return pieces
+
+
+def _document(document: re.Match[str]) -> list[Piece]:
+    """A here-document; one whose end is in quotation marks expands nothing."""
+    if document["quote"]:
+        return [Piece(document["body"], True)]
+    return pieces_of(document["body"], quoted=True)
+
+
+def _arithmetic(text: str, at: int, where: str) -> str | None:
+    """The expression of `((…))`; None where these are two brackets of commands."""
+    end = _closing(text, at, "()", where)
+    return text[at + 2 : end - 1] if text[end - 1] == ")" and end > at + 2 else None
 
 
 def _word(text: str, at: int, where: str) -> tuple[list[Piece], int]:
     pieces: list[Piece] = []
     while at < len(text) and text[at] not in " \t\r\n;&|()<>":
-        character = text[at]
-        if character == "\\":
-            if text[at + 1 : at + 2] != "\n":
-                pieces.append(Piece(text[at + 1 : at + 2], True))
-            at += 2
-        elif character == "'":
-            end = _find(text, "'", at + 1, where)
-            pieces.append(Piece(text[at + 1 : end], True))
-            at = end + 1
-        elif character == '"':
-            at = _double_quoted(text, at + 1, where, pieces)
-        elif character in "$`":
+        if text[at] in "'\"\\":
+            at = _quotation(text, at, where, pieces)
+        elif text[at] in "$`":
             at = _expansion(text, at, where, pieces, quoted=False)
         else:
-            pieces.append(Piece(character, False))
+            pieces.append(Piece(text[at], False))
             at += 1
     return pieces, at
+
+
+def _quotation(text: str, at: int, where: str, pieces: list[Piece]) -> int:
+    """Reads a quotation, or the character after a backslash; the offset after it."""
+    if text[at] == "\\":
+        if text[at + 1 : at + 2] != "\n":
+            pieces.append(Piece(text[at + 1 : at + 2], True))
+        return at + 2
+    if text[at] == "'":
+        end = _find(text, "'", at + 1, where)
+        pieces.append(Piece(text[at + 1 : end], True))
+        return end + 1
+    return _double_quoted(text, at + 1, where, pieces)
 
 
 def _double_quoted(text: str, at: int, where: str, pieces: list[Piece]) -> int:
@@ -93,7 +146,7 @@ def _double_quoted(text: str, at: int, where: str, pieces: list[Piece]) -> int:
 
 
 def _expansion(text: str, at: int, where: str, pieces: list[Piece], *, quoted: bool) -> int:
-    """A parameter or command from its `$` or backtick on; a lone `$` is text."""
+    """Reads a parameter or command that begins with `$` or a backtick; a lone `$` is text."""
     if text[at] == "`":
         end = _find(text, "`", at + 1, where) + 1
         pieces.append(Piece(text[at:end], quoted, "command"))
@@ -103,6 +156,8 @@ def _expansion(text: str, at: int, where: str, pieces: list[Piece], *, quoted: b
     elif text.startswith("${", at):
         end = _closing(text, at + 1, "{}", where) + 1
         pieces.append(Piece(text[at + 2 : end - 1], quoted, "parameter"))
+    elif text.startswith("$'", at) and not quoted:
+        return _escaped(text, at + 2, where, pieces)
     else:
         name = _NAME.match(text, at + 1)
         end = name.end() if name else at + (2 if text[at + 1 : at + 2] in tuple("@*#?0123456789") else 1)
@@ -111,14 +166,31 @@ def _expansion(text: str, at: int, where: str, pieces: list[Piece], *, quoted: b
     return end
 
 
+def _escaped(text: str, at: int, where: str, pieces: list[Piece]) -> int:
+    """Reads the rest of `$'…'`, in which a backslash escapes; the offset after it."""
+    pieces.append(Piece("", True))
+    while at < len(text) and text[at] != "'":
+        escape = text[at] == "\\"
+        character = text[at + 1 : at + 2] if escape else text[at]
+        pieces.append(Piece(_ESCAPES.get(character, f"\\{character}") if escape else character, True))
+        at += 2 if escape else 1
+    if at >= len(text):
+        raise ValueError(f"{where}: a quotation mark is never closed")
+    return at + 1
+
+
 def _closing(text: str, at: int, pair: str, where: str) -> int:
-    """Offset of the bracket that closes the one at `at`; quotations inside are skipped."""
+    """Offset of the bracket that closes the one at `at`; quotations and here-documents inside are skipped."""
     depth = 0
     while at < len(text):
         if text[at] == "\\":
             at += 1
         elif text[at] == "'" and pair == "()":
             at = _find(text, "'", at + 1, where)
+        elif text[at] == '"' and pair == "()":
+            at = _double_quoted(text, at + 1, where, []) - 1
+        elif pair == "()" and (document := _HERE_DOCUMENT.match(text, at)):
+            at = document.end() - 1
         elif text[at] == pair[0]:
             depth += 1
         elif text[at] == pair[1]:
@@ -129,8 +201,8 @@ def _closing(text: str, at: int, pair: str, where: str) -> int:
     raise ValueError(f"{where}: `{pair[0]}` is never closed")
 
 
-def _find(text: str, what: str, at: int, where: str) -> int:
-    end = text.find(what, at)
+def _find(text: str, character: str, at: int, where: str) -> int:
+    end = text.find(character, at)
     if end < 0:
         raise ValueError(f"{where}: a quotation mark is never closed")
     return end

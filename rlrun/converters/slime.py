@@ -32,7 +32,8 @@ def import_script(path: Path) -> Draft:
     """The spec that a script's training command describes. ValueError where it has none."""
     script = read_script(path)
     command = _training_command(script, path)
-    draft = Draft(path.name, read_flags(command), dict(script.scalars), list(script.notes))
+    assumptions = dict.fromkeys(note for word in command for note in word.notes)
+    draft = Draft(path.name, read_flags(command), dict(script.scalars), [*script.notes, *assumptions])
     draft.set("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "run", ())
     for name in draft.flags:
         _take(draft, draft.flags[name])
@@ -68,10 +69,11 @@ def read_flags(words: Sequence[Word]) -> dict[str, Flag]:
 
 def _training_command(script: Script, path: Path) -> list[Word]:
     """The words of the command that trains, else those of all arrays of flags."""
-    for words in reversed(script.commands):
-        if any(_TRAINING.fullmatch(word.text) for word in words):
-            start = next(i for i, word in enumerate(words) if _TRAINING.fullmatch(word.text))
-            return words[start:]
+    training = [at for at, words in enumerate(script.commands) if _start_of_training(words) is not None]
+    if training:
+        if len(training) > 1:
+            script.note(f"{path.name} trains {len(training)} times; the last one is taken")
+        return _continued(script, training[-1])
     arrays = {name: words for name, words in script.arrays.items() if name.endswith("_ARGS")}
     if not arrays:
         raise ValueError(
@@ -79,6 +81,22 @@ def _training_command(script: Script, path: Path) -> list[Word]:
         )
     script.notes.append(f"no command runs train.py; taken from {', '.join(arrays)}")
     return [word for words in arrays.values() for word in words]
+
+
+def _start_of_training(words: Sequence[Word]) -> int | None:
+    return next((at for at, word in enumerate(words) if _TRAINING.fullmatch(word.text)), None)
+
+
+def _continued(script: Script, at: int) -> list[Word]:
+    """The training command's words, and those of the next line where only a backslash is missing."""
+    words = script.commands[at]
+    words = words[_start_of_training(words) :]
+    following = script.commands[at + 1] if at + 1 < len(script.commands) else []
+    if following and _FLAG.match(following[0].text):
+        place = words[-1].place
+        script.note(f"{place}: a backslash is missing at the line's end; the flags after it are taken too")
+        return [*words, *following]
+    return words
 
 
 def _take(draft: Draft, flag: Flag) -> None:

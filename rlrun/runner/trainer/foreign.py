@@ -21,6 +21,7 @@ from rlrun.runner.trainer.compat.data_parallel import shard_plain_modules
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.compat.recomputation import checkpoint_activations
 from rlrun.runner.trainer.decoder import DecoderInputs
+from rlrun.runner.trainer.foreign_rope import follow_documents
 from rlrun.runner.trainer.head import ResponseHead
 
 ATTENTION = "rlrun_packed"
@@ -138,6 +139,7 @@ def build_foreign(  # noqa: PLR0917
         shard_plain_modules(decoder, dims, dtype)
     decoder.to_empty(device=device)
     decoder.make_buffers(network.config, device)
+    follow_documents(decoder.model)
     if dims is None:
         decoder.tie()
     return decoder.eval()  # dropout is off; everything else is the same

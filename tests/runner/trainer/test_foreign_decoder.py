@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from tiny_models import make_tiny_model
-from trainer_cases import make_rank, make_sequences, make_spec, plan
+from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from rlrun.converters.foreign import read_foreign
@@ -31,6 +31,43 @@ def test_trained_saved_converted_and_exported(tmp_path):
     assert exported.keys() == read_hf(folder).keys()
     assert not same(exported, read_hf(folder))
     assert same(exported, read_hf(convert(run, "hf", tmp_path / "converted")))
+
+
+SHORT, LONG = [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 3.8], [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+STRETCHED = {
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 8.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": SHORT,
+        "long_factor": LONG,
+        "factor": 4.0,
+        "original_max_position_embeddings": 20,
+    },
+}
+"""Kinds of RoPE whose frequencies follow a sequence's length."""
+
+
+@pytest.mark.parametrize("kind", STRETCHED)
+def test_a_document_has_the_frequencies_that_it_has_alone(tmp_path, kind):
+    """Whatever stands beside it in its pack, and whatever was computed before."""
+    settings = {"max_position_embeddings": 20, "rope_parameters": STRETCHED[kind], "sliding_window": None}
+    folder = make_tiny_model(tmp_path / "hf", "mistral", pad_token_id=None, **settings)
+    sequences = make_sequences(12)
+    lengths = [len(one.tokens) for one in sequences]
+    assert min(lengths) < 20 < max(lengths)
+    trainer = make_rank(folder, spec := make_spec(folder))
+    try:
+        [step] = plan(sequences, spec)
+        assert any(len(batch) > 1 for batch in step.micro_batches[0])
+        found = [trainer.log_probs(sequences, step.micro_batches) for _ in range(2)]
+    finally:
+        trainer.close()
+    for i, sequence in enumerate(sequences):
+        with torch.no_grad():
+            alone, _ = Reference(folder, spec).log_probs(sequence)
+        for own in found:
+            torch.testing.assert_close(torch.from_numpy(own[i]), alone, atol=1e-4, rtol=1e-4)
 
 
 def test_a_model_whose_checkpoint_is_rearranged_is_refused(tmp_path):

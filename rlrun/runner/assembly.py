@@ -67,7 +67,7 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     await gather_or_first_cause([reading, starting, scoring])  # what is wrong with files is told best first
     stack.push_async_callback(reading.result().close)
     started = starting.result()
-    gateway = gateway_of(spec, folder)
+    gateway = gateway_of(spec, model, folder)
     pools = _pools(spec, started, gateway)
     for pool in pools.values():
         stack.push_async_callback(pool.close)

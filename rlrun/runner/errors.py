@@ -24,3 +24,11 @@ class EngineError(JobError):
 
 class EngineGone(EngineError):
     """The connection to an engine broke, or none can be made: it died, hangs, or is being started again."""
+
+
+class BadAnswer(EngineError):
+    """An engine answered, but not with what it was asked for; the same may be asked of another engine."""
+
+    def of(self, engine: str, path: str) -> "BadAnswer":
+        """The same, once it is known which engine answered so."""
+        return BadAnswer(f"{engine} answered {path} with {self}")

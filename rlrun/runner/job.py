@@ -125,6 +125,8 @@ class Job:
     checkpoint_interval: int | None = None
     peak_memory: Callable[[], Mapping[str, float]] = dict
     """Bytes by role."""
+    engine_counts: Callable[[], dict[str, float]] = dict
+    """Metrics that count what engines did since the last call."""
     gpus: Gpus | None = None
     """What speeds are measured against; None on CPUs."""
     stop: StopRequest = field(default_factory=StopRequest)

@@ -79,7 +79,7 @@ async def take_step(job: Job, progress: Progress) -> None:
         job,
         progress,
         batch,
-        metrics | updates | usage.metrics() | memory_metrics(job.peak_memory()),
+        metrics | updates | usage.metrics() | memory_metrics(job.peak_memory()) | job.engine_counts(),
     )  # 9
 
 

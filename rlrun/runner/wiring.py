@@ -73,6 +73,7 @@ def make_job(
         eval_interval=spec.eval.interval,
         checkpoint_interval=spec.checkpoint.interval,
         peak_memory=parts.cluster.peak_memory,
+        engine_counts=partial(_engine_counts, parts),
         gpus=_gpus(spec, parts.plan, model),
         stop=stop,
         turns=_turns(spec, parts),
@@ -92,7 +93,15 @@ def make_rollout_job(
         _evaluation(spec, parts, policy) if spec.eval.before_training else None,
         spec.checkpoint.interval,
         stop,
+        partial(_engine_counts, parts),
     )
+
+
+def _engine_counts(parts: Parts) -> dict[str, float]:
+    """What all engines of the job did since the last call, where it is worth a metric."""
+    pools = [*([] if parts.pool is None else [parts.pool]), *parts.others.values()]
+    count = sum(pool.take_bad_answers() for pool in pools)
+    return {"rollout/bad_answers": count} if count else {}
 
 
 def _policy(spec: Spec, parts: Parts) -> Policy | None:

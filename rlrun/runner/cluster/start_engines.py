@@ -14,6 +14,7 @@ from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process, Request
 from rlrun.runner.cluster.threads import thread_variables
 from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.engines.parsing import ModelLimits
 from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.runner.planning.plan import EnginePlan
 from rlrun.runner.records.run_folder import RunFolder
@@ -88,7 +89,10 @@ class EngineHandle:
             url,
             self._spec.rollout.request_timeout + _ANSWER_SECONDS,
             api_key=key,
-            experts=tells_experts(self._spec, self._served),
+            name=self.name,
+            limits=ModelLimits.of(
+                self._served.model.config(), experts=tells_experts(self._spec, self._served)
+            ),
         )
 
     async def watch(self) -> None:

@@ -7,10 +7,10 @@ Every call has a deadline; a generation is repeated only when it never reached t
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import orjson
@@ -26,22 +26,28 @@ from rlrun.runner.carriers import (
     WeightBucket,
     WeightManifest,
 )
+from rlrun.runner.engines.answer_fields import read_json, table, version_number
 from rlrun.runner.engines.checking import compare
 from rlrun.runner.engines.connection import Connection
+from rlrun.runner.engines.parsing import (
+    NO_LIMITS,
+    ModelLimits,
+    most_bytes,
+    most_score_bytes,
+    parse_generations,
+    parse_scores,
+    sample_ids,
+)
 from rlrun.runner.engines.wire import (
     bucket_body,
     folder_body,
     generate_body,
     group_body,
     manifest_body,
-    parse_generations,
-    parse_scores,
     payload_body,
-    sample_ids,
     score_body,
-    version_number,
 )
-from rlrun.runner.errors import EngineError, EngineGone
+from rlrun.runner.errors import BadAnswer, EngineError, EngineGone
 
 _SETTLE_SECONDS = 30.0
 _SETTLE_PAUSE = 0.1
@@ -50,13 +56,14 @@ Tag = Literal["weights", "kv_cache"]
 _TENSORS = "/update_weights_from_tensor"
 _DISK = "/update_weights_from_disk"
 _BROADCAST = "/update_weights_from_distributed"
+Answer = TypeVar("Answer")
 
 
 class EngineClient:
     """One engine. Make and use it in one event loop; `close` it, or use it as an async context manager.
 
-    Every method raises EngineError when the engine refuses (with its message), cannot be reached, or fails;
-    TimeoutError when its deadline passes.
+    Every method raises EngineError when the engine refuses (with its message), cannot be reached, fails, or
+    answers with something else than it was asked for (BadAnswer); TimeoutError when its deadline passes.
     """
 
     def __init__(
@@ -66,14 +73,16 @@ class EngineClient:
         control_timeout: float = 120.0,
         api_key: str | None = None,
         *,
-        experts: bool = False,
+        name: str = "engine",
+        limits: ModelLimits = NO_LIMITS,
     ) -> None:
         """`generate_timeout`: seconds for a /generate call; `control_timeout`: for every other; `api_key`:
-        where the engine asks for one; `experts`: ask which experts tokens are routed to.
+        where the engine asks for one; `name`: as messages call it; `limits`: what its answers are held to,
+        and whether it is asked which experts tokens are routed to.
         """
-        self._experts = experts
-        self._connection = Connection(url, api_key)
-        self.url = self._connection.url
+        self._limits = limits
+        self._connection = Connection(url, api_key, name)
+        self.url, self.name = self._connection.url, self._connection.name
         self.api_key = api_key
         self._generate_timeout = generate_timeout
         self._control_timeout = control_timeout
@@ -87,9 +96,10 @@ class EngineClient:
         """All requests in one call, so that they alone decide what runs together in the engine."""
         if not requests:
             return []
-        body = generate_body(requests, experts=self._experts)
-        raw = await self._connection.call("POST", "/generate", body, self._generate_timeout, safe=False)
-        return parse_generations(raw, requests)
+        body = generate_body(requests, experts=self._limits.experts is not None)
+        most = most_bytes(requests, self._limits)
+        raw = await self._generate(body, most, safe=False)
+        return self._read("/generate", lambda: parse_generations(raw, requests, self._limits))
 
     async def abort(self, request: GenerateRequest) -> None:
         """End the samples of a request; it answers with what they have."""
@@ -100,8 +110,8 @@ class EngineClient:
         """Log-probs `[T - 1]` of each sequence's own tokens from the second on, at temperature 1."""
         if not sequences:
             return []
-        raw = await self._connection.call("POST", "/generate", score_body(sequences), self._generate_timeout)
-        return parse_scores(raw, sequences)
+        raw = await self._generate(score_body(sequences), most_score_bytes(sequences), safe=True)
+        return self._read("/generate", lambda: parse_scores(raw, sequences))
 
     async def abort_all(self) -> None:
         """End every running request; each answers with what it has."""
@@ -155,16 +165,20 @@ class EngineClient:
             return False
         return True
 
-    async def model_info(self) -> dict[str, Any]:
+    async def model_info(self) -> Mapping[str, Any]:
         """What the engine serves; `weight_version` among it."""
         return await self.get("/model_info")
 
-    async def get(self, path: str) -> dict[str, Any]:
+    async def get(self, path: str) -> Mapping[str, Any]:
         """What the engine says of itself at `path`."""
-        answer: dict[str, Any] = orjson.loads(
-            await self._connection.call("GET", path, None, self._control_timeout)
-        )
-        return answer
+        return self._table(path, await self._connection.call("GET", path, None, self._control_timeout))
+
+    def _read(self, path: str, parse: Callable[[], Answer]) -> Answer:
+        """What `parse` makes of an answer; a BadAnswer that it raises names this engine."""
+        try:
+            return parse()
+        except BadAnswer as error:
+            raise error.of(self.name, path) from None
 
     async def check_request(self, body: dict[str, Any]) -> None:
         """Send a /generate body; EngineError, with what the engine has against it, where it refuses."""
@@ -179,7 +193,7 @@ class EngineClient:
         """
         if isinstance(update, WeightManifest):
             raw = await self._connection.call("POST", _TENSORS, manifest_body(update), self._control_timeout)
-            return version_number(orjson.loads(raw).get("weight_version"))
+            return self._version_of(_TENSORS, raw)
         if isinstance(update, FolderWeights):
             await self.pause("retract")
             await self._connection.call("POST", _DISK, folder_body(update), self._control_timeout, safe=False)
@@ -248,14 +262,26 @@ class EngineClient:
         """Compare, and go on generating; the version that is served."""
         if checksums is not None:
             body = {"action": "checksum", "skip_tensor_list": checksums.left_out}
-            answer = orjson.loads(await self._post("/weights_checker", body))
-            compare(self.url, checksums, answer.get("ranks") or [])
+            raw = await self._post("/weights_checker", body)
+            ranks = self._table("/weights_checker", raw).get("ranks")
+            self._read("/weights_checker", lambda: compare(self.url, checksums, ranks))
         await self.resume()
         return await self._version()
 
     async def _version(self) -> int:
         """Of the weights that the engine says it serves."""
-        return version_number((await self.model_info()).get("weight_version"))
+        path = "/model_info"
+        return self._version_of(path, await self._connection.call("GET", path, None, self._control_timeout))
+
+    def _version_of(self, path: str, raw: bytes) -> int:
+        return self._read(path, lambda: version_number(table(read_json(raw), "it").get("weight_version")))
+
+    def _table(self, path: str, raw: bytes) -> Mapping[str, Any]:
+        return self._read(path, lambda: table(read_json(raw), "it"))
+
+    async def _generate(self, body: bytes, most: int, *, safe: bool) -> bytes:
+        seconds = self._generate_timeout
+        return await self._connection.call("POST", "/generate", body, seconds, safe=safe, most=most)
 
     async def _post(self, path: str, body: dict[str, Any]) -> bytes:
         return await self._connection.call("POST", path, orjson.dumps(body), self._control_timeout)

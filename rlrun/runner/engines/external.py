@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlrun.runner.engines.answer_fields import quoted
 from rlrun.runner.engines.client import EngineClient
-from rlrun.runner.errors import EngineError, EngineGone
+from rlrun.runner.engines.parsing import ModelLimits
+from rlrun.runner.errors import BadAnswer, EngineError, EngineGone
 from rlrun.specs.secrets import reveal
 
 _ASK_SECONDS = 1.0
@@ -35,6 +37,7 @@ class ExternalEngine:
     ) -> None:
         """`seconds`: for a generation, without a sign of life, and until it is back again."""
         self.name = f"{name} at {url}"
+        self._short_name = name
         self._url = url
         self._key = reveal(key)
         self._wanted = wanted
@@ -66,7 +69,10 @@ class ExternalEngine:
         return client
 
     def _client(self) -> EngineClient:
-        return EngineClient(self._url, self._generate_seconds, api_key=self._key)
+        limits = ModelLimits.of(self._wanted.config or {})
+        return EngineClient(
+            self._url, self._generate_seconds, api_key=self._key, name=self._short_name, limits=limits
+        )
 
     async def _reach(self, client: EngineClient, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -130,8 +136,11 @@ async def _check_length(
 ) -> None:
     limit = info.get("max_length")
     if limit is None:
-        models = (await client.get("/v1/models")).get("data") or [{}]
-        limit = models[0].get("max_model_len")
+        models = (await client.get("/v1/models")).get("data")
+        first = models[0] if isinstance(models, list) and models else None
+        limit = first.get("max_model_len") if isinstance(first, dict) else None
+    if limit is not None and not isinstance(limit, int):
+        raise BadAnswer(f"{name} says that it takes {quoted(limit)} tokens, which is not a number")
     if longest is not None and limit is not None and limit < longest:
         raise EngineError(
             f"{name} takes at most {limit} tokens, prompt and response together, and the spec's samples may "

@@ -15,12 +15,15 @@ import orjson
 from rlrun.runner.background import in_background
 from rlrun.runner.carriers import GenerateRequest, Generation
 from rlrun.runner.cluster.failures import gather_or_first_cause, log_end
+from rlrun.runner.engines.answer_fields import read_json, table
 from rlrun.runner.engines.connection import Connection
+from rlrun.runner.engines.parsing import NO_LIMITS, ModelLimits, most_bytes, parse_sample
 from rlrun.runner.engines.seat import Seat
 from rlrun.runner.engines.sglang_router import RouterServer, RouterSetup
 from rlrun.runner.engines.supervisor import Budget
-from rlrun.runner.engines.wire import parse_sample, sample_body
-from rlrun.runner.errors import EngineError, JobError
+from rlrun.runner.engines.wire import sample_body
+from rlrun.runner.errors import BadAnswer, EngineError, JobError
+from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.job import Spec
 
@@ -36,8 +39,10 @@ _WATCH_SECONDS = 1.0
 class Gateway:
     """The router: its process, its list, and samples by way of it. `start` it first, and `close` it."""
 
-    def __init__(self, setup: RouterSetup) -> None:
+    def __init__(self, setup: RouterSetup, limits: ModelLimits = NO_LIMITS) -> None:
+        """`limits`: what the answers of the engines are held to."""
         self._setup = setup
+        self._limits = limits
         self._server: RouterServer | None = None
         self._connection: Connection | None = None
         self._names: dict[str, str] = {}
@@ -55,7 +60,12 @@ class Gateway:
         """Sample `number` of a request. EngineGone: the engine that it chose is gone, or it is itself."""
         assert self._connection is not None, "started first"
         body, seconds = sample_body(request, number), self._setup.request_timeout
-        return parse_sample(await self._connection.call("POST", "/generate", body, seconds, safe=False))
+        most = most_bytes([request], self._limits)
+        raw = await self._connection.call("POST", "/generate", body, seconds, safe=False, most=most)
+        try:
+            return parse_sample(raw, request, number, self._limits)
+        except BadAnswer as error:
+            raise error.of(f"an engine behind the {self._connection.name}", "/generate") from None
 
     async def keep(self, seats: Sequence[Seat], budget: Budget, say: Callable[[str], None]) -> None:
         """Return never: keep its list, and start it again when it dies. JobError when no restart is left."""
@@ -129,16 +139,17 @@ class Gateway:
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         assert self._connection is not None
         raw = None if body is None else orjson.dumps(body)
-        answer: dict[str, Any] = orjson.loads(await self._connection.call(method, path, raw, _CALL_SECONDS))
-        return answer
+        return dict(table(read_json(await self._connection.call(method, path, raw, _CALL_SECONDS)), path))
 
     def _failure(self, error: Exception) -> JobError:
         """What ends the job, with the end of the router's log."""
         return JobError(str(error), log_end(self._setup.log))
 
 
-def gateway_of(spec: Spec, folder: RunFolder) -> Gateway | None:
-    """The way to the policy's engines that the spec asks for; None where the pool chooses them itself."""
+def gateway_of(spec: Spec, model: ModelFiles, folder: RunFolder) -> Gateway | None:
+    """The way to the engines of the policy, whose files are `model`, that the spec asks for; None where the
+    pool chooses them itself.
+    """
     engine = spec.engine
     if engine.type != "sglang" or engine.router == "rlrun":
         return None
@@ -153,5 +164,6 @@ def gateway_of(spec: Spec, folder: RunFolder) -> Gateway | None:
             arguments=engine.sglang_router,
             environment=engine.environment,
             start_timeout=engine.start_timeout,
-        )
+        ),
+        ModelLimits.of(model.config()),
     )

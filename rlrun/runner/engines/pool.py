@@ -14,9 +14,10 @@ from rlrun.runner.carriers import GenerateRequest, Generation, WeightUpdate
 from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.engines.client import EngineClient, Tag
 from rlrun.runner.engines.delivery import BucketSource, Delivery, Failures, WeightsMoved
+from rlrun.runner.engines.parsing import check_versions
 from rlrun.runner.engines.routing import Router
 from rlrun.runner.engines.seat import Seat
-from rlrun.runner.errors import EngineError
+from rlrun.runner.errors import BadAnswer, EngineError
 
 SCORED_TOGETHER = 16
 """Sequences in one call for their log-probs."""
@@ -41,6 +42,8 @@ class EnginePool:
         self._mended = mended
         self._delivery = Delivery(len(clients))
         self._weights: WeightUpdate | None = None
+        self._confirmed = 0
+        """The version that all engines which are up serve at least."""
         self._updating = asyncio.Lock()
         self._awake = asyncio.Event()
         self._awake.set()
@@ -50,17 +53,21 @@ class EnginePool:
         """Of the engines, by number."""
         return self._router.seats
 
+    def take_bad_answers(self) -> int:
+        """How many answers were not what an engine was asked for, since this was last asked."""
+        count, self._router.bad_answers = self._router.bad_answers, 0
+        return count
+
     async def generate(self, request: GenerateRequest) -> list[Generation]:
         """The n samples of one request: on the engine that answered its session last, whose cache begins
         with the same tokens, unless it is clearly busier than another; else on that with the fewest samples
         running. Or each wherever `ask_one` has it made.
         """
         if self._ask_one is not None:
-            asks = [partial(self._ask_one, request, number) for number in range(len(request.seeds))]
+            asks = [partial(self._generate_one, request, number) for number in range(len(request.seeds))]
             return await gather_or_first_cause([self._router.ask_chosen(ask) for ask in asks])
-        answer = await self._router.ask_any(
-            request.session, len(request.seeds), lambda client: client.generate_batch([request])
-        )
+        ask = partial(self._generate_with, requests=[request])
+        answer = await self._router.ask_any(request.session, len(request.seeds), ask)
         return answer[0]
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
@@ -134,6 +141,7 @@ class EnginePool:
             failures = await self._deliver(update, asked)
             if failures and not self._mended:
                 raise next(iter(failures.values()))
+            self._confirmed = update.version
             for number in asked:
                 if number in failures:
                     self._router.seats[number].lose(str(failures[number]))
@@ -147,7 +155,7 @@ class EnginePool:
 
     def forget_weights(self) -> None:
         """The update of before is no longer to be had; an engine that is mended waits for the next."""
-        self._weights = None
+        self._weights, self._confirmed = None, 0
 
     async def lost(self, engine: int) -> None:
         """Return once this engine is lost."""
@@ -187,7 +195,35 @@ class EnginePool:
 
     async def _generate_on(self, seat: Seat, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
         samples = sum(len(request.seeds) for request in requests)
-        return await self._router.ask(seat, samples, lambda client: client.generate_batch(requests))
+        return await self._router.ask(seat, samples, partial(self._generate_with, requests=requests))
+
+    async def _generate_with(
+        self, client: EngineClient, requests: Sequence[GenerateRequest]
+    ) -> list[list[Generation]]:
+        """What this engine makes of requests; BadAnswer where it claims weights that it cannot have."""
+        oldest = self._confirmed
+        answers = await client.generate_batch(requests)
+        try:
+            check_versions(answers, oldest, self._given)
+        except BadAnswer as error:
+            raise error.of(client.name, "/generate") from None
+        return answers
+
+    async def _generate_one(self, request: GenerateRequest, number: int) -> Generation:
+        """The same for one sample, by an engine that something else chooses."""
+        assert self._ask_one is not None
+        oldest = self._confirmed
+        generation = await self._ask_one(request, number)
+        try:
+            check_versions([[generation]], oldest, self._given)
+        except BadAnswer as error:
+            raise error.of("an engine behind the router", "/generate") from None
+        return generation
+
+    @property
+    def _given(self) -> int | None:
+        """The newest weights that engines were given; None: not known."""
+        return None if self._weights is None else self._weights.version
 
     async def _deliver(self, update: WeightUpdate, engines: Sequence[int]) -> Failures:
         return await self._delivery.deliver(update, {one: self._router.seats[one].client for one in engines})

@@ -1,13 +1,14 @@
-"""Which engine a request goes to, and what becomes of it when that engine is gone."""
+"""Which engine a request goes to, and what becomes of it when that engine is gone or answers badly."""
 
 import asyncio
+import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar
 
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.seat import Seat
-from rlrun.runner.errors import EngineGone
+from rlrun.runner.errors import BadAnswer, EngineGone
 
 BUSIER = 8
 """Samples that an engine may run more than another and still be asked again by a session it knows: reading a
@@ -16,8 +17,11 @@ SESSIONS = 65_536
 """Sessions whose engine is remembered."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
 """Seconds before another choice is asked for, where the first is gone; doubles, times 0.5 to 1.5."""
+ATTEMPTS = 3
+"""How often a request is asked in all while what comes back is a bad answer."""
 
 Answer = TypeVar("Answer")
+logger = logging.getLogger(__name__)
 
 
 class Router:
@@ -29,6 +33,9 @@ class Router:
         """In the order of the engines' numbers."""
         self._mended = mended
         self._changed = asyncio.Event()
+        self.bad_answers = 0
+        """Bad answers since somebody last asked for their number."""
+        self._told = False
         self._last: dict[str, Seat] = {}
         """Which engine answered a session last; the sessions that were longest silent come first."""
 
@@ -38,27 +45,37 @@ class Router:
         """An engine's answer: of the one that answered this session last, whose cache begins with the same
         tokens, unless it is clearly busier than another; else of that with the fewest samples running.
 
-        `load`: samples that this adds.
+        `load`: samples that this adds. An engine that answers badly is asked again only where no other is
+        up; BadAnswer, the last, when no attempt is left.
         """
+        refused: list[Seat] = []
         while True:
-            answer = await self._try(await self._free(session), load, call)
+            seat = await self._free(session, refused)
+            answer = await self._try(seat, load, call, refused)
             if answer is not None:
                 return answer
 
     async def ask(self, seat: Seat, load: int, call: Callable[[EngineClient], Awaitable[Answer]]) -> Answer:
-        """The answer of this engine and no other, whenever it is up."""
+        """The answer of this engine and no other, whenever it is up. BadAnswer when no attempt is left."""
+        refused: list[Seat] = []
         while True:
             await seat.up.wait()
-            answer = await self._try(seat, load, call)
+            answer = await self._try(seat, load, call, refused)
             if answer is not None:
                 return answer
 
     async def ask_chosen(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
-        """The answer of an engine that somebody else chooses; of another, where that one is gone."""
-        pause = FIRST_PAUSE
+        """The answer of an engine that somebody else chooses; of another, where that one is gone or answers
+        badly. BadAnswer when no attempt is left.
+        """
+        pause, refused = FIRST_PAUSE, 0
         while True:
             try:
                 return await call()
+            except BadAnswer as error:
+                refused += 1
+                self._note(error, refused)
+                continue
             except EngineGone as error:
                 if not self._mended:
                     raise
@@ -78,9 +95,10 @@ class Router:
         self.seats[engine].find()
         self._changed.set()
 
-    async def _free(self, session: str) -> Seat:
-        """Where a request of this session goes, once an engine is up."""
+    async def _free(self, session: str, refused: Collection[Seat]) -> Seat:
+        """Where a request of this session goes, once an engine is up; one that it `refused` comes last."""
         up = await self._up()
+        up = [seat for seat in up if seat not in refused] or up
         seat = min(up, key=lambda seat: seat.load)
         if session:
             prompt = session.partition("/")[0]
@@ -101,9 +119,13 @@ class Router:
         return up
 
     async def _try(
-        self, seat: Seat, load: int, call: Callable[[EngineClient], Awaitable[Answer]]
+        self,
+        seat: Seat,
+        load: int,
+        call: Callable[[EngineClient], Awaitable[Answer]],
+        refused: list[Seat],
     ) -> Answer | None:
-        """The answer; None when the engine is lost, and somebody mends it."""
+        """The answer; None when the engine is lost, and somebody mends it, or when it joins the `refused`."""
         client = seat.client
         seat.load += load
         try:
@@ -114,8 +136,20 @@ class Router:
             if client is seat.client:
                 seat.lose()
             return None
+        except BadAnswer as error:
+            refused.append(seat)
+            self._note(error, len(refused))
+            return None
         finally:
             seat.load -= load
+
+    def _note(self, error: BadAnswer, times: int) -> None:
+        """Count a bad answer; it is raised where it was the last attempt. The console shows the first."""
+        level, self._told = (logging.INFO if self._told else logging.WARNING), True
+        self.bad_answers += 1
+        logger.log(level, "%s; attempt %d of %d", error, times, ATTEMPTS)
+        if times == ATTEMPTS:
+            raise error
 
     async def _tell(self, seat: Seat, call: Callable[[Seat], Awaitable[None]]) -> None:
         try:

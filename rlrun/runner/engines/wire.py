@@ -1,25 +1,22 @@
-"""Requests and answers as bytes: SGLang's JSON, written and read without a Python step for each token."""
+"""Requests as bytes: SGLang's JSON, written without a Python step for each token; `parsing` reads answers."""
 
 import dataclasses
-from base64 import b64decode
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from rlrun.plugins.types import VersionSpan
 from rlrun.runner.carriers import (
     FolderWeights,
     GenerateRequest,
-    Generation,
     GroupAddress,
     SerializedWeights,
     WeightBucket,
     WeightManifest,
 )
-from rlrun.runner.errors import EngineError
+from rlrun.runner.engines.parsing import sample_ids
 
 _FLATTENED = "flattened_bucket"
 """How an SGLang server is told that tensors lie one after the other in one buffer of bytes."""
@@ -52,11 +49,6 @@ def sample_body(request: GenerateRequest, number: int) -> bytes:
     return b'{"input_ids":' + _tokens(request) + b"," + rest[1:]
 
 
-def sample_ids(request: GenerateRequest) -> list[str]:
-    """How the samples of a request are called on the wire."""
-    return [f"{request.id}-{k}" for k in range(len(request.seeds))]
-
-
 def score_body(sequences: Sequence[NDArray[np.int32]]) -> bytes:
     """One /generate call that generates nothing: the log-probs of these tokens, at temperature 1."""
     ids = [
@@ -71,36 +63,6 @@ def score_body(sequences: Sequence[NDArray[np.int32]]) -> bytes:
         }
     )
     return b'{"input_ids":[' + b",".join(ids) + b"]," + rest[1:]
-
-
-def parse_scores(raw: bytes, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-    """The answer to `score_body`: `[T - 1]` log-probs of each sequence's tokens from the second on.
-
-    Raises EngineError when it is something else.
-    """
-    answers = orjson.loads(raw)
-    answers = answers if isinstance(answers, list) else [answers]
-    if len(answers) != len(sequences):
-        raise EngineError(f"log-probs of {len(sequences)} sequences were asked for, not {len(answers)}")
-    return [_given_log_probs(answer, one) for answer, one in zip(answers, sequences, strict=True)]
-
-
-def parse_generations(raw: bytes, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
-    """The answer to `generate_body`, by request. Raises EngineError when it is something else."""
-    answers = orjson.loads(raw)
-    wanted = sum(len(request.seeds) for request in requests)
-    if not isinstance(answers, list) or len(answers) != wanted:
-        raise EngineError(f"{wanted} samples were asked for; the answer is {raw[:200]!r}")
-    samples = iter(answers)
-    return [[_generation(next(samples)) for _ in request.seeds] for request in requests]
-
-
-def parse_sample(raw: bytes) -> Generation:
-    """The answer to `sample_body`. Raises EngineError when it is something else."""
-    answer = orjson.loads(raw)
-    if not isinstance(answer, dict):
-        raise EngineError(f"one sample was asked for; the answer is {raw[:200]!r}")
-    return _generation(answer)
 
 
 def manifest_body(manifest: WeightManifest) -> bytes:
@@ -176,57 +138,3 @@ def _tokens(request: GenerateRequest) -> bytes:
 def _params(request: GenerateRequest) -> dict[str, Any]:
     sampling = dataclasses.asdict(request.sampling)
     return {key: list(value) if isinstance(value, tuple) else value for key, value in sampling.items()}
-
-
-def _generation(answer: Mapping[str, Any]) -> Generation:
-    meta = answer["meta_info"]
-    finish = (meta.get("finish_reason") or {}).get("type")
-    if finish not in ("stop", "length", "abort"):
-        raise EngineError(f"sample {meta.get('id')}: finish_reason {meta.get('finish_reason')}")
-    tokens = np.array(answer["output_ids"], np.int32)
-    log_probs = np.array([entry[0] for entry in meta.get("output_token_logprobs") or ()], np.float32)
-    if len(tokens) != len(log_probs):
-        raise EngineError(f"sample {meta.get('id')}: {len(tokens)} tokens with {len(log_probs)} log-probs")
-    spans, experts = _spans(meta, len(tokens)), _experts(meta, len(tokens))
-    return Generation(tokens, log_probs, cast(Any, finish), spans, _cached(meta), experts)
-
-
-def _experts(meta: Mapping[str, Any], length: int) -> NDArray[np.int16] | None:
-    """base64 of int32 `[prompt + response - 1, layers, K]`, in the order of the tokens."""
-    encoded = meta.get("routed_experts")
-    if encoded is None or not length:
-        return None
-    flat = np.frombuffer(b64decode(encoded), np.int32)
-    rows = int(meta["prompt_tokens"]) + length - 1
-    if not rows or len(flat) % rows:
-        raise EngineError(f"sample {meta.get('id')}: experts of {len(flat)} numbers for {rows} tokens")
-    return flat.reshape(rows, -1).astype(np.int16)
-
-
-def _given_log_probs(answer: Mapping[str, Any], tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-    entries = answer["meta_info"].get("input_token_logprobs") or []
-    if [entry[1] for entry in entries] != tokens.tolist():
-        raise EngineError(
-            f"log-probs of {len(tokens)} tokens were asked for; the answer has {len(entries)} of others"
-        )
-    return np.array([entry[0] for entry in entries[1:]], np.float32)
-
-
-def _spans(meta: Mapping[str, Any], length: int) -> tuple[VersionSpan, ...]:
-    spans = meta.get("weight_versions") or [
-        {"version": meta.get("weight_version"), "start": 0, "end": length}
-    ]
-    return tuple(
-        VersionSpan(version_number(span["version"]), span["start"], span["end"])
-        for span in spans
-        if span["end"] > span["start"]
-    )
-
-
-def version_number(raw: Any) -> int:
-    """A weight version as a number; 0 for the name an SGLang server starts with ("default") and for none."""
-    return int(raw) if str(raw).lstrip("-").isdigit() else 0
-
-
-def _cached(meta: Mapping[str, Any]) -> int:
-    return int(meta.get("cached_tokens") or 0)

@@ -51,10 +51,12 @@ class Answers:
         try:
             async with self._room:
                 left = await self._executions.of(prompt, ask)
-        except TimeoutError:
+        except TimeoutError as error:
+            tally().failure = f"TimeoutError: {error}" if str(error) else "TimeoutError: no answer in time"
             tally().dropped["generation", "timeout"] += 1
             return None
-        except EngineError:
+        except EngineError as error:
+            tally().failure = f"{type(error).__name__}: {error}"
             tally().failed += self._spec.samples_per_prompt
             tally().dropped["generation", "failed"] += 1
             return None

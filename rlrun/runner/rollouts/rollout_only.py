@@ -3,6 +3,7 @@
 source ──▶ Batch ──▶ metrics, rollouts/step-N, checkpoint of the place in the data
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlrun.runner.clock import StepClock
@@ -25,6 +26,8 @@ class RolloutJob:
     """Runs once, before the first step: the weights stay what they are."""
     checkpoint_interval: int | None = None
     stop: StopRequest = field(default_factory=StopRequest)
+    engine_counts: Callable[[], dict[str, float]] = dict
+    """Metrics that count what engines did since the last call."""
 
 
 async def generate(job: RolloutJob, progress: Progress) -> None:
@@ -57,7 +60,7 @@ async def _step(job: RolloutJob, progress: Progress) -> None:
     usage = StepUsage.of(clock, 0.0, batch, [], 0)
     progress.seconds += usage.step_seconds
     progress.generated_tokens += usage.generated_tokens
-    job.journal.step(progress.step, metrics | usage.metrics(), batch.groups)
+    job.journal.step(progress.step, metrics | usage.metrics() | job.engine_counts(), batch.groups)
     if progress.step == job.steps or is_due(progress.step - 1, job.checkpoint_interval):
         await _save(job, progress)
 

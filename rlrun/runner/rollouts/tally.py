@@ -26,7 +26,7 @@ class Tally:
     dropped_samples: Counter[Verdict] = field(default_factory=Counter)
     masked_samples: Counter[Verdict] = field(default_factory=Counter)
     failure: str = ""
-    """Why the first execution failed that did."""
+    """Why the last execution or request that failed did so."""
     scored: list[Group] = field(default_factory=list)
     spare: list[Group] = field(default_factory=list)
     """Dropped by a filter that would rather keep them than let the step starve."""
@@ -38,8 +38,8 @@ class Tally:
         self.generated_tokens += sum(len(made.tokens) for made in generations)
 
     def note_failures(self, samples: Sequence[Sample]) -> None:
-        """Remember why an execution failed."""
-        self.failure = self.failure or next((one.failure for one in samples if one.failure), "")
+        """Remember why the last execution failed that did."""
+        self.failure = next((one.failure for one in reversed(samples) if one.failure), self.failure)
 
     def split(self, waiting: Collection[int]) -> "Tally":
         """A new tally with the groups of these prompts, which are told of when they are trained on."""
@@ -72,11 +72,16 @@ class Tally:
     def _starved(self, kept: int, wanted: int) -> JobError:
         """What was tried, and why so little was kept."""
         why = ", ".join(f"{n} by {name} ({reason})" for (name, reason), n in self.dropped.most_common())
-        first = f" The first execution that failed: {self.failure}." if self.failure else ""
+        last = f" The last failure: {self.failure}." if self.failure else ""
+        cure = (
+            "Choose prompts the policy sometimes solves, loosen the filters (nonzero_std has "
+            "keep_when_short), or raise rollout.max_attempts"
+        )
+        if self.dropped and all(name == "generation" for name, _ in self.dropped):
+            cure = "No filter dropped any of them: find out why the engines or the rollout failed"
         return JobError(
             f"the rollout starved: of {self.submitted} groups tried {kept} were kept, {wanted} are "
-            f"needed. Dropped: {why}.{first} Choose prompts the policy sometimes solves, loosen the filters "
-            "(nonzero_std has keep_when_short), or raise rollout.max_attempts"
+            f"needed. Dropped: {why}.{last} {cure}"
         )
 
     def metrics(self, version: int) -> dict[str, float]:

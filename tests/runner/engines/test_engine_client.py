@@ -103,7 +103,7 @@ async def test_a_request_is_one_entry_for_each_seed(make_peer: Any) -> None:
         stopped = {"type": "stop", "matched": 9}
         samples = [
             sglang_sample("7-0", [1, 2, 9], finish_reason=stopped, weight_versions=spans, weight_version="3"),
-            sglang_sample("7-1", []),
+            sglang_sample("7-1", [], finish_reason={"type": "abort"}),
         ]
         return web.json_response(samples)
 
@@ -130,7 +130,7 @@ async def test_a_request_is_one_entry_for_each_seed(make_peer: Any) -> None:
     assert (first.log_probs.tolist(), first.log_probs.dtype) == ([-0.5, -1.0, -4.5], np.float32)
     assert (first.finish, first.cached_tokens) == ("stop", 1)
     assert first.versions == (VersionSpan(2, 0, 1), VersionSpan(3, 1, 3))
-    assert (second.finish, second.tokens.shape, second.versions) == ("length", (0,), ())
+    assert (second.finish, second.tokens.shape, second.versions) == ("abort", (0,), ())
 
 
 async def test_control_calls(make_peer: Any) -> None:
@@ -304,7 +304,7 @@ async def test_an_engine_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     async with EngineClient(url) as client:
-        with pytest.raises(EngineError, match=rf"engine {url}/generate cannot be reached"):
+        with pytest.raises(EngineError, match=rf"engine at {url}/generate cannot be reached"):
             await client.generate(REQUEST)
         assert not await client.health()
 

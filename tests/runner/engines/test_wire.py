@@ -10,7 +10,8 @@ from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.types import Group, Prompt, Row
 from rlrun.runner.batches.sequences import to_sequences
 from rlrun.runner.carriers import GenerateRequest, Generation, Sampling
-from rlrun.runner.engines.wire import generate_body, parse_generations, parse_sample, sample_body
+from rlrun.runner.engines.parsing import ModelLimits, parse_generations, parse_sample
+from rlrun.runner.engines.wire import generate_body, sample_body
 from rlrun.runner.errors import EngineError
 from rlrun.runner.rollouts.grouping import groups_of
 
@@ -35,7 +36,7 @@ def test_experts_are_asked_for_and_parsed() -> None:
     assert json.loads(generate_body([REQUEST], experts=True))["return_routed_experts"] is True
     assert "return_routed_experts" not in json.loads(generate_body([REQUEST]))
     experts = np.arange(4 * 2 * 3).reshape(4, 2, 3)
-    [[made]] = parse_generations(answer(experts), [REQUEST])
+    [[made]] = parse_generations(answer(experts), [REQUEST], ModelLimits(experts=24))
     assert made.experts is not None
     assert made.experts.dtype == np.int16
     np.testing.assert_array_equal(made.experts, experts.reshape(4, 6))
@@ -43,7 +44,7 @@ def test_experts_are_asked_for_and_parsed() -> None:
 
 def test_experts_of_other_tokens_are_an_engine_error() -> None:
     with pytest.raises(EngineError, match="experts of 15 numbers for 4 tokens"):
-        parse_generations(answer(np.zeros((5, 3))), [REQUEST])
+        parse_generations(answer(np.zeros((5, 3))), [REQUEST], ModelLimits(experts=24))
 
 
 def test_samples_asked_for_one_by_one_are_those_of_the_whole_request() -> None:
@@ -55,9 +56,9 @@ def test_samples_asked_for_one_by_one_are_those_of_the_whole_request() -> None:
             key: [whole[key][number]] for key in ("input_ids", "sampling_params", "rid")
         }
     [alone] = json.loads(answer(np.zeros((4, 3))))
-    assert parse_sample(json.dumps(alone).encode()).tokens.tolist() == [8, 1]
+    assert parse_sample(json.dumps(alone).encode(), REQUEST, 0).tokens.tolist() == [8, 1]
     with pytest.raises(EngineError, match="one sample was asked for"):
-        parse_sample(answer(np.zeros((4, 3))))
+        parse_sample(answer(np.zeros((4, 3))), REQUEST, 0)
 
 
 class Chat:

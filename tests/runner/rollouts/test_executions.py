@@ -165,7 +165,7 @@ async def test_what_is_no_trajectory_is_a_failure(left: object, failure: str) ->
     assert await answer(Broken(left=left), Engines(), tally) is None
     assert failure in tally.failure
     assert tally.dropped["generation", "failed"] == 1
-    with pytest.raises(JobError, match="The first execution that failed: ValueError:"):
+    with pytest.raises(JobError, match="The last failure: ValueError:"):
         tally.make_do([], 1)
 
 

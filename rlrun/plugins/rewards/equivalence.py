@@ -11,7 +11,8 @@ LONGEST_ANSWER = 2000
 _CALCULABLE = re.compile(r"\d|[-+*/^()\\]|^[a-zA-Z]{1,2}$")
 _WHOLE = re.compile(r"[-+]?\d+")
 _NUMBER = re.compile(
-    r"[({]*[-+]*(?:\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\^(?:\{[-+]?\d+\}|\d+))?|\*10\^\{\d+\}|\(\d+\+\d+/\d+\))+[)}]*"
+    r"[({]*[-+]*(?:\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\^(?:\{[-+]?\d+\}|\d+))?|\*10\^\{[-+]?\d+\}|"
+    r"\(\d+\+\d+/\d+\))+[)}]*"
 )
 _FRACTION = re.compile(
     r"[-+]?(?:(?P<over>\d+)/(?P<under>\d+)|\\frac\{[-+]?(?P<top>\d+)\}\{[-+]?(?P<bottom>\d+)\})"
@@ -21,8 +22,8 @@ _FRACTION = re.compile(
 def same_answer(answer: str, label: str) -> bool:
     """Whether the answer is the label; an empty one never is, a long one only word for word.
 
-    An answer has to be worked out: where the label is a whole number, `40+2` is not 42 (a power such as
-    `2^{10}` may stand), and where it is a fraction, one of whole numbers has to be in lowest terms.
+    An answer has to be worked out: where the label is a whole number, `40+2` is not 42, but `2^{10}` is 1024
+    and `3*10^{5}` is 300000; where it is a fraction, one of whole numbers has to be in lowest terms.
     """
     if len(answer) > LONGEST_ANSWER:
         return answer.strip() == label.strip() != ""

@@ -13,12 +13,21 @@ _UNIT = (
     r"(?:second|minute|hour|day|week|month|year)s?|(?:liter|litre|gallon)s?|(?:degree|dollar|cent|unit|point)s?|percent"
 )
 _POWERS_OF_TEN = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_COMMAND = (
+    r"(?:[dtc]?frac|sqrt|pi|times|cdot|div|pm|left|right|begin|end|text\w*|math\w*|[mhf]?box|overline|boxed|"
+    r"sin|cos|tan|ln|log|exp|infty|circ|degree|emptyset|varnothing|cup|cap|in|[lgn]eq?|quad|angle|"
+    r"alpha|beta|gamma|theta|lambda|omega)(?![a-zA-Z])"
+)
 _PLAIN_ARGUMENT = r"(?:\{([^{}\\]*)\}|(\\pi|\w))"
 _ARGUMENT = r"(?:\{([^{}]*)\}|(\\pi|\w))"
 
 
 def _scale(found: re.Match[str]) -> str:
     return f"*10^{{{_POWERS_OF_TEN[found[1]]}}}"
+
+
+def _power_of_ten(found: re.Match[str]) -> str:
+    return f"*10^{{{found[1] or found[2]}}}"
 
 
 def _fraction(found: re.Match[str]) -> str:
@@ -30,6 +39,8 @@ def _rules(*rules: tuple[str, Replacement]) -> list[tuple[re.Pattern[str], Repla
 
 
 _RULES = _rules(
+    # Data sets that were written as JSON twice have two backslashes before a command.
+    (rf"(?<!\\)(?:\\\\)+(?={_COMMAND})", lambda _: "\\"),
     (r"^\\(?:text|mbox)\s*\{([^{}]*)\}$", r"\1"),
     (r"(?:\\\\)+$", ""),
     (r"\s*\\\\\s*(?!\[)", lambda _: r"\\"),
@@ -49,6 +60,7 @@ _RULES = _rules(
     (r"_\{(\w)\}", r"_\1"),
     (r"\\([{}])\s*", r"\\\1"),
     (rf"(?<=\d)\s*({'|'.join(_POWERS_OF_TEN)})s?\b", _scale),
+    (r"(?<=\d)\s*(?:\\times|\\cdot|[*·×xX])\s*10\s*\^\s*(?:\{\s*([-+]?\d+)\s*\}|([-+]?\d+))", _power_of_ten),
     (r"\s+(?:or|and)\s+", ","),
     (r"^([+-]?\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?)$", lambda found: re.sub("[, ]", "", found[1])),
     (r"\\infty(?![a-zA-Z])|\binfinity\b", "inf"),

@@ -46,10 +46,7 @@ def _document(name: str, runs_dir: Path) -> dict[str, Any]:
 
 
 def _lock(path: Path) -> dict[str, Any]:
-    try:
-        locked: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    if not isinstance(locked, dict) or "spec" not in locked:
-        raise ValueError(f"{path} is no lock file: it has no spec")
+    from rlrun.runner.records.lock import read_lock
+
+    locked = read_lock(path)
     return {name: value for name, value in locked.items() if name not in ("sources", "platform")}

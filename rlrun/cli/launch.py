@@ -54,12 +54,9 @@ def _refuse_drift(loaded: "LoadedSpec", locked: Path) -> None:
     """ValueError, with every difference, where this launch would not be the locked one."""
     from rlrun.runner.errors import JobError
     from rlrun.runner.model_files import fetch_model
-    from rlrun.runner.records.lock import drift, lock
+    from rlrun.runner.records.lock import drift, lock, read_lock
 
-    try:
-        before = json.loads(locked.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{locked} cannot be read: {error}") from None
+    before = read_lock(locked)
     try:
         now = lock(loaded, fetch_model(loaded.spec.model))
     except JobError as error:

@@ -62,7 +62,7 @@ def _tail(path: Path, lines: int, seen: dict[Path, int]) -> str:
 
 def _follow(run: "RunFolder", process: str | None, seen: dict[Path, int]) -> None:
     """Print what is written from now on, each line after its process, until the run's process has ended."""
-    from rlrun.runner.records.run_folder import is_alive
+    from rlrun.runner.records.state import is_alive
 
     alive = True
     while alive:

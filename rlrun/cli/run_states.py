@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.records.run_folder import RunFolder, is_alive
+from rlrun.runner.errors import RunFolderError
+from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.records.state import is_alive
 from rlrun.specs.spelling import nearest
 
 
 def all_runs(runs_dir: Path) -> list[RunFolder]:
-    """Every run that has a state, the one started last first."""
+    """Every run that has a state, the one started last first; those that cannot be read last."""
     folders = [RunFolder(path.parent) for path in runs_dir.glob("*/state.json")]
-    return sorted(
-        folders, key=lambda folder: (folder.read_state().get("started", ""), folder.name), reverse=True
-    )
+    return sorted(folders, key=lambda folder: (_started(folder), folder.name), reverse=True)
 
 
 def find_run(runs_dir: Path, name: str | None) -> RunFolder:
@@ -38,3 +38,10 @@ def shown_state(folder: RunFolder) -> dict[str, Any]:
     if state.get("status") == "running" and not is_alive(state):
         state["status"] = "died"
     return state
+
+
+def _started(folder: RunFolder) -> str:
+    try:
+        return str(folder.read_state().get("started", ""))
+    except RunFolderError:
+        return ""

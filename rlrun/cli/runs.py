@@ -3,22 +3,41 @@
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlrun.cli.arguments import AsJson, RunsDir
+
+if TYPE_CHECKING:
+    from rlrun.runner.records.run_folder import RunFolder
 
 
 def command(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     """List runs: status, step, reward."""
-    from rlrun.cli.run_states import all_runs, shown_state
+    from rlrun.cli.run_states import all_runs
 
-    states = [(run.name, shown_state(run)) for run in all_runs(runs_dir)]
+    runs = all_runs(runs_dir)
+    states = _readable(runs)
     if as_json:
         print(json.dumps([{"name": name, **state} for name, state in states]))
-    elif not states:
+    elif not runs:
         print(f"no runs in {runs_dir}")
     else:
         _print_table(states)
+
+
+def _readable(runs: "list[RunFolder]") -> list[tuple[str, dict[str, Any]]]:
+    """Names and states; says on standard error which cannot be read."""
+    from rlrun.cli.report import print_error
+    from rlrun.cli.run_states import shown_state
+    from rlrun.runner.errors import RunFolderError
+
+    states = []
+    for run in runs:
+        try:
+            states.append((run.name, shown_state(run)))
+        except RunFolderError as error:
+            print_error(str(error))
+    return states
 
 
 def _print_table(states: list[tuple[str, dict[str, Any]]]) -> None:

@@ -1,12 +1,11 @@
 """`rlrun stop`: end a running job cleanly."""
 
-import json
+import math
 import os
 import signal
-import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,16 +36,14 @@ def command(
     """Ask a run to save its last step and to end, as Ctrl-C would, and wait for it."""
     from rlrun.cli.run_states import find_run, shown_state
     from rlrun.runner.checkpoint import newest_step
-    from rlrun.runner.records.run_folder import is_alive
+    from rlrun.runner.records.state import is_alive
     from rlrun.runner.stopping import outcome
 
     run = find_run(runs_dir, name)
     state = run.read_state()
     if not is_alive(state):
         raise ValueError(f"{name} is not running: {shown_state(run)['status']}")
-    if state["host"] != socket.gethostname():
-        raise ValueError(f"{name} runs on {state['host']}, not on this host; stop it there")
-    os.kill(state["pid"], signal.SIGINT)
+    _interrupt(run, state)
     seconds = _stop_timeout(run) + _TO_END_S if timeout is None else timeout
     if not _ended(run, seconds):
         print(f"{name} (process {state['pid']}) was told to stop and still runs after {seconds:g} s")
@@ -60,15 +57,43 @@ def command(
 
 def _stop_timeout(run: "RunFolder") -> float:
     """Seconds that the run may take to save."""
+    from rlrun.runner.records.lock import read_lock
+
     try:
-        return float(json.loads(run.lock.read_text("utf-8"))["spec"]["checkpoint"]["stop_timeout"])
-    except (OSError, ValueError, KeyError):
+        seconds = float(read_lock(run.lock)["spec"]["checkpoint"]["stop_timeout"])
+    except (ValueError, KeyError, TypeError):
         return _STOP_TIMEOUT_S
+    return seconds if 0 <= seconds < math.inf else _STOP_TIMEOUT_S
+
+
+def _interrupt(run: "RunFolder", state: dict[str, Any]) -> None:
+    """Interrupts the run's driver; ValueError, and no signal, if this cannot be the process of that id.
+
+    The process id comes from a file. The descriptor keeps to one process while that is looked at.
+    """
+    from rlrun.runner.records.claim import is_claimed_by
+    from rlrun.runner.records.owner import Owner
+
+    owner = Owner.model_validate({each: state[each] for each in Owner.model_fields})
+    if not owner.is_here:
+        raise ValueError(
+            f"{run.name} runs on {owner.host}, which is another host or container; stop it there"
+        )
+    process = os.pidfd_open(owner.pid)
+    try:
+        if not owner.is_running or not is_claimed_by(run, owner.pid):
+            raise ValueError(
+                f"process {owner.pid}, which {run.state} names, does not run {run.name}, or belongs to "
+                "another user; it gets no signal"
+            )
+        signal.pidfd_send_signal(process, signal.SIGINT)
+    finally:
+        os.close(process)
 
 
 def _ended(run: "RunFolder", timeout: float) -> bool:
     """Whether the run's process ends, or says that it has, before the time is up."""
-    from rlrun.runner.records.run_folder import is_alive
+    from rlrun.runner.records.state import is_alive
 
     deadline = time.monotonic() + timeout
     while is_alive(run.read_state()):

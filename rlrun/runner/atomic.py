@@ -2,18 +2,28 @@
 
 import json
 import os
+import re
+import stat
+import tempfile
 from pathlib import Path
 from typing import Any
+
+_UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file in one piece: a reader sees the old content or the new."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -24,6 +34,26 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file in one piece."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether this is a temporary file of `write_bytes`, which a killed process leaves behind."""
+    return _UNFINISHED.fullmatch(path.name) is not None and path.is_file() and not path.is_symlink()
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Returns what a file from outside holds; OSError or ValueError if it cannot be read.
+
+    ValueError for more than `most` bytes, and for what is not a regular file: opening a pipe would wait
+    for a writer, and a device has no end.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most} bytes")
+    return content
 
 
 def sync_tree(folder: Path) -> None:

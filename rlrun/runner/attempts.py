@@ -161,7 +161,7 @@ async def roll_out_alone(
 
 
 async def _export(job: Job, folder: RunFolder) -> None:
-    temporary = folder.path / ".model.tmp"
+    temporary = folder.unfinished_model
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         await job.trainer.export_hf(temporary)

@@ -6,7 +6,6 @@ claim folder ─▶ read inputs ∥ start Ray ∥ start rewards ─▶ start ran
 """
 
 import asyncio
-import json
 import logging
 import resource
 from contextlib import AsyncExitStack, suppress
@@ -24,11 +23,12 @@ from rlrun.runner.cluster.failures import run_watched
 from rlrun.runner.cluster.processes import clean_up_after
 from rlrun.runner.errors import JobError
 from rlrun.runner.model_files import fetch_model
+from rlrun.runner.records.claim import claim
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.journal import Journal
-from rlrun.runner.records.lock import check_same_run, lock
+from rlrun.runner.records.lock import check_same_run, lock, read_lock
 from rlrun.runner.records.report import write_report
-from rlrun.runner.records.run_folder import RunFolder, claim
+from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.scoring.scorer import unique_names
 from rlrun.runner.signals import INTERRUPTED, stop_on_signals
 from rlrun.runner.stopping import StopRequest, outcome
@@ -47,18 +47,19 @@ def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> in
 
     RunFolderError, before anything is started, where the run's name cannot be had.
     """
-    folder = claim(Path(loaded.spec.runs_dir), loaded.spec.name, resume=resume, new=new)
-    clean_up_after(folder.read_state())
-    console = Console(folder.name)
-    handlers = _log_to(folder, console)
-    _allow_open_files()
-    try:
-        return asyncio.run(_supervise(loaded, folder, console, resume=resume))
-    finally:
-        for handler in handlers:
-            logging.getLogger().removeHandler(handler)
-            logging.getLogger("rlrun").removeHandler(handler)
-            handler.close()
+    runs_dir = Path(loaded.spec.runs_dir)
+    with claim(runs_dir, loaded.spec.name, resume=resume, new=new) as folder:
+        clean_up_after(folder.read_state())
+        console = Console(folder.name)
+        handlers = _log_to(folder, console)
+        _allow_open_files()
+        try:
+            return asyncio.run(_supervise(loaded, folder, console, resume=resume))
+        finally:
+            for handler in handlers:
+                logging.getLogger().removeHandler(handler)
+                logging.getLogger("rlrun").removeHandler(handler)
+                handler.close()
 
 
 async def _supervise(loaded: LoadedSpec, folder: RunFolder, console: Console, *, resume: bool) -> int:
@@ -133,7 +134,7 @@ def _write_specs(loaded: LoadedSpec, folder: RunFolder, locked: dict[str, Any]) 
         write_text(folder.spec, text)
         write_json(folder.lock, locked)
         return
-    if changed := check_same_run(json.loads(folder.lock.read_text()), locked):
+    if changed := check_same_run(read_lock(folder.lock), locked):
         logger.warning("resumed with another %s than the run began with", ", ".join(changed))
         aside = folder.next_aside()
         write_text(aside / "spec.toml", text)

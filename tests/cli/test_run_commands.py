@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import types
@@ -13,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from cli_outcome import Command
 
@@ -22,13 +19,18 @@ from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.doctor import Check
 from rlrun.runner.model_files import fetch_model
 from rlrun.runner.records.lock import lock
+from rlrun.runner.records.owner import Owner
 from rlrun.specs.loading import LoadedSpec
 
 BASE = Path(__file__).parents[1] / "specs" / "base.toml"
 
 DRIVER = """
 import json, pathlib, signal, sys
+from rlrun.runner.records.owner import Owner
 path = pathlib.Path(sys.argv[1])
+lock = path.with_name("driver.lock").open("a") if sys.argv[2] != "stranger" else None
+state = json.loads(path.read_text()) | Owner.current().model_dump() | {"status": "running"}
+path.write_text(json.dumps(state))
 def stop(*_):
     if sys.argv[2] == "obey":
         new = path.with_suffix(".new")
@@ -46,9 +48,8 @@ def write_run(runs: Path, name: str, **state: Any) -> Path:
     folder = runs / name
     (folder / "logs").mkdir(parents=True)
     base = {
-        "status": "done", "pid": 1, "host": socket.gethostname(), "process_started": 0.0,
-        "step": 5, "steps": 10, "started": "2026-01-01T10:00:00+00:00",
-        "updated": "2026-01-01T11:00:00+00:00",
+        "status": "done", "pid": 1, "host": "elsewhere", "step": 5, "steps": 10,
+        "started": "2026-01-01T10:00:00+00:00", "updated": "2026-01-01T11:00:00+00:00",
         "metrics": {"rollout/reward/mean": 0.25, "train/loss": None}, "error": None,
     }  # fmt: skip
     (folder / "state.json").write_text(json.dumps(base | state))
@@ -57,17 +58,13 @@ def write_run(runs: Path, name: str, **state: Any) -> Path:
 
 @contextmanager
 def driver(runs: Path, name: str, manner: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that owns a run, and obeys SIGINT or ignores it."""
+    """A process that says it runs a run, and obeys SIGINT or ignores it; a stranger has not claimed it."""
     folder = write_run(runs, name)
     command = [sys.executable, "-c", DRIVER, str(folder / "state.json"), manner]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            state = json.loads((folder / "state.json").read_text())
-            started = psutil.Process(process.pid).create_time()
-            state |= {"status": "running", "pid": process.pid, "process_started": started}
-            (folder / "state.json").write_text(json.dumps(state))
             yield process
         finally:
             process.kill()
@@ -118,7 +115,7 @@ def test_status_of_an_unknown_run(rlrun: Command, tmp_path: Path) -> None:
 
 
 def test_a_run_whose_process_is_gone_has_died(rlrun: Command, tmp_path: Path) -> None:
-    write_run(tmp_path, "job", status="running", pid=os.getpid(), process_started=1.0)
+    write_run(tmp_path, "job", **Owner.current().model_dump() | {"status": "running", "start_ticks": 1})
     outcome = rlrun("status", "job", "--runs-dir", tmp_path)
     assert "job: died" in outcome.out
     assert "--resume" in outcome.out
@@ -147,16 +144,57 @@ def test_stop_says_when_the_run_goes_on(rlrun: Command, tmp_path: Path) -> None:
         assert process.poll() is None
 
 
-def test_stop_never_signals_a_process_of_another_host(
-    rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_stop_signals_no_process_that_has_not_claimed_the_run(rlrun: Command, tmp_path: Path) -> None:
+    with driver(tmp_path, "job", "stranger") as process:
+        outcome = rlrun("stop", "job", "--runs-dir", tmp_path)
+        assert outcome.code == 2
+        assert f"process {process.pid}, which " in outcome.err
+        assert "it gets no signal" in outcome.err
+        assert process.poll() is None
+
+
+ELSEWHERE = [{"host": "elsewhere"}, {"pid_namespace": 1}, {"boot_id": "another"}]
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_stop_never_signals_a_process_of_another_host_container_or_boot(
+    place: dict[str, Any], rlrun: Command, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        os, "kill", lambda pid, number: pytest.fail(f"signalled {pid} with {signal.Signals(number)}")
-    )
-    write_run(tmp_path, "job", status="running", host="elsewhere", updated=datetime.now(UTC).isoformat())
-    outcome = rlrun("stop", "job", "--runs-dir", tmp_path)
-    assert outcome.code == 2
-    assert "runs on elsewhere" in outcome.err
+    with driver(tmp_path, "job", "ignore") as process:
+        path = tmp_path / "job" / "state.json"
+        elsewhere = {"updated": datetime.now(UTC).isoformat()} | place
+        path.write_text(json.dumps(json.loads(path.read_text()) | elsewhere))
+        outcome = rlrun("stop", "job", "--runs-dir", tmp_path)
+        assert outcome.code == 2
+        assert "which is another host or container; stop it there" in outcome.err
+        assert process.poll() is None
+
+
+HOSTILE = [
+    b"", b"[]", b"\xff", b"[" * 100_000,
+    *(json.dumps({"status": "running", "pid": pid}).encode() for pid in (0, -1, 1, 2**70, "1", [1], None)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", HOSTILE)
+def test_a_hostile_state_is_named_by_each_command_and_harms_none_that_asks_for_another(
+    content: bytes, rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for function in ("kill", "killpg", "pidfd_open"):
+        monkeypatch.setattr(os, function, lambda *_: pytest.fail("a process of the state was touched"))
+    write_run(tmp_path, "good")
+    (write_run(tmp_path, "bad") / "state.json").write_bytes(content)
+    runs = ("--runs-dir", tmp_path)
+    listed = rlrun("runs", *runs)
+    assert (listed.code, "good" in listed.out) == (0, True)
+    assert "bad/state.json does not hold a run's state" in listed.err
+    assert [run["name"] for run in json.loads(rlrun("runs", *runs, "--json").out)] == ["good"]
+    for command in (["status", "bad"], ["stop", "bad"], ["logs", "bad", "-f"]):
+        outcome = rlrun(*command, *runs)
+        assert outcome.code == 2
+        assert "does not hold a run's state" in outcome.err
+    assert "good: done" in rlrun("status", *runs).out
+    assert rlrun("logs", "bad", *runs).code == 0
 
 
 def test_logs_shows_the_end_of_each(rlrun: Command, tmp_path: Path) -> None:
@@ -257,7 +295,7 @@ def test_diff_of_specs_locks_and_runs(rlrun: Command, tmp_path: Path) -> None:
     assert found == [{"key": "trainer.lr", "before": 2e-3, "after": 1e-6}]
     (tmp_path / "other.json").write_text("[]")
     wrong = rlrun("diff", BASE, tmp_path / "other.json")
-    assert (wrong.code, "is no lock file" in wrong.err) == (2, True)
+    assert (wrong.code, "is not a lock file" in wrong.err) == (2, True)
 
 
 def test_a_locked_launch_refuses_drift(rlrun: Command, launched: list[Any], tmp_path: Path) -> None:
@@ -273,10 +311,11 @@ def test_a_locked_launch_refuses_drift(rlrun: Command, launched: list[Any], tmp_
 
 
 def test_what_is_not_installed_is_named(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "rlrun.runner.records.run_folder", raising=False)
-    monkeypatch.delitem(sys.modules, "rlrun.cli.run_states", raising=False)
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    outcome = rlrun("runs")
+    def imports(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'psutil'", name="psutil")
+
+    monkeypatch.setattr("rlrun.cli.launch.load", imports)
+    outcome = rlrun("launch", BASE)
     assert outcome.code == 2
     assert "psutil is not installed; running jobs needs more: pip install 'rlrun[run]'" in outcome.err
 

@@ -84,8 +84,7 @@ async def start_processes(
     groups = _engines(spec, plan, models, folder, cluster)
     if not cluster.is_local:
         await _check_hosts(spec, processes, groups[None], [*models.of_trainer, folder.path])
-    weights = folder.path / "weights"
-    trainer = TrainerRanks(cluster, processes, spec, plan, folders=models.of_trainer, weights=weights)
+    trainer = TrainerRanks(cluster, processes, spec, plan, folders=models.of_trainer, weights=folder.weights)
     handles = [handle for group in groups.values() for handle in group]
     if sleeps(spec) and processes and groups[None]:
         await trainer.start()

@@ -19,7 +19,8 @@ from rlrun.plugins.protocols import Tracker
 from rlrun.plugins.types import Group, Sample
 from rlrun.runner.errors import JobError
 from rlrun.runner.records.console import Console
-from rlrun.runner.records.run_folder import RunFolder, owner
+from rlrun.runner.records.owner import Owner
+from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.tracking import Tracking, close_all
 from rlrun.runner.rollouts.saved_rollouts import rollout_file, write_samples
 
@@ -49,7 +50,7 @@ class Journal:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._writes: list[Future[None]] = []
         now = _now()
-        self._state: dict[str, Any] = owner() | {
+        self._state: dict[str, Any] = Owner.current().model_dump() | {
             "status": "running",
             "started": now,
             "updated": now,

@@ -1,6 +1,7 @@
 """spec.lock.json: everything that decided what a run did. Secrets stay the references that the spec has."""
 
 import hashlib
+import json
 import platform
 import re
 import subprocess
@@ -9,20 +10,24 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from rlrun.plugins.registry import PluginError, load
+from rlrun.runner.atomic import read_bytes
 from rlrun.runner.errors import RunFolderError
 from rlrun.runner.model_files import ModelFiles, fingerprint
 from rlrun.specs.data import DataSpec
 from rlrun.specs.differences import Difference, differences
 from rlrun.specs.job import Spec
 from rlrun.specs.loading import LoadedSpec
-from rlrun.specs.paths import path_fields
+from rlrun.specs.paths import path_fields, shown_path
 
 _PACKAGES = ("rlrun", "torch", "torchtitan", "transformers", "ray", "numpy", "safetensors", "reasoning-gym")
 _FIXED = ("seed", "model", "data")
 """Sections that a resumed run must share with its beginning."""
 _NAMES = ("name", "runs_dir")
 """What a run is called is no part of what it does."""
+_MOST_BYTES = 64 << 20
 _SLICE = re.compile(r"@\[[^\]]*\]$")
 
 
@@ -37,6 +42,29 @@ def lock(loaded: LoadedSpec, model: ModelFiles) -> dict[str, Any]:
         "git": git_state(Path.cwd()),
         "platform": platform.platform(),
     }
+
+
+class _Model(BaseModel):
+    sha256: str
+
+
+class _Locked(BaseModel):
+    """What must be in a lock to compare it."""
+
+    spec: dict[str, Any]
+    model: _Model
+
+
+def read_lock(path: Path) -> dict[str, Any]:
+    """Returns a lock that an earlier launch wrote. RunFolderError if the file does not hold one."""
+    try:
+        locked = json.loads(read_bytes(path, _MOST_BYTES))
+        _Locked.model_validate(locked)
+    except ValidationError:
+        raise RunFolderError(f"{shown_path(path)} is not a lock file: it has no spec and model") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunFolderError(f"{shown_path(path)} cannot be read: {error}") from None
+    return dict(locked)
 
 
 def drift(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:

@@ -1,0 +1,147 @@
+"""Gives a launch its run folder, for itself alone until it ends.
+
+    mkdir, or an existing folder ─▶ lock driver.lock ─▶ does state.json say that it runs elsewhere?
+                                        │ locked: refused                     │ yes: refused
+
+The kernel releases the lock when the driver ends, however it ends. State.json decides alone where a file
+system has no locks, and about drivers on hosts whose locks are not seen here.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rlrun.runner.atomic import is_unfinished
+from rlrun.runner.errors import RunFolderError
+from rlrun.runner.file_lock import try_lock
+from rlrun.runner.records.run_folder import PRIVATE, RunFolder
+from rlrun.runner.records.state import is_alive
+from rlrun.specs.paths import shown_path
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def claim(runs_dir: Path, name: str, *, resume: bool, new: bool) -> Iterator[RunFolder]:
+    """The folder for a launch, which no other launch gets before the block ends.
+
+    It is fresh, or an existing one with `resume`; `new` takes the next free name. RunFolderError, with
+    nothing changed, for a name in use, for nothing to resume, and for a run that is still running.
+    """
+    folder = RunFolder(runs_dir.absolute() / name)  # other processes have other working directories
+    folder, lock = _resume(folder) if resume else _make_fresh(folder, new=new)
+    try:
+        _remove_unfinished(folder)
+        folder.make()
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def is_claimed_by(folder: RunFolder, pid: int) -> bool:
+    """Whether a process of this host has the folder's lock file open, as its driver has and nobody else."""
+    with suppress(OSError):
+        lock = folder.driver_lock.stat()
+        for opened in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if os.path.samestat(lock, opened.stat()):
+                    return True
+    return False
+
+
+def _resume(folder: RunFolder) -> tuple[RunFolder, int]:
+    _check_is_a_run(folder)
+    _check_has_no_links(folder)
+    lock = _lock(folder)
+    if lock is None:
+        raise RunFolderError(_still_running(folder))
+    try:
+        if is_alive(folder.read_state()):
+            raise RunFolderError(_still_running(folder))
+    except BaseException:
+        os.close(lock)
+        raise
+    return folder, lock
+
+
+def _make_fresh(folder: RunFolder, *, new: bool) -> tuple[RunFolder, int]:
+    number = 2
+    candidate = folder
+    while True:
+        if (lock := _make_and_lock(candidate)) is not None:
+            return candidate, lock
+        if not new:
+            raise RunFolderError(
+                f"the run {folder.shown} exists; go on with it (--resume), start another beside it "
+                "(--new), or choose a name (--name)"
+            )
+        candidate = RunFolder(folder.path.with_name(f"{folder.name}-{number}"))
+        number += 1
+
+
+def _make_and_lock(folder: RunFolder) -> int | None:
+    """Returns the lock of a new folder; None if the name is in use, or was at once claimed by a resume."""
+    try:
+        folder.path.mkdir(mode=PRIVATE, parents=True)
+    except FileExistsError:
+        return None
+    except OSError as error:
+        raise RunFolderError(
+            f"the run's folder {folder.shown} cannot be made ({error.strerror}); runs_dir names where runs go"
+        ) from None
+    return _lock(folder)
+
+
+def _lock(folder: RunFolder) -> int | None:
+    """Returns a descriptor that holds the folder's lock until it is closed; None if another process does."""
+    try:
+        lock = os.open(folder.driver_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        raise RunFolderError(f"{shown_path(folder.driver_lock)} cannot be opened: {error.strerror}") from None
+    locked = try_lock(lock)
+    if locked is None:
+        logger.warning(
+            "the file system of %s has no locks: make sure that no other launch resumes this run",
+            folder.shown,
+        )
+    if locked is False:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _check_is_a_run(folder: RunFolder) -> None:
+    if folder.state.exists() or folder.driver_lock.exists():
+        return
+    if folder.path.exists():
+        raise RunFolderError(f"{folder.shown} is not a run: it has no {folder.state.name}")
+    others = sorted(path.name for path in folder.path.parent.glob("*") if (path / "state.json").exists())
+    known = f"; there are {', '.join(others)}" if others else ""
+    raise RunFolderError(f"there is no run {folder.shown} to resume{known}")
+
+
+def _check_has_no_links(folder: RunFolder) -> None:
+    """A link would have what is written, moved and removed in the folder change files elsewhere."""
+    for path in folder.written():
+        if path.is_symlink():
+            raise RunFolderError(
+                f"{shown_path(path)} is a link, and a run writes and removes files only in its own folder; "
+                "put in its place what it points to (runs_dir names another disk)"
+            )
+
+
+def _still_running(folder: RunFolder) -> str:
+    where = ""
+    with suppress(RunFolderError):
+        state = folder.read_state()
+        where = f" (process {state['pid']} on {state['host']})" if is_alive(state) else ""
+    return f"the run {folder.shown} is still running{where}; stop it first: rlrun stop {folder.name}"
+
+
+def _remove_unfinished(folder: RunFolder) -> None:
+    """Removes the temporary files of a driver that was killed while it replaced a file."""
+    for path in folder.path.iterdir():
+        if is_unfinished(path):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,88 @@
+"""state.json: what a run says about itself.
+
+The file may have been copied, shared or damaged. It is checked whenever it is read, what it says is only
+shown, and nothing is removed because it says so.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, FiniteFloat, ValidationError
+
+from rlrun.runner.atomic import read_bytes
+from rlrun.runner.errors import RunFolderError
+from rlrun.runner.records.owner import MOST_PID, Owner
+from rlrun.specs.paths import shown_path
+
+SILENT_SECONDS = 300.0
+"""A run that this host cannot look up counts as running while its state is no older than this."""
+_MOST_BYTES = 4 << 20
+_MOST_STEPS = 1 << 53
+_YEARS = range(2000, 9000)
+"""What every time zone can show."""
+
+
+def _printable(text: str) -> str:
+    """Replaces what a terminal would obey instead of show."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+
+
+def _timestamp(text: str) -> str:
+    when = datetime.fromisoformat(text)
+    if when.tzinfo is None or when.year not in _YEARS:
+        raise ValueError("not a date and time with a time zone")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_printable)]
+Timestamp = Annotated[str, AfterValidator(_timestamp)]
+
+
+class State(Owner):
+    """Everything that state.json says, with the process that wrote it."""
+
+    host: Text
+    status: Literal["running", "done", "failed", "interrupted"]
+    started: Timestamp
+    updated: Timestamp
+    step: int = Field(ge=0, le=_MOST_STEPS)
+    steps: int | None = Field(ge=0, le=_MOST_STEPS)
+    metrics: dict[Text, FiniteFloat | None]
+    error: Text | None
+    processes: dict[Text, Annotated[int, Field(ge=1, le=MOST_PID)] | None] = Field(default_factory=dict)
+    """Ids of the job's processes, by name, for people to look at."""
+    scratch: Text | None = None
+    """The job's folder among temporary files, for people to look at."""
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Returns a state; empty if there is no such file. RunFolderError if the file does not hold one."""
+    try:
+        return State.model_validate_json(read_bytes(path, _MOST_BYTES)).model_dump()
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            f"{shown_path(path)} does not hold a run's state ({_reason(error)}); move it away"
+        ) from None
+
+
+def is_alive(state: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote a state still runs, or said so lately if it cannot be looked up here."""
+    if state.get("status") != "running":
+        return False
+    owner = Owner.model_validate({name: state[name] for name in Owner.model_fields})
+    if owner.is_here:
+        return owner.is_running
+    silent = datetime.now(UTC) - datetime.fromisoformat(state["updated"])
+    return abs(silent.total_seconds()) < SILENT_SECONDS
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        return _printable(f"{where}: {first['msg']}" if where else first["msg"])[:200]
+    return str(error.strerror if isinstance(error, OSError) else error)

@@ -15,7 +15,10 @@ END = 0
 
 
 class LetterChat:
-    """A tokenizer of letters, and a template of one line a message: `role: content` and the end token."""
+    """A tokenizer of letters, and a template of one line a message: `role: content` and the end token.
+
+    Contents cannot end a turn: their `\\0` is left out.
+    """
 
     eos_token_ids = (END,)
 
@@ -45,4 +48,5 @@ class LetterChat:
 
 def _line(message: Message) -> str:
     end = "" if message["role"] == "tool" else "\0"
-    return f"{message['role']}: {message['content']}{end}\n"
+    content = str(message["content"]).replace("\0", "")
+    return f"{message['role']}: {content}{end}\n"

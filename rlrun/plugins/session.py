@@ -23,19 +23,23 @@ class Chat(Protocol):
         """Tokens that end a response."""
 
     def encode(self, text: str) -> Tokens:
-        """Tokens of a text; special tokens that it names are special, and none are added."""
+        """Tokens of a text; special tokens that it names are special, and none are added.
+
+        Not for text of others, which could end a turn: give that to `render` or `follow_up` in a message.
+        """
 
     def decode_batch(self, batch: Sequence[Tokens], *, special: bool = False) -> list[str]:
         """The texts of token sequences; `special`: with special tokens."""
 
     def plain(self, text: str) -> str:
-        """A text of others (a tool's, a page's) without the names of special tokens, so that it cannot end a
-        turn or begin one.
-        """
+        """A text without the names of special tokens."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Tokens:
-        """A conversation by the chat template, up to where the policy's answer begins. ValueError where the
-        template refuses it.
+        """A conversation by the chat template, up to where the policy's answer begins.
+
+        The texts of messages and tools stay as they are, and the names of control tokens in them are plain
+        text, so that no tool, page or agent can end a turn or begin one. ValueError where the template
+        refuses the conversation, or would put control tokens together from these texts.
         """
 
     def follow_up(
@@ -43,7 +47,7 @@ class Chat(Protocol):
     ) -> tuple[Tokens, Tokens]:
         """What the template puts between the text of an answer and that of the next: the token that ends the
         answer (`[1]`, which the policy made itself unless it was cut off), and `messages` with what leads up
-        to the next answer.
+        to the next answer. As in `render`, texts of messages cannot end a turn.
         """
 
 

@@ -25,6 +25,8 @@ Answer to judge:
 
 Think briefly, then end with one line "Score: N", N a whole number from 0 (useless) to 10 (perfect)."""
 _PLACE = re.compile(r"\{(prompt|response|label)\}")
+_CONTROL = re.compile(r"[<\[](?=[|｜]|/?(?:s|bos|eos|INST|(?:start|end)_of_turn)[>\]])")
+"""Where a control token begins, as families of models write them: `<|im_end|>`, `</s>`, `[INST]`."""
 
 
 class LlmJudgeParams(AskParams):
@@ -109,11 +111,15 @@ def _judges(params: LlmJudgeParams) -> list[Address]:
 
 
 def asked(template: str, sample: Sample) -> str:
-    """The template with its places filled in, none of them twice."""
+    """The template with its places filled in, none of them twice.
+
+    The judge's tokenizer is not known here, and its server would take a control token's name in an answer for
+    the token: a policy could end the judge's turn and give the score itself. A blank breaks these names.
+    """
     row = sample.prompt.row
     prompt = row.prompt if isinstance(row.prompt, str) else "\n\n".join(_turn(turn) for turn in row.prompt)
     values = {"prompt": prompt, "response": sample.text, "label": str(row.label)}
-    return _PLACE.sub(lambda found: values[found[1]], template)
+    return _PLACE.sub(lambda found: _CONTROL.sub(r"\g<0> ", values[found[1]]), template)
 
 
 def _turn(message: Mapping[str, Any]) -> str:

@@ -84,7 +84,7 @@ class ToolBox:
         except ValueError as error:
             text, failed = f"error: {error}", True
         name = call.name if isinstance(call, ToolCall) else "unknown"
-        return Result({"role": "tool", "name": name, "content": self._cut(chat.plain(text), chat)}, failed)
+        return Result({"role": "tool", "name": name, "content": self._cut(text, chat)}, failed)
 
     async def _call(self, call: ToolCall | Malformed) -> str:
         if isinstance(call, Malformed):
@@ -106,7 +106,7 @@ class ToolBox:
         tokens = chat.encode(text)
         if len(tokens) <= self._max_tokens:
             return text
-        [kept] = chat.decode_batch([tokens[: self._max_tokens]])
+        [kept] = chat.decode_batch([tokens[: self._max_tokens]], special=True)
         return f"{kept}… (cut off after {self._max_tokens} tokens)"
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.types import Message, Row
+from rlrun.runner.prompts.control_tokens import Guard
+from rlrun.runner.prompts.template import ChatTemplate, Rendered, Tools
 from rlrun.specs.hub import first_line
 
 Tokens = NDArray[np.int32]
 Mask = NDArray[np.float32]
-Tools = Sequence[Mapping[str, Any]]
 
 _ANSWER = "An-answer-that-nobody-gives."
 """Stands for what the policy answered, where the template is asked what comes after it."""
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
 """One of these is there where a tokenizer is."""
-_GENERATION = re.compile(r"\{%-?\s*generation\b")
-"""Where a template marks what the assistant generates."""
 
 
 class Tokenizer:
@@ -38,7 +38,6 @@ class Tokenizer:
         from transformers import AutoTokenizer  # takes seconds, and brings torch with it
 
         self.folder = Path(folder)
-        self._template_args = dict(template_args or {})
         if not any((self.folder / name).is_file() for name in _FILES):
             raise ValueError(
                 f"{self.folder} has no tokenizer: none of {', '.join(_FILES)}; copy it there too"
@@ -57,6 +56,8 @@ class Tokenizer:
         special = [str(one) for one in self._tokenizer.added_tokens_decoder.values() if one.special]
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self._longest = max(map(len, self._tokenizer.get_vocab()))
+        guard = Guard(self._tokenizer, self.eos_token_ids)
+        self._template = ChatTemplate(self._tokenizer, guard, template_args or {})
 
     def encode_prompt(
         self, row: Row, apply_chat_template: bool, tools: Tools = (), most: int | None = None
@@ -66,33 +67,50 @@ class Tokenizer:
         `tools` are for the chat template; a row's own, under `tools` in its metadata, outrank them. Of a text
         that must have more than `most` tokens, only as much is looked at as shows it.
         """
-        text = _plain(row) if not apply_chat_template else self._rendered(row, messages_of(row), True, tools)
+        if apply_chat_template:
+            rendered = self._rendered(row, messages_of(row), tools)
+        else:
+            rendered = Rendered(_plain(row))
+        text = rendered.text
         with _naming(row):
             start = text if most is None else text[: (most + 1) * self._longest]
-            tokens = self._encode(start, special_tokens=not apply_chat_template)
+            tokens = self._encode(replace(rendered, text=start), special_tokens=not apply_chat_template)
             if len(start) == len(text) or len(tokens) > (most or 0):
                 return tokens
-            return self._encode(text, special_tokens=not apply_chat_template)  # it drops much of a text
+            return self._encode(rendered, special_tokens=not apply_chat_template)  # it drops much of a text
 
     def encode_chat(self, row: Row, messages: Sequence[Any], *, generation_prompt: bool) -> Tokens:
         """A row's messages by the template; `generation_prompt`: up to where an answer begins."""
-        text = self._rendered(row, messages, generation_prompt)
+        rendered = self._rendered(row, messages, generation_prompt=generation_prompt)
         with _naming(row):
-            return self._encode(text)
-
-    def _rendered(self, row: Row, messages: Sequence[Any], generation_prompt: bool, tools: Tools = ()) -> str:
-        with _naming(row):
-            return self._template(messages, _tools(row, tools), generation_prompt)
+            return self._encode(rendered)
 
     def encode_marked(self, row: Row, messages: Sequence[Any]) -> tuple[Tokens, Mask] | None:
         """The same, and 1 on tokens within the template's generation markers; None where it has none."""
-        if not _GENERATION.search(str(self._tokenizer.chat_template or "")):
+        if not self._template.marks_answers:
             return None
+        rendered = self._rendered(row, messages, generation_prompt=False, answers=True)
         with _naming(row):
-            found = self._apply_template(
-                messages, _tools(row), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            tokens, places = self._encode_with_places(rendered)
+        mask = np.zeros(len(tokens), np.float32)
+        for begin, end in rendered.answers:
+            mask[(places[:, 0] < end) & (places[:, 1] > begin)] = 1
+        return tokens, mask
+
+    def _rendered(
+        self,
+        row: Row,
+        messages: Sequence[Any],
+        tools: Tools = (),
+        *,
+        generation_prompt: bool = True,
+        answers: bool = False,
+    ) -> Rendered:
+        with _naming(row):
+            self._require_template()
+            return self._template.render(
+                messages, _tools(row, tools), generation_prompt=generation_prompt, answers=answers
             )
-        return np.array(found["input_ids"], np.int32), np.array(found["assistant_masks"], np.float32)
 
     def decode(self, tokens: Tokens) -> str:
         """The text of a response, without special tokens."""
@@ -100,15 +118,23 @@ class Tokenizer:
 
     def encode(self, text: str) -> Tokens:
         """Tokens of a text; special tokens that it names are special, and none are added."""
-        return self._encode(text)
+        return self._encode(Rendered(text))
 
     def plain(self, text: str) -> str:
         """A text without the names of special tokens (rlrun.plugins.session.Chat)."""
-        return self._special.sub("", text) if self._special is not None else text
+        if self._special is None:
+            return text
+        start = 0
+        while found := self._special.search(text, start):
+            # What is left on both sides may be a name in its turn.
+            text = text[: found.start()] + text[found.end() :]
+            start = max(0, found.start() - self._longest)
+        return text
 
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> Tokens:
         """A conversation up to where the policy's answer begins (rlrun.plugins.session.Chat)."""
-        return self._encode(self._template(messages, tools, generation_prompt=True))
+        self._require_template()
+        return self._encode(self._template.render(messages, tools, generation_prompt=True))
 
     def follow_up(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[Tokens, Tokens]:
         """What stands between an answer and the next (rlrun.plugins.session.Chat).
@@ -116,9 +142,10 @@ class Tokenizer:
         The template renders a conversation with an answer of a known text; what comes after that text begins
         with the token that ends the answer, a special one, so that tokens cannot merge across it.
         """
+        self._require_template()
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
-        text = self._template([*before, *messages], tools, generation_prompt=True)
-        tail = self._encode(text.partition(_ANSWER)[2].lstrip())
+        rendered = self._template.render([*before, *messages], tools, generation_prompt=True)
+        tail = self._encode(rendered.after(_ANSWER))
         if not len(tail) or tail[0] not in self.eos_token_ids:
             raise ValueError(
                 f"the chat template of {self.folder} ends an answer with "
@@ -146,27 +173,30 @@ class Tokenizer:
             )
         return tokens
 
-    def _encode(self, text: str, special_tokens: bool = False) -> Tokens:
-        text.encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
-        tokens = self._tokenizer.encode(text, add_special_tokens=special_tokens, verbose=False)
+    def _encode(self, rendered: Rendered, special_tokens: bool = False) -> Tokens:
+        rendered.text.encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
+        tokens: list[int] = []
+        for _, piece in rendered.pieces():
+            tokens += self._tokenizer.encode(piece, add_special_tokens=special_tokens, verbose=False)
         return np.array(tokens, dtype=np.int32)
 
-    def _template(self, messages: Sequence[Any], tools: Tools, generation_prompt: bool) -> str:
+    def _encode_with_places(self, rendered: Rendered) -> tuple[Tokens, NDArray[np.int64]]:
+        """Tokens, and for each the characters of the text that it stands for: `[tokens, 2]`."""
+        rendered.text.encode()
+        tokens, places = [], []
+        for start, piece in rendered.pieces():
+            encoded = self._tokenizer(
+                piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            )
+            tokens += encoded["input_ids"]
+            places += [(start + begin, start + end) for begin, end in encoded["offset_mapping"]]
+        return np.array(tokens, np.int32), np.array(places, np.int64).reshape(-1, 2)
+
+    def _require_template(self) -> None:
         if self._tokenizer.chat_template is None:
             raise ValueError(
                 f"the tokenizer of {self.folder} has no chat template; set data.apply_chat_template = false"
             )
-        return str(
-            self._apply_template(messages, tools, add_generation_prompt=generation_prompt, tokenize=False)
-        )
-
-    def _apply_template(self, messages: Sequence[Any], tools: Tools, **options: bool) -> Any:
-        try:
-            return self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, **options, **self._template_args
-            )
-        except Exception as error:  # the boundary to the template, a program that came with the model
-            raise ValueError(f"the chat template refuses it: {error}") from error
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any
 
 from rlrun.plugins.rollouts.tool_calls import Malformed, Syntax, ToolCall, parse_calls
-from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Message
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
@@ -36,12 +35,9 @@ def text_of(message: Message) -> str:
     raise ValueError("content must be text, or a list of text parts")
 
 
-def for_template(message: Message, chat: Chat) -> dict[str, Any]:
-    """As chat templates take it: content as text that names no special token, arguments as tables."""
-    text = text_of(message)
-    made: dict[str, Any] = {"role": message["role"], "content": text}
-    if message["role"] != "assistant":
-        made["content"] = chat.plain(text)
+def for_template(message: Message) -> dict[str, Any]:
+    """As chat templates take it: content as text, arguments as tables."""
+    made: dict[str, Any] = {"role": message["role"], "content": text_of(message)}
     made |= {key: message[key] for key in ("name", "tool_call_id", "reasoning_content") if message.get(key)}
     if message.get("tool_calls"):
         made["tool_calls"] = [_call_for_template(one) for one in message["tool_calls"]]

@@ -63,7 +63,7 @@ class Record:
         said = tuple(key_of(message) for message in messages)
         conversation = self._gone_on(messages, said, tools)
         if conversation is None:
-            rendered = [for_template(message, self._chat) for message in messages]
+            rendered = [for_template(message) for message in messages]
             conversation = self._begin(Trajectory(self._chat.render(rendered, tools)), tools)
         conversation.asking = said
         return conversation
@@ -107,7 +107,7 @@ class Record:
         if conversation.asking or place is not conversation.answered[-1]:
             prompt = conversation.trajectory.tokens()[: place.length]
             conversation = self._begin(Trajectory(prompt), tools)
-        end, given = self._chat.follow_up([for_template(message, self._chat) for message in new], tools)
+        end, given = self._chat.follow_up([for_template(message) for message in new], tools)
         last = conversation.trajectory.tokens()[-1]
         if last not in self._chat.eos_token_ids:  # a stop string or the limit ended it
             conversation.trajectory.give(end)

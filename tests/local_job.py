@@ -11,7 +11,8 @@ from rlrun.plugins.types import Group, Sample
 from rlrun.plugins.validation import load_checked_spec, needs_of
 from rlrun.runner.assembly import Parts
 from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.checkpoint import Checkpoints, read_driver, trainer_folder
+from rlrun.runner.checkpoint import Checkpoints, trainer_folder
+from rlrun.runner.checkpoint_reading import read_driver
 from rlrun.runner.cluster.failures import Failure
 from rlrun.runner.cluster.start import Started
 from rlrun.runner.cluster.trainer_actor import TrainerActor

@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Ask a run to save its last step and to end, as Ctrl-C would, and wait for it."""
     from rlrun.cli.run_states import find_run, shown_state
-    from rlrun.runner.checkpoint import newest_step
+    from rlrun.runner.checkpoint_folder import newest_step
     from rlrun.runner.records.state import is_alive
     from rlrun.runner.stopping import outcome
 

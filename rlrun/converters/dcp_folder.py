@@ -1,35 +1,22 @@
 """Reads the folder of a distributed checkpoint (torch.distributed.checkpoint) without loading it.
 
-`.metadata` is a pickle that says which chunk of which tensor is where; each chunk is what torch.save writes,
-a zip of a small pickle and the bytes, within a larger file. Pickles can run code: only the classes that these
-two consist of are let in, and none of them does more than hold values.
+`.metadata` says which chunk of which tensor is where; each chunk is what torch.save writes, a zip of a small
+pickle and the bytes, within a larger file. Pickles can run code: only the classes that these two consist of
+are let in, and none of them does more than hold values.
 """
 
-import io
 import math
-import pickle
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint import metadata
 
 from rlrun.converters.dcp_item import Item, data_position
+from rlrun.converters.dcp_metadata import METADATA, first_line, read_metadata
 from rlrun.converters.paths import check_tensor_name, inside
 from rlrun.converters.safetensors_format import CODES, Described
 from rlrun.converters.stored import Chunk, Stored
-
-METADATA = ".metadata"
-_METADATA_CLASSES = {
-    "Metadata",
-    "TensorStorageMetadata",
-    "BytesStorageMetadata",
-    "TensorProperties",
-    "ChunkStorageMetadata",
-    "MetadataIndex",
-    "StorageMeta",
-    "_MEM_FORMAT_ENCODING",
-}
 
 
 class DcpFolder:
@@ -41,15 +28,15 @@ class DcpFolder:
         self.tensors: dict[str, Described] = {}
         self._files: dict[str, tuple[Path, int]] = {}
         path = inside(folder, METADATA)
+        table = read_metadata(path)
         try:
-            table = _MetadataPickle(io.BytesIO(path.read_bytes())).load()
             self._items = _items(table)
             for name in self._items:
                 entry = table.state_dict_metadata[name]
                 self.tensors[name] = Described(entry.properties.dtype, _shape(entry.size))
                 _check_filled(name, self.tensors[name], self._items[name])
-        except Exception as error:  # what a damaged pickle raises knows no bounds
-            raise ValueError(f"{path} is no checkpoint's metadata: {_line(error)}") from None
+        except Exception as error:  # a damaged pickle may hold anything, and raise anything
+            raise ValueError(f"{path} is no checkpoint's metadata: {first_line(error)}") from None
         for name in self.tensors:
             check_tensor_name(name, path)
 
@@ -92,30 +79,13 @@ class DcpFolder:
         try:
             position = item.position + data_position(path, dtype, item)
         except Exception as error:  # as above
-            raise ValueError(f"{path} does not hold {name} at {item.position}: {_line(error)}") from None
+            raise ValueError(f"{path} does not hold {name} at {item.position}: {first_line(error)}") from None
         return Chunk(path, position, item.offsets, item.shape)
 
 
 def is_dcp_folder(folder: Path) -> bool:
     """Whether it is the folder of a distributed checkpoint."""
     return (folder / METADATA).is_file()
-
-
-class _MetadataPickle(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if module == metadata.__name__ and name in _METADATA_CLASSES:
-            return getattr(metadata, name)
-        if (module, name) == (filesystem.__name__, "_StorageInfo"):
-            return filesystem._StorageInfo
-        if (module, name) == ("torch", "Size"):
-            return torch.Size
-        if (module, name) == ("torch.serialization", "_get_layout"):
-            return str  # the layout is not used
-        if (module, name) in (("pathlib", "PosixPath"), ("pathlib", "WindowsPath")):
-            return PurePosixPath
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, which no metadata needs")
 
 
 def _items(table: Any) -> dict[str, list[Item]]:
@@ -154,7 +124,3 @@ def _check_filled(name: str, tensor: Described, items: list[Item]) -> None:
             raise ValueError(f"{name} has a chunk that reaches beyond it")
     if sum(math.prod(item.shape) for item in items) != math.prod(tensor.shape):
         raise ValueError(f"the chunks of {name} do not fill it")
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

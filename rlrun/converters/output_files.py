@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlrun.converters.content import Content
-from rlrun.converters.dcp_folder import METADATA
 from rlrun.converters.dcp_format import Place, make_envelope, make_metadata
+from rlrun.converters.dcp_metadata import METADATA
 from rlrun.converters.hf_folder import INDEX
 from rlrun.converters.safetensors_format import Described, make_header, make_index, split_shards
 

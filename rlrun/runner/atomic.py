@@ -33,7 +33,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file in one piece."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """The content of such a file."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def is_unfinished(path: Path) -> bool:

@@ -1,13 +1,12 @@
 """Checkpoints: complete or not there at all.
 
-trainer ──▶ .step-N.tmp/trainer/    ┐
-driver  ──▶ .step-N.tmp/driver.json ┴─▶ fsync ─▶ rename to step-N ─▶ delete the oldest
+trainer ──▶ .step-N.tmp/trainer/*   ┐
+driver  ──▶ .step-N.tmp/driver.json ┴─▶ checksums.txt ─▶ fsync ─▶ rename to step-N ─▶ delete the oldest
 
 An asynchronous one is begun by the trainer, and all this happens while it trains on.
 """
 
 import asyncio
-import json
 import logging
 import os
 import shutil
@@ -17,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.atomic import sync_tree, write_json
+from rlrun.converters.checksums import CHECKSUMS, Digests, checksum, checksums_text
+from rlrun.runner.atomic import json_bytes, sync_tree, write_bytes, write_text
 from rlrun.runner.background import cancel_all
 from rlrun.runner.checkpoint_folder import (
     DRIVER,
@@ -64,9 +64,8 @@ class Checkpoints:
                 await trainer.begin_save(temporary / TRAINER)
                 self._writing = asyncio.create_task(self._write(trainer, temporary, step, driver))
                 return
-            if trainer is not None:
-                await trainer.save(temporary / TRAINER)
-            await self._complete_one(temporary, step, driver)
+            digests = await trainer.save(temporary / TRAINER) if trainer is not None else {}
+            await self._complete_one(temporary, step, driver, digests)
 
     async def settle(self) -> None:
         """Return when the last checkpoint is complete. JobError when the disk failed."""
@@ -86,13 +85,15 @@ class Checkpoints:
     async def _write(self, trainer: Trainer, temporary: Path, step: int, driver: dict[str, Any]) -> None:
         """What is left to do while training goes on."""
         with self._told(step, temporary):
-            await trainer.saved()
-            await self._complete_one(temporary, step, driver)
+            digests = await trainer.saved()
+            await self._complete_one(temporary, step, driver, digests)
 
-    async def _complete_one(self, temporary: Path, step: int, driver: dict[str, Any]) -> None:
+    async def _complete_one(
+        self, temporary: Path, step: int, driver: dict[str, Any], digests: Digests
+    ) -> None:
         """Give a checkpoint its name, also where nobody waits for it any more."""
         final = self._folder / step_name(step)
-        self._completing = asyncio.ensure_future(to_thread(_complete, temporary, final, driver))
+        self._completing = asyncio.ensure_future(to_thread(_complete, temporary, final, driver, digests))
         await asyncio.shield(self._completing)
         await to_thread(self._prune, step)
 
@@ -133,20 +134,17 @@ def trainer_folder(checkpoint: Path) -> Path:
     return checkpoint / TRAINER
 
 
-def newest_step(folder: Path) -> int | None:
-    """Step of the newest complete checkpoint; None where there is none."""
-    newest = Checkpoints(folder, keep=1).newest()
-    return None if newest is None else int(newest.name.removeprefix("step-"))
+def _complete(temporary: Path, final: Path, driver: dict[str, Any], digests: Digests) -> None:
+    """Writes the driver's part and the checksums of all files, and renames the folder.
 
-
-def read_driver(checkpoint: Path) -> dict[str, Any]:
-    """The driver's part of a checkpoint."""
-    state: dict[str, Any] = json.loads((checkpoint / DRIVER).read_text())
-    return state
-
-
-def _complete(temporary: Path, final: Path, driver: dict[str, Any]) -> None:
-    write_json(temporary / DRIVER, driver)
+    The driver's part says that there are checksums, so that a checkpoint that lost them does not pass for one
+    that was written before there were any.
+    """
+    data = json_bytes({CHECKSUMS: True, **driver})
+    write_bytes(temporary / DRIVER, data)
+    sums = {Path(path).relative_to(temporary).as_posix(): digest for path, digest in digests.items()}
+    sums[DRIVER] = checksum(data)
+    write_text(temporary / CHECKSUMS, checksums_text(sums))
     sync_tree(temporary)
     make_way(final)
     temporary.rename(final)

@@ -33,6 +33,11 @@ def checkpoint_of(folder: Path, step: int) -> Path | None:
     return checkpoints_in(folder).get(step)
 
 
+def newest_step(folder: Path) -> int | None:
+    """Returns the step of the newest checkpoint; None if there is none."""
+    return max(checkpoints_in(folder), default=None)
+
+
 def superfluous(folder: Path, step: int, keep: int) -> list[Path]:
     """Returns the checkpoints to delete after that of `step` was written, so that `keep` remain.
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.converters.checksums import Digests
 from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Group, Needs, Prompt, Sample
 from rlrun.runner.batches.packing import MicroBatches
@@ -133,14 +134,17 @@ class Trainer(Protocol):
     async def write_weights(self, version: int) -> WeightUpdate:
         """Put the current weights where the engines can read them."""
 
-    async def save(self, folder: Path) -> None:
-        """Write all training state into `folder`."""
+    async def save(self, folder: Path) -> Digests:
+        """Write all training state into `folder`; the checksum of every file by its path."""
 
     async def begin_save(self, folder: Path) -> None:
         """Copy all training state, to be written into `folder` while training goes on."""
 
-    async def saved(self) -> None:
-        """Return when the last `begin_save` is on disk."""
+    async def saved(self) -> Digests:
+        """Return when the last `begin_save` is on disk; the checksum of every file by its path."""
+
+    async def check(self, folder: Path, digests: Digests) -> dict[str, str]:
+        """What is wrong with each file of `folder` that is not as `digests` has it, by its path in there."""
 
     async def load(self, folder: Path) -> None:
         """Go on from training state written by `save`."""

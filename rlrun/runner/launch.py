@@ -18,7 +18,7 @@ from rlrun.runner.assembly import start_parts
 from rlrun.runner.atomic import write_json, write_text
 from rlrun.runner.attempts import Attempts, roll_out_alone
 from rlrun.runner.background import in_background, to_its_end
-from rlrun.runner.checkpoint import newest_step
+from rlrun.runner.checkpoint_folder import newest_step
 from rlrun.runner.cluster.failures import run_watched
 from rlrun.runner.cluster.processes import clean_up_after
 from rlrun.runner.errors import JobError

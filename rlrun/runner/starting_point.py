@@ -2,9 +2,11 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
-from rlrun.runner.checkpoint import read_driver, trainer_folder
-from rlrun.runner.checkpoint_folder import checkpoint_of, clear_unfinished
+from rlrun.runner.checkpoint import trainer_folder
+from rlrun.runner.checkpoint_folder import DRIVER, checkpoint_of, clear_unfinished
+from rlrun.runner.checkpoint_reading import DamagedCheckpoint, open_checkpoint
 from rlrun.runner.interfaces import Trainer
 from rlrun.runner.job import BatchSource, Checkpoints, Progress
 from rlrun.runner.records.run_folder import RunFolder
@@ -23,8 +25,8 @@ async def go_on(
         logger.warning("there is no checkpoint to go on from: the run begins anew")
         folder.take_back(-1)
         return None
-    driver = read_driver(newest)
-    progress = Progress(**driver["progress"])
+    driver = await open_checkpoint(newest, trainer)
+    progress = _progress(newest, driver)
     folder.take_back(progress.step, evaluated=progress.unevaluated is None)
     if trainer is not None:
         await trainer.load(trainer_folder(newest))
@@ -39,9 +41,10 @@ async def begin(debug: DebugSpec, trainer: Trainer | None) -> Progress:
     if before is None:
         return Progress()
     assert trainer is not None, "a step is trained again by a trainer"
+    driver = await open_checkpoint(before, trainer)
     await trainer.load(trainer_folder(before))
     logger.info("step %s begins from %s", debug.step, before)
-    return Progress(**read_driver(before)["progress"])
+    return _progress(before, driver)
 
 
 def checkpoint_before(debug: DebugSpec) -> Path | None:
@@ -60,3 +63,13 @@ def checkpoint_before(debug: DebugSpec) -> Path | None:
             "began from; checkpoint.interval and checkpoint.keep say which are kept"
         )
     return path
+
+
+def _progress(checkpoint: Path, driver: dict[str, Any]) -> Progress:
+    """Returns how far the run was; DamagedCheckpoint where the driver's part does not say."""
+    try:
+        if "data" in driver:
+            return Progress(**driver["progress"])
+    except (KeyError, TypeError):
+        pass
+    raise DamagedCheckpoint(checkpoint, {DRIVER: "it does not hold a job's state"}) from None

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.converters.checksums import Digests
 from rlrun.runner.batches.columns import split_log_probs, to_columns
 from rlrun.runner.batches.packing import MicroBatches, all_micro_batches
 from rlrun.runner.carriers import Readers, TrainSequence, TrainStep, WeightBucket, WeightUpdate
@@ -133,24 +134,41 @@ class TrainerGroup:
         """Take the devices' memory back; nothing where it was never left."""
         await self._all("reload", [()] * len(self._ranks))
 
-    async def save(self, folder: Path) -> None:
-        """Write all training state into `folder`. OSError when a rank could not write."""
-        await self._on_disk("save", folder)
+    async def save(self, folder: Path) -> Digests:
+        """Write all training state into `folder`; the checksums of all files. OSError when a rank could not
+        write.
+        """
+        return _joined(await self._on_disk("save", folder))
 
     async def begin_save(self, folder: Path) -> None:
         """Copy all training state, to be written into `folder` while training goes on."""
         await self._on_disk("begin_save", folder)
 
-    async def saved(self) -> None:
-        """Return when the last `begin_save` is on disk. OSError when a rank could not write."""
+    async def saved(self) -> Digests:
+        """Return when the last `begin_save` is on disk, the checksums of all files. OSError when a rank could
+        not write.
+        """
+        digests: list[Digests] = []
         with self._os_errors():
             waiting = list(self._ranks)
             while waiting:
                 calls = [rank.call("saved", deadline=PASS_SECONDS) for rank in waiting]
                 written = await gather_or_first_cause(calls)
-                waiting = [rank for rank, done in zip(waiting, written, strict=True) if not done]
+                digests += [found for found in written if found is not None]
+                waiting = [rank for rank, found in zip(waiting, written, strict=True) if found is None]
                 if waiting:
                     await asyncio.sleep(ASK_AGAIN_SECONDS)
+        return _joined(digests)
+
+    async def check(self, folder: Path, digests: Digests) -> dict[str, str]:
+        """What is wrong with each file of a checkpoint that is not as it was written.
+
+        The ranks share the files out, so that each is read once.
+        """
+        names, size = sorted(digests), len(self._ranks)
+        shares = [{name: digests[name] for name in names[rank::size]} for rank in range(size)]
+        with self._os_errors():
+            return _joined(await self._all("check_files", [(str(folder), share) for share in shares]))
 
     async def load(self, folder: Path) -> None:
         """Go on from training state written by `save`."""
@@ -201,9 +219,9 @@ class TrainerGroup:
         self._seconds += max(seconds for _, seconds in answers)
         return [answer for answer, _ in answers]
 
-    async def _on_disk(self, method: str, folder: Path) -> None:
+    async def _on_disk(self, method: str, folder: Path) -> list[Any]:
         with self._os_errors():
-            await self._all(method, [(str(folder),)] * len(self._ranks))
+            return await self._all(method, [(str(folder),)] * len(self._ranks))
 
     @contextmanager
     def _os_errors(self) -> Iterator[None]:
@@ -219,3 +237,8 @@ class TrainerGroup:
             for rank, own in zip(self._ranks, arguments, strict=True)
         ]
         return await gather_or_first_cause(calls)
+
+
+def _joined(tables: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Returns the ranks' tables as one; no two ranks have the same file."""
+    return {name: value for table in tables for name, value in table.items()}

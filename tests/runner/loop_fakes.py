@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlrun.converters.checksums import Digests, checksum, problems
 from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import Drop, Group, Needs, Prompt, Row, Sample, Status, VersionSpan
 from rlrun.runner.batches.packing import MicroBatches, plan_steps
@@ -223,22 +224,31 @@ class Trainer:
         self.events.append(f"weights {version}")
         return WeightManifest(str(1 / (1 + np.exp(-self.logit))), 8, version, ())
 
-    async def save(self, folder: Path) -> None:
+    async def save(self, folder: Path) -> Digests:
         self.events.append("save")
         if self.fail:
             raise self.fail
-        (folder / "logit").write_text(repr(self.logit))
+        return self._write(folder)
 
     async def begin_save(self, folder: Path) -> None:
         self.events.append("begin save")
         self.written.clear()
         self.begun.set()
-        (folder / "logit").write_text(repr(self.logit))
+        self.digests = self._write(folder)
 
-    async def saved(self) -> None:
+    async def saved(self) -> Digests:
         await self.written.wait()
         if self.fail:
             raise self.fail
+        return self.digests
+
+    async def check(self, folder: Path, digests: Digests) -> dict[str, str]:
+        return problems(folder, digests)
+
+    def _write(self, folder: Path) -> Digests:
+        text = repr(self.logit)
+        (folder / "logit").write_text(text)
+        return {str(folder / "logit"): checksum(text.encode())}
 
     async def load(self, folder: Path) -> None:
         self.logit = float((folder / "logit").read_text())

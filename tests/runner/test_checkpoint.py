@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.checkpoint import Checkpoints, read_driver, trainer_folder
+from rlrun.runner.checkpoint import Checkpoints, trainer_folder
 from rlrun.runner.checkpoint_folder import checkpoint_of, clear_unfinished
+from rlrun.runner.checkpoint_reading import read_driver
 from rlrun.runner.errors import JobError
 from tests.runner.loop_fakes import Trainer
 

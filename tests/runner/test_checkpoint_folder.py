@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.checkpoint import Checkpoints, read_driver
+from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.checkpoint_folder import checkpoints_in, clear_unfinished, superfluous
+from rlrun.runner.checkpoint_reading import read_driver
 from tests.runner.loop_fakes import Trainer
 
 STRAYS = ["step-2.bak", "step-٣", "step-02", "step-best", "step-", "step-2 ", "step-1.tmp", "notes"]

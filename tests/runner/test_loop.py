@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.types import Group, Needs
-from rlrun.runner.checkpoint import Checkpoints, read_driver, trainer_folder
+from rlrun.runner.checkpoint import Checkpoints, trainer_folder
+from rlrun.runner.checkpoint_reading import read_driver
 from rlrun.runner.job import Job, Progress
 from rlrun.runner.loop import run
 from rlrun.runner.rollouts.ahead import ReadAhead

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlrun.runner.checkpoint import Checkpoints, newest_step, read_driver, trainer_folder
+from rlrun.runner.checkpoint import Checkpoints, trainer_folder
+from rlrun.runner.checkpoint_folder import newest_step
+from rlrun.runner.checkpoint_reading import read_driver
 from rlrun.runner.job import Job, Progress
 from rlrun.runner.loop import run
 from rlrun.runner.rollouts.rollout_only import RolloutJob, generate

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlrun.converters.checksums import Digests
 from rlrun.runner.batches.columns import Columns, from_columns, joined_log_probs
 from rlrun.runner.carriers import (
     GroupAddress,
@@ -74,8 +75,13 @@ class Rank:
     def next_bucket(self) -> WeightBucket | None:
         return WeightBucket(7) if self.number == 0 else None
 
-    def save(self, folder: str) -> None:
+    def save(self, folder: str) -> Digests:
         assert isinstance(folder, str)
+        return {f"{folder}/{self.number}": "digest"}
+
+    def check_files(self, folder: str, digests: Digests) -> dict[str, str]:
+        self.told.append(f"check {folder} {' '.join(digests)}")
+        return {name: f"seen by {self.number}" for name in digests if name == "trainer/e"}
 
     def offload(self) -> None:
         self.told.append("offload")
@@ -95,9 +101,9 @@ class Rank:
     def load(self, folder: str) -> None:
         self.loaded = folder
 
-    def saved(self) -> bool:
+    def saved(self) -> Digests | None:
         self.asked += 1
-        return self.asked > self.number
+        return {str(self.number): "digest"} if self.asked > self.number else None
 
 
 def sequences(count: int) -> list[TrainSequence]:
@@ -233,8 +239,26 @@ async def test_every_rank_writes(what: str) -> None:
 async def test_ranks_are_asked_until_each_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlrun.runner.trainer_group.ASK_AGAIN_SECONDS", 0)
     trainer, ranks = group()
-    await trainer.saved()
+    assert await trainer.saved() == {str(number): "digest" for number in range(4)}
     assert [rank.asked for rank in ranks] == [1, 2, 3, 4]
+
+
+async def test_the_digests_of_all_ranks_come_back() -> None:
+    trainer, _ = group()
+    assert await trainer.save(Path("there")) == {f"there/{number}": "digest" for number in range(4)}
+
+
+async def test_ranks_share_out_the_files_to_check() -> None:
+    trainer, ranks = group()
+    digests = {f"trainer/{name}": "digest" for name in "gfedcba"}
+    assert await trainer.check(Path("there"), digests) == {"trainer/e": "seen by 0"}
+    files = [rank.told[0].removeprefix("check there ").split() for rank in ranks]
+    assert files == [
+        ["trainer/a", "trainer/e"],
+        ["trainer/b", "trainer/f"],
+        ["trainer/c", "trainer/g"],
+        ["trainer/d"],
+    ]
 
 
 async def test_a_full_disk_on_a_rank_is_an_os_error() -> None:

@@ -1,8 +1,10 @@
 """The body of a trainer rank's process."""
 
 import time
+from pathlib import Path
 from typing import Any
 
+from rlrun.converters.checksums import Digests, problems
 from rlrun.runner.batches.columns import Columns, from_columns, joined_log_probs
 from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import GroupAddress, Readers, TrainerSetup, TrainStep, WeightBucket, WeightUpdate
@@ -87,9 +89,9 @@ class TrainerActor(Actor):
         return self._rank.next_bucket()
 
     @reports_failure
-    def save(self, folder: str) -> None:
-        """Write this rank's part of a checkpoint."""
-        self._rank.save(folder)
+    def save(self, folder: str) -> Digests:
+        """Write this rank's part of a checkpoint; returns the checksums of its files."""
+        return self._rank.save(folder)
 
     @reports_failure
     def begin_save(self, folder: str) -> None:
@@ -97,9 +99,14 @@ class TrainerActor(Actor):
         self._rank.begin_save(folder)
 
     @reports_failure
-    def saved(self) -> bool:
-        """Whether it is written."""
+    def saved(self) -> Digests | None:
+        """Returns the checksums of its files when they are written, None before."""
         return self._rank.saved()
+
+    @reports_failure
+    def check_files(self, folder: str, digests: Digests) -> dict[str, str]:
+        """Returns what is wrong with each file of a checkpoint that is not as it was written."""
+        return problems(Path(folder), digests)
 
     @reports_failure
     def load(self, folder: str) -> None:

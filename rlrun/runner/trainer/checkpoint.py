@@ -6,9 +6,6 @@ resumes on another number of ranks. Random states are per rank: a rank the check
 own.
 """
 
-import errno
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,16 +13,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
+from rlrun.converters.checksums import Digests
+from rlrun.runner.trainer.checkpoint_files import CheckpointReader, HashedFiles
 from rlrun.runner.trainer.optimizers import Optimizer
 from rlrun.runner.trainer.parameters import EXPERT_BIAS
 
 ROUTER = ".moe.router.gate.weight"
 """How the names of routers' matrices end."""
-_LITTLE = 1 << 16
-"""Bytes that are left on a full disk."""
 
 
 def training_state(
@@ -54,20 +51,20 @@ def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
     _read(reader, folder, state)
 
 
-def write_state(folder: Path, state: dict[str, torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Write into `folder`; all ranks together, by way of `group` (None: the one of all that they do). An
-    OSError of any rank (a full disk) is raised as such.
+def write_state(
+    folder: Path, state: dict[str, torch.Tensor], group: dist.ProcessGroup | None = None
+) -> Digests:
+    """Writes into `folder`; all ranks together, by way of `group` (None: the default group). Returns the
+    checksums of all files that this rank wrote. An OSError of any rank (a full disk) is raised as such.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    writer = FileSystemWriter(folder, sync_files=True)
+    writer.fs = files = HashedFiles()
     try:
-        dcp.save(
-            state,
-            storage_writer=FileSystemWriter(folder, sync_files=True),
-            process_group=group,
-            no_dist=not dist.is_initialized(),
-        )
+        dcp.save(state, storage_writer=writer, process_group=group, no_dist=not dist.is_initialized())
     except CheckpointException as failure:
         raise _unwritten(failure, folder) from failure
+    return files.digests
 
 
 def load_checkpoint(
@@ -87,15 +84,15 @@ def load_checkpoint(
     return int(step)
 
 
-def _open(folder: Path) -> tuple[FileSystemReader, Mapping[str, Any]]:
-    reader = FileSystemReader(folder)
+def _open(folder: Path) -> tuple[CheckpointReader, Mapping[str, Any]]:
+    reader = CheckpointReader(folder)
     try:
         return reader, reader.read_metadata().state_dict_metadata
-    except (OSError, EOFError) as error:
+    except OSError as error:
         raise ValueError(f"{folder} is no complete checkpoint: {error}") from None
 
 
-def _read(reader: FileSystemReader, folder: Path, state: dict[str, torch.Tensor]) -> None:
+def _read(reader: CheckpointReader, folder: Path, state: dict[str, torch.Tensor]) -> None:
     try:
         dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     except CheckpointException as failure:
@@ -135,12 +132,10 @@ def _check_biases(folder: Path, state: Mapping[str, torch.Tensor], stored: Mappi
 
 
 def _unwritten(failure: CheckpointException, folder: Path) -> Exception:
-    """An OSError of any rank as such; torch says of a full disk where its file ended."""
+    """An OSError of any rank as such; else what torch says."""
     error = _first_error(failure)
     if isinstance(error, OSError):
         return error
-    if shutil.disk_usage(folder).free < _LITTLE:
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
     return ValueError(f"checkpoint {folder} cannot be written: {error}")
 
 

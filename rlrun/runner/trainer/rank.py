@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlrun.converters.checksums import Digests
 from rlrun.converters.foreign import read_model
 from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.registry import build
@@ -142,19 +143,25 @@ class TrainerRank:
         """The next bucket of them, from the ranks that hand it over."""
         return self._writer.next_bucket()
 
-    def save(self, folder: str | Path) -> None:
-        """Write parameters, optimizer, step and RNG into `folder`; OSError where the disk is full."""
-        self._hand_over(Path(folder), write_state)
+    def save(self, folder: str | Path) -> Digests:
+        """Write parameters, optimizer, step and RNG into `folder`; OSError where the disk is full. Returns
+        the checksums of the files that this rank wrote.
+        """
+        digests: Digests = {}
+        self._hand_over(Path(folder), lambda part, state: digests.update(write_state(part, state)))
+        return digests
 
     def begin_save(self, folder: str | Path) -> None:
-        """As `save`, of the state as it is now, while training goes on. `saved` is to say yes before the next
-        one.
+        """As `save`, of the state as it is now, while training goes on. `saved` must return the digests
+        before the next one.
         """
         self._hand_over(Path(folder), self._saving.stage)
         self._saving.begin()
 
-    def saved(self) -> bool:
-        """Whether this rank's part of the last `begin_save` is on disk; OSError where the disk is full."""
+    def saved(self) -> Digests | None:
+        """Returns the checksums of this rank's files of the last `begin_save` when they are on disk, None
+        before. OSError where the disk is full.
+        """
         return self._saving.done()
 
     def _hand_over(self, folder: Path, take: Callable[[Path, dict[str, torch.Tensor]], None]) -> None:

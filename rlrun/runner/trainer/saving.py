@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from rlrun.converters.checksums import Digests
 from rlrun.runner.trainer.checkpoint import write_state
 from rlrun.runner.trainer.compat.meshes import local_part, with_local_part
 
@@ -20,7 +21,7 @@ class BackgroundSave:
 
     def __init__(self) -> None:
         self._staged: list[tuple[Path, dict[str, torch.Tensor]]] = []
-        self._writing: Future[None] | None = None
+        self._writing: Future[Digests] | None = None
         self._group: dist.ProcessGroup | None = None
 
     def stage(self, folder: Path, state: Mapping[str, torch.Tensor]) -> None:
@@ -36,28 +37,30 @@ class BackgroundSave:
         """
         if dist.is_initialized() and self._group is None:
             self._group = dist.new_group(backend="gloo")
-        written: Future[None] = Future()
+        written: Future[Digests] = Future()
         self._writing = written
         staged, self._staged = self._staged, []
         threading.Thread(target=self._write, args=(staged, written), daemon=True).start()
 
-    def done(self) -> bool:
-        """Whether everything is on disk; what went wrong, OSError where the disk is full."""
+    def done(self) -> Digests | None:
+        """Returns the checksums of this rank's files when everything is on disk, None before. Raises what
+        went wrong, OSError where the disk is full.
+        """
         assert self._writing is not None, "nothing is being saved"
         if not self._writing.done():
-            return False
+            return None
         finished, self._writing = self._writing, None
-        finished.result()
-        return True
+        return finished.result()
 
-    def _write(self, staged: list[tuple[Path, dict[str, torch.Tensor]]], written: Future[None]) -> None:
+    def _write(self, staged: list[tuple[Path, dict[str, torch.Tensor]]], written: Future[Digests]) -> None:
+        digests: Digests = {}
         try:
             for folder, state in staged:
-                write_state(folder, state, self._group)
+                digests |= write_state(folder, state, self._group)
         except BaseException as error:
             written.set_exception(error)
         else:
-            written.set_result(None)
+            written.set_result(digests)
 
 
 def host_copy(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import accumulate, pairwise
 
 from rich.console import Console as Terminal
 from rich.console import Group, RenderableType
@@ -14,7 +15,17 @@ from rich.text import Text
 
 logger = logging.getLogger(__name__)
 
-_PARTS = {"rollout": "rollout", "train": "train", "log_prob": "log-probs", "reference": "reference"}
+_PARTS = {
+    "rollout": "rollout",
+    "train": "train",
+    "log_prob": "log-probs",
+    "reference": "reference",
+    "teacher": "teacher",
+    "values": "values",
+    "weight_sync": "weights",
+    "sleep": "sleep",
+}
+"""What the driver waits for in a step, one after the other, and its name on the console."""
 _SMOOTHING = 0.8
 """How much of the time a step takes comes from the steps before, for the time left."""
 
@@ -30,6 +41,9 @@ class Console:
         self._step = 0
         self._doing = ""
         self._metrics: dict[str, float] = {}
+        """The newest value of each."""
+        self._last: Mapping[str, float] = {}
+        """Those of the last step: a part that it did not have took none of its time."""
         self._seconds: float | None = None
         self._clock = time.monotonic()
 
@@ -69,6 +83,7 @@ class Console:
         self._clock = time.monotonic()
         self._step = step
         self._metrics |= metrics
+        self._last = metrics if "perf/step_time" in metrics else self._last
         line = self._line(metrics)
         logger.info("%s", line)
         if self._live is None:
@@ -96,8 +111,8 @@ class Console:
     def _rows(self) -> list[tuple[str, str]]:
         rows = [
             ("score", score(self._metrics)),
-            ("speed", speed(self._metrics)),
-            ("time", shares(self._metrics)),
+            ("speed", speed(self._last)),
+            ("time", shares(self._last)),
         ]
         if evaluation := _evaluation(self._metrics):
             rows.append(("held out", evaluation))
@@ -143,15 +158,14 @@ def speed(metrics: Mapping[str, float]) -> str:
 
 
 def shares(metrics: Mapping[str, float]) -> str:
-    """Where a step's time goes, in percent."""
+    """Where a step's time goes, in percent that add up to 100."""
     if not (total := metrics.get("perf/step_time")):
         return ""
-    parts = [
-        f"{label} {100 * metrics[f'perf/{name}_time'] / total:.0f} %"
-        for name, label in _PARTS.items()
-        if f"perf/{name}_time" in metrics
-    ]
-    return ", ".join([*parts, f"overhead {100 * metrics['perf/overhead_time'] / total:.1f} %"])
+    seconds = {label: metrics.get(f"perf/{name}_time", 0.0) for name, label in _PARTS.items()}
+    seconds["other"] = max(total - sum(seconds.values()), 0.0)
+    ends = [round(100 * end / sum(seconds.values())) for end in accumulate(seconds.values(), initial=0.0)]
+    shown = zip(seconds, pairwise(ends), strict=True)
+    return ", ".join(f"{label} {end - start} %" for label, (start, end) in shown if end > start)
 
 
 def duration(seconds: float) -> str:

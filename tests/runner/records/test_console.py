@@ -27,7 +27,7 @@ def test_without_a_terminal_every_step_is_a_plain_line() -> None:
     console.close()
     first, second = file.getvalue().splitlines()
     assert first.startswith("step 1/2  reward 0.500 ± 0.250  length 12  2.00 s/step, 12,346 tok/s generated")
-    assert "rollout 25 %, train 70 %, overhead 0.5 %" in first
+    assert "rollout 25 %, train 70 %, other 5 %" in first
     assert "left" in first
     assert "held-out reward 0.750, pass@1 0.700" in second
     assert "left" not in second
@@ -63,6 +63,39 @@ def test_what_is_said_and_every_step_is_logged(terminal: bool, caplog: pytest.Lo
     assert step.startswith("step 1/2  reward 0.500")
     assert "held-out reward 0.750" in step
     assert said == "engine 0 died; started again"
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        (
+            {"rollout": 1.0, "train": 0.6, "weight_sync": 0.4, "overhead": 0.9},
+            "rollout 50 %, train 30 %, weights 20 %",
+        ),
+        ({"rollout": 1.01, "train": 0.95, "overhead": 0.3}, "rollout 50 %, train 48 %, other 2 %"),
+        (
+            {"train": 1.3, "log_prob": 0.3, "values": 0.3},
+            "train 65 %, log-probs 15 %, values 15 %, other 5 %",
+        ),
+        ({"rollout": 1.5, "train": 0.6, "overhead": 0.1}, "rollout 71 %, train 29 %"),
+    ],
+)
+def test_shares_of_a_step_add_up_to_100_percent(parts: dict[str, float], text: str) -> None:
+    """The overhead is measured beside the parts, inside of which some of it lies."""
+    found = shares({"perf/step_time": 2.0} | {f"perf/{name}_time": value for name, value in parts.items()})
+    assert found == text
+    assert sum(int(part.split()[-2]) for part in found.split(", ")) == 100
+
+
+def test_a_part_of_an_earlier_step_takes_nothing_of_this_one() -> None:
+    console = Console("run", Terminal(file=io.StringIO(), width=100, force_terminal=True))
+    console.start(0, 3)
+    console.step(1, STEP | {"perf/reference_time": 0.1})
+    console.step(2, STEP)
+    terminal = Terminal(file=io.StringIO(), width=100)
+    terminal.print(console)
+    console.close()
+    assert "rollout 25 %, train 70 %, other 5 %" in terminal.file.getvalue()
 
 
 def test_supervised_training_shows_its_loss() -> None:

@@ -10,12 +10,17 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def read_rope(config: Mapping[str, Any]) -> Rope:
-    """`rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of the versions before."""
-    values = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    """`rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of the versions before.
+
+    Configs come with the defaults of their family (rlrun.specs.model_defaults).
+    """
+    values = _rope_values(config)
     kind = values.get("rope_type") or values.get("type") or "default"
     if kind not in ROPE_TYPES:
         raise ValueError(f"rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
-    theta = values.get("rope_theta") or config.get("rope_theta", 10000.0)
+    if values.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in {None, 1}:
+        raise ValueError("partial_rotary_factor in config.json is not supported: heads are rotated whole")
+    theta = values.get("rope_theta") or config["rope_theta"]
     if kind == "default":
         return Rope(theta, interleaved=_interleaved(config))
     if kind == "linear":
@@ -28,8 +33,24 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
         values["factor"],
         values["low_freq_factor"],
         values["high_freq_factor"],
-        values["original_max_position_embeddings"],
+        _original_length(values, config),
     )
+
+
+def _rope_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As transformers, which takes the older spelling where a file has both."""
+    values: Mapping[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return values
+
+
+def _original_length(values: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """Positions that the model was trained for before it was stretched."""
+    length: int = (
+        config.get("original_max_position_embeddings")
+        or values.get("original_max_position_embeddings")
+        or config["max_position_embeddings"]
+    )
+    return length
 
 
 def _yarn(theta: float, values: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
@@ -42,8 +63,7 @@ def _yarn(theta: float, values: Mapping[str, Any], config: Mapping[str, Any]) ->
         theta,
         "yarn",
         factor,
-        original_max_positions=values.get("original_max_position_embeddings")
-        or config["max_position_embeddings"],
+        original_max_positions=_original_length(values, config),
         beta_fast=values.get("beta_fast") or 32.0,
         beta_slow=values.get("beta_slow") or 1.0,
         truncate=values.get("truncate", True),
@@ -58,14 +78,14 @@ def yarn_scale(factor: float, scale: float) -> float:
 
 
 def _interleaved(config: Mapping[str, Any]) -> bool:
-    return config["model_type"] == "deepseek_v3" and bool(config.get("rope_interleave", True))
+    return config["model_type"] == "deepseek_v3" and bool(config["rope_interleave"])
 
 
 def read_latent(config: Mapping[str, Any]) -> LatentAttention:
     """DeepSeek's, by the names that its `config.json` has for them."""
-    values = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    values = _rope_values(config)
     return LatentAttention(
-        query_rank=config.get("q_lora_rank"),
+        query_rank=config["q_lora_rank"],
         rank=config["kv_lora_rank"],
         plain=config["qk_nope_head_dim"],
         rotated=config["qk_rope_head_dim"],

@@ -7,7 +7,7 @@ from rlrun.converters.architecture import ClampedGate, Experts
 
 
 def read_experts(config: Mapping[str, Any]) -> Experts:
-    """The mixture of experts of a family that has one."""
+    """The mixture of experts of a family that has one; `config` comes with its family's defaults."""
     if config["model_type"] == "deepseek_v3":
         return _deepseek_experts(config)
     if config["model_type"] == "gpt_oss":
@@ -18,12 +18,12 @@ def read_experts(config: Mapping[str, Any]) -> Experts:
 def _qwen3_experts(config: Mapping[str, Any]) -> Experts:
     count = config.get("num_experts") or config["num_local_experts"]
     dense = set(config.get("mlp_only_layers") or ())
-    every = config.get("decoder_sparse_step", 1)
+    every = config["decoder_sparse_step"]
     return Experts(
         count=count,
         per_token=config["num_experts_per_tok"],
         intermediate=config["moe_intermediate_size"],
-        normalize=config.get("norm_topk_prob", False),
+        normalize=config["norm_topk_prob"],
         layers=frozenset(
             layer
             for layer in range(config["num_hidden_layers"])
@@ -39,9 +39,9 @@ def _deepseek_experts(config: Mapping[str, Any]) -> Experts:
         count=count,
         per_token=config["num_experts_per_tok"],
         intermediate=intermediate,
-        normalize=config.get("norm_topk_prob", True),
+        normalize=config["norm_topk_prob"],
         score="sigmoid",
-        scale=config.get("routed_scaling_factor", 1.0),
+        scale=config["routed_scaling_factor"],
         groups=config.get("n_group") or 1,
         chosen_groups=config.get("topk_group") or 1,
         shared=intermediate * config["n_shared_experts"],
@@ -58,5 +58,5 @@ def _gpt_oss_experts(config: Mapping[str, Any]) -> Experts:
         intermediate=config["intermediate_size"],
         normalize=True,
         layers=frozenset(range(config["num_hidden_layers"])),
-        clamped=ClampedGate(config.get("swiglu_limit", 7.0), config.get("swiglu_alpha", 1.702)),
+        clamped=ClampedGate(config["swiglu_limit"], config["swiglu_alpha"]),
     )

@@ -8,6 +8,7 @@ from typing import Any
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.config_attention import read_latent, read_rope, read_windows
 from rlrun.converters.config_experts import read_experts
+from rlrun.specs.model_defaults import completed
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "llama", "qwen2", "qwen3", "qwen3_moe")
 """`model_type`s that load, train and export."""
@@ -39,7 +40,7 @@ def architecture(config: Mapping[str, Any], where: str = "config.json") -> Archi
     family or feature that isn't supported.
     """
     try:
-        return _architecture(config)
+        return _architecture(completed(config))
     except KeyError as missing:
         raise ValueError(f"{where} has no {missing}") from None
     except (TypeError, AttributeError, ZeroDivisionError) as error:
@@ -69,11 +70,11 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
         intermediate=config["intermediate_size"],
         norm_eps=config["rms_norm_eps"],
         max_positions=config["max_position_embeddings"],
-        tied=config.get("tie_word_embeddings", False),
+        tied=config["tie_word_embeddings"],
         rope=rope,
         qk_norm=family in ("qwen3", "qwen3_moe"),
         qkv_bias=family in ("qwen2", "gpt_oss"),
-        initializer_range=config.get("initializer_range", 0.02),
+        initializer_range=config["initializer_range"],
         dtype=weight_dtype(config),
         experts=read_experts(config) if family in ("qwen3_moe", "deepseek_v3", "gpt_oss") else None,
         latent=latent,
@@ -91,10 +92,10 @@ def weight_dtype(config: Mapping[str, Any]) -> str:
 def _refuse_variants(config: Mapping[str, Any]) -> None:
     """Options of these families that change the mathematics and that the trainer does not have."""
     biased = config["model_type"] == "gpt_oss"
-    if biased and not config.get("attention_bias", True):
+    if biased and not config["attention_bias"]:
         raise ValueError("attention_bias = false in config.json is not supported for gpt_oss")
     for key in ("mlp_bias", "use_sliding_window", *(() if biased else ("attention_bias",))):
         if config.get(key):
             raise ValueError(f"{key} = true in config.json is not supported for {config['model_type']}")
-    if config.get("hidden_act", "silu") != "silu":
+    if config["hidden_act"] != "silu":
         raise ValueError(f"hidden_act {config['hidden_act']!r} in config.json is not supported; only 'silu'")

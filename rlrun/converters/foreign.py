@@ -31,6 +31,8 @@ def read_foreign(folder: Path) -> Architecture:
     try:
         _refuse(config)
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        stored = tuple(_shapes(folder))
+        has_head = any(name == "lm_head.weight" for name, _ in stored)
         return Architecture(
             family=config["model_type"],
             vocab=config["vocab_size"],
@@ -42,13 +44,13 @@ def read_foreign(folder: Path) -> Architecture:
             intermediate=config["intermediate_size"],
             norm_eps=config.get("rms_norm_eps") or 1e-5,
             max_positions=config["max_position_embeddings"],
-            tied=config.get("tie_word_embeddings", True),
+            tied=config.get("tie_word_embeddings", not has_head),
             rope=Rope(10000.0),
             qk_norm=False,
             qkv_bias=False,
             initializer_range=config.get("initializer_range", 0.02),
             dtype=weight_dtype(config),
-            stored=tuple(_shapes(folder)),
+            stored=stored,
         )
     except KeyError as missing:
         raise ValueError(

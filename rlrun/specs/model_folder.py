@@ -7,6 +7,7 @@ from typing import Any
 
 from rlrun.specs.job import Spec
 from rlrun.specs.lengths import longest_sample
+from rlrun.specs.model_defaults import completed
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
 from rlrun.specs.rules import given, no_effect
@@ -37,6 +38,7 @@ def model_findings(spec: Spec) -> Iterator[Finding]:
     if not isinstance(config, dict):
         yield Finding(("model", "path"), f"{file} holds no table of settings", "copy the model's files again")
         return
+    config = completed(config)
     yield from _quantised(spec, config)
     yield from _length(spec, config)
     yield from _heads(spec, config)
@@ -76,7 +78,7 @@ def _teacher(spec: Spec) -> Iterator[Finding]:
     except (OSError, ValueError):
         return
     if isinstance(config, dict):
-        yield from _split(config, spec.teacher.parallel.tensor, "teacher", ("teacher", "path"))
+        yield from _split(completed(config), spec.teacher.parallel.tensor, "teacher", ("teacher", "path"))
 
 
 def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:

@@ -33,6 +33,45 @@ def test_names_and_shapes_are_those_of_transformers(family, tied, tmp_path):
     assert {tensor.name: tensor.shape for tensor in hf_tensors(read_architecture(folder))} == stored
 
 
+SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_an_absent_key_is_what_transformers_assumes(family, tmp_path):
+    whole = json.loads((make_tiny_model(tmp_path, family) / "config.json").read_text())
+    whole |= {"num_attention_heads": 32, "hidden_size": 320}  # divisible by the defaults of other keys
+    compared = []
+    for key in whole.keys() - {"model_type", "transformers_version", "dtype"}:
+        partial = {name: value for name, value in whole.items() if name != key}
+        if key in SIZES:
+            with pytest.raises(ValueError, match=f"has no '{key}'"):
+                architecture(partial)
+            continue
+        theirs = CONFIGS[family].from_dict(partial).to_dict() | {"dtype": whole["dtype"]}
+        assert architecture(partial) == architecture(theirs), key
+        compared.append(key)
+    assert {"max_position_embeddings", "rms_norm_eps", "rope_parameters", "num_key_value_heads"} <= {
+        *compared
+    }
+
+
+def test_a_model_with_absent_keys_loads_with_transformers_weights(tmp_path):
+    """A Qwen3 that says nothing of its heads' width has 128."""
+    from safetensors.torch import load_file
+
+    folder = make_tiny_model(tmp_path, "qwen3", head_dim=128)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in config.items() if key != "head_dim"}))
+    stored = {name: tuple(tensor.shape) for name, tensor in load_file(folder / "model.safetensors").items()}
+    assert {tensor.name: tensor.shape for tensor in hf_tensors(read_architecture(folder))} == stored
+
+
+def test_heads_that_are_rotated_in_part_are_refused():
+    with pytest.raises(ValueError, match="partial_rotary_factor"):
+        architecture(QWEN3 | {"partial_rotary_factor": 0.5})
+
+
 def test_query_key_value_and_gate_up_are_neighbours():
     names = [tensor.name.split(".")[-2] for tensor in hf_tensors(architecture(QWEN3))]
     text = " ".join(names)

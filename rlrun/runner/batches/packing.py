@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rlrun.runner.batches.bins import Bin, best_fit_decreasing, loads_of, share_bins, share_items
 from rlrun.runner.batches.reduction import Reduction, token_scales
 from rlrun.runner.carriers import TrainSequence, TrainStep
+from rlrun.specs.model_defaults import completed
 
 MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]
 """`[data rank][micro-batch]` -> indices of sequences."""
@@ -39,12 +40,14 @@ class Cost:
         """From an HF `config.json`: active parameters of the layers and the head, attention by heads and
         layers.
         """
+        config = completed(config)
         hidden, layers = config["hidden_size"], config["num_hidden_layers"]
         heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or hidden // heads
         keys_values = config.get("num_key_value_heads") or heads
         if experts := config.get("num_experts_per_tok"):
-            feed_forward = 3 * experts * config["moe_intermediate_size"]
+            experts += config.get("n_shared_experts") or 0
+            feed_forward = 3 * experts * config.get("moe_intermediate_size", config["intermediate_size"])
         else:
             feed_forward = 3 * config["intermediate_size"]
         linear = layers * hidden * (feed_forward + 2 * (heads + keys_values) * head_dim)

@@ -39,7 +39,7 @@ def _layer(model: Architecture, shared: int, tensor: int) -> float:
     if experts := model.experts:
         sparse = len(experts.layers) / model.layers
         routed = experts.per_token * (4 * experts.intermediate + 2 * model.hidden)
-        routed += experts.shared * 4 * experts.intermediate
+        routed += 4 * experts.shared
         feed_forward = sparse * routed + (1 - sparse) * 4 * model.intermediate
     else:
         feed_forward = 4 * model.intermediate

@@ -222,6 +222,20 @@ def test_cost_counts_active_parameters():
     assert Cost.of_model(sparse).attention == pytest.approx(attention)
 
 
+def test_cost_knows_what_a_config_leaves_out():
+    config = {
+        "model_type": "qwen3",
+        "hidden_size": 8,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 32,
+        "intermediate_size": 16,
+        "vocab_size": 10,
+    }
+    assert Cost.of_model(config) == Cost.of_model(config | {"head_dim": 128, "num_key_value_heads": 32})
+    experts = config | {"num_experts_per_tok": 2, "model_type": "gpt_oss"}  # as wide as intermediate_size
+    assert Cost.of_model(experts) == Cost.of_model(experts | {"moe_intermediate_size": 16})
+
+
 @pytest.mark.parametrize("degree", [1, 2, 4])
 @pytest.mark.parametrize(("size", "count"), [(1, 16), (4, 16), (4, 17), (8, 5), (4, 2)])
 def test_micro_batches_of_a_number_of_samples(size, count, degree):

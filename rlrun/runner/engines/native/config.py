@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlrun.specs.model_defaults import completed
+
 FAMILIES = ("qwen3", "llama")
 
 
@@ -49,12 +51,15 @@ def read_config(folder: str | Path) -> ModelConfig:
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise ValueError(f"{path} does not exist: engine models are folders in Hugging Face format")
-    raw = json.loads(path.read_text())
+    raw = completed(json.loads(path.read_text()))
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise ValueError(f"{path}: model_type {family!r}; the native engine runs {' and '.join(FAMILIES)}")
-    if raw.get("hidden_act", "silu") != "silu":
+    if raw["hidden_act"] != "silu":
         raise ValueError(f"{path}: hidden_act {raw['hidden_act']!r}; the native engine computes silu")
+    rope = _rope(raw)
+    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in {None, 1}:
+        raise ValueError(f"{path}: partial_rotary_factor; the native engine rotates heads whole")
     if raw.get("use_sliding_window"):
         raise ValueError(f"{path}: use_sliding_window is true; the native engine has full attention only")
     heads = raw["num_attention_heads"]
@@ -66,14 +71,14 @@ def read_config(folder: str | Path) -> ModelConfig:
         num_layers=raw["num_hidden_layers"],
         num_heads=heads,
         num_kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or (128 if family == "qwen3" else raw["hidden_size"] // heads),
-        norm_eps=raw.get("rms_norm_eps", 1e-6),
-        max_length=raw.get("max_position_embeddings", 32768 if family == "qwen3" else 2048),
-        tied=bool(raw.get("tie_word_embeddings", False)),
+        head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
+        norm_eps=raw["rms_norm_eps"],
+        max_length=raw["max_position_embeddings"],
+        tied=bool(raw["tie_word_embeddings"]),
         qk_norm=family == "qwen3",
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
-        rope=_rope(raw),
+        rope=rope,
         eos_token_ids=_eos_token_ids(raw, path.with_name("generation_config.json")),
     )
 
@@ -109,9 +114,11 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Both spellings: `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (before)."""
-    scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    scaling.setdefault("rope_theta", raw.get("rope_theta", 10000.0))
+    scaling = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+    scaling.setdefault("rope_theta", raw["rope_theta"])
     scaling["rope_type"] = scaling.get("rope_type") or scaling.get("type") or "default"
+    original = raw.get("original_max_position_embeddings") or raw["max_position_embeddings"]
+    scaling.setdefault("original_max_position_embeddings", original)
     return scaling
 
 

@@ -1,0 +1,88 @@
+"""What transformers assumes where a `config.json` leaves a key out, by family.
+
+Values are the defaults of transformers' configuration classes; tests hold them to these. A key that is null
+is not absent: there the readers work out a value, as transformers does.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_COMMON: Mapping[str, Any] = {
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+
+_FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": (),
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "num_experts_per_tok": 8,
+        "num_local_experts": 128,
+    },
+    "deepseek_v3": {
+        "max_position_embeddings": 4096,
+        "num_key_value_heads": 128,
+        "first_k_dense_replace": 3,
+        "kv_lora_rank": 512,
+        "moe_intermediate_size": 2048,
+        "n_group": 8,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 8,
+        "num_local_experts": 256,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rope_interleave": True,
+        "routed_scaling_factor": 2.5,
+        "topk_group": 4,
+        "v_head_dim": 128,
+    },
+    "gpt_oss": {
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "attention_bias": True,
+        "head_dim": 64,
+        "num_experts_per_tok": 4,
+        "num_local_experts": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "sliding_window": 128,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    },
+}
+
+_GPT_OSS_ROPE: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A `config.json` with the defaults of its family; as it is where the family is not known.
+
+    The sizes of the matrices (vocabulary, width, layers, heads) have no default here: a file without them is
+    damaged, and the model that transformers would make of it another one.
+    """
+    family = config.get("model_type")
+    if not isinstance(family, str) or family not in _FAMILIES:
+        return dict(config)
+    defaults = dict(_COMMON) | dict(_FAMILIES[family])
+    if family == "gpt_oss" and not (config.get("rope_parameters") or config.get("rope_scaling")):
+        defaults["rope_scaling"] = _GPT_OSS_ROPE
+    return defaults | dict(config)

@@ -1,0 +1,31 @@
+"""What the native engine reads from a model folder, against transformers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_models import CONFIGS, make_tiny_model
+
+from rlrun.runner.engines.native.config import FAMILIES, ModelConfig, read_config
+
+SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+
+
+def read(folder: Path, config: dict[str, object]) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_config(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_absent_key_is_what_transformers_assumes(family: str, tmp_path: Path) -> None:
+    whole = json.loads((make_tiny_model(tmp_path, family) / "config.json").read_text())
+    for key in whole.keys() - SIZES - {"model_type", "transformers_version", "eos_token_id"}:
+        partial = {name: value for name, value in whole.items() if name != key}
+        theirs = CONFIGS[family].from_dict(partial).to_dict()
+        assert read(tmp_path, partial) == read(tmp_path, theirs), key
+
+
+def test_heads_that_are_rotated_in_part_are_refused(tmp_path: Path) -> None:
+    whole = json.loads((make_tiny_model(tmp_path) / "config.json").read_text())
+    with pytest.raises(ValueError, match="partial_rotary_factor"):
+        read(tmp_path, whole | {"partial_rotary_factor": 0.5})

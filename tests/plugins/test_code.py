@@ -115,7 +115,7 @@ HARMFUL = {
     "many files": ("for i in range(10**6): open(f'{i}', 'w').close()", "OSError"),
     "many open files": ("x = [open('a', 'w') for _ in range(1000)]", "Too many open files"),
     "network": ("import socket; socket.create_connection(('127.0.0.1', 22), 2)", "OSError|Error"),
-    "name service": ("import urllib.request as u; u.urlopen('http://example.com')", "Error"),
+    "name service": ("import urllib.request as u; u.urlopen('http://example.com')", "Error|took longer"),
     "kills everything": ("import os; os.kill(-1, 9)", "signal|status|^$"),
     "kills its parent": ("import os; os.kill(os.getppid(), 9)", "^$|Error|signal|status"),
     "reads secrets": ("import os; os.listdir(os.path.expanduser('~root/.ssh'))", "FileNotFound|Permission"),

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from rlrun.plugins.rewards.code.sandbox import Ending, Limits, Sandbox
+from rlrun.plugins.rewards.code.jailed import Ending
+from rlrun.plugins.rewards.code.sandbox import Limits, Sandbox
 from rlrun.plugins.tools.schema import function_schema
 from rlrun.specs.section import Section
 

@@ -1,25 +1,21 @@
 """Runs programs locked in: `jail` does the locking, this module the feeding and the killing."""
 
-import json
 import os
-import selectors
-import signal
-import subprocess
+import secrets
 import sys
 import sysconfig
 import tempfile
-import time
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
+from typing import Literal
 
-JAIL = Path(__file__).with_name("jail.py")
-JAIL_FAILED = 113
-CHUNK = 1 << 16
+from rlrun.plugins.rewards.code.cgroup import memory_cgroups
+from rlrun.plugins.rewards.code.jail.memory import can_be_watched
+from rlrun.plugins.rewards.code.jail.system_calls import host_filter
+from rlrun.plugins.rewards.code.jailed import Channel, Ending, Jailed, attend
+
 MIB = 1 << 20
-
-_numbers = count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +25,7 @@ class Limits:
     seconds: float
     """Of wall-clock time."""
     memory: int
-    """MiB of address space, for each process."""
+    """MiB: address space of each process, and memory of all processes together."""
     processes: int
     """Processes and threads."""
     scratch: int
@@ -38,64 +34,99 @@ class Limits:
     """Bytes it may print; more ends it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a program ended."""
-
-    output: bytes
-    """What it printed to standard output."""
-    problem: str
-    """Empty where it ended by itself with status 0; else how it ended, with its last line of error output."""
-
-
 class SandboxError(RuntimeError):
     """No program can be locked in on this machine."""
 
 
 class Sandbox:
-    """Runs programs one at a time."""
+    """Runs programs, each in a jail of its own; may be used by several threads."""
 
     def __init__(self, limits: Limits) -> None:
         """Tries itself out; SandboxError says what this machine does not allow."""
         self._limits = limits
         self._folder = _mount_point()
-        ending = self.run("print('ready')", b"")
+        try:
+            self._filter = host_filter()
+        except ValueError as error:
+            raise SandboxError(f"programs cannot be locked in on this machine: {error}") from error
+        self._users = _spare_users()
+        self._cgroups = memory_cgroups((limits.memory + limits.scratch) * MIB)
+        ending = self._try_out()
         if ending.output != b"ready\n":
             raise SandboxError(
                 f"programs cannot be locked in on this machine ({ending.problem or 'no output'}); that "
                 "needs Linux 5.12 and root, or user namespaces (sysctl user.max_user_namespaces)"
             )
 
-    def run(self, program: str, stdin: bytes) -> Ending:
-        """The program's ending, at most `limits.seconds` later and with all its processes gone."""
-        read_end, write_end = os.pipe()
-        command = [sys.executable, "-I", "-S", str(JAIL), json.dumps(self._jail_limits()), str(read_end)]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=[read_end],
-            start_new_session=True,
-        ) as process:
-            os.close(read_end)
-            try:
-                output, errors, problem = _talk(process, write_end, program.encode(), stdin, self._limits)
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        return Ending(output, problem or _problem(process.returncode, errors))
+    @property
+    def memory_is_held_by(self) -> Literal["a cgroup", "watching", "nothing"]:
+        """What limits the memory of all processes of a program together."""
+        if self._cgroups is not None:
+            return "a cgroup"
+        return "watching" if can_be_watched() else "nothing"
 
-    def _jail_limits(self) -> dict[str, object]:
+    def watch_memory(self) -> None:
+        """From now on, watches what programs use, as on hosts where it may not make cgroups."""
+        self._cgroups = None
+
+    def run(
+        self, program: str, stdin: bytes, request: bytes | None = None, seconds: float | None = None
+    ) -> Ending:
+        """The program's ending, at most `seconds` (None: the limit's) later and with all its processes gone.
+
+        `request` is what it can read from descriptor 3.
+        """
+        channel = Channel() if request is None else Channel.to_here()
+        with ExitStack() as stack:
+            jailed = self._start(stack, program, stdin, channel, request or b"")
+            attend([jailed], self._allowed(seconds), self._limits.output)
+        return jailed.ending()
+
+    def run_beside(self, judge: str, program: str, seconds: float | None = None) -> Ending:
+        """The ending of `judge`, which runs beside the program and speaks with it on descriptors 3 and 4.
+
+        They share nothing else. The program is killed when the judge ends.
+        """
+        its, judges = Channel.between()
+        with ExitStack() as stack:
+            stack.callback(judges.close_inside)
+            asked = self._start(stack, program, b"", its)
+            asking = self._start(stack, judge, b"", judges)
+            attend([asking, asked], self._allowed(seconds), self._limits.output)
+        return asking.ending()
+
+    def _start(
+        self, stack: ExitStack, program: str, stdin: bytes, channel: Channel, request: bytes = b""
+    ) -> Jailed:
+        group = stack.enter_context(self._cgroups.one()) if self._cgroups else None
+        settings = {**self._settings(), "program": program.encode(errors="surrogatepass")}
+        return stack.enter_context(Jailed(settings, stdin, channel, request, group))
+
+    def _try_out(self) -> Ending:
+        try:
+            return self.run("print('ready')", b"")
+        except OSError:
+            if self._cgroups is None:
+                raise
+        self._cgroups = None  # it could be made, but not joined
+        return self.run("print('ready')", b"")
+
+    def _allowed(self, seconds: float | None) -> float:
+        return self._limits.seconds if seconds is None else min(seconds, self._limits.seconds)
+
+    def _settings(self) -> dict[str, object]:
         limits = self._limits
+        first, number = self._users
         return {
             "folder": str(self._folder),
             "python": [sys.executable, *_python_folders()],
             "memory": limits.memory * MIB,
+            "watched": limits.memory * MIB if self.memory_is_held_by == "watching" else 0,
             "cpu": int(limits.seconds) + 1,
             "processes": limits.processes,
             "scratch": limits.scratch * MIB,
-            "number": next(_numbers) % 10_000,
+            "user": first + secrets.randbelow(number),
+            "filter": self._filter,
         }
 
 
@@ -108,6 +139,16 @@ def _mount_point() -> Path:
     return folder
 
 
+def _spare_users() -> tuple[int, int]:
+    """First and number of the user ids that root may choose from: the upper half of the largest range it has.
+
+    Each jail gets one of its own, so that its limits are its own too.
+    """
+    lines = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    first, number = max(((int(line[0]), int(line[2])) for line in lines), key=lambda each: each[1])
+    return first + number // 2, number - number // 2 - 1
+
+
 def _python_folders() -> list[str]:
     """Where the interpreter, its library and its packages lie."""
     paths = sysconfig.get_paths()
@@ -117,57 +158,3 @@ def _python_folders() -> list[str]:
     system = ("/usr", "/lib", "/bin")
     inside = [f for f in unique if not any(f != g and f.startswith(g + "/") for g in unique)]
     return [folder for folder in inside if not folder.startswith(system)]
-
-
-def _talk(
-    process: "subprocess.Popen[bytes]", program_end: int, program: bytes, stdin: bytes, limits: Limits
-) -> tuple[bytes, bytes, str]:
-    """Feed the program and its input: its output, its error output, and why it was cut off."""
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    deadline = time.monotonic() + limits.seconds
-    feeds = {program_end: program, os.dup(process.stdin.fileno()): stdin}
-    process.stdin.close()
-    taken: dict[int, bytes] = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
-    with selectors.DefaultSelector() as selector:
-        for descriptor in feeds:
-            os.set_blocking(descriptor, False)
-            selector.register(descriptor, selectors.EVENT_WRITE)
-        for descriptor in taken:
-            selector.register(descriptor, selectors.EVENT_READ)
-        problem = ""
-        while any(descriptor in selector.get_map() for descriptor in taken) and not problem:
-            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
-                if key.fd in feeds:
-                    _feed(selector, key.fd, feeds)
-                elif data := os.read(key.fd, CHUNK):
-                    taken[key.fd] += data
-                else:
-                    selector.unregister(key.fd)
-            if sum(map(len, taken.values())) > limits.output:
-                problem = f"printed more than {limits.output} bytes"
-            elif time.monotonic() >= deadline:
-                problem = f"took longer than {limits.seconds:g} s"
-        for descriptor in feeds:
-            if descriptor in selector.get_map():
-                os.close(descriptor)
-    return taken[process.stdout.fileno()], taken[process.stderr.fileno()], problem
-
-
-def _feed(selector: selectors.BaseSelector, descriptor: int, feeds: dict[int, bytes]) -> None:
-    """Write what the pipe takes; close it at the end, or when nobody reads any more."""
-    try:
-        written = os.write(descriptor, feeds[descriptor][:CHUNK]) if feeds[descriptor] else 0
-    except BrokenPipeError:
-        written = len(feeds[descriptor])
-    feeds[descriptor] = feeds[descriptor][written:]
-    if not feeds[descriptor]:
-        selector.unregister(descriptor)
-        os.close(descriptor)
-
-
-def _problem(status: int, errors: bytes) -> str:
-    last = errors.decode(errors="replace").strip().rpartition("\n")[2][:300]
-    if status == 0:
-        return ""
-    how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
-    return f"{how}: {last}" if last else how

@@ -1,0 +1,112 @@
+"""Process 1 of a jail: builds the file system, starts the program, and reaps what ends."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from rlrun.plugins.rewards.code.jail import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives", "/dev/null", "/dev/urandom")
+"""What a program sees of the system. `/dev/zero` is not there: mapped, it is memory that no process owns."""
+OWN_PROCESSES = 2
+"""Launcher and init, which count as the program's where they run as its user."""
+
+
+def run_init(settings: dict[str, Any], alive: int) -> NoReturn:
+    """Ends when the program does, with its status, which takes everything with it that the program left.
+
+    `alive`: a pipe that nobody writes to, held open by the launcher.
+    """
+    kernel.die_with_parent()
+    os.set_blocking(alive, False)
+    if _has_hung_up(alive):
+        os._exit(kernel.JAIL_FAILED)
+    kernel.hide_memory()
+    kernel.forget_interrupts()
+    if not kernel.unshare(kernel.NEW_MOUNTS):
+        kernel.fail("unshare")
+    _build_root(settings["folder"], settings["python"], settings["scratch"])
+    with open("/scratch/program.py", "wb") as file:  # noqa: PTH123
+        file.write(settings["program"])
+    child = os.fork()
+    if not child:
+        _start(settings)
+    os.closerange(0, 1 << 20)
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def _has_hung_up(pipe: int) -> bool:
+    try:
+        return not os.read(pipe, 1)
+    except BlockingIOError:
+        return False
+
+
+def _build_root(folder: str, python: list[str], scratch: int) -> None:
+    """A root of bind mounts, all read-only, on a tmpfs that only this mount namespace has."""
+    kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    for path in dict.fromkeys([*SYSTEM, *python[1:]]):
+        if path in SYSTEM and os.path.islink(path):  # noqa: PTH114 - /lib; a link to an environment is bound
+            os.symlink(os.readlink(path), folder + path)  # noqa: PTH115, PTH211
+        elif os.path.exists(path):  # noqa: PTH110
+            _bind(path, folder + path)
+    os.mkdir(f"{folder}/scratch")  # noqa: PTH102
+    kernel.make_read_only(folder)
+    options = f"size={scratch},nr_inodes=1000,mode=777"
+    kernel.mount("tmpfs", f"{folder}/scratch", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+    os.chroot(folder)
+    os.chdir("/")
+
+
+def _bind(path: str, to: str) -> None:
+    if os.path.isdir(path):  # noqa: PTH112
+        os.makedirs(to, exist_ok=True)  # noqa: PTH103
+    else:
+        os.makedirs(os.path.dirname(to), exist_ok=True)  # noqa: PTH103, PTH120
+        os.close(os.open(to, os.O_CREAT))
+    kernel.mount(path, to, "", kernel.MS_BIND | kernel.MS_REC)
+
+
+def _start(settings: dict[str, Any]) -> NoReturn:
+    """Becomes the program, without privileges, within its limits."""
+    os.setsid()  # else kill(0, …) would reach the launcher
+    kernel.keep_only(settings["channel"])
+    if settings["privileged"]:
+        _become(settings["user"])
+    _limit(settings)
+    os.chdir("/scratch")
+    python = settings["python"][0]
+    kernel.forbid(settings["filter"])
+    os.execve(python, [python, "-I", "/scratch/program.py"], {"PATH": "/usr/bin:/bin", "HOME": "/scratch"})
+
+
+def _become(user: int) -> None:
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+
+
+def _limit(settings: dict[str, Any]) -> None:
+    own = 0 if settings["privileged"] else OWN_PROCESSES
+    for what, limit in (
+        (resource.RLIMIT_AS, settings["memory"]),
+        (resource.RLIMIT_CPU, settings["cpu"]),
+        (resource.RLIMIT_NPROC, settings["processes"] + own),
+        (resource.RLIMIT_FSIZE, settings["scratch"]),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_SIGPENDING, 256),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        resource.setrlimit(what, (limit, limit))

@@ -1,0 +1,83 @@
+"""What the processes of a jail use together, for hosts where no cgroup can hold them to a limit."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BUFFER = 212_992
+"""Bytes that the kernel may hold for one descriptor: a socket's send buffer; a pipe holds less."""
+_QUICK = ("RssAnon:", "RssShmem:", "VmSwap:")
+_EXACT = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+
+
+def can_be_watched() -> bool:
+    """Whether this kernel lists the children of a process (CONFIG_PROC_CHILDREN)."""
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # noqa: PTH110
+
+
+def uses_more_than(limit: int, init: int) -> bool:
+    """Whether the processes under `init` use more than `limit` bytes together.
+
+    Memory counts that belongs to no file, resident or swapped out, and every descriptor with what its buffer
+    may hold. The quick sum counts pages that a fork shares more than once; only the exact one decides. A
+    program of one process is left to its own limit.
+    """
+    return _sum(init, _quick) > limit and _sum(init, _exact) > limit
+
+
+def _sum(init: int, measure: Callable[[int], int]) -> int:
+    total, seen, waiting = 0, 0, _children(init)
+    while waiting:
+        process = waiting.pop()
+        children = _children(process)
+        waiting += children
+        seen += 1
+        try:
+            if not _lends_its_memory(process, children):
+                total += measure(process) + BUFFER * len(os.listdir(f"/proc/{process}/fd"))  # noqa: PTH208
+        except OSError:  # it has ended
+            continue
+    return total if seen > 1 else 0
+
+
+def _children(process: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208
+            with open(f"/proc/{process}/task/{thread}/children", "rb") as file:  # noqa: PTH123
+                found += map(int, file.read().split())
+    except OSError:  # it has ended
+        pass
+    return found
+
+
+def _lends_its_memory(process: int, children: list[int]) -> bool:
+    """Whether a process waits in vfork for a child, which uses the same memory until it calls exec."""
+    if not children:
+        return False
+    state, size = _lines(process, "State:", "VmSize:")
+    return "D" in state and any(_lines(child, "VmSize:") == [size] for child in children)
+
+
+def _lines(process: int, *names: str) -> list[str]:
+    with open(f"/proc/{process}/status") as file:  # noqa: PTH123
+        found = [line for line in file if line.startswith(names)]
+    return found if len(found) == len(names) else [""] * len(names)  # a zombie has no memory
+
+
+def _quick(process: int) -> int:
+    return _kibibytes(f"/proc/{process}/status", _QUICK)
+
+
+def _exact(process: int) -> int:
+    return _kibibytes(f"/proc/{process}/smaps_rollup", _EXACT)
+
+
+def _kibibytes(path: str, names: tuple[str, ...]) -> int:
+    """The sum of some lines, in bytes."""
+    with open(path) as file:  # noqa: PTH123
+        return sum(int(line.split()[1]) for line in file if line.startswith(names)) * 1024

@@ -1,0 +1,219 @@
+"""A program in its jail, as the outside sees it: started, fed, read, and ended."""
+
+import marshal
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from rlrun.plugins.rewards.code import cgroup
+
+LAUNCH = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[4])!r}); "
+    "from rlrun.plugins.rewards.code.jail.launcher import main; main()"
+)
+"""The launcher starts without the site's packages, which takes a third of the time; it needs none of them."""
+CHUNK = 1 << 16
+PATIENCE = 2.0
+"""Seconds that a launcher has to see its processes gone, before it is killed itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a program ended."""
+
+    output: bytes
+    """What it printed to standard output."""
+    problem: str
+    """Empty where it ended by itself with status 0; else how it ended, with its last line of error output."""
+    reply: bytes = b""
+    """What it wrote to descriptor 4, where it was given a request."""
+
+
+class Channel:
+    """Descriptors 3 and 4 of a program: it reads from the first, and writes to the second."""
+
+    def __init__(
+        self, inside: tuple[int, ...] = (), feed: int | None = None, reply: int | None = None
+    ) -> None:
+        """`inside`: its own ends; `feed`, `reply`: the ends that stay here."""
+        self.inside = inside
+        self.feed = feed
+        self.reply = reply
+
+    @classmethod
+    def to_here(cls) -> Self:
+        """Its other ends are in this process."""
+        (read, feed), (reply, write) = os.pipe(), os.pipe()
+        return cls((read, write), feed, reply)
+
+    @classmethod
+    def between(cls) -> tuple[Self, Self]:
+        """Each of two programs reads what the other one writes."""
+        (one_reads, other_writes), (other_reads, one_writes) = os.pipe(), os.pipe()
+        return cls((one_reads, one_writes)), cls((other_reads, other_writes))
+
+    def close_inside(self) -> None:
+        """The program has them now, or will never have."""
+        for descriptor in self.inside:
+            os.close(descriptor)
+        self.inside = ()
+
+
+class Jailed:
+    """One program and its launcher. As a context: at its end, all processes are gone."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, object],
+        stdin: bytes,
+        channel: Channel,
+        request: bytes = b"",
+        group: Path | None = None,
+    ) -> None:
+        """`settings`: for the launcher; `group`: the cgroup to run in."""
+        self.problem = ""
+        self.has_ended = False
+        told = marshal.dumps({**settings, "channel": channel.inside})
+        try:
+            self._process, self._control = _launch(channel.inside)
+        finally:
+            channel.close_inside()
+        if group is not None:  # the launcher starts nothing before it has its settings
+            cgroup.add(group, self._process.pid)
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        self._output, self._errors = process.stdout.fileno(), process.stderr.fileno()
+        self._reply = channel.reply
+        self._end = os.pidfd_open(process.pid)
+        self._feeds = {self._control: memoryview(len(told).to_bytes(8, "big") + told)}
+        self._feeds[os.dup(process.stdin.fileno())] = memoryview(stdin)
+        process.stdin.close()
+        if channel.feed is not None:
+            self._feeds[channel.feed] = memoryview(request)
+        reads = [self._output, self._errors, *([self._reply] if self._reply is not None else [])]
+        self._taken = {descriptor: bytearray() for descriptor in reads}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends what is still running: without its control pipe, the launcher kills its processes."""
+        for descriptor in {*self._feeds, self._control, self._end}:
+            os.close(descriptor)
+        with self._process:
+            try:
+                self._process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+        if self._reply is not None:
+            os.close(self._reply)
+
+    @property
+    def printed(self) -> int:
+        """Bytes read so far."""
+        return sum(map(len, self._taken.values()))
+
+    def ending(self) -> Ending:
+        """How it ended, once it has."""
+        taken = {descriptor: bytes(data) for descriptor, data in self._taken.items()}
+        problem = self.problem or _problem(self._process.returncode, taken[self._errors])
+        return Ending(taken[self._output], problem, taken[self._reply] if self._reply is not None else b"")
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Adds what is to be waited for."""
+        for descriptor in self._feeds:
+            os.set_blocking(descriptor, False)
+            selector.register(descriptor, selectors.EVENT_WRITE, self)
+        for descriptor in self._taken:
+            os.set_blocking(descriptor, False)
+            selector.register(descriptor, selectors.EVENT_READ, self)
+        selector.register(self._end, selectors.EVENT_READ, self)
+
+    def attend(self, selector: selectors.BaseSelector, descriptor: int) -> None:
+        """Does what a descriptor is ready for."""
+        if descriptor == self._end:
+            self.has_ended = True
+            for each in self._taken:
+                while self._take(each):
+                    pass
+            selector.unregister(descriptor)
+        elif descriptor in self._feeds:
+            self._feed(selector, descriptor)
+        elif not self._take(descriptor):
+            selector.unregister(descriptor)
+
+    def _take(self, descriptor: int) -> bool:
+        """Whether there was something to read."""
+        with suppress(BlockingIOError):
+            data = os.read(descriptor, CHUNK)
+            self._taken[descriptor] += data
+            return bool(data)
+        return False
+
+    def _feed(self, selector: selectors.BaseSelector, descriptor: int) -> None:
+        """Writes what the pipe takes; closes it at the end, or when nobody reads any more."""
+        feed = self._feeds[descriptor]
+        try:
+            feed = feed[os.write(descriptor, feed[:CHUNK]) :] if feed else feed
+        except BrokenPipeError:
+            feed = feed[:0]
+        self._feeds[descriptor] = feed
+        if not feed:
+            selector.unregister(descriptor)
+            del self._feeds[descriptor]
+            if descriptor != self._control:
+                os.close(descriptor)
+
+
+def attend(jailed: Sequence[Jailed], seconds: float, most_output: int) -> None:
+    """Feeds and reads all until the first has ended, or any breaks a limit, which is the first's problem."""
+    deadline = time.monotonic() + seconds
+    first = jailed[0]
+    with selectors.DefaultSelector() as selector:
+        for each in jailed:
+            each.register(selector)
+        while not first.has_ended and not first.problem:
+            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                key.data.attend(selector, key.fd)
+            if any(each.printed > most_output for each in jailed):
+                first.problem = f"printed more than {most_output} bytes"
+            elif time.monotonic() >= deadline and not first.has_ended:
+                first.problem = f"took longer than {seconds:g} s"
+
+
+def _launch(inside: Sequence[int]) -> "tuple[subprocess.Popen[bytes], int]":
+    """A launcher with the program's descriptors, and the end of its control pipe that is ours."""
+    theirs, ours = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", LAUNCH, str(theirs), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[theirs, *inside],
+            start_new_session=True,
+            env={},
+        )
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    return process, ours
+
+
+def _problem(status: int, errors: bytes) -> str:
+    last = errors.decode(errors="replace").strip().rpartition("\n")[2][:300]
+    if status == 0:
+        return ""
+    how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+    return f"{how}: {last}" if last else how

@@ -24,7 +24,9 @@ def command(
     task: Annotated[str | None, typer.Option(help=f"Task of reasoning-gym to learn: {_TASK}.")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="JSON lines with prompt and label, instead of a task; graded as mathematics."),
+        typer.Option(
+            help="JSON lines or Parquet instead of a task: columns are read, answers graded as mathematics."
+        ),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs of each node; 0 runs on CPU.", min=0)] = None,
     nodes: Annotated[int, typer.Option(help="Nodes of a Ray cluster.", min=1)] = 1,
@@ -47,8 +49,11 @@ def command(
     asks = sys.stdin.isatty()
     model = _given(model, "model (HF id or folder)", _MODEL, asks)
     if task is None and data is None:
-        answer = _given(None, "what to learn: a reasoning-gym task, or a .jsonl file", _TASK, asks)
-        task, data = (None, Path(answer)) if answer.endswith(".jsonl") else (answer, None)
+        answer = _given(
+            None, "what to learn: a reasoning-gym task, or a .jsonl or .parquet file", _TASK, asks
+        )
+        is_file = answer.endswith((".jsonl", ".parquet"))
+        task, data = (None, Path(answer)) if is_file else (answer, None)
     _check_learns_from_rewards(algorithm)
     gpus = gpus if gpus is not None else _whole(_given(None, "GPUs of each node (0: CPU)", "0", asks))
     chosen = Choices(_run_name(path), path.parent, model, task, data, gpus, nodes, algorithm)

@@ -1,10 +1,13 @@
 """The text of the spec that `rlrun init` writes: starter.toml, filled in with what the user wants."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from rlrun.plugins.data.columns import LABEL_NAMES, PROMPT_NAMES, likely
+from rlrun.plugins.registry import load
 from rlrun.specs.paths import absolute_path
 
 _STARTER = Path(__file__).parent / "starter.toml"
@@ -65,7 +68,7 @@ def _task_parts(chosen: Choices) -> dict[str, str]:
     """The sections that depend on where prompts come from."""
     if chosen.data is not None:
         return {
-            "data": _jsonl(chosen.data),
+            "data": _table(chosen.data),
             "reward": _reward("math", "the last \\boxed{} is the answer"),
             "eval": "",
         }
@@ -78,13 +81,33 @@ def _task_parts(chosen: Choices) -> dict[str, str]:
     }
 
 
-def _jsonl(data: Path) -> str:
+def _table(data: Path) -> str:
+    """The section of a file with rows, its keys chosen by the names of its columns."""
     if not data.is_file():
-        raise ValueError(f"there is no file {data}; it holds one JSON object a line, with prompt and label")
+        raise ValueError(
+            f"there is no file {data}; --data takes JSON lines or Parquet, each row with prompt and label"
+        )
+    kind = "parquet" if data.suffix == ".parquet" else "jsonl"
+    source = load("data", kind)
+    columns = source.columns(source.Params(path=str(data)))
+    prompt = _column(likely(columns, PROMPT_NAMES), "prompt", columns)
+    label = _column(likely(columns, LABEL_NAMES), "label", columns)
     return (
-        f'[data]\ntype = "jsonl"\npath = "{data.absolute()}"\n'
-        'prompt_key = "prompt"          # text, or a list of chat messages\nlabel_key = "label"\n'
+        f"[data]                         # its columns: {', '.join(columns)}\n"
+        f'type = "{kind}"\npath = "{data.absolute()}"\n'
+        f"prompt_key = {prompt:19} # text, or a list of chat messages\n"
+        f"label_key = {label:20} # what the reward compares with\n"
     )
+
+
+def _column(found: str | None, usual: str, columns: Sequence[str]) -> str:
+    """The column as TOML; ValueError where none looks like it."""
+    if found is None:
+        raise ValueError(
+            f"none of the columns ({', '.join(columns) or 'there are none'}) looks like the {usual}: rename "
+            f"one to {usual!r}, or copy a recipe (rlrun init --list) and set {usual}_key"
+        )
+    return json.dumps(found, ensure_ascii=False)
 
 
 def _reward(kind: str, about: str) -> str:

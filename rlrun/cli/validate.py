@@ -28,12 +28,17 @@ def command(
     ] = None,
     allow_local_plugins: AllowLocalPlugins = False,
 ) -> None:
-    """Tell every problem of a spec, and start nothing.
+    """Report every problem of a spec and of the files it names, and start nothing.
 
-    Needs no GPU, no network and no torch; exit code 2 where something is wrong.
+    Reads the model's configuration and a few rows of the data. Needs no GPU, no network and no torch; exit
+    code 2 where something is wrong.
     """
+    from rlrun.runner.preflight import check_files
+
     try:
         loaded = load(specs, overrides, profiles)
+        if explain is None:
+            check_files(loaded)
     except SpecError as error:
         if as_json:
             print(json.dumps({"valid": False, "problems": [problem.as_dict() for problem in error.problems]}))

@@ -82,7 +82,11 @@ class ActorCritic(Algorithm, Protocol):
 
 
 class DataSource(Plugin, Protocol):
-    """Rows by position; the framework shuffles, tokenises and drops."""
+    """Rows by position; the framework shuffles, tokenises and drops.
+
+    It may have a class method `preview(params, count)` for `rlrun validate`, which yields about `count` rows,
+    or the ValueError of a broken one, within a fraction of a second.
+    """
 
     def __len__(self) -> int:
         """Number of rows, broken ones included."""
@@ -94,7 +98,9 @@ class DataSource(Plugin, Protocol):
 class Reward(Plugin, Protocol):
     """Scores samples, in a process of its own.
 
-    `score` may be async: then many samples are in flight at a time (`scoring.concurrency`).
+    `score` may be async: then many samples are in flight at a time (`scoring.concurrency`). A reward that
+    needs something of its rows may have a class method `check_row(params, row)`, which raises ValueError for
+    a row that it cannot score: `rlrun validate` then reports it, and a job counts the row as broken.
     """
 
     def score(self, sample: Sample) -> Rewarded | Awaitable[Rewarded]:

@@ -112,18 +112,26 @@ def build(kind: str, name: str, params: Mapping[str, Any]) -> Any:
 
     PluginError names the plugin and each wrong key.
     """
-    plugin = load(kind, name)
-    try:
-        checked = plugin.Params.model_validate(reveal(params))
-    except ValidationError as error:
-        raise PluginError(f"{find(kind, name)}: {in_words(error, plugin.Params, params)}") from error
-    except ValueError as error:
-        raise PluginError(f"{find(kind, name)}: {error}") from error
+    plugin, checked = load(kind, name), checked_params(kind, name, params)
     try:
         return plugin(checked)
     except Exception as error:  # the boundary to other people's constructors
         entry = find(kind, name)
         raise PluginError(f"{entry} cannot start: {_describe(error, entry)}") from error
+
+
+def checked_params(kind: str, name: str, params: Mapping[str, Any]) -> Any:
+    """A plugin's `Params` from what a spec gives, with references to secrets replaced.
+
+    PluginError names the plugin and each wrong key.
+    """
+    model = load(kind, name).Params
+    try:
+        return model.model_validate(reveal(params))
+    except ValidationError as error:
+        raise PluginError(f"{find(kind, name)}: {in_words(error, model, params)}") from error
+    except ValueError as error:
+        raise PluginError(f"{find(kind, name)}: {error}") from error
 
 
 def _local(kind: str, name: str) -> PluginEntry:

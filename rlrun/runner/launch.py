@@ -23,6 +23,7 @@ from rlrun.runner.cluster.failures import run_watched
 from rlrun.runner.cluster.processes import clean_up_after
 from rlrun.runner.errors import JobError
 from rlrun.runner.model_files import fetch_model
+from rlrun.runner.preflight import check_files
 from rlrun.runner.records.claim import claim
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.journal import Journal
@@ -45,8 +46,10 @@ logger = logging.getLogger(__name__)
 def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> int:
     """Run a job to its end; the exit code: 0 done, 3 failed, 130 interrupted.
 
-    RunFolderError, before anything is started, where the run's name cannot be had.
+    SpecError for files of model or data that cannot be used, RunFolderError where the run's name cannot be
+    had: before anything is started.
     """
+    check_files(loaded)
     runs_dir = Path(loaded.spec.runs_dir)
     with claim(runs_dir, loaded.spec.name, resume=resume, new=new) as folder:
         clean_up_after(folder.read_state())

@@ -171,9 +171,15 @@ def test_plan_shows_numbers_and_places(rlrun: Command) -> None:
         "GPU 5",
         "rank 3",
         "port 30001",
-        "memory and time are not planned",
     ):
         assert expected in outcome.out, expected
+
+
+def test_a_model_that_is_not_known_leaves_memory_out_of_the_plan(rlrun: Command, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    unknown = ("plan", BASE, "--set", f"model.path={tmp_path}")
+    assert "memory and time are not planned" in rlrun(*unknown).out
+    assert json.loads(rlrun(*unknown, "--json").out)["sizing"] is None
 
 
 def test_plan_as_json(rlrun: Command) -> None:
@@ -269,7 +275,6 @@ def test_plan_as_json_has_memory(rlrun: Command) -> None:
     plan = json.loads(rlrun("plan", BASE, *MODEL, "--json").out)
     assert [phase["name"] for phase in plan["sizing"]["phases"]] == ["training", "generation"]
     assert plan["sizing"]["estimate"]["step_seconds"] > 0
-    assert json.loads(rlrun("plan", BASE, "--json").out)["sizing"] is None
 
 
 def test_plan_of_demonstrations(rlrun: Command) -> None:
@@ -297,6 +302,14 @@ def test_init_of_a_file_of_problems(rlrun: Command, tmp_path: Path) -> None:
     assert rlrun("init", path, "--data", SPECS / "rows.jsonl").code == 0
     found = load_checked_spec([path]).spec
     assert (found.data.type, found.rewards[0].type) == ("jsonl", "math")
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"id": 7, "Question": "1 + 1?", "final_answer": 2}\n')
+    assert rlrun("init", tmp_path / "own.toml", "--data", questions).code == 0
+    params = load_checked_spec([tmp_path / "own.toml"]).spec.data.params
+    assert (params["prompt_key"], params["label_key"]) == ("Question", "final_answer")
+    questions.write_text('{"id": 7, "final_answer": 2}\n')
+    unknown = rlrun("init", tmp_path / "second.toml", "--data", questions)
+    assert (unknown.code, "(id, final_answer) looks like the prompt" in unknown.err) == (2, True)
     missing = rlrun("init", tmp_path / "second.toml", "--data", tmp_path / "gone.jsonl")
     assert (missing.code, "there is no file" in missing.err) == (2, True)
     both = rlrun("init", tmp_path / "second.toml", "--data", SPECS / "rows.jsonl", "--task", "x")

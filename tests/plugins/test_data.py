@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from rlrun.plugins.data.jsonl import Jsonl
+from rlrun.plugins.data.reasoning_gym import tasks_on_disk
 from rlrun.plugins.data.rows import split_slice
 from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.testing import check_data, check_reward, sample
+from rlrun.plugins.types import Row
 
 SCHEDULE_ROWS = Path(__file__).parents[1] / "data" / "schedule_metric_vectors.jsonl"
 PATH_ROWS = [
@@ -80,8 +83,7 @@ def test_the_last_line_may_lack_its_end_and_text_may_be_any_language(tmp_path: P
         ('{"prompt": "torn', "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[1]", "expected a JSON object, found list"),
-        ('{"question": "q"}', "no key 'prompt'; the line has 'question'"),
-        ('{"prompt": "q"}', "no key 'label'"),
+        ('{"question": "q"}', "the row has no 'prompt'; it has 'question'"),
         ('{"prompt": "", "label": 1}', "'prompt' must be text or a list of messages"),
         ('{"prompt": [], "label": 1}', "'prompt' must be text or a list of messages"),
         ('{"prompt": ["q"], "label": 1}', "'prompt' must be text or a list of messages"),
@@ -96,6 +98,50 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None
         source[1]
 
 
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("{question} ({n})", "1 + 1? (3)"),
+        (r"{question} in \boxed{} or \frac{1}{2}", r"1 + 1? in \boxed{} or \frac{1}{2}"),
+        ("{{question}} is {question}", "{question} is 1 + 1?"),
+    ],
+)
+def test_a_template_makes_the_prompt_from_columns(tmp_path: Path, template: str, prompt: str) -> None:
+    path = write(tmp_path, {"question": "1 + 1?", "n": 3})
+    [row] = check_data("jsonl", {"path": path, "prompt_template": template})
+    assert (row.prompt, row.label) == (prompt, None)
+
+
+def test_a_template_with_an_unknown_column_or_a_prompt_key_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, {"question": "1 + 1?"})
+    with pytest.raises(ValueError, match="the row has no 'qestion'; it has 'question'"):
+        build("data", "jsonl", {"path": path, "prompt_template": "{qestion}"})[0]
+    with pytest.raises(PluginError, match="so prompt_key has no effect"):
+        build("data", "jsonl", {"path": path, "prompt_template": "{question}", "prompt_key": "question"})
+
+
+def test_rows_without_label_or_tools_have_none(tmp_path: Path) -> None:
+    path = write(tmp_path, {"prompt": "q"}, {"prompt": "q", "tools": None}, {"prompt": "q", "tools": "[1]"})
+    rows = check_data("jsonl", {"path": path, "tools_key": "tools"})
+    assert [(row.label, row.metadata) for row in rows] == [(None, {}), (None, {}), (None, {"tools": [1]})]
+
+
+def test_a_preview_looks_all_over_a_large_file(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p{n} " + "x" * 100, "label": n} for n in range(5000)]
+    params = Jsonl.Params(path=write(tmp_path, *rows[:4000], '{"torn', *rows[4000:]))
+    previewed = list(Jsonl.preview(params, 20))
+    labels = [row.label for row in previewed if isinstance(row, Row)]
+    assert labels[:10] == list(range(10))
+    assert labels[-1] > 4000
+    assert labels == sorted(set(labels))
+
+
+def test_the_tasks_found_on_disk_are_those_of_the_library() -> None:
+    import reasoning_gym
+
+    assert tasks_on_disk() == set(reasoning_gym.factory.DATASETS)
+
+
 def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "\xff\xfe", "label": 1}\n')
@@ -105,7 +151,7 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
 
 def test_a_demonstration_that_is_missing_is_named(tmp_path: Path) -> None:
     source = build("data", "jsonl", {"path": numbered(tmp_path), "response_key": "response"})
-    with pytest.raises(ValueError, match=r"rows\.jsonl:1: no key 'response'"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1: the row has no 'response'"):
         source[0]
 
 

@@ -56,7 +56,9 @@ def test_parquet_files_that_cannot_be_used(tmp_path: Path, path: str, message: s
 
 def test_a_missing_column_is_named_with_its_row(tmp_path: Path) -> None:
     source = build("data", "parquet", {"path": parquet(tmp_path, ROWS), "prompt_key": "question"})
-    with pytest.raises(ValueError, match=r"rows.parquet, row 0: no key 'question'; .*'prompt', 'label'"):
+    with pytest.raises(
+        ValueError, match=r"rows.parquet, row 0: the row has no 'question'; it has .*'prompt', 'label'"
+    ):
         source[0]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +17,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 else:
     from rlrun.plugins import lazy_numpy as np
+
+
+_READ_WHOLE = 1 << 16
+"""Bytes of a file whose first lines stand for the rest in a preview."""
 
 
 class JsonlParams(RowKeys):
@@ -49,18 +56,56 @@ class Jsonl:
 
     def __getitem__(self, index: int) -> Row:
         """ValueError for a broken line, naming the file, the line and what is wrong."""
-        where = f"{self.path.name}:{self._lines[index]}"
+        number = str(self._lines[index])
         with self.path.open("rb") as file:
             file.seek(self._offsets[index])
             line = file.readline()
-        try:
-            return row_of(json.loads(line), self.params, str(self._lines[index]))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{where}: not UTF-8 ({error})") from error
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{where}: not JSON ({error})") from error
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
+        return _row(line, self.params, number, f"{self.path.name}:{number}")
+
+    @classmethod
+    def preview(cls, params: JsonlParams, count: int) -> Iterator[Row | ValueError]:
+        """Yields about `count` rows, or what is wrong with them: the first, and some of the rest."""
+        path = Path(split_slice(params.path)[0])
+        for where, line in _some_lines(path, count):
+            try:
+                yield _row(line, params, where, f"{path.name}:{where}")
+            except ValueError as error:
+                yield error
+
+    @classmethod
+    def columns(cls, params: JsonlParams) -> list[str]:
+        """Returns the keys of the first line; empty where it is not an object."""
+        for _, line in _some_lines(Path(split_slice(params.path)[0]), 1):
+            with suppress(ValueError, RecursionError):
+                values = json.loads(line)
+                return list(values) if isinstance(values, dict) else []
+        return []
+
+
+def _row(line: bytes, params: RowKeys, row_id: str, where: str) -> Row:
+    try:
+        return row_of(json.loads(line), params, row_id)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: not UTF-8 ({error})") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON ({error})") from error
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _some_lines(path: Path, count: int) -> Iterator[tuple[str, bytes]]:
+    """Yields lines with their number, or further into a large file with their byte offset."""
+    head = count if path.stat().st_size <= _READ_WHOLE else (count + 1) // 2
+    with path.open("rb") as file:
+        numbered = ((str(number), line) for number, line in enumerate(file, start=1) if not line.isspace())
+        yield from itertools.islice(numbered, head)
+    with path.open("rb") as file:
+        for part in range(1, count - head + 1):
+            file.seek(part * (path.stat().st_size // (count - head + 1)))
+            file.readline()  # the rest of a line whose beginning lies before
+            offset, line = file.tell(), file.readline()
+            if line and not line.isspace():
+                yield f"byte {offset}", line
 
 
 def _index_lines(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -2,13 +2,14 @@
 
 import random
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlrun.plugins.registry import build
+from rlrun.plugins.registry import build, checked_params, load
 from rlrun.plugins.types import Row
 from rlrun.specs.section import Section
 
@@ -55,6 +56,16 @@ class Mixture:
             self._sources.append(made)
             self._places.append(_weighted(len(made), source.weight, f"{params.seed} {number}"))
         self._ends = list(accumulate(map(len, self._places)))
+
+    @classmethod
+    def preview(cls, params: MixtureParams, count: int) -> Iterator[Row | ValueError]:
+        """Yields a few rows of each source that can be previewed, or what is wrong with them."""
+        for number, source in enumerate(params.sources):
+            kind, given = load("data", source.type), dict(source.model_extra or {})
+            if hasattr(kind, "preview"):
+                inner = checked_params("data", source.type, given)
+                for row in kind.preview(inner, -(-count // len(params.sources))):
+                    yield ValueError(f"source {number}: {row}") if isinstance(row, ValueError) else row
 
     def __len__(self) -> int:
         return self._ends[-1]

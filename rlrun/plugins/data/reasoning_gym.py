@@ -1,8 +1,11 @@
 """Prompts from the procedurally generated tasks of the reasoning-gym library (https://arxiv.org/abs/2505.24760)."""
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -11,7 +14,9 @@ from rlrun.plugins.types import Row
 from rlrun.specs.section import Section
 from rlrun.specs.spelling import nearest
 
-ANSWER = "{answer}"
+QUESTION, ANSWER = "{question}", "{answer}"
+_REGISTERED = re.compile(r"""^register_dataset\(\s*(?:["']([^"']+)["']|(\w+))""", re.MULTILINE)
+_CONSTANT = re.compile(r"""^(\w+)\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
 class ReasoningGymParams(Section):
@@ -25,7 +30,7 @@ class ReasoningGymParams(Section):
     """Seed of the rows: hold out data by giving evaluation another."""
     task_params: dict[str, Any] = Field(default_factory=dict)
     """The task's own settings, such as `{ min_terms = 2, max_terms = 4 }`."""
-    prompt_template: str = "{question}"
+    prompt_template: str = QUESTION
     """The prompt; `{question}` is replaced by the task's question."""
     response_template: str = ANSWER
     """The demonstration for SFT; `{answer}` is replaced by the task's answer."""
@@ -46,6 +51,13 @@ class ReasoningGym:
         self._settings = {**params.task_params, "seed": params.seed, "size": params.size}
         self._dataset = make_task(params.task, self._settings)
 
+    @classmethod
+    def preview(cls, params: ReasoningGymParams, count: int) -> Iterator[Row | ValueError]:
+        """Yields no row: the library takes seconds to load. ValueError for a task that it does not have."""
+        if (tasks := tasks_on_disk()) and params.task not in tasks:
+            raise _unknown(params.task, tasks)
+        yield from ()
+
     def __len__(self) -> int:
         return self.params.size
 
@@ -59,7 +71,7 @@ class ReasoningGym:
         answer = entry["answer"]
         return Row(
             id=str(index),
-            prompt=self.params.prompt_template.replace("{question}", entry["question"]),
+            prompt=self.params.prompt_template.replace(QUESTION, entry["question"]),
             label=answer,
             metadata={"task": self.params.task, "task_params": self._settings, "entry": entry},
             response=answer and self.params.response_template.replace(ANSWER, str(answer)),
@@ -83,10 +95,27 @@ def make_task(task: str, settings: dict[str, Any]) -> Any:
 
     known = reasoning_gym.factory.DATASETS
     if task not in known:
-        meant = nearest(task, known)
-        guess = f"did you mean {meant!r}? " if meant else ""
-        raise ValueError(f"reasoning-gym has no task {task!r}; {guess}it has {', '.join(sorted(known))}")
+        raise _unknown(task, known)
     try:
         return reasoning_gym.create_dataset(task, **settings)
     except (TypeError, AssertionError, ValueError) as error:
         raise ValueError(f"reasoning-gym's task {task!r} does not take these settings: {error}") from error
+
+
+def _unknown(task: str, known: Collection[str]) -> ValueError:
+    meant = nearest(task, known)
+    cure = f"did you mean {meant!r}?" if meant else f"it has {', '.join(sorted(known))}"
+    return ValueError(f"reasoning-gym has no task {task!r}; {cure}")
+
+
+def tasks_on_disk() -> set[str]:
+    """Names of the installed library's tasks, found without importing it; empty where it is not installed."""
+    package = find_spec("reasoning_gym")
+    folders = [Path(folder) for folder in package.submodule_search_locations or ()] if package else []
+    names: set[str] = set()
+    for file in (file for folder in folders for file in folder.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        constants = dict(_CONSTANT.findall(text))
+        registered = (literal or constants.get(name) for literal, name in _REGISTERED.findall(text))
+        names.update(filter(None, registered))
+    return names

@@ -3,15 +3,18 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, Self
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, model_validator
 
+from rlrun.plugins.data.columns import PROMPT_NAMES, likely
 from rlrun.plugins.types import Row
 from rlrun.specs.paths import SpecPath
 from rlrun.specs.section import Section
 
 _SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
+_TEMPLATE_PART = re.compile(r"\{\{|\}\}|\{([A-Za-z_][^{}]*)\}")
+"""A doubled brace, or a column's name in braces; `{}` and `{1}`, as in LaTeX, are neither."""
 
 
 def split_slice(path: str) -> tuple[str, slice]:
@@ -41,14 +44,18 @@ class RowKeys(Section):
 
     prompt_key: str = "prompt"
     """Text, or a list of chat messages."""
-    label_key: str | None = "label"
-    """What rewards compare with. None: there is no label."""
+    prompt_template: str | None = None
+    """The prompt, with each `{column}` replaced by the row's value in that column; `{{` and `}}` are braces.
+    None: the prompt is the value under `prompt_key`."""
+    label_key: str = "label"
+    """What rewards compare with. A row without this key has no label."""
     metadata_key: str = "metadata"
     """A table of anything else the rewards need; may be missing."""
     metadata_columns: tuple[str, ...] = ()
     """Other columns to carry along in the metadata, such as images; each must be there."""
     tools_key: str | None = None
-    """Tools for the chat template, as JSON schemas or their text; `tools` in the metadata. None: none."""
+    """Tools for the chat template, as JSON schemas or their text; `tools` in the metadata. A row without this
+    key has no tools. None: no row has."""
     system_prompt: str | None = None
     """Stands before every prompt that has no system message of its own. None: nothing does."""
     response_key: str | None = None
@@ -58,6 +65,14 @@ class RowKeys(Section):
     """The answer that the other was preferred to, for DPO. None: there is none."""
     unique: bool = False
     """Of rows with the same prompt only the first is used; the whole source is read once to find them."""
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Self:
+        if self.prompt_template is not None and "prompt_key" in self.model_fields_set:
+            raise ValueError(
+                "prompt_template makes the prompt, so prompt_key has no effect: give one of the two"
+            )
+        return self
 
 
 class Rows(Protocol):
@@ -76,8 +91,8 @@ def row_of(values: Any, keys: RowKeys, row_id: str) -> Row:
         raise ValueError(f"expected a JSON object, found {type(values).__name__}")
     return Row(
         id=row_id,
-        prompt=_with_system(_prompt(required(values, keys.prompt_key), keys.prompt_key), keys.system_prompt),
-        label=required(values, keys.label_key) if keys.label_key is not None else None,
+        prompt=_with_system(_prompt(values, keys), keys.system_prompt),
+        label=values.get(keys.label_key),
         metadata=_metadata(values, keys),
         response=_response(values, keys.response_key),
         rejected=_response(values, keys.rejected_key),
@@ -101,10 +116,24 @@ def first_of_each_prompt(rows: Rows) -> list[int]:
 
 
 def required(values: Mapping[str, Any], key: str) -> Any:
-    """The value under a key. ValueError with the keys there are."""
+    """The value under a key. ValueError with the keys that the row has."""
     if key not in values:
-        raise ValueError(f"no key {key!r}; the line has {', '.join(map(repr, values)) or 'no keys'}")
+        raise ValueError(f"the row has no {key!r}; it has {_listed(values)}")
     return values[key]
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, values)) or "no keys"
+
+
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """The template with each `{column}` replaced by the row's value. ValueError for an unknown column."""
+
+    def part(match: re.Match[str]) -> str:
+        column = match[1]
+        return match[0][0] if column is None else str(required(values, column))
+
+    return _TEMPLATE_PART.sub(part, template)
 
 
 def _metadata(values: Mapping[str, Any], keys: RowKeys) -> dict[str, Any]:
@@ -112,8 +141,7 @@ def _metadata(values: Mapping[str, Any], keys: RowKeys) -> dict[str, Any]:
     if not isinstance(metadata, dict):
         raise ValueError(f"{keys.metadata_key!r} is not a table but {type(metadata).__name__}")
     carried = {column: required(values, column) for column in keys.metadata_columns}
-    if keys.tools_key is not None:
-        tools = required(values, keys.tools_key)
+    if keys.tools_key is not None and (tools := values.get(keys.tools_key)) is not None:
         carried["tools"] = json.loads(tools) if isinstance(tools, str) else tools
     return {**metadata, **carried}
 
@@ -125,7 +153,13 @@ def _with_system(prompt: str | list[dict[str, Any]], system: str | None) -> str 
     return [{"role": "system", "content": system}, *messages]
 
 
-def _prompt(value: Any, key: str) -> str | list[dict[str, Any]]:
+def _prompt(values: Mapping[str, Any], keys: RowKeys) -> str | list[dict[str, Any]]:
+    if keys.prompt_template is not None:
+        return fill(keys.prompt_template, values)
+    key = keys.prompt_key
+    if key not in values and (column := likely(values, PROMPT_NAMES)):
+        raise ValueError(f'the row has no {key!r}; it has {_listed(values)}: set prompt_key = "{column}"')
+    value = required(values, key)
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value and all(isinstance(item, dict) and "role" in item for item in value):

@@ -9,6 +9,8 @@ from pydantic import Field
 from rlrun.plugins.types import Row
 from rlrun.specs.section import Section
 
+QUESTION = "{question}"
+
 
 class VerifiersParams(Section):
     """A taskset and its settings."""
@@ -19,6 +21,8 @@ class VerifiersParams(Section):
     """The taskset's own settings."""
     size: int | None = Field(default=None, ge=1)
     """Only the first so many tasks; needed where there is no end to them. None: all."""
+    prompt_template: str = QUESTION
+    """The last user message; `{question}` is replaced by the task's own."""
 
 
 class Verifiers:
@@ -46,8 +50,11 @@ class Verifiers:
         """ValueError for a task without a prompt."""
         task = self._tasks[index]
         messages = prompt_messages(task)
-        if not any(message["role"] == "user" for message in messages):
+        asked = [message for message in messages if message["role"] == "user"]
+        if not asked:
             raise ValueError(f"{self.params.taskset}[{index}]: the task has no prompt")
+        if self.params.prompt_template != QUESTION:
+            asked[-1]["content"] = self.params.prompt_template.replace(QUESTION, str(asked[-1]["content"]))
         metadata = {
             "taskset": self.params.taskset,
             "config": self.params.config,

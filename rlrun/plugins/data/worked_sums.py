@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rlrun.plugins.data.reasoning_gym import make_task
+from rlrun.plugins.data.reasoning_gym import QUESTION, make_task
 from rlrun.plugins.types import Row
 from rlrun.specs.section import Section
 
@@ -25,6 +25,8 @@ class WorkedSumsParams(Section):
     """Share of the rows whose demonstration has a line for each operation before the answer."""
     worked_first: int = Field(default=0, ge=0)
     """Rows at the beginning that all show their work, whatever the share."""
+    prompt_template: str = QUESTION
+    """The prompt; `{question}` is replaced by the task's question."""
 
 
 class WorkedSums:
@@ -47,7 +49,7 @@ class WorkedSums:
         steps = worked_steps(entry["metadata"]["expression"]) if self._is_worked(index) else []
         return Row(
             id=str(index),
-            prompt=entry["question"],
+            prompt=self.params.prompt_template.replace(QUESTION, entry["question"]),
             label=entry["answer"],
             response="\n".join([*steps, answer]),
         )

@@ -6,6 +6,7 @@ from typing import Any
 from rlrun.plugins.rewards.equivalence import same_answer
 from rlrun.plugins.rewards.extraction import last_boxed
 from rlrun.plugins.rewards.latex import normalised
+from rlrun.plugins.rewards.needs_label import NeedsLabel
 from rlrun.plugins.types import Sample
 from rlrun.specs.section import Section
 
@@ -22,7 +23,7 @@ class DapoParams(Section):
     """The reward has no parameters."""
 
 
-class Dapo:
+class Dapo(NeedsLabel):
     """`score`: 1 for the right answer, -1 for a wrong or missing one; `acc`: 1 or 0; `pred`: what was graded.
 
     Choose one with `key`. Answers are compared as `math` compares them: unlike DAPO's grader, a full stop, a

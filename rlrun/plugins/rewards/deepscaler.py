@@ -1,6 +1,7 @@
 """Grades the boxed answer that follows the reasoning, as DeepScaleR does (https://github.com/agentica-project/rllm)."""
 
 from rlrun.plugins.rewards.math import boxed_answer_is
+from rlrun.plugins.rewards.needs_label import NeedsLabel
 from rlrun.plugins.types import Sample
 from rlrun.specs.section import Section
 
@@ -11,7 +12,7 @@ class DeepScalerParams(Section):
     """The reward has no parameters."""
 
 
-class DeepScaler:
+class DeepScaler(NeedsLabel):
     """1 where the last box after the last `</think>` holds the label; 0 otherwise, or if thinking never ends.
 
     Without a `</think>`, the last `###Response` ends the reasoning (DeepScaleR itself takes the first).

@@ -1,6 +1,7 @@
 """1 where the answer is the label, character by character."""
 
 from rlrun.plugins.rewards.extraction import Pattern, last_match
+from rlrun.plugins.rewards.needs_label import NeedsLabel
 from rlrun.plugins.types import Sample
 from rlrun.specs.section import Section
 
@@ -14,7 +15,7 @@ class ExactMatchParams(Section):
     """Upper and lower case are the same."""
 
 
-class ExactMatch:
+class ExactMatch(NeedsLabel):
     """Compares the answer with the label as text, without white space at either end; no answer scores 0."""
 
     Params = ExactMatchParams

@@ -5,6 +5,7 @@ import string
 from collections import Counter
 
 from rlrun.plugins.rewards.extraction import last_boxed
+from rlrun.plugins.rewards.needs_label import NeedsLabel
 from rlrun.plugins.types import Sample
 from rlrun.specs.section import Section
 
@@ -21,7 +22,7 @@ class F1Params(Section):
     r"""Only what stands in the last `\\boxed{}`; without one the score is 0."""
 
 
-class F1:
+class F1(NeedsLabel):
     """Harmonic mean of precision and recall over words, without case, punctuation and articles.
 
     Where the answer or the label is yes, no or noanswer, both must be the same: `yes it is` is not `yes`.

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlrun.plugins.rewards.extraction import last_boxed
-from rlrun.plugins.types import Sample
+from rlrun.plugins.types import Row, Sample
 from rlrun.specs.section import Section
 
 LETTERS = "ABCDEFGHIJ"
+_ANSWER_KEYS = ("correct_letter", "correct_answer", "answer_text")
 
 _STATED = re.compile(
     r"(?i:answer|option|choice)\s*(?i:is\b|:|=)?\s*(?i:option|choice)?\s*[:=]?[\s(\[*\"']*"
@@ -42,6 +43,14 @@ class Gpqa:
 
     def __init__(self, params: GpqaParams) -> None:
         self.params = params
+
+    @classmethod
+    def check_row(cls, params: GpqaParams, row: Row) -> None:
+        """Raises ValueError for a row that does not tell the right answer."""
+        if row.label is None and not any(row.metadata.get(key) for key in _ANSWER_KEYS):
+            raise ValueError(
+                f"needs a label, or one of {', '.join(_ANSWER_KEYS)} in the row's metadata; set label_key"
+            )
 
     def score(self, sample: Sample) -> float:
         """1 or 0."""

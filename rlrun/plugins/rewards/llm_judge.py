@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from rlrun.plugins.engines import Address, engine_addresses
 from rlrun.plugins.rewards.extraction import Pattern, last_match
 from rlrun.plugins.rewards.http_client import AskParams, HttpClient
-from rlrun.plugins.types import Sample
+from rlrun.plugins.types import Row, Sample
 
 TEMPLATE = """Judge the answer to a question.
 
@@ -77,6 +77,15 @@ class LlmJudge:
         self.params = params
         self._client = HttpClient(params)
         self._judges = itertools.cycle(_judges(params))
+
+    @classmethod
+    def check_row(cls, params: LlmJudgeParams, row: Row) -> None:
+        """Raises ValueError for a row without the label that the judge is to be shown."""
+        if row.label is None and "{label}" in params.template:
+            raise ValueError(
+                "shows the judge the row's label, and the row has none; set label_key, or a template without "
+                "{label}"
+            )
 
     async def score(self, sample: Sample) -> float:
         """The judge's score. RuntimeError when it gives none."""

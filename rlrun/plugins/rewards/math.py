@@ -4,6 +4,7 @@ from typing import Any
 
 from rlrun.plugins.rewards.equivalence import same_answer
 from rlrun.plugins.rewards.extraction import last_boxed
+from rlrun.plugins.rewards.needs_label import NeedsLabel
 from rlrun.plugins.types import Sample
 from rlrun.specs.section import Section
 
@@ -15,7 +16,7 @@ class MathParams(Section):
     """Look for the answer only after the last `</think>`."""
 
 
-class Math:
+class Math(NeedsLabel):
     r"""1 where the last box holds the label's value, whatever its spelling; 0 otherwise and without a box.
 
     Equal are texts that normalise to the same, whatever their case, lists and pairs whose elements are equal

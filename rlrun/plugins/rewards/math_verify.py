@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from rlrun.plugins.rewards.extraction import last_boxed
+from rlrun.plugins.rewards.needs_label import NeedsLabel
 from rlrun.plugins.rewards.quick_verdict import quick_verdict
 from rlrun.plugins.types import Sample
 from rlrun.specs.section import Section
@@ -25,7 +26,7 @@ class MathVerifyParams(Section):
     """Variables keep their names, and sets are no tuples; false is the library's lenient comparison."""
 
 
-class MathVerify:
+class MathVerify(NeedsLabel):
     """1 where math-verify finds the label's value in the response, else 0, as the library judges.
 
     Answers in a box that are plain numbers, expressions, tuples, sets or matrices are compared without it,

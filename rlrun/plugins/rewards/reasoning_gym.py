@@ -8,7 +8,7 @@ from pydantic import Field
 from rlrun.plugins.data.reasoning_gym import make_task
 from rlrun.plugins.rewards.extraction import Pattern, last_match
 from rlrun.plugins.thresholds import reaches
-from rlrun.plugins.types import Sample
+from rlrun.plugins.types import Row, Sample
 from rlrun.specs.section import Section
 
 
@@ -33,11 +33,16 @@ class ReasoningGym:
         self.params = params
         self._tasks: dict[str, Any] = {}
 
+    @classmethod
+    def check_row(cls, params: ReasoningGymParams, row: Row) -> None:
+        """Raises ValueError for a row of another source."""
+        if not {"task", "task_params", "entry"} <= row.metadata.keys():
+            raise ValueError("the row has no reasoning-gym entry; use the reasoning_gym data source")
+
     def score(self, sample: Sample) -> float:
         """The task's score, from 0 to 1; no answer scores 0. ValueError for a row of another source."""
         metadata = sample.prompt.row.metadata
-        if not {"task", "task_params", "entry"} <= metadata.keys():
-            raise ValueError("the row has no reasoning-gym entry; use the reasoning_gym data source")
+        self.check_row(self.params, sample.prompt.row)
         answer = last_match(sample.text, self.params.answer_pattern)
         if answer is None:
             return 0.0

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun.plugins.data.verifiers import load_taskset, prompt_messages
-from rlrun.plugins.types import Sample
+from rlrun.plugins.types import Row, Sample
 from rlrun.specs.section import Section
 
 
@@ -28,11 +28,16 @@ class Verifiers:
         self.params = params
         self._tasksets: dict[str, Any] = {}
 
+    @classmethod
+    def check_row(cls, params: VerifiersRewardParams, row: Row) -> None:
+        """Raises ValueError for a row of another source."""
+        if not {"taskset", "config", "task"} <= row.metadata.keys():
+            raise ValueError("the row has no task of verifiers; use the verifiers data source")
+
     async def score(self, sample: Sample) -> float:
         """The task's reward. ValueError for a row of another source, or a reward that the task has not."""
         metadata = sample.prompt.row.metadata
-        if not {"taskset", "config", "task"} <= metadata.keys():
-            raise ValueError("the row has no task of verifiers; use the verifiers data source")
+        self.check_row(self.params, sample.prompt.row)
         task = self._task(metadata)
         trace = _trace(task, sample.text)
         await task.score(trace)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.registry import build
+from rlrun.plugins.row_checks import row_check
 from rlrun.plugins.types import Group, Prompt, Row
 from rlrun.runner.prompts.conversations import encode_conversation, encode_demonstration
 from rlrun.runner.prompts.dataset import EAGER_ROWS, PromptStream
@@ -68,10 +69,10 @@ def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool, pairs: bool = 
         return Inputs(tokenizer, stream, demonstrations, (), None)
     function = build("rollouts", spec.rollout.function.type, spec.rollout.function.params)
     tools = _shown_tools(spec, function, tokenizer)
-    stream = PromptStream(
-        source, _prompt_encoder(tokenizer, spec.data, tools, limit), spec.data, limit, spec.seed
-    )
-    return Inputs(tokenizer, stream, None, _eval_sets(spec, tokenizer, tools), function)
+    check = row_check(spec.rewards)
+    encode = _prompt_encoder(tokenizer, spec.data, tools, limit, check)
+    stream = PromptStream(source, encode, spec.data, limit, spec.seed)
+    return Inputs(tokenizer, stream, None, _eval_sets(spec, tokenizer, tools, check), function)
 
 
 class Demonstrations:
@@ -156,19 +157,26 @@ def _shown_tools(spec: Spec, function: Any, tokenizer: Tokenizer) -> Tools:
     return tools
 
 
-def _prompt_encoder(tokenizer: Tokenizer, data: DataSpec, tools: Tools, most: int) -> Callable[[Row], Tokens]:
-    return lambda row: tokenizer.encode_prompt(row, data.apply_chat_template, tools, most)
+def _prompt_encoder(
+    tokenizer: Tokenizer, data: DataSpec, tools: Tools, most: int, check: Callable[[Row], None]
+) -> Callable[[Row], Tokens]:
+    """Tokenises rows that the rewards can score; ValueError for others."""
+
+    def encode(row: Row) -> Tokens:
+        check(row)
+        return tokenizer.encode_prompt(row, data.apply_chat_template, tools, most)
+
+    return encode
 
 
-def _eval_sets(spec: Spec, tokenizer: Tokenizer, tools: Tools) -> list[EvalSet]:
+def _eval_sets(spec: Spec, tokenizer: Tokenizer, tools: Tools, check: Callable[[Row], None]) -> list[EvalSet]:
     """Every held-out dataset as a whole, in its own order."""
     sets = []
     for dataset in spec.eval.datasets:
         source = build("data", dataset.type, dataset.params)
         in_order = dataset.model_copy(update={"shuffle": False})
         limit = spec.rollout.max_prompt_tokens
-        stream = PromptStream(
-            source, _prompt_encoder(tokenizer, dataset, tools, limit), in_order, limit, spec.seed
-        )
+        encode = _prompt_encoder(tokenizer, dataset, tools, limit, check)
+        stream = PromptStream(source, encode, in_order, limit, spec.seed)
         sets.append(eval_set(dataset, spec.eval, spec.rollout, stream.epoch()))
     return sets

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rlrun.plugins.types import Message, Row
 from rlrun.runner.prompts.control_tokens import Guard
 from rlrun.runner.prompts.template import ChatTemplate, Rendered, Tools
+from rlrun.runner.prompts.template_files import template_problem
 from rlrun.specs.hub import first_line
 
 Tokens = NDArray[np.int32]
@@ -21,8 +22,6 @@ Mask = NDArray[np.float32]
 
 _ANSWER = "An-answer-that-nobody-gives."
 """Stands for what the policy answered, where the template is asked what comes after it."""
-_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
-"""One of these is there where a tokenizer is."""
 
 
 class Tokenizer:
@@ -38,10 +37,8 @@ class Tokenizer:
         from transformers import AutoTokenizer  # takes seconds, and brings torch with it
 
         self.folder = Path(folder)
-        if not any((self.folder / name).is_file() for name in _FILES):
-            raise ValueError(
-                f"{self.folder} has no tokenizer: none of {', '.join(_FILES)}; copy it there too"
-            )
+        if problem := template_problem(self.folder, template=False):
+            raise ValueError(problem)
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
         except StrictDataclassError as error:

@@ -163,7 +163,9 @@ def test_a_place_in_another_dataset_is_refused(lengths: list[int], seed: int) ->
 def test_broken_lines_of_a_file_are_named_with_their_number(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a", "label": 1}\n{"prompt": \n\n{"label": 1}\n')
-    with pytest.raises(ValueError, match=r"rows\.jsonl:2: not JSON .*; rows\.jsonl:4: no key 'prompt'"):
+    with pytest.raises(
+        ValueError, match=r"rows\.jsonl:2: not JSON .*; rows\.jsonl:4: the row has no 'prompt'"
+    ):
         PromptStream(
             Jsonl(JsonlParams(path=str(path))),
             lambda _: np.ones(1, np.int32),

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rlrun.plugins.rewards.code.row_tests import CallTest, InputTest, Test, row_tests
 from rlrun.plugins.rewards.code.sandbox import Limits, Sandbox
-from rlrun.plugins.types import Sample
+from rlrun.plugins.types import Row, Sample
 from rlrun.specs.section import Section
 
 _FENCED = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -61,6 +61,11 @@ class Code:
         self.params = params
         limits = Limits(params.timeout, params.memory, params.processes, params.scratch, params.output)
         self._sandbox = Sandbox(limits)
+
+    @classmethod
+    def check_row(cls, params: CodeParams, row: Row) -> None:
+        """Raises ValueError for a row without tests."""
+        row_tests(row.label, row.metadata)
 
     def score(self, sample: Sample) -> float:
         """From 0 to 1. ValueError for a row without tests."""

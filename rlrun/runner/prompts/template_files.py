@@ -1,0 +1,34 @@
+"""Whether a model folder has a tokenizer and a chat template, told from its files without loading them."""
+
+import json
+from pathlib import Path
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
+"""One of these is there where a tokenizer is."""
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+
+
+def template_problem(folder: Path, *, template: bool) -> str | None:
+    """Returns what the folder lacks to tokenise prompts; None where nothing is missing.
+
+    `template`: prompts are rendered by the model's chat template.
+    """
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}; copy it there too"
+    config = folder / "tokenizer_config.json"
+    try:
+        settings = json.loads(config.read_text("utf-8")) if config.is_file() else {}
+    except (OSError, ValueError) as error:
+        return f"{config} is not JSON ({error}); copy the model's files again"
+    if not template or _has_template(folder, settings):
+        return None
+    return (
+        f"the tokenizer of {folder} has no chat template, as base models often do: set "
+        "data.apply_chat_template = false, and write prompts as the model is to see them (prompt_template)"
+    )
+
+
+def _has_template(folder: Path, settings: object) -> bool:
+    inside = isinstance(settings, dict) and settings.get("chat_template")
+    named = any((folder / "additional_chat_templates").glob("default.jinja"))
+    return bool(inside) or named or any((folder / name).is_file() for name in _TEMPLATES)

@@ -349,7 +349,8 @@ def with_engine(
     options: argparse.Namespace,
 ) -> dict[str, float]:
     """Updating an idle engine over HTTP, and what its first pass costs above its second."""
-    server = NativeServer(EngineSetup(folder, options.dtype, max_running=4, threads=options.threads))
+    setup = EngineSetup(folder, options.dtype, max_running=4, threads=options.threads, job="benchmark")
+    server = NativeServer(setup)
     url = server.start()
     token = GenerateRequest("0", np.array([5], np.int32), (0,), Sampling(max_new_tokens=1))
 

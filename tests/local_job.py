@@ -168,6 +168,7 @@ def _server(spec: Spec, plan: Plan, model: Path) -> NativeServer:
     return NativeServer(
         EngineSetup(
             model_folder=str(model),
+            job=spec.name,
             dtype=spec.engine.dtype,
             max_running=spec.engine.max_running,
             max_length=plan.max_sample_tokens,

@@ -18,13 +18,17 @@ DISTILLATION = {
 
 
 @pytest.fixture
-def elsewhere(jobs: Jobs) -> Iterator[str]:
-    """Address of a native engine that somebody else runs."""
+def elsewhere(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of a native engine that somebody else runs; its key is in ELSEWHERE_KEY."""
     command = [sys.executable, "-m", "rlrun.runner.engines.native", "--model", str(jobs.model)]
+    key = jobs.folder / "key"
     arguments = ["--dtype", "float32", "--threads", "1", "--max-running", "64"]
+    arguments += ["--api-key-file", str(key), "--weights", str(jobs.folder)]
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().split()[-1]
+        url = process.stdout.readline().split()[-1]
+        monkeypatch.setenv("ELSEWHERE_KEY", key.read_text().strip())
+        yield url
         assert process.poll() is None, "the job left it running"
         process.terminate()
 
@@ -35,7 +39,8 @@ def test_engines_that_sleep_meanwhile_or_run_elsewhere_change_nothing(
     sleeping = jobs.start("engine-asleep", trainer__steps=STEPS, engine__sleep=True, checkpoint__interval=2)
     whole = (jobs.folder / "job.toml").read_text()
     (jobs.folder / "plain.toml").write_text(whole.replace("max_running = 64\n", ""))
-    engine = {"type": "external", "urls": [elsewhere], "dtype": "float32"}
+    key = "${env:ELSEWHERE_KEY}"
+    engine = {"type": "external", "urls": [elsewhere], "dtype": "float32", "api_key": key}
     running = jobs.start("engine-elsewhere", trainer__steps=STEPS, engine=engine, spec="plain.toml")
     asleep, external = sleeping.wait(), running.wait()
     for job in (asleep, external):

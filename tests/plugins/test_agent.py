@@ -178,6 +178,13 @@ async def test_answers_are_cut_to_what_is_asked_and_to_what_there_is_room_for() 
         ({"messages": [HI], "stream": True}, "streaming is not offered"),
         ({"messages": [HI], "n": 2}, "n must be 1"),
         ({"messages": [HI], "max_tokens": "9"}, "max_tokens must be a whole number"),
+        ({"messages": [HI], "max_tokens": True}, "max_tokens must be a whole number"),
+        ({"messages": [HI], "stop": ["x"] * 33}, "or a list of at most 32"),
+        ({"messages": [HI], "stop": "x" * 1025}, "a string of at most 1024 characters"),
+        ({"messages": [HI], "stop": [5]}, "stop must be a string"),
+        ({"messages": [HI], "stop": {"a": 1}}, "stop must be a string"),
+        ({"messages": [HI], "tools": "all"}, "tools must be a list of objects"),
+        ({"messages": ["hi"]}, "a message must be an object"),
         ({"messages": [{"role": "user", "content": [{"image": "x"}]}]}, "content must be text"),
         ({"messages": [{"content": "x"}]}, "KeyError: 'role'"),
     ],
@@ -188,6 +195,32 @@ async def test_requests_that_cannot_be_served_say_why(body: Mapping[str, Any], m
         assert status == 400
         assert message in answer["error"]["message"]
         assert (await client.post({"messages": [HI]}, key="guessed"))[0] == 401
+        await client.say(HI)
+
+    await run(act, ["four"])
+
+
+async def test_the_endpoint_is_for_executions_that_run_and_for_their_hosts_and_json() -> None:
+    rows: list[tuple[str, str, dict[str, str], int]] = [
+        ("POST", "/chat/completions", {"Host": "evil.example"}, 403),
+        ("POST", "/chat/completions", {"Content-Type": "text/plain"}, 415),
+        ("POST", "/chat/completions", {"Authorization": ""}, 401),
+        ("GET", "/models", {"Host": "evil.example"}, 403),
+        ("GET", "/models", {"Authorization": "Bearer guessed"}, 401),
+        ("GET", "/models", {}, 200),
+    ]
+
+    async def act(client: Client) -> None:
+        for method, path, changed, status in rows:
+            own = {"Authorization": f"Bearer {client.task.api_key}", "Content-Type": "application/json"}
+            url, raw = client.task.base_url + path, json.dumps({"messages": [HI]})
+            async with client.http.request(method, url, data=raw, headers=own | changed) as answer:
+                assert (path, changed, answer.status) == (path, changed, status)
+        deep = b"[" * 200_000
+        headers = {"Authorization": f"Bearer {client.task.api_key}", "Content-Type": "application/json"}
+        url = f"{client.task.base_url}/chat/completions"
+        async with client.http.post(url, data=deep, headers=headers) as answer:
+            assert answer.status == 400
         await client.say(HI)
 
     await run(act, ["four"])

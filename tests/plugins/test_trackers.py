@@ -43,6 +43,9 @@ def test_prometheus_finds_the_newest_metrics(tmp_path: Path) -> None:
         tracker.log(2, {"train/kl-x": float("inf")})
         with urllib.request.urlopen(tracker.url, timeout=10) as answer:
             lines = answer.read().decode().splitlines()
+        rebound = urllib.request.Request(tracker.url, headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(rebound, timeout=10)
     finally:
         tracker.close()
     assert 'rlrun_rollout_reward_mean{run="my \\"run\\""} 0.25' in lines

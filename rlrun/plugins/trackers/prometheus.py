@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
+from rlrun.plugins.http_guard import is_known_host, is_loopback
 from rlrun.specs.section import Section
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
@@ -21,7 +22,7 @@ class PrometheusParams(Section):
     port: int = Field(default=9400, ge=0, le=65535)
     """TCP port of `/metrics`; 0: any that is free, as the log says."""
     host: str = "127.0.0.1"
-    """Address to listen on; `0.0.0.0` for all."""
+    """Address to listen on; `0.0.0.0` for all. Whoever reaches it may read the metrics: there is no key."""
 
 
 class Prometheus:
@@ -69,9 +70,15 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
+    timeout = 30  # seconds: a connection that sends nothing does not keep its thread
 
     def do_GET(self) -> None:
-        """The text format, whatever the path."""
+        """The text format, whatever the path; 403 for a page that a browser was led to (DNS rebinding)."""
+        address = str(self.server.server_address[0])
+        # Beyond this host collectors may know it by any name, and everybody may read it anyway.
+        if is_loopback(address) and not is_known_host(self.headers.get("Host", ""), address):
+            self.send_error(403, "unknown host")
+            return
         body = exposition(self.server.run, self.server.gauges).encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")

@@ -3,7 +3,7 @@
 import secrets
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlrun.runner.cluster.ray_process import Process
@@ -29,8 +29,8 @@ class Served:
     """Tokens of the longest sample; None: the model's own limit."""
     cache_tokens: int | None
     """KV cache of each; None: as much as there is room for."""
-    key: str
-    """API key of SGLang servers."""
+    key: str = field(repr=False)
+    """Asked by the engines of their clients."""
 
     @property
     def is_policy(self) -> bool:
@@ -76,6 +76,8 @@ def _native_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process
         threads=engine.threads,
         seed=spec.seed,
         device="cpu" if engine.place.gpu is None else "cuda",
+        api_key=what.key,
+        job=spec.name if what.is_policy else None,
     )
 
 
@@ -91,6 +93,7 @@ def _sleeping_setup(
         spread=sleeping.spread,
         host=process.host,
         port=engine.port,
+        api_key=what.key,
     )
 
 

@@ -84,11 +84,10 @@ class EngineHandle:
         first = self._setups[0]
         if not self._served.is_policy:
             self._setups[0] = replace(first, port=URL(url).port)
-        key = first.api_key if isinstance(first, SglangSetup) else None
         return EngineClient(
             url,
             self._spec.rollout.request_timeout + _ANSWER_SECONDS,
-            api_key=key,
+            api_key=first.api_key,
             name=self.name,
             limits=ModelLimits.of(
                 self._served.model.config(), experts=tells_experts(self._spec, self._served)

@@ -1,6 +1,6 @@
 """What an engine needs to start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -27,3 +27,9 @@ class EngineSetup:
     """Of requests that bring no seed."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU where one is visible."""
+    api_key: str | None = field(default=None, repr=False)
+    """Asked for with every request but `/health`; None: no key is asked for."""
+    job: str | None = None
+    """Name of the job whose shared-memory segments it may adopt as weights; None: it adopts none."""
+    weight_folders: tuple[str, ...] = ()
+    """It may read new weights from folders below these, and below `model_folder`, and from no others."""

@@ -20,13 +20,17 @@ _NUMBERS = itertools.count()
 
 def new_name(job: str) -> str:
     """A name for a segment that this process writes for `job`."""
-    readable = re.sub(r"[^A-Za-z0-9._-]", "_", job)[:100]
-    return f"{_PREFIX}{readable}-{_namespace()}.{os.getpid()}-{next(_NUMBERS)}"
+    return f"{_PREFIX}{_readable(job)}-{_namespace()}.{os.getpid()}-{next(_NUMBERS)}"
 
 
 def is_name(name: str) -> bool:
     """Whether a segment may be called so: no path, nothing of another program's."""
     return _NAME.fullmatch(name) is not None
+
+
+def is_of(name: str, job: str) -> bool:
+    """Whether a segment of this job, or of a part of it called `<job>-…`, may be called so."""
+    return is_name(name) and f"{name}-".startswith(f"{_PREFIX}{_readable(job)}-"[: len(_PREFIX) + 90])
 
 
 def remove_stale() -> list[str]:
@@ -73,6 +77,10 @@ class ExclusiveLock:
 
     def __exit__(self, *_: object) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+def _readable(job: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", job)[:100]
 
 
 def _namespace() -> str:

@@ -14,6 +14,7 @@ with weights that are being written, and a writer that would do it gets an error
 import fcntl
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -131,10 +132,11 @@ class _Segment:
         if not is_name(name):
             raise SegmentError(f"{name!r} is no name of a segment")
         try:
-            descriptor = os.open(FOLDER / name, os.O_RDWR)
+            descriptor = os.open(FOLDER / name, os.O_RDWR | os.O_NOFOLLOW)
         except OSError as error:
             raise SegmentError(f"segment {name} cannot be opened: {error.strerror}") from error
         try:
+            _check_owner(name, os.fstat(descriptor))
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_size < size:
                 raise SegmentError(f"segment {name} is shorter than the {size} bytes of its manifest")
@@ -177,6 +179,12 @@ class _Segment:
     def unlink(self) -> None:
         (FOLDER / self.name).unlink(missing_ok=True)
         self.release()
+
+
+def _check_owner(name: str, status: os.stat_result) -> None:
+    """SegmentError for what another user made, or may write or read: it would become the model's weights."""
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise SegmentError(f"segment {name} is not a file of this user's alone")
 
 
 def _check_slots(manifest: WeightManifest) -> None:

@@ -263,7 +263,7 @@ async def test_weights_that_do_not_fit_leave_the_old_ones(
 async def test_a_bfloat16_engine_takes_float32_weights(tiny_folder: Path, tmp_path: Path) -> None:
     weights = load_file(tiny_folder / "model.safetensors")
     shared = SharedWeights(f"test-{tmp_path.name}", {name: t.shape for name, t in weights.items()}, "float32")
-    engine = NativeServer(EngineSetup(str(tiny_folder), dtype="bfloat16", threads=1))
+    engine = NativeServer(EngineSetup(str(tiny_folder), dtype="bfloat16", threads=1, job="test"))
     async with EngineClient(engine.start()) as client:
         before = (await client.generate(request(min_new_tokens=12)))[0]
         for version in (1, 2, 3):

@@ -18,7 +18,7 @@ async def test_a_sample_goes_on_by_new_weights(tmp_path: Path) -> None:
     weights = load_file(second / "model.safetensors")
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     shared = SharedWeights(f"test-{tmp_path.name}", shapes, "float32")
-    server = NativeServer(EngineSetup(str(first), dtype="float32", max_running=8, threads=1))
+    server = NativeServer(EngineSetup(str(first), dtype="float32", max_running=8, threads=1, job="test"))
     try:
         async with EngineClient(server.start()) as client:
             update = partial(client.update_weights, shared.write(weights.items(), 4))

@@ -4,14 +4,16 @@ request ──▶ whose? ──▶ Record: which conversation? ──▶ session
 """
 
 import asyncio
+import hashlib
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rlrun.plugins.generation import Generation, Sampling
+from rlrun.plugins.http_guard import Guard, bearer
 from rlrun.plugins.rollouts.agent.messages import answer_message
 from rlrun.plugins.rollouts.agent.record import Conversation, Record
 from rlrun.plugins.rollouts.tool_calls import Syntax
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 MAX_BODY = 64 * 2**20
+MAX_STOPS, MAX_STOP_LENGTH = 32, 1024
+"""Stop strings of a request, and characters of each: every answer is searched for them."""
+_GUARD = Guard("127.0.0.1")
 _FINISH = {"stop": "stop", "length": "length", "abort": "stop"}
 
 
@@ -43,7 +48,7 @@ class Endpoint:
     """A server on a port of its own, for as many executions as there are."""
 
     def __init__(self) -> None:
-        self._served: dict[str, Served] = {}
+        self._served: dict[bytes, Served] = {}
         self._runner: web.AppRunner | None = None
         self._starting = asyncio.Lock()
         self._url = ""
@@ -58,12 +63,12 @@ class Endpoint:
     def open(self, served: Served) -> str:
         """A key under which requests belong to this execution."""
         key = secrets.token_urlsafe(24)
-        self._served[key] = served
+        self._served[_digest(key)] = served
         return key
 
     def close_key(self, key: str) -> None:
         """From now on the key is unknown; what is still being asked under it is given up."""
-        for request in self._served.pop(key).running:
+        for request in self._served.pop(_digest(key)).running:
             request.cancel()
 
     async def close(self) -> None:
@@ -75,7 +80,7 @@ class Endpoint:
     async def _start(self) -> None:
         from aiohttp import web
 
-        app = web.Application(client_max_size=MAX_BODY)
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[web.middleware(_guarded)])
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -87,17 +92,22 @@ class Endpoint:
         self._url = f"http://{host}:{port}/v1"
 
     async def _models(self, request: "web.Request") -> "web.Response":
+        if self._asked_by(request) is None:
+            return _unknown_key()
         return _json({"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "rlrun"}]})
 
+    def _asked_by(self, request: "web.Request") -> Served | None:
+        """The execution whose key a request brings."""
+        return self._served.get(_digest(bearer(request.headers)))
+
     async def _complete(self, request: "web.Request") -> "web.Response":
-        key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        served = self._served.get(key)
+        served = self._asked_by(request)
         if served is None:
-            return _refused(401, "this key belongs to no execution that runs", "invalid_api_key")
+            return _unknown_key()
         try:
             asked = _Request.of(json.loads(await request.read()))
             conversation = served.record.ask(asked.messages, asked.tools)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             return _refused(400, f"{type(error).__name__}: {error}", "invalid_request_error")
         task = asyncio.current_task()
         assert task is not None, "a request runs in a task"
@@ -141,23 +151,34 @@ class _Request:
         messages = body.get("messages") if isinstance(body, Mapping) else None
         if not isinstance(messages, list) or not messages:
             raise ValueError("messages must be a list of at least one message")
+        if not all(isinstance(message, Mapping) for message in messages):
+            raise ValueError("a message must be an object with role and content")
         if body.get("stream"):
             raise ValueError("streaming is not offered; set stream to false")
         if body.get("n") not in (None, 1):
             raise ValueError("n must be 1; ask again for another answer")
         longest = body.get("max_completion_tokens") or body.get("max_tokens")
-        if longest is not None and not (isinstance(longest, int) and longest >= 1):
+        if longest is not None and not (type(longest) is int and longest >= 1):
             raise ValueError("max_tokens must be a whole number, at least 1")
-        stop = body.get("stop") or ()
-        stop = (stop,) if isinstance(stop, str) else tuple(map(str, stop))
+        stop = body.get("stop") or []
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(map(_is_stop, stops)):
+            longest_stop = f"a string of at most {MAX_STOP_LENGTH} characters"
+            raise ValueError(f"stop must be {longest_stop}, or a list of at most {MAX_STOPS}")
         tools = body.get("tools") if body.get("tool_choice") != "none" else None
-        return cls(messages, list(tools or ()), longest, stop)
+        if not isinstance(tools or [], list) or not all(isinstance(tool, Mapping) for tool in tools or ()):
+            raise ValueError("tools must be a list of objects")
+        return cls(messages, list(tools or ()), longest, tuple(stops))
 
     def sampling(self, own: Sampling) -> Sampling:
         """The job's, cut to what the agent wants."""
         most = min(own.max_new_tokens, self.max_tokens or own.max_new_tokens)
         least = min(own.min_new_tokens, most)
         return replace(own, max_new_tokens=most, min_new_tokens=least, stop=(*own.stop, *self.stop))
+
+
+def _is_stop(text: object) -> bool:
+    return isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH
 
 
 def _text(session: Session, made: Generation) -> str:
@@ -185,6 +206,24 @@ def _completion(
             "total_tokens": prompt_tokens + len(made.tokens),
         },
     }
+
+
+async def _guarded(
+    request: "web.Request", handler: "Callable[[web.Request], Awaitable[web.StreamResponse]]"
+) -> "web.StreamResponse":
+    refusal = _GUARD.refusal(request.method, request.path, request.headers)
+    if refusal is not None:
+        return _refused(refusal.status, refusal.message, "invalid_request_error")
+    return await handler(request)
+
+
+def _digest(key: str) -> bytes:
+    """What an execution is found by: how long a look-up takes tells nothing about a key."""
+    return hashlib.sha256(key.encode(errors="replace")).digest()
+
+
+def _unknown_key() -> "web.Response":
+    return _refused(401, "this key belongs to no execution that runs", "invalid_api_key")
 
 
 def _refused(status: int, message: str, code: str) -> "web.Response":

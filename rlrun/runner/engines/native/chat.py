@@ -41,7 +41,9 @@ class Chat:
         wanted = body.get("max_completion_tokens") or body.get("max_tokens") or limit - len(prompt)
         params = parse_sampling({**sampling, "max_new_tokens": wanted})
         given = body.get("seed")
-        return Job(name, np.asarray(prompt, np.int32), params, seed if given is None else int(given))
+        if given is not None and not (isinstance(given, int) and -(2**63) <= given < 2**63):
+            raise ValueError(f"seed {given!r} is not a whole number of 64 bits")
+        return Job(name, np.asarray(prompt, np.int32), params, seed if given is None else given)
 
     def answer(self, job: Job, body: Mapping[str, Any]) -> dict[str, Any]:
         """A finished job as a chat completion."""

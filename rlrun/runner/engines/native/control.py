@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from aiohttp import web
@@ -10,6 +11,7 @@ from rlrun.runner.engines.native.bodies import Handler, error_response, json_res
 from rlrun.runner.engines.native.engine import Engine, Part
 from rlrun.runner.engines.native.protocol import parse_manifest, parse_version
 from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.weights.segment_files import is_of
 
 T = TypeVar("T")
 CONTROL_SECONDS = 120.0
@@ -117,15 +119,15 @@ class ControlEndpoints:
                 'load_format must be "shared_memory", with a manifest: this engine unpickles nothing'
             )
         manifest = parse_manifest(body.get("manifest"))
+        if self._setup.job is None or not is_of(manifest.segment, self._setup.job):
+            raise ValueError(f"{manifest.segment!r} is not a segment of the job that started this engine")
         await _done(await asyncio.to_thread(self._engine.load_shared, manifest), "taking over weights")
         return self._updated()
 
     async def update_from_disk(self, request: web.Request) -> web.Response:
         """Read a Hugging Face folder; the old weights stay if it does not fit."""
         body = await read_body(request)
-        folder = body.get("model_path")
-        if not isinstance(folder, str):
-            raise ValueError("update_weights_from_disk needs model_path")
+        folder = _permitted(body.get("model_path"), self._setup)
         version = parse_version(body.get("weight_version", self._engine.version))
         await _done(await asyncio.to_thread(self._engine.load_folder, folder, version), "taking over weights")
         return self._updated()
@@ -136,11 +138,25 @@ class ControlEndpoints:
         )
 
 
+def _permitted(folder: Any, setup: EngineSetup) -> str:
+    """A folder that weights may be read from. ValueError for any other."""
+    if not isinstance(folder, str) or not folder or "\0" in folder:
+        raise ValueError("update_weights_from_disk needs model_path")
+    path = Path(folder).resolve()
+    named = [setup.model_folder, *setup.weight_folders]
+    if not any(path.is_relative_to(Path(one).resolve()) for one in named):
+        raise ValueError(
+            f"model_path {folder!r} is below none of the folders that this engine was started with, "
+            f"{', '.join(named)}: start it with --weights FOLDER"
+        )
+    return str(path)
+
+
 def _tags(body: dict[str, Any]) -> list[Part]:
-    tags = body.get("tags") or get_args(Part)
-    if not set(tags) <= set(get_args(Part)):
+    tags = body.get("tags") or list(get_args(Part))
+    if not isinstance(tags, list) or not all(tag in get_args(Part) for tag in tags):
         raise ValueError(f"tags {tags}; known are {', '.join(get_args(Part))}")
-    return list(tags)
+    return tags
 
 
 async def _done(future: "Future[T]", what: str) -> T:

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rlrun.runner.engines.native.bodies import error_response, json_response, read_body
+from rlrun.runner.engines.native.bodies import GENERATE_BYTES, error_response, json_response, read_body
 from rlrun.runner.engines.native.chat import Chat
 from rlrun.runner.engines.native.engine import Engine
 from rlrun.runner.engines.native.protocol import answer, parse_generate
@@ -30,7 +30,7 @@ class GenerationEndpoints:
 
     async def generate(self, request: web.Request) -> web.Response:
         """Samples of one or many prompts, all admitted together; answers when the last one is done."""
-        body = await read_body(request)
+        body = await read_body(request, GENERATE_BYTES)
         jobs, several = parse_generate(body, self._new_id, self._new_seed)
         for job in jobs:
             self._engine.check(job)

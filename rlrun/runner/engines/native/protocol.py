@@ -9,7 +9,12 @@ from numpy.typing import NDArray
 
 from rlrun.runner.carriers import TensorSlot, WeightManifest
 from rlrun.runner.engines.native.requests import Job, parse_sampling
+from rlrun.runner.weights.layout import ITEM_SIZE
 
+MAX_SAMPLES = 65_536
+"""Samples that one call may ask for."""
+MAX_NAME = 256
+"""Characters of a `rid`."""
 _GENERATE_KEYS = {"input_ids", "sampling_params", "return_logprob", "rid", "stream", "logprob_start_len"}
 
 
@@ -32,6 +37,12 @@ def parse_generate(
     prompts, single = _prompts(body.get("input_ids"))
     params = [parse_sampling(raw) for raw in _spread(body.get("sampling_params") or {}, len(prompts), dict)]
     ids = _spread(body.get("rid"), len(prompts), str, new_id)
+    if (samples := sum(sampling.n for sampling in params)) > MAX_SAMPLES:
+        raise ValueError(
+            f"{samples} samples in one call; at most {MAX_SAMPLES}: lower n, or ask several times"
+        )
+    if any(len(name) > MAX_NAME for name in ids):
+        raise ValueError(f"a rid has at most {MAX_NAME} characters")
     jobs = []
     for prompt, sampling, name in zip(prompts, params, ids, strict=True):
         first = new_seed() if sampling.sampling_seed is None else sampling.sampling_seed
@@ -69,27 +80,47 @@ def parse_manifest(raw: Any) -> WeightManifest:
             TensorSlot(str(t["name"]), t["dtype"], tuple(map(int, t["shape"])), int(t["offset"]))
             for t in raw["tensors"]
         )
-        return WeightManifest(str(raw["segment"]), int(raw["size"]), int(raw["version"]), tensors)
-    except (KeyError, TypeError) as error:
+        manifest = WeightManifest(
+            str(raw["segment"]), int(raw["size"]), parse_version(raw["version"]), tensors
+        )
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"manifest: {error!r}; it needs segment, size, version and tensors") from None
+    for slot in tensors:
+        if slot.dtype not in ITEM_SIZE or min(slot.shape, default=0) < 0:
+            raise ValueError(f"manifest: {slot.name} cannot be {slot.dtype} of shape {slot.shape}")
+    if not 0 < manifest.size < 2**63:
+        raise ValueError(f"manifest: a segment cannot have {manifest.size} bytes")
+    return manifest
 
 
 def parse_version(raw: Any) -> int:
     """A `weight_version` of the protocol, a string there, as a number. Raises ValueError."""
     try:
-        return int(raw)
-    except (TypeError, ValueError):
-        raise ValueError(f"weight_version {raw!r} is no whole number") from None
+        version = int(raw)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"weight_version {raw!r} is not a whole number") from None
+    if not 0 <= version < 2**53:
+        raise ValueError(f"weight_version {raw!r} is not between 0 and 2**53")
+    return version
 
 
 def _prompts(raw: Any) -> tuple[list[NDArray[np.int32]], bool]:
     if not isinstance(raw, list) or not raw:
         raise ValueError("input_ids must be a list of token ids, or a list of such lists, and not empty")
     single = not isinstance(raw[0], list)
+    return [_prompt(ids) for ids in ([raw] if single else raw)], single
+
+
+def _prompt(ids: Any) -> NDArray[np.int32]:
     try:
-        return [np.array(ids, np.int32).reshape(len(ids)) for ids in ([raw] if single else raw)], single
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"input_ids must hold whole numbers: {error}") from None
+        array = np.array(ids)
+    except (ValueError, OverflowError):  # lists of different lengths
+        array = np.array(None)
+    if not isinstance(ids, list) or array.ndim != 1 or (ids and array.dtype.kind != "i"):
+        raise ValueError("input_ids must hold whole numbers")
+    if ids and (array.min() < -(2**31) or array.max() >= 2**31):
+        raise ValueError("input_ids must hold whole numbers of 32 bits")
+    return array.astype(np.int32)
 
 
 def _spread(raw: Any, count: int, kind: type, default: Callable[[], Any] | None = None) -> Sequence[Any]:

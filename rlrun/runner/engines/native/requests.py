@@ -8,6 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_N = 4096
+"""Samples of one prompt."""
+MAX_STOPS = 128
+"""Stop strings of a sample."""
+MAX_STOP_LENGTH = 1024
+"""Characters of a stop string."""
+MAX_STOP_TOKENS = 4096
+_INT32, _INT63 = 2**31 - 1, 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -40,33 +49,47 @@ def parse_sampling(raw: Mapping[str, Any]) -> SamplingParams:
     if unknown:
         raise ValueError(f"sampling_params: unknown {', '.join(unknown)}; known: {', '.join(known)}")
     values = {key: value for key, value in raw.items() if value is not None}
-    stop = values.get("stop", ())
-    values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
+    values["stop"] = _tuple(values.get("stop", ()))
+    values["stop_token_ids"] = _tuple(values.get("stop_token_ids", ()))
     params = SamplingParams(**values)
-    limits: tuple[tuple[str, bool, str], ...] = (
+    for key, valid, expected in _rules(params):
+        if not valid:
+            given = repr(getattr(params, key))
+            given = given if len(given) <= 100 else f"{given[:100]}…"
+            raise ValueError(f"sampling_params.{key} is {given}; it must be {expected}")
+    return params
+
+
+def _rules(params: SamplingParams) -> tuple[tuple[str, bool, str], ...]:
+    """Each key, whether its value will do, and what it may be."""
+    top_k, temperature = params.top_k, params.temperature
+    warm = _number(temperature) and (temperature == 0 or 1e-6 <= temperature <= 1e6)
+    stops = len(params.stop) <= MAX_STOPS and all(
+        isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in params.stop
+    )
+    tokens = len(params.stop_token_ids) <= MAX_STOP_TOKENS and all(
+        _whole(token, 0) for token in params.stop_token_ids
+    )
+    return (
         ("max_new_tokens", _whole(params.max_new_tokens, 0), "a whole number, at least 0"),
         ("min_new_tokens", _whole(params.min_new_tokens, 0), "a whole number, at least 0"),
-        ("n", _whole(params.n, 1), "a whole number, at least 1"),
-        ("temperature", _number(params.temperature) and params.temperature >= 0, "a number, at least 0"),
+        ("n", _whole(params.n, 1, MAX_N), f"a whole number from 1 to {MAX_N}"),
+        ("temperature", warm, "0, or a number from 0.000001 to 1000000"),
         ("top_p", _number(params.top_p) and 0 < params.top_p <= 1, "above 0, at most 1"),
-        (
-            "top_k",
-            _whole(params.top_k, 1) or params.top_k in (-1, 0),
-            "a whole number above 0, or -1 for all",
-        ),
+        ("top_k", _whole(top_k, 1) or _whole(top_k, -1, 0), "a whole number above 0, or -1 for all"),
         (
             "stop",
-            all(isinstance(text, str) and text for text in params.stop),
-            "a string or a list of strings",
+            stops,
+            f"a string of at most {MAX_STOP_LENGTH} characters, or a list of {MAX_STOPS} at most",
         ),
-        ("stop_token_ids", all(_whole(token, 0) for token in params.stop_token_ids), "a list of token ids"),
-        ("sampling_seed", params.sampling_seed is None or _whole(params.sampling_seed), "a whole number"),
+        ("stop_token_ids", tokens, f"a list of at most {MAX_STOP_TOKENS} token ids"),
+        ("ignore_eos", isinstance(params.ignore_eos, bool), "true or false"),
+        (
+            "sampling_seed",
+            params.sampling_seed is None or _whole(params.sampling_seed, -_INT63 - 1, 2 * _INT63 + 1),
+            "a whole number of 64 bits",
+        ),
     )
-    for key, valid, expected in limits:
-        if not valid:
-            raise ValueError(f"sampling_params.{key} is {getattr(params, key)!r}; it must be {expected}")
-    return params
 
 
 @dataclass(slots=True, eq=False)
@@ -136,8 +159,13 @@ def group_jobs(jobs: Sequence[Job]) -> list[Group]:
     return groups
 
 
-def _whole(value: Any, least: int | None = None) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+def _tuple(value: Any) -> tuple[Any, ...]:
+    """Several values from one or a list."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _whole(value: Any, least: int, most: int = _INT32) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _number(value: Any) -> bool:

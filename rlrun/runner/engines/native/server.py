@@ -11,14 +11,12 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from rlrun.runner.engines.native.bodies import user_errors
+from rlrun.runner.engines.native.bodies import GENERATE_BYTES, engine_guard, user_errors
 from rlrun.runner.engines.native.control import ControlEndpoints
 from rlrun.runner.engines.native.engine import Engine
 from rlrun.runner.engines.native.generation import GenerationEndpoints
 from rlrun.runner.engines.native.loading import load
 from rlrun.runner.engines.setup import EngineSetup
-
-MAX_BODY = 1 << 30
 
 
 class NativeServer:
@@ -49,7 +47,7 @@ class NativeServer:
             ControlEndpoints(self._engine, self._setup),
         )
         routes = [route for each in endpoints for route in each.routes()]
-        self._runner = asyncio.run_coroutine_threadsafe(_serve(routes, listener), self._loop).result(30)
+        self._runner = asyncio.run_coroutine_threadsafe(self._serve(routes, listener), self._loop).result(30)
         host, port = listener.getsockname()[:2]
         return f"http://{host}:{port}"
 
@@ -65,15 +63,15 @@ class NativeServer:
         self._thread.join(30)
         self._loop.close()
 
-
-async def _serve(routes: Sequence[web.RouteDef], listener: socket.socket) -> web.AppRunner:
-    app = web.Application(client_max_size=MAX_BODY, middlewares=[user_errors])
-    app.add_routes(routes)
-    # Cancelled when a client goes away, so that nobody generates for it.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
-    await runner.setup()
-    await web.SockSite(runner, listener, shutdown_timeout=5).start()
-    return runner
+    async def _serve(self, routes: Sequence[web.RouteDef], listener: socket.socket) -> web.AppRunner:
+        guard = engine_guard(self._setup.host, self._setup.api_key)
+        app = web.Application(client_max_size=GENERATE_BYTES, middlewares=[guard, user_errors])
+        app.add_routes(routes)
+        # Cancelled when a client goes away, so that nobody generates for it.
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await runner.setup()
+        await web.SockSite(runner, listener, shutdown_timeout=5).start()
+        return runner
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

@@ -25,7 +25,7 @@ class SglangSetup:
     """Where the server's output goes; its last error is read from there."""
     secrets: Path
     """A `.yaml` file for the keys, which other users may not read; a command line they may."""
-    api_key: str
+    api_key: str = field(repr=False)
     """Asked of whoever generates or changes weights."""
     host: str = "127.0.0.1"
     port: int | None = None

@@ -9,17 +9,21 @@ import itertools
 import socket
 import threading
 from collections.abc import Sequence
-from typing import Any
 
-import orjson
 from aiohttp import web
 
-from rlrun.runner.engines.native.protocol import answer, parse_generate
+from rlrun.runner.engines.native.bodies import (
+    GENERATE_BYTES,
+    engine_guard,
+    json_response,
+    read_body,
+    user_errors,
+)
+from rlrun.runner.engines.native.protocol import answer, parse_generate, parse_version
 from rlrun.runner.engines.native.requests import Job
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.engines.sleeping.sleepers import Sleepers
 
-MAX_BODY = 1 << 30
 _SECONDS = 30.0
 """Deadline for the server's own thread."""
 
@@ -54,7 +58,8 @@ class SleepingServer:
         self._loop.close()
 
     async def _serve(self, listener: socket.socket) -> None:
-        app = web.Application(client_max_size=MAX_BODY)
+        guard = engine_guard(self._setup.host, self._setup.api_key)
+        app = web.Application(client_max_size=GENERATE_BYTES, middlewares=[guard, user_errors])
         app.add_routes(
             [
                 web.get("/health", self._told),
@@ -72,7 +77,7 @@ class SleepingServer:
         await web.SockSite(self._runner, listener, shutdown_timeout=5).start()
 
     async def _generate(self, request: web.Request) -> web.Response:
-        body = orjson.loads(await request.read())
+        body = await read_body(request, GENERATE_BYTES)
         jobs, several = parse_generate(body, lambda: f"r{next(self._numbers)}", lambda: next(self._numbers))
         try:
             await self._run(jobs)
@@ -81,7 +86,7 @@ class SleepingServer:
             self._sleepers.abort(lambda job: id(job) in gone)
             raise
         answers = [answer(job, bool(body.get("return_logprob")), self._sleepers.version) for job in jobs]
-        return _json(answers if several else answers[0])
+        return json_response(answers if several else answers[0])
 
     async def _run(self, jobs: Sequence[Job]) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -92,32 +97,28 @@ class SleepingServer:
         await done
 
     async def _abort(self, request: web.Request) -> web.Response:
-        body = orjson.loads(await request.read())
+        body = await read_body(request)
         everybody, name = bool(body.get("abort_all")), body.get("rid")
-        return _json({"aborted": self._sleepers.abort(lambda job: everybody or job.id == name)})
+        return json_response({"aborted": self._sleepers.abort(lambda job: everybody or job.id == name)})
 
     async def _pause(self, request: web.Request) -> web.Response:
-        if orjson.loads(await request.read()).get("mode", "abort") == "abort":
+        if (await read_body(request)).get("mode", "abort") == "abort":
             self._sleepers.abort(lambda job: True)
         self._sleepers.pause()
-        return _json({})
+        return json_response({})
 
     async def _continue(self, request: web.Request) -> web.Response:
         self._sleepers.resume()
-        return _json({})
+        return json_response({})
 
     async def _update(self, request: web.Request) -> web.Response:
         """Take note of the version; nothing is read."""
-        body = orjson.loads(await request.read())
-        self._sleepers.set_version(int(body["weight_version"]))
-        return _json({"success": True, "weight_version": str(self._sleepers.version)})
+        body = await read_body(request)
+        self._sleepers.set_version(parse_version(body.get("weight_version")))
+        return json_response({"success": True, "weight_version": str(self._sleepers.version)})
 
     async def _model_info(self, request: web.Request) -> web.Response:
-        return _json({"model_path": "", "weight_version": str(self._sleepers.version)})
+        return json_response({"model_path": "", "weight_version": str(self._sleepers.version)})
 
     async def _told(self, request: web.Request) -> web.Response:
-        return _json({})
-
-
-def _json(payload: Any) -> web.Response:
-    return web.Response(body=orjson.dumps(payload), content_type="application/json")
+        return json_response({})

@@ -1,6 +1,6 @@
 """What a sleeping engine needs to start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +18,5 @@ class SleepingSetup:
     host: str = "127.0.0.1"
     port: int | None = None
     """None: a free one."""
+    api_key: str | None = field(default=None, repr=False)
+    """Asked for with every request but `/health`; None: no key is asked for."""

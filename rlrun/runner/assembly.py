@@ -62,7 +62,8 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs)
     stack.push_async_callback(scorer.close)  # first: the cluster waits for whatever this process started
     models = await in_background(_fetch_models, spec, model)
-    starting = asyncio.create_task(start_processes(spec, plan, models, folder, cluster))
+    processes = start_processes(spec, plan, models, folder, cluster)
+    starting = asyncio.create_task(cluster.while_alive(processes))
     scoring = asyncio.create_task(_start_scorer(scorer, starting if spec.engines else None))
     await gather_or_first_cause([reading, starting, scoring])  # what is wrong with files is told best first
     stack.push_async_callback(reading.result().close)

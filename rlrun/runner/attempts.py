@@ -15,6 +15,7 @@ from dataclasses import replace
 from rlrun.runner.assembly import Parts, trainer_of
 from rlrun.runner.checkpoint import Checkpoints
 from rlrun.runner.cluster.failures import ProcessFailure, run_watched
+from rlrun.runner.crashes import Crashes
 from rlrun.runner.errors import JobError
 from rlrun.runner.job import Job, Progress
 from rlrun.runner.loop import run
@@ -60,6 +61,7 @@ class Attempts:
         self._stop = stop
         self._beginning = parts.inputs.stream.state()
         self._left = loaded.spec.fault_tolerance.trainer_restarts
+        self._crashes = Crashes()
         self._pause = 0.0
         self._lost_at: float | None = None
         self._first = 0
@@ -118,6 +120,7 @@ class Attempts:
         budget = self._loaded.spec.fault_tolerance.trainer_restarts
         if not failure.may_pass or not budget or self._stop.asked:
             raise failure
+        self._crashes.check(failure, self._progress.step)
         if not self._left:
             spent = f"{failure}; no restart is left (fault_tolerance.trainer_restarts = {budget})"
             raise JobError(spent, failure.details) from failure

@@ -33,7 +33,7 @@ from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.scoring.scorer import unique_names
 from rlrun.runner.signals import INTERRUPTED, stop_on_signals
 from rlrun.runner.stopping import StopRequest, outcome
-from rlrun.runner.watching import diagnose_engines, watch_engines
+from rlrun.runner.watching import diagnose_engines, watch
 from rlrun.specs.loading import LoadedSpec
 from rlrun.specs.paths import shown_path
 
@@ -86,7 +86,7 @@ async def _supervise(loaded: LoadedSpec, folder: RunFolder, console: Console, *,
         code, status = INTERRUPTED, "interrupted"
     except Exception as failure:
         error = _explain(failure, folder, console)
-        code, status = (INTERRUPTED, "interrupted") if stop.asked else (FAILED, "failed")
+        code, status = (INTERRUPTED, "interrupted") if stop.by_user else (FAILED, "failed")
     finally:
         console.close()
         journal.close(status, error)
@@ -123,9 +123,11 @@ async def _run(
             work = attempts.run(resume=resume)
         await run_watched(
             work,
-            watch_engines(spec, parts, say),
+            watch(spec, parts, stop, say),
             partial(diagnose_engines, parts),
         )
+        if stop.cause is not None:
+            raise JobError(stop.cause)
     finally:
         await to_its_end(stack.aclose())  # a job that is told to stop while it ends still ends everything
 

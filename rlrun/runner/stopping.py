@@ -32,11 +32,18 @@ class StopRequest:
         self.moment: Moment = "outside"
         self.step = 0
         """The step under way."""
+        self.cause: str | None = None
+        """Why the run has to stop, where nobody asked it to."""
 
     @property
     def asked(self) -> bool:
         """Whether the run was asked to stop."""
         return self._event.is_set()
+
+    @property
+    def by_user(self) -> bool:
+        """Whether somebody asked the run to stop, rather than something that it needs is lost."""
+        return self.asked and self.cause is None
 
     @property
     def heard(self) -> bool:

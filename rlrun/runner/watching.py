@@ -5,9 +5,12 @@ from collections.abc import Callable
 
 from rlrun.runner.assembly import Parts
 from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
+from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.start import Handle
 from rlrun.runner.cluster.start_engines import EngineHandle
 from rlrun.runner.engines.supervisor import Budget, Supervisor
+from rlrun.runner.errors import JobError
+from rlrun.runner.stopping import StopRequest, announcement
 from rlrun.specs.job import Spec
 
 
@@ -20,6 +23,22 @@ async def diagnose_engines(parts: Parts) -> ProcessFailure | None:
 def _every_engine(parts: Parts) -> list[Handle]:
     groups = [parts.started.engines, *parts.started.others.values()]
     return [handle for group in groups for handle in group.handles]
+
+
+async def watch(spec: Spec, parts: Parts, stop: StopRequest, say: Callable[[str], None]) -> None:
+    """Return never; the failure of what can neither be started again nor done without."""
+    watching_ray = watch_ray(parts.cluster, stop, say, spec.checkpoint.stop_timeout)
+    await gather_or_first_cause([watch_engines(spec, parts, say), watching_ray])
+
+
+async def watch_ray(cluster: Cluster, stop: StopRequest, say: Callable[[str], None], seconds: float) -> None:
+    """Return never. When Ray is lost the run is asked to stop, and has `seconds` to save; JobError then."""
+    stop.cause = await cluster.lost()
+    say(f"{stop.cause}; {announcement(stop.moment, stop.step, seconds)}")
+    stop.ask()
+    if stop.heard:
+        await asyncio.sleep(seconds)
+    raise JobError(stop.cause)
 
 
 async def watch_engines(spec: Spec, parts: Parts, say: Callable[[str], None]) -> None:

@@ -17,6 +17,7 @@ from rlrun.runner.job import Progress
 from rlrun.runner.stopping import StopRequest
 
 DIED = ProcessFailure("trainer 0", "died", "", Path("log"))
+CRASHED = ProcessFailure("trainer 0", "died", "its process crashed: SIGILL", Path("log"))
 RAISED = ProcessFailure("trainer 0", "raised", "ValueError: no", Path("log"))
 
 
@@ -108,6 +109,20 @@ async def test_no_restart_is_left(pauses: list[float]) -> None:
     with pytest.raises(JobError, match=r"died; no restart is left \(fault_tolerance.trainer_restarts = 2\)"):
         await story.run(resume=False)
     assert story.restarted == 2
+
+
+async def test_a_crash_that_repeats_is_not_tried_a_third_time(pauses: list[float]) -> None:
+    story = Story(9, [(2, CRASHED), (1, CRASHED), (1, CRASHED), None])
+    with pytest.raises(JobError, match="crashed with SIGILL at the same place before"):
+        await story.run(resume=False)
+    assert story.restarted == 2
+
+
+async def test_a_trainer_is_not_started_again_for_a_run_that_is_to_stop(pauses: list[float]) -> None:
+    story = Story(9, [(2, DIED), None])
+    story._stop.ask()
+    with pytest.raises(ProcessFailure):
+        await story.run(resume=False)
 
 
 @pytest.mark.parametrize(

@@ -9,26 +9,32 @@ The modules `ray*` beside this one are all that talks to Ray.
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
-from rlrun.runner.background import to_its_end
+from rlrun.runner.background import cancel_all, in_background, to_its_end
 from rlrun.runner.cluster.failures import ProcessFailure
 from rlrun.runner.cluster.placement import Placement
 from rlrun.runner.cluster.processes import children, end, kill
 from rlrun.runner.cluster.ray_environment import ray
+from rlrun.runner.cluster.ray_health import JoinedCluster, dead_server
 from rlrun.runner.cluster.ray_process import PINGS, Process, Request
 from rlrun.runner.cluster.ray_reservation import Reservation
 from rlrun.runner.cluster.ray_session import join, session_folder, start_here, take_back_signals
+from rlrun.runner.errors import JobError
 from rlrun.runner.weights.segment_files import remove_of
 from rlrun.specs.cluster import ClusterSpec
 
+Result = TypeVar("Result")
+
 _CLOSE_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
+"""Between two looks whether Ray is alive."""
 
 
 class Cluster:
@@ -43,6 +49,8 @@ class Cluster:
         self._reserved = Reservation(placement, where)
         self._others: set[psutil.Process] = set()
         self._processes: list[Process] = []
+        self._joined: JoinedCluster | None = None
+        self._lost: str | None = None
         self._gone: list[int] = []
         """Ids of those that were replaced."""
 
@@ -76,7 +84,12 @@ class Cluster:
         await self._in_thread(self._reserved.look)
 
     def launch(self, requests: Sequence[Request]) -> list[Process]:
-        """Begin to start processes, all at once; their methods wait until they run."""
+        """Begin to start processes, all at once; their methods wait until they run.
+
+        JobError where Ray is lost.
+        """
+        if self._lost is not None:  # where processes would go is asked of the GCS, and nobody would answer
+            raise JobError(self._lost)
         reserved = self._reserved
         made = [
             Process(request, self._actor(request), reserved.host(request.seat), reserved.reach(request.seat))
@@ -106,6 +119,26 @@ class Cluster:
         failures = (answer for answer in answers if isinstance(answer, ProcessFailure))
         return next((failure for failure in failures if failure.kind != "hung"), None)
 
+    async def lost(self) -> str:
+        """Return what died, once Ray works no longer."""
+        while True:
+            look = dead_server if self._joined is None else self._joined.lost
+            if (cause := await in_background(look)) is not None:
+                self._lost = cause
+                return cause
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def while_alive(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of `work`. JobError when Ray is lost meanwhile."""
+        working, losing = asyncio.ensure_future(work), asyncio.ensure_future(self.lost())
+        try:
+            await asyncio.wait([working, losing], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise JobError(losing.result())
+        finally:
+            await cancel_all([working, losing])
+
     async def close(self) -> None:
         """End every process, and Ray where it is ours; takes seconds, whatever state they are in."""
         up = [process for process in self._processes if process.pid is not None]
@@ -116,10 +149,12 @@ class Cluster:
 
     def _begin(self) -> None:
         if self._spec.address is not None:
-            return join(self._spec.address)
+            join(self._spec.address)
+            self._joined = JoinedCluster(ray.get_runtime_context().gcs_address)
+            return
         self._others = children()
         self._folder = session_folder()
-        return start_here(ceil(self.placement.cpus), self._folder)
+        start_here(ceil(self.placement.cpus), self._folder)
 
     def _actor(self, request: Request) -> Any:
         options = {
@@ -140,9 +175,12 @@ class Cluster:
         if ray.is_initialized():
             for process in self._processes:
                 process.kill()
-            self._reserved.give_back()
+            if not self.is_local and self._lost is None:
+                self._reserved.give_back()
             ray.shutdown()
         end(ours)
+        if self.is_local:
+            kill(process.pid for process in self._processes if process.pid is not None)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         remove_of(pids)

@@ -12,6 +12,7 @@ from rlrun.runner.cluster.failures import Failure, ProcessFailure
 from rlrun.runner.cluster.placement import Seat
 from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.cluster.trainer_actor import TrainerActor
+from rlrun.runner.crashes import fatal_signal
 
 PINGS = "pings"
 """The concurrency group of pings that do not wait behind what the process is busy with."""
@@ -46,6 +47,7 @@ class Process:
         self.peak_memory = 0.0
         """Bytes, as of the last ping."""
         self._actor = actor
+        self._log_start = request.log.stat().st_size if request.log.exists() else 0
 
     @property
     def name(self) -> str:
@@ -70,7 +72,9 @@ class Process:
             what = f"{method!r} did not end within {deadline:g} s"
             raise ProcessFailure(self.name, "hung", what, self.log) from None
         except ray.exceptions.RayActorError as death:
-            raise ProcessFailure(self.name, "died", _why(death), self.log) from None
+            crash = fatal_signal(self.log, self._log_start)
+            what = f"its process crashed: {crash}" if crash else _why(death)
+            raise ProcessFailure(self.name, "died", what, self.log) from None
         except ray.exceptions.RayError as error:
             raise ProcessFailure(self.name, "raised", str(error).splitlines()[0], self.log) from error
         if isinstance(answer, Failure):

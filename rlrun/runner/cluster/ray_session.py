@@ -7,21 +7,24 @@ they end with the driver even when it is killed.
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import tempfile
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlrun.runner.cluster.ray_environment import ray
+from rlrun.runner.cluster.ray_health import end_ray
 from rlrun.runner.errors import JobError
 
 logger = logging.getLogger(__name__)
 
 _REACHED_SECONDS = 10.0
 """For a cluster's host to take a connection."""
+_TRIES = 3
+"""Starts of Ray. Each takes half a minute at most where the host is too busy."""
 _SOCKET_BYTES = 107
 """What Linux takes of the path of a socket."""
 _RAYS_OWN = len("/rlrun-12345678/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
@@ -35,21 +38,58 @@ def session_folder() -> Path:
 
 
 def start_here(cores: int, folder: Path) -> None:
-    """Start Ray on this host, its files in `folder`. JobError where it does not start."""
+    """Start Ray on this host, its files in `folder`. JobError where it does not start in several tries."""
     _stay_on_loopback(True)
     # Ray asks whoever talks to it for a token, and would keep one in the home folder.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    try:
-        ray.init(
-            address="local",
-            num_cpus=cores,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=str(folder),
+    for remaining in reversed(range(_TRIES)):
+        try:
+            _init(cores, folder)
+            return
+        except Exception as error:  # Ray raises a bare one when its raylet is not up after 30 s
+            _take_back_start(folder)
+            if isinstance(error, ValueError) or not remaining:
+                raise JobError(not_started(error, os.getloadavg()[0], os.cpu_count() or 1)) from error
+            logger.warning("Ray did not start (%s); trying again", error)
+
+
+def _init(cores: int, folder: Path) -> None:
+    ray.init(
+        address="local",
+        num_cpus=cores,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=str(folder),
+    )
+
+
+def _take_back_start(folder: Path) -> None:
+    """End what a start that failed has left, and empty the folder for the next one."""
+    ray.shutdown()
+    end_ray()
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def not_started(error: Exception, load: float, cores: int) -> str:
+    """Why Ray did not start, and what to do; `load` is the load average of the last minute."""
+    message = f"Ray could not be started on this host: {error}"
+    if isinstance(error, ValueError):
+        return message
+    busy = f"load average {load:.0f} on {cores} cores"
+    if load > cores:
+        return (
+            f"{message} ({_TRIES} tries). The host is overloaded ({busy}): end other work on it, wait until "
+            "it has less to do, or join a Ray that runs already (cluster.address)"
         )
-    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
-        raise JobError(f"Ray could not be started on this host: {error}") from error
+    return (
+        f"{message} ({_TRIES} tries; {busy}). See that the host has memory, space in its temporary folder "
+        "(TMPDIR) and processes to spare (ulimit -u), and launch again"
+    )
 
 
 def join(address: str) -> None:
@@ -90,10 +130,6 @@ def take_back_signals() -> None:
 def _log_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:
     logger.info("Ray says: %s", " ".join(data["lines"]))
 
-
-# A Ctrl-C or a closed terminal signals the whole process group. Ray's processes must outlive that: the job
-# saves its state by way of them.
-ray._private.services.ConsolePopen = partial(ray._private.services.ConsolePopen, start_new_session=True)
 
 # Ray would print at length on the terminal that a process died; we say so, once and with its log.
 ray._private.worker.print_to_stdstream = _log_message

@@ -149,6 +149,11 @@ class EnginePool:
                     self._router.find(number)
         return update.version
 
+    @property
+    def version(self) -> int | None:
+        """Of the weights that the engines serve; None where they were given none."""
+        return None if self._weights is None else self._weights.version
+
     def connect(self, source: BucketSource) -> None:
         """From now on this trainer hands over weights that are streamed."""
         self._delivery.source = source

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from rlrun.runner.background import cancel_all
 from rlrun.runner.cluster.failures import gather_or_first_cause
+from rlrun.runner.crashes import Crashes
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.errors import EngineGone, JobError
@@ -59,18 +60,21 @@ class Supervisor:
         await gather_or_first_cause([self._keep(number) for number in range(len(self._engines))])
 
     async def _keep(self, number: int) -> None:
-        engine = self._engines[number]
+        engine, crashes, served = self._engines[number], Crashes(), 0
         while True:
             failure = await self._failure(number)
             since = time.monotonic()
             self._pool.lose(number)
-            await self._mend(number, failure)
+            place = self._pool.version
+            await self._mend(number, failure, crashes, served if place is None else place)
+            served += 1
             self._say(f"{engine.name} is back after {time.monotonic() - since:.1f} s")
 
-    async def _mend(self, number: int, failure: JobError) -> None:
-        """Start it again until it serves the current weights."""
+    async def _mend(self, number: int, failure: JobError, crashes: Crashes, place: int) -> None:
+        """Start it again until it serves the current weights. `place` changes when the job makes progress."""
         engine, pause = self._engines[number], FIRST_PAUSE
         while self._budget.left:
+            crashes.check(failure, place)
             self._budget.left -= 1
             self._say(f"{failure}; starting {engine.name} again ({self._budget.left} restarts left)")
             await self._pool.awake()

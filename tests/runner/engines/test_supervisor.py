@@ -66,11 +66,12 @@ class Engine:
     def __init__(self, starts: list[Client | JobError]) -> None:
         self.name = "engine 0"
         self.died = asyncio.Event()
+        self.failure = JobError("engine 0 died: killed")
         self._starts = starts
 
     async def watch(self) -> None:
         await self.died.wait()
-        raise JobError("engine 0 died: killed")
+        raise self.failure
 
     async def restart(self) -> Client:
         self.died.clear()
@@ -165,6 +166,18 @@ async def test_every_start_reads_a_payload_of_its_own() -> None:
         assert again.payloads == [payload]
     with pytest.raises(EngineError, match="lost 3 times within one step"):
         await pool.mend(1, Client("d"))  # type: ignore[arg-type]
+
+
+async def test_an_engine_that_crashes_twice_at_the_same_weights_is_not_started_a_third_time() -> None:
+    said: list[str] = []
+    crash = JobError("engine 0 died: its process crashed: SIGILL (Illegal instruction)")
+    pool, engine = pool_of(Client("a")), Engine([crash, Client("b")])
+    engine.failure = crash
+    await pool.update_weights(manifest(2))
+    engine.died.set()
+    with pytest.raises(JobError, match="crashed with SIGILL at the same place before"):
+        await Supervisor(pool, [engine], Budget(3), said.append).run()  # type: ignore[list-item]
+    assert len(said) == 1
 
 
 async def test_an_engine_that_dies_is_started_again_and_serves() -> None:

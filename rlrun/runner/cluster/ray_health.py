@@ -1,0 +1,93 @@
+"""Ray's own processes: which ones we started, and whether Ray still works.
+
+Ray's C++ code ends this process, and tells nobody, when the GCS has been gone for
+`RAY_gcs_rpc_server_reconnect_timeout_s`. Until then calls between the job's processes still work, because
+they go directly from one to the other: there is time to save.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+from rlrun.runner.cluster.processes import end
+from rlrun.runner.cluster.ray_environment import ray
+
+_ESSENTIAL = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
+_REACHED_SECONDS = 5.0
+_TRIES = 3
+"""A cluster's GCS that does not take a connection so many times in a row is lost."""
+
+
+class _OwnSession(ray._private.services.ConsolePopen):
+    """A process of Ray's, in a session of its own and noted down.
+
+    A Ctrl-C or a closed terminal signals the whole process group of the driver. Ray's processes must outlive
+    that, because the job saves its state by way of them.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, start_new_session=True)
+        _started.append(self)
+
+
+_started: list[subprocess.Popen[bytes]] = []
+ray._private.services.ConsolePopen = _OwnSession
+
+
+def end_ray() -> None:
+    """Kill every process of Ray's that we started, and what they started."""
+    for process in _started:
+        with suppress(psutil.NoSuchProcess):
+            end([*psutil.Process(process.pid).children(recursive=True)], wait=0.0)
+        process.kill()
+        process.wait()
+    _started.clear()
+
+
+def dead_server() -> str | None:
+    """The process that died, of those that we started and without which Ray does not work for long.
+
+    A dead process is not reaped: workers end as soon as the raylet's process id is gone, and while it is a
+    zombie they go on.
+    """
+    for process in _started:
+        what = _ESSENTIAL.get(os.path.basename(process.args[0]))  # type: ignore[index, arg-type]  # noqa: PTH119
+        if what is not None and (ended := _ended(process.pid)) is not None:
+            killed = ended.si_code != os.CLD_EXITED
+            how = signal.Signals(ended.si_status).name if killed else f"exit code {ended.si_status}"
+            return f"{what} (process {process.pid}) died: {how}"
+    return None
+
+
+def _ended(pid: int) -> os.waitid_result | None:
+    """How a child ended, which stays a zombie; None while it runs."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # Ray has reaped it, as it does where the job ends
+        return None
+
+
+class JoinedCluster:
+    """Whether the GCS of a cluster that we joined can be reached."""
+
+    def __init__(self, address: str) -> None:
+        """`address`: `HOST:PORT` of its GCS."""
+        self._address = address
+        self._failed = 0
+
+    def lost(self) -> str | None:
+        """What is wrong, once several tries in a row have failed."""
+        host, _, port = self._address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHED_SECONDS).close()
+            self._failed = 0
+        except OSError as error:
+            self._failed += 1
+            if self._failed >= _TRIES:
+                return f"the GCS of the Ray cluster at {self._address} cannot be reached: {error}"
+        return None

@@ -16,10 +16,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from rlrun.plugins.rewards.code.sandbox import Limits, MemoryHeldBy, Sandbox, SandboxError
 from rlrun.runner.planning.hardware import GIB, driver_gpus
 
 Verdict = Literal["ok", "note", "bad"]
 RAY_PORT = 6379
+_SANDBOX_CURES = {
+    "unshare": "allow user namespaces: sysctl user.max_user_namespaces=10000, on Ubuntu also "
+    "kernel.apparmor_restrict_unprivileged_userns=0; in a container --cap-add SYS_ADMIN",
+    "mount_setattr": "read-only mounts need Linux 5.12",
+    "mount": "on Ubuntu sysctl kernel.apparmor_restrict_unprivileged_userns=0; in a container "
+    "--security-opt apparmor=unconfined",
+    "seccomp": "a kernel with CONFIG_SECCOMP_FILTER",
+    "system calls": "a host with x86-64 or aarch64 processors",
+}
+"""Cures by a part of the problem, the first that fits."""
 OPEN_FILES = 4096
 SMALL_DISK, SMALL_SHARED = 20 * GIB, 2 * GIB
 _REQUIREMENT = re.compile(
@@ -56,6 +67,7 @@ def examine(folder: Path) -> Iterator[Check]:
     yield shared_memory(shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None)
     yield port(RAY_PORT, in_use=_in_use(RAY_PORT))
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield from sandbox(*_try_sandbox())
 
 
 def python(version: tuple[int, ...]) -> Check:
@@ -159,6 +171,31 @@ def open_files(limit: int) -> Check:
     if 0 <= limit < OPEN_FILES:
         return Check("open files", "note", f"at most {limit}", f"ulimit -n {OPEN_FILES * 16}")
     return Check("open files", "ok", "unlimited" if limit < 0 else f"at most {limit}")
+
+
+def sandbox(problem: str, memory: MemoryHeldBy) -> Iterator[Check]:
+    """What the reward `code` and the tool `python` can enforce here; `problem`: why nothing, or empty."""
+    if problem:
+        cures = (cure for part, cure in _SANDBOX_CURES.items() if part in problem)
+        cure = next(cures, "it needs Linux 5.12 or newer, as root or with user namespaces (docs/sandbox.md)")
+        yield Check("sandbox", "note", f"no code reward and no python tool: {problem}", cure)
+        return
+    yield Check("sandbox", "ok", "namespaces, read-only mounts, seccomp")
+    if memory == "a cgroup":
+        yield Check("sandbox memory", "ok", "a cgroup holds all processes of a program")
+    elif memory == "watching":
+        found = "no memory cgroup can be made here: the processes of a program are summed every 5 ms"
+        yield Check("sandbox memory", "note", found, "systemd-run --user --scope rlrun …, or run as root")
+    else:
+        found = "each process of a program is limited, all of them together are not"
+        yield Check("sandbox memory", "note", found, "a kernel with CONFIG_PROC_CHILDREN, or memory cgroups")
+
+
+def _try_sandbox() -> tuple[str, MemoryHeldBy]:
+    try:
+        return "", Sandbox(Limits(10.0, 256, 8, 4, 1000)).memory_is_held_by
+    except (SandboxError, OSError) as error:
+        return str(error), "nothing"
 
 
 def _installed() -> dict[str, str]:

@@ -1,4 +1,5 @@
 """Programs that a policy wrote, run for real in the sandbox, the malicious ones too."""
+# ruff: noqa: E501 - programs on one line
 
 import re
 import sys
@@ -58,6 +59,161 @@ def test_tests_of_all_kinds(program: str, tests: list[Any], expected: float) -> 
     assert check_reward("code", {"aggregate": "share"}, [one]) == [expected]
 
 
+SOLVED = {
+    "calls": ("def f(a, b=1): return a + b", "assert f(1) == 2 and f(1, b=3) == 4"),
+    "several lines": ("def f(a): return a", "for i in range(3):\n    assert f(i) == i"),
+    "check(candidate)": (
+        "def f(a): return a",
+        "def check(candidate):\n    assert candidate(2) == 2\ncheck(f)",
+    ),
+    "tuples, sets, dicts": (
+        "def f(): return (1, {2, 3}, {4: [5.5, None, True]}, b'6', 7j, frozenset('8'), range(9))",
+        "assert f() == (1, {2, 3}, {4: [5.5, None, True]}, b'6', 7j, frozenset('8'), range(9))",
+    ),
+    "large numbers": ("def f(n): return 10**n", "assert f(9000) == 10**9000"),
+    "not a number": ("def f(): return float('nan')", "import math\nassert math.isnan(f())"),
+    "nearly": ("def f(): return 0.1 + 0.2", "assert abs(f() - 0.3) < 1e-6"),
+    "modules that nobody imports": (
+        "import math\ndef f(): return math.pi",
+        "assert math.isclose(f(), 3.14159265358979)",
+    ),
+    "generators": (
+        "def f(n):\n    while True: yield n",
+        "from itertools import islice\nassert list(islice(f(2), 3)) == [2] * 3",
+    ),
+    "exceptions": (
+        "def f(n): raise ValueError(n)",
+        "try: f(1)\nexcept ValueError as error: assert str(error) == '1'\nelse: raise AssertionError",
+    ),
+    "methods": ("class Solution:\n    def f(self, a): return a * 2", "assert Solution().f([1]) == [1, 1]"),
+    "objects with a state": (
+        "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)",
+        "s = Stack(); s.push(1); s.push(2); assert s.items == [1, 2]",
+    ),
+    "objects as arguments": (
+        "class Node:\n    def __init__(self, x): self.x = x\ndef f(node, more=None): return node.x",
+        "assert f(Node(3), more=[Node(4)]) == 3",
+    ),
+    "in place": (
+        "def f(a, b): a.sort(); b['x'] = 1",
+        "a, b = [2, 1], {}\nf(a, b)\nassert a == [1, 2] and b == {'x': 1}",
+    ),
+    "constants": ("LIMIT = 5", "assert LIMIT == 5"),
+    "arrays": (
+        "import numpy as np\ndef f(): return np.arange(3)",
+        "assert np.array_equal(f(), [0, 1, 2]) and (f() == np.arange(3)).all()",
+    ),
+    "a main function": (
+        "def f(): return 1\nif __name__ == '__main__': print(int(input()))",
+        "assert f() == 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOLVED)
+def test_assert_tests_of_every_style(name: str) -> None:
+    program, test = SOLVED[name]
+    assert grade(program, [test, test + "\nassert False"]) == 0.5
+
+
+def grade(program: str, tests: list[Any], **params: Any) -> float:
+    graded = sample(f"```python\n{program}\n```", metadata={"tests": tests})
+    return build("rewards", "code", {"aggregate": "share", **params}).score(graded)
+
+
+LIAR = "class Liar{bases}:\n    def __eq__(self, other): return True\n    __ne__ = lambda *_: False\n    __hash__ = object.__hash__\n"
+CHEATS = {
+    "equal to everything": LIAR.format(bases="") + "def f(*_): return Liar()",
+    "a list equal to everything": LIAR.format(bases="(list)") + "def f(*_): return Liar()",
+    "a number equal to everything": LIAR.format(bases="(int)") + "def f(*_): return Liar()",
+    "ends well": "import os\nos._exit(0)",
+    "ends well when called": "import os\ndef f(*_): os._exit(0)",
+    "leaves": "import sys\ndef f(*_): sys.exit(0)",
+    "replaces what compares": "import builtins\nfor n in 'abs', 'sorted', 'len', 'all', 'any', 'list': setattr(builtins, n, lambda *_: 0)\ndef f(*_): return 0",
+    "defines what compares": "abs = sorted = list = lambda *_: 0\nclass math: isclose = staticmethod(lambda *_: True)\ndef f(*_): return 0",
+    "prints a verdict": "print('passed'); print('True'); print(open(__file__).read() if '__file__' in globals() else '')\ndef f(*_): return None",
+    "reads what it is asked": "import os\ndef f(*_): return os.read(3, 9999).decode()",
+    "answers for others": """
+import os
+for each in range(3, 20):
+    try: os.write(each, b'{"value": [42, []]}\\n' * 5)
+    except OSError: pass
+def f(*_): return 0""",
+    "answers with orders": """
+import os
+def f(*_):
+    os.write(4, b'{"error": ["SystemExit", "0"]}\\n{"error": ["KeyboardInterrupt", ""]}\\n')
+    return 0""",
+    "an exit as an exception": "class SystemExit(Exception): pass\ndef f(*_): raise SystemExit(0)",
+    "looks for tests": """
+import re, sys
+def f(*_):
+    frame = sys._getframe()
+    while frame:
+        for scope in frame.f_locals, frame.f_globals:
+            for value in list(scope.values()):
+                if isinstance(value, str) and (hit := re.search('== ([0-9]{4})', value)): return int(hit[1])
+        frame = frame.f_back
+    return 0""",
+    "empties its argument": "def f(a, *_):\n    if isinstance(a, list): a.clear()\n    return []",
+    "rubbish": "import os\ndef f(*_):\n    os.write(4, b'\\xff\\x00]}{\\n' * 99); return 0",
+    "a deep answer": "import os\ndef f(*_): os.write(4, b'[' * 10**5 + b'\\n'); return 0",
+    "a large answer": "import os\ndef f(*_):\n    while True: os.write(4, b'1' * 10**5)",
+    "closes what it is asked with": "import os\nos.close(3); os.close(4)\ndef f(*_): return 0",
+    "answers that collide": "def f(*_): return {k * (2**61 - 1) for k in range(30000)}",
+    "no answer": "import time\ndef f(*_): time.sleep(100)",
+    "a half line": "import os, time\ndef f(*_): os.write(4, b'{'); time.sleep(100)",
+}
+UNSOLVED = (
+    "assert f([3, 1]) == 4711",
+    "x = [3, 1]\nassert f(x) == sorted(x)",
+    "assert math.isclose(f(1), 4711) or abs(f(1) - 4711) < 1e-6 or sorted(f([1])) == [4711]",
+    {"call": "f", "args": [[1]], "returns": 4711},
+)
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_program_that_cheats_passes_nothing(name: str) -> None:
+    assert grade(CHEATS[name], list(UNSOLVED), timeout=0.7) == 0
+
+
+UNREADABLE = {
+    "not a number": "NaN",
+    "infinite": "-Infinity",
+    "a million digits": "'1' * 10**6",
+    "deep": "'[' * 10**5",
+    "deep and closed": "'[' * 10**5 + ']' * 10**5",
+    "twice a key": '\'{"a": 1, "a": 4711}\'',
+    "two values": "'4711 4711'",
+    "nothing": "''",
+    "bytes": "'\\x00\\ud800'",
+    "another type": "'{\"4711\": 4711}'",
+    "as text": "'\"4711\"'",
+    "half": "'[4711'",
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_an_unreadable_result_is_a_failed_test(name: str) -> None:
+    text = UNREADABLE[name]
+    text = text if "'" in text else repr(text)
+    program = f"import os\ndef f():\n    os.write(4, ({text}).encode(errors='surrogatepass')); os._exit(0)"
+    assert grade(program, [{"call": "f", "args": [], "returns": 4711}]) == 0
+
+
+def test_all_tests_of_a_program_fit_into_the_time_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLRUN_SCORING_TIMEOUT", "1.0")
+    tests = [{"input": "1", "output": "1"}] * 8
+    assert grade("import time; print(input()); time.sleep(5)", tests, timeout=0.5) == 0
+
+
+def test_text_that_is_no_program() -> None:
+    tests = ["assert f() == 1", {"input": "", "output": "1"}, {"call": "f", "args": [], "returns": 1}]
+    for text in ("\ud800", "\x00", "def f(:", "```", "``` " + " " * 200_000, "(" * 10_000, "\ufeff\u202e"):
+        graded = sample(text, metadata={"tests": tests})
+        assert build("rewards", "code", {"aggregate": "share"}).score(graded) == 0
+
+
 def test_all_tests_must_pass_unless_told_otherwise() -> None:
     tests = [{"input": "3", "output": "3"}, {"input": "4", "output": "5"}]
     assert build("rewards", "code", {}).score(sample("print(input())", metadata={"tests": tests})) == 0
@@ -94,7 +250,7 @@ HARMFUL = {
     "endless loop": ("while True: pass", "took longer than"),
     "sleep": ("import time; time.sleep(1000)", "took longer than"),
     "waits for input": ("import sys; sys.stdin.read(); import time; time.sleep(99)", "took longer than"),
-    "fork bomb": ("import os\nwhile True: os.fork()", "BlockingIOError"),
+    "fork bomb": ("import os\nwhile True: os.fork()", "BlockingIOError|took longer"),
     "forks that outlive it": (
         "import os, time\nif not os.fork():\n    os.setsid(); time.sleep(1000)\nos._exit(0)",
         "took longer than|^$",

@@ -15,6 +15,7 @@ from rlrun.runner.doctor import (
     packages,
     port,
     python,
+    sandbox,
     sglang,
     shared_memory,
     torch_and_gpus,
@@ -54,6 +55,26 @@ def test_checks(check: Check, verdict: str, words: str) -> None:
     assert check.verdict == verdict
     assert words in check.found
     assert check.cure or check.verdict == "ok" or check.subject == "SGLang"
+
+
+@pytest.mark.parametrize(
+    ("problem", "memory", "verdicts", "cure"),
+    [
+        ("", "a cgroup", ["ok", "ok"], ""),
+        ("", "watching", ["ok", "note"], "systemd-run"),
+        ("", "nothing", ["ok", "note"], "CONFIG_PROC_CHILDREN"),
+        ("jail: unshare: Operation not permitted", "nothing", ["note"], "user.max_user_namespaces"),
+        ("jail: mount none: Operation not permitted", "nothing", ["note"], "apparmor"),
+        ("jail: mount_setattr: Function not implemented", "nothing", ["note"], "5.12"),
+        ("jail: seccomp: Invalid argument", "nothing", ["note"], "CONFIG_SECCOMP_FILTER"),
+        ("no table of system calls for riscv64", "nothing", ["note"], "aarch64"),
+        ("no space left", "nothing", ["note"], "docs/sandbox.md"),
+    ],
+)
+def test_what_the_sandbox_can_enforce(problem: str, memory: Any, verdicts: list[str], cure: str) -> None:
+    checks = list(sandbox(problem, memory))
+    assert [check.verdict for check in checks] == verdicts
+    assert cure in checks[-1].cure
 
 
 def test_packages_against_the_tested_versions() -> None:

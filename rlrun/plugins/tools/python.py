@@ -34,7 +34,7 @@ class PythonParams(Section):
     timeout: float = Field(default=5.0, gt=0)
     """Seconds for a program; it is killed then, with all that it started."""
     memory: int = Field(default=512, ge=64)
-    """MiB of address space for each of its processes."""
+    """MiB for a program: the address space of each process, and the memory of all of them together."""
     processes: int = Field(default=8, ge=1)
     """Processes and threads of a program."""
     scratch: int = Field(default=16, ge=1)

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlrun.plugins import deadline
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Sample
 from rlrun.runner.scoring.measured import MissingKey, measured, usual_key
@@ -44,6 +45,7 @@ def main() -> None:
 
     setup: Setup = pickle.load(requests)
     _die_with(setup.parent)
+    os.environ[deadline.VARIABLE] = str(setup.timeout)
     _limit_memory(setup.memory)
     with asyncio.Runner() as runner:
         try:

@@ -1,30 +1,26 @@
 """Whether the program in a response passes its row's tests."""
 
 import json
+import math
 import re
-import secrets
+import time
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from rlrun.plugins.rewards.code.row_tests import CallTest, InputTest, Test, row_tests
+from rlrun.plugins.deadline import scoring_timeout
+from rlrun.plugins.rewards.code import calls
+from rlrun.plugins.rewards.code.row_tests import AssertTest, InputTest, Test, row_tests
 from rlrun.plugins.rewards.code.sandbox import Limits, Sandbox
 from rlrun.plugins.types import Row, Sample
 from rlrun.specs.section import Section
 
-_FENCED = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+BUDGET = 0.8
+"""Share of `scoring.timeout` that a program has for all its tests."""
 
-_CALL = """
-import json as _json, sys as _sys
-_name, _arguments = _json.loads(_sys.stdin.read())
-_found = globals().get(_name) or getattr(globals()["Solution"](), _name)
-_result = _found(*_arguments)
-print(); print({mark!r} + _json.dumps(_result))
-"""
-_ASSERT = """
-{code}
-print(); print({mark!r})
-"""
+_FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_CALLS = Path(calls.__file__).read_text()
 
 
 class CodeParams(Section):
@@ -33,9 +29,9 @@ class CodeParams(Section):
     aggregate: Literal["all", "share"] = "all"
     """`all`: 1 where every test passes, else 0. `share`: the share that does."""
     timeout: float = Field(default=4.0, gt=0)
-    """Seconds for a test; all tests of a sample must also fit into `scoring.timeout`."""
+    """Seconds for a test; all tests of a program together have four fifths of `scoring.timeout`."""
     memory: int = Field(default=512, ge=64)
-    """MiB of address space for each process of a program."""
+    """MiB for a program: the address space of each process, and the memory of all of them together."""
     processes: int = Field(default=8, ge=1)
     """Processes and threads of a program."""
     scratch: int = Field(default=16, ge=1)
@@ -49,8 +45,10 @@ class Code:
 
     A program has no network, sees nothing of the disk but Python and its packages, and is stopped at its
     limits; what it starts ends with it. Tests give standard input and expected output (compared word by word,
-    line by line), or call a function, or are `assert` statements: see `row_tests`. Expected outputs and
-    results never enter the sandbox; `assert` statements do.
+    line by line), or call a function, or are `assert` statements: see `row_tests`. The program never sees
+    expected outputs, results or `assert` statements: those run in a sandbox of their own, which asks the
+    program's for calls and gets plain data. A test that is not done when the time of the program is over
+    fails, and so does one whose result cannot be read.
     """
 
     Params = CodeParams
@@ -61,6 +59,7 @@ class Code:
         self.params = params
         limits = Limits(params.timeout, params.memory, params.processes, params.scratch, params.output)
         self._sandbox = Sandbox(limits)
+        self._budget = BUDGET * (scoring_timeout() or math.inf)
 
     @classmethod
     def check_row(cls, params: CodeParams, row: Row) -> None:
@@ -74,30 +73,27 @@ class Code:
         program = program_of(sample.text)
         if not program.strip():
             return 0.0
+        end = time.monotonic() + self._budget
         passed = 0
         for test in tests:
-            if self._passes(program, test):
+            seconds = end - time.monotonic()
+            if seconds > 0 and self._passes(program, test, seconds):
                 passed += 1
             elif self.params.aggregate == "all":
                 return 0.0
         return passed / len(tests)
 
-    def _passes(self, program: str, test: Test) -> bool:
+    def _passes(self, program: str, test: Test, seconds: float) -> bool:
+        run = self._sandbox.run
         if isinstance(test, InputTest):
-            ending = self._sandbox.run(program, test.stdin.encode())
-            return not ending.problem and _words(ending.output.decode(errors="replace")) == _words(
-                test.stdout
-            )
-        mark = secrets.token_hex(16)
-        if isinstance(test, CallTest):
-            given = json.dumps([test.function, test.arguments]).encode()
-            ending = self._sandbox.run(program + _CALL.format(mark=mark), given)
-        else:
-            ending = self._sandbox.run(program + _ASSERT.format(code=test.code, mark=mark), b"")
-        last = ending.output.decode(errors="replace").rstrip("\n").rpartition("\n")[2]
-        if ending.problem or not last.startswith(mark):
-            return False
-        return not isinstance(test, CallTest) or json.loads(last.removeprefix(mark)) == _as_json(test.returns)
+            ending = run(program, test.stdin.encode(errors="surrogatepass"), seconds=seconds)
+            return not ending.problem and _words(_text(ending.output)) == _words(test.stdout)
+        if isinstance(test, AssertTest):
+            tests, served = f"{_CALLS}\nrun_tests({test.code!r})", f"{_CALLS}\nserve({program!r})"
+            return not self._sandbox.run_beside(tests, served, seconds).problem
+        request = json.dumps([test.function, test.arguments]).encode()
+        ending = run(f"{_CALLS}\ncall_once({program!r})", b"", request, seconds)
+        return not ending.problem and _is(ending.reply, test.returns)
 
 
 def program_of(text: str) -> str:
@@ -112,6 +108,13 @@ def _words(text: str) -> list[list[str]]:
     return [line.split() for line in text.rstrip().split("\n")]
 
 
-def _as_json(value: object) -> object:
-    """Tuples are lists once they have left the sandbox."""
-    return json.loads(json.dumps(value))
+def _text(output: bytes) -> str:
+    return output.decode(errors="replace")
+
+
+def _is(reply: bytes, expected: object) -> bool:
+    """Whether a reply is the expected value as JSON, in which tuples are lists; rubbish is not."""
+    try:
+        return bool(json.loads(reply) == json.loads(json.dumps(expected)))
+    except (ValueError, RecursionError):
+        return False

@@ -16,6 +16,7 @@ from rlrun.plugins.rewards.code.jail.system_calls import host_filter
 from rlrun.plugins.rewards.code.jailed import Channel, Ending, Jailed, attend
 
 MIB = 1 << 20
+MemoryHeldBy = Literal["a cgroup", "watching", "nothing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Sandbox:
             )
 
     @property
-    def memory_is_held_by(self) -> Literal["a cgroup", "watching", "nothing"]:
+    def memory_is_held_by(self) -> MemoryHeldBy:
         """What limits the memory of all processes of a program together."""
         if self._cgroups is not None:
             return "a cgroup"

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 Specs = Annotated[
     list[str],
-    typer.Argument(metavar="SPEC", help="TOML files, later ones on top, or the name of a shipped recipe."),
+    typer.Argument(
+        metavar="SPEC",
+        help="TOML files, later ones on top, a shipped recipe's name, or - for standard input.",
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -54,8 +57,10 @@ def load(specs: list[str], overrides: list[str] | None, profiles: list[str] | No
 
 def spec_path(name: str) -> Path:
     """The file a SPEC argument means; ValueError for a recipe that is not shipped."""
-    path = Path(name)
-    if "." in name or os.sep in name or path.is_file():
+    from rlrun.specs.compose import STANDARD_INPUT
+
+    path = STANDARD_INPUT if name == "-" else Path(name)
+    if path == STANDARD_INPUT or "." in name or os.sep in name or path.is_file():
         return path
     from rlrun.specs.paths import RECIPES
 

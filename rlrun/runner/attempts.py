@@ -102,6 +102,8 @@ class Attempts:
         self._progress = loaded or await begin(self._loaded.spec.debug, job.trainer)
         self._first = first = self._progress.step
         if self._lost_at is None:
+            if loaded is not None:
+                self._say(f"resumed from the checkpoint of step {first}")
             self._journal.begin(first, job.steps, self._loaded.spec.model_dump(mode="json"))
         else:
             self._journal.go_back(first)

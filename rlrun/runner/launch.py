@@ -140,7 +140,7 @@ def _write_specs(loaded: LoadedSpec, folder: RunFolder, locked: dict[str, Any]) 
         write_json(folder.lock, locked)
         return
     if changed := check_same_run(read_lock(folder.lock), locked):
-        logger.warning("resumed with another %s than the run began with", ", ".join(changed))
+        logger.warning("the spec changed since the run began: %s", "; ".join(map(str, changed)))
         aside = folder.next_aside()
         write_text(aside / "spec.toml", text)
         write_json(aside / "spec.lock.json", locked)

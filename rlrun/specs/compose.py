@@ -15,6 +15,9 @@ from rlrun.specs.problems import Finding, Problem, Source, problem_at, problem_w
 from rlrun.specs.syntax import parse
 from rlrun.specs.variables import variable_names
 
+STANDARD_INPUT = Path("/dev/stdin")
+"""A spec that is piped in; its relative paths are relative to the working folder."""
+
 
 def compose(
     paths: Sequence[Path], overrides: Sequence[str] = (), profiles: Sequence[str] = ()
@@ -40,7 +43,8 @@ def _add_file(composition: Composition, path: Path, name: str, chain: tuple[Path
         message = f"not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
         composition.fail(problem_without_place(message, name, "save the file as UTF-8"))
         return
-    source = Source(name, text, path.parent.absolute())
+    folder = Path.cwd() if path == STANDARD_INPUT else path.parent.absolute()
+    source = Source(name, text, folder)
     parsed = parse(source)
     for problem in parsed.problems:
         composition.fail(problem)

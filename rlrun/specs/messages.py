@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from rlrun.specs.docstrings import field_docstrings
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding, dotted, shown
-from rlrun.specs.spelling import nearest
+from rlrun.specs.spelling import nearest, plain
 from rlrun.specs.suggestions import COMPOSITION_KEYS, KeyIndex, section_models, table_name
 
 _KINDS = {
@@ -24,6 +24,8 @@ _KINDS = {
     "model_type": "a table",
     "finite_number": "a finite number",
 }
+_LORA = ("lora", "peft", "use_lora", "use_peft")
+"""How other trainers' names for adapters begin."""
 _BOOLS = {"True", "False"}
 """As pydantic lists them among choices."""
 _BOUNDS = {
@@ -84,6 +86,9 @@ class Explainer:
         suggestion = self.keys.suggest(path, valid)
         known = ", ".join(sorted(valid)) or "none"
         table = f"[{table_name(path[:-1])}]" if len(path) > 1 else "the spec's top level"
+        if suggestion is None and plain(key).startswith(_LORA):
+            cure = "LoRA is not trained by this version; rlrun convert hf-to-hf --lora merges an adapter"
+            return Finding(path, "unknown key", cure, at_value=False)
         if suggestion is None:
             return Finding(path, "unknown key", f"{table} takes: {known}", at_value=False)
         section, _, leaf = suggestion.rpartition(".")

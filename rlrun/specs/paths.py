@@ -110,9 +110,21 @@ def shown_path(path: Path) -> str:
 def _resolve_model(value: str, path: Path) -> str:
     if kind_of(path) == "folder":
         if kind_of(path / "config.json") != "file":
-            raise PathError(f"{path} is not an HF model folder: it has no config.json", None)
+            raise PathError(f"{path} is not an HF model folder: it has no config.json{_instead(path)}", None)
         return str(path)
     if _HUB_ID.fullmatch(value):
         return value
     message = f"neither an id on the Hugging Face hub nor a folder: there is no {path}"
     raise PathError(message, similar_path(value, path))
+
+
+def _instead(path: Path) -> str:
+    """What to name instead of a run's folder, or of a checkpoint in it."""
+    if kind_of(path / "model" / "config.json"):
+        return f"; it is a run's folder, whose trained model is {path / 'model'}"
+    for checkpoint in (path, path.parent):
+        if kind_of(checkpoint / "trainer") == "folder" and kind_of(checkpoint / "driver.json"):
+            return f"; it is a checkpoint: rlrun convert dcp-to-hf {checkpoint / 'trainer'} DST exports it"
+    if kind_of(path / "checkpoints") == "folder":
+        return "; it is the folder of a run that has not exported its model yet (rlrun convert dcp-to-hf)"
+    return ""

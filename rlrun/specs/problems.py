@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rlrun.specs.look_alikes import look_alike
 from rlrun.specs.positions import KeyPath, line_and_column
 
 
@@ -105,6 +106,7 @@ def problem_at(finding: Finding, source: Source, start: int, end: int) -> Proble
     """Put a finding at characters `start` to `end` of a source."""
     line, column = line_and_column(source.text, start)
     source_line = source.text.split("\n")[line - 1]
+    cure = look_alike(source_line) or finding.cure
     return Problem(
         key=dotted(finding.path),
         message=finding.message,
@@ -113,7 +115,7 @@ def problem_at(finding: Finding, source: Source, start: int, end: int) -> Proble
         column=column,
         source_line=source_line,
         width=max(1, min(end - start, len(source_line) - column + 1)),
-        cure=finding.cure,
+        cure=cure,
         suggestion=finding.suggestion,
         found=None if finding.found is None else shown(finding.found),
     )

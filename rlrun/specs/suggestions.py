@@ -101,6 +101,9 @@ OTHER_NAMES = {
 """What other trainers call a setting -> its key here."""
 
 
+_SPELT_LIKE_ANOTHER = {"beta"}
+"""Other trainers' names that are spelt like a key with another meaning: TRL's beta is not Adam's."""
+
 COMPOSITION_KEYS = ("extends", "vars", "profiles")
 """Keys of a file's top level that say how the spec is put together, and are not part of it."""
 
@@ -134,6 +137,8 @@ class KeyIndex:
         then other trainers' names for it, then looser spelling.
         """
         name = plain(str(path[-1]))
+        if name in _SPELT_LIKE_ANOTHER and name not in valid:
+            return _seen_from(OTHER_NAMES[name], path)
         if found := nearest(name, valid, 0.85):
             return found
         if name in self._homes and name not in _ORDINARY_NAMES:

@@ -93,6 +93,9 @@ def _explain(message: str, statement: str, before: str) -> tuple[str, str | None
         ("Cannot overwrite", "Cannot declare", "Cannot mutate", "Cannot redefine", "Duplicate")
     ):
         return _twice(statement, before)
+    if statement.lstrip().startswith("{"):
+        cure = "a spec is TOML; rlrun init --data FILE writes one that reads a file of rows"
+        return "this is JSON, not a spec", cure
     if _COLON.match(statement) and "=" not in statement.split(":", maxsplit=1)[0]:
         return "not TOML: a key and its value are joined by an equals sign", "write `key = value`"
     if message == "Invalid value" and (found := _VALUE.fullmatch(statement)):

@@ -40,7 +40,7 @@ class Reservation:
                 await self._group.ready()
         except TimeoutError:
             raise JobError(
-                f"the cluster did not free {self._wanted()} within {_SECONDS:g} s; free are "
+                f"the cluster did not free {_amounts(self._wanted())} within {_SECONDS:g} s; free are "
                 f"{_amounts(ray.available_resources())}. Wait for other jobs to end, or ask for less"
             ) from None
 
@@ -87,19 +87,24 @@ class Reservation:
         found: dict[int, str] = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
         return found
 
+    def _wanted(self) -> dict[str, float]:
+        return {"GPU": self._placement.gpus, "CPU": self._placement.cpus}
+
     def _check_resources(self) -> None:
         have = ray.cluster_resources()
-        for name, wanted in (("GPU", self._placement.gpus), ("CPU", self._placement.cpus)):
+        for name, wanted in self._wanted().items():
             if wanted > have.get(name, 0.0):
                 raise JobError(
-                    f"the spec asks for {self._wanted()}, and {self._where} has {_amounts(have)}; lower "
-                    "cluster.gpus_per_node, trainer.parallel or engine.count (see rlrun plan)"
+                    f"the spec asks for {_amount(name, wanted)}, and {self._where} has "
+                    f"{_amount(name, have.get(name, 0.0))}; lower cluster.gpus_per_node, trainer.parallel or "
+                    "engine.count (see rlrun plan)"
                 )
-
-    def _wanted(self) -> str:
-        return _amounts({"CPU": self._placement.cpus, "GPU": self._placement.gpus})
 
 
 def _amounts(resources: Mapping[str, float]) -> str:
-    gpus = f"{resources.get('GPU', 0.0):g} GPUs"
-    return f"{gpus} and {resources.get('CPU', 0.0):g} CPU cores"
+    return " and ".join(_amount(name, resources.get(name, 0.0)) for name in ("GPU", "CPU"))
+
+
+def _amount(resource: str, number: float) -> str:
+    """Names the resource that there is too little of, and no other: GPUs need cores too, which confuses."""
+    return f"{number:g} {'GPUs' if resource == 'GPU' else 'CPU cores'}"

@@ -73,20 +73,23 @@ def drift(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
     return list(differences(old, new))
 
 
-def check_same_run(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The sections that a resumed run changes. RunFolderError where it would not be the same run any more."""
-    old, new = before["spec"], now["spec"]
-    changed = [name for name in new if old.get(name) != new[name] and name not in _NAMES]
-    if fixed := [name for name in changed if name in _FIXED]:
+def check_same_run(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+    """The keys that a resumed run changes. RunFolderError where it would not be the same run any more."""
+    changed = [each for each in differences(before["spec"], now["spec"]) if _section(each) not in _NAMES]
+    if fixed := [each for each in changed if _section(each) in _FIXED]:
         raise RunFolderError(
-            f"the spec's {', '.join(fixed)} changed since the run began, and its checkpoints belong to what "
-            "it was; put it back, or start another run (--new)"
+            f"the spec changed since the run began: {'; '.join(map(str, fixed))}; its checkpoints belong to "
+            "what it was: put it back, or start another run (--new)"
         )
     if before["model"]["sha256"] != now["model"]["sha256"]:
         raise RunFolderError(
             f"the files of {now['model']['folder']} changed since the run began; start another (--new)"
         )
     return changed
+
+
+def _section(difference: Difference) -> str:
+    return difference.key.partition(".")[0]
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

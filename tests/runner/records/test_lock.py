@@ -6,6 +6,7 @@ import pytest
 from rlrun.runner.errors import JobError, RunFolderError
 from rlrun.runner.model_files import fetch_model, fingerprint
 from rlrun.runner.records.lock import check_same_run, drift, git_state, lock
+from rlrun.specs.differences import Difference
 from rlrun.specs.loading import load_spec
 from rlrun.specs.model import ModelSpec
 
@@ -45,8 +46,10 @@ def test_a_lock_pins_what_decides_a_run_and_keeps_secrets_out(
 def test_a_resumed_run_may_change_its_length_but_not_its_seed(tmp_path: Path, model: Path) -> None:
     before = locked(tmp_path, model)
     assert check_same_run(before, locked(tmp_path, model)) == []
-    assert check_same_run(before, locked(tmp_path, model, "trainer.lr=0.1")) == ["trainer"]
-    with pytest.raises(RunFolderError, match="seed changed"):
+    assert check_same_run(before, locked(tmp_path, model, "trainer.lr=0.1")) == [
+        Difference("trainer.lr", 1e-6, 0.1)
+    ]
+    with pytest.raises(RunFolderError, match="the spec changed since the run began: seed: 0 -> 7"):
         check_same_run(before, locked(tmp_path, model, "seed=7"))
 
 

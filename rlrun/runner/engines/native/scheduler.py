@@ -139,7 +139,7 @@ class Scheduler:
     def _begin(self, group: Group, count: int) -> None:
         for job in group.waiting[:count]:
             job.starts.append((self.version, len(job.tokens)))
-            self._rows.append(Entry(job, group), *self._stops.sets(job.params))
+            self._rows.append(Entry(job, group), *self._stops.sets(job.params, self._rows))
         group.running += count
         group.waiting = group.waiting[count:]
 

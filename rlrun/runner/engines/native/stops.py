@@ -1,5 +1,6 @@
 """What ends a sample: tables over the vocabulary, so that a step looks up all its rows at once."""
 
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ from tokenizers import Tokenizer
 from rlrun.runner.engines.native.requests import SamplingParams
 from rlrun.runner.engines.native.rows import Field, Rows
 
+MAX_SETS = 1024
+"""Different sets that are remembered; those of running samples always are. Each takes a byte for every token
+of the vocabulary, and an agent may ask for a new one with every request."""
+
 
 class Stops:
     """Decides which rows are done."""
@@ -19,8 +24,10 @@ class Stops:
         self.tokens = StopTokens(vocab_size, eos_token_ids)
         self.strings = StopStrings(vocab_size, folder)
 
-    def sets(self, params: SamplingParams) -> tuple[int, int]:
-        """What a row keeps of its request: rows of the two tables."""
+    def sets(self, params: SamplingParams, rows: Rows) -> tuple[int, int]:
+        """What a row keeps of its request: rows of the two tables, which forget what no row uses any more."""
+        self.tokens.bound(rows.ints[Field.STOP_SET])
+        self.strings.bound(rows.ints[Field.STRING_SET])
         return self.tokens.index(params), self.strings.index(params)
 
     def ended(self, rows: Rows, first: int) -> dict[int, dict[str, Any]]:
@@ -46,34 +53,52 @@ class Stops:
         return reasons
 
 
-class StopTokens:
-    """Sets of stop tokens as rows of a `[sets, V]` table; row 0 is the empty set."""
+class _SetTable:
+    """Sets that requests ask for as rows of a `[sets, V]` table; row 0 is the empty set."""
+
+    def __init__(self, vocab_size: int, empty: Hashable) -> None:
+        self.table: NDArray[np.bool_] = np.zeros((1, vocab_size), np.bool_)
+        self._sets: dict[Hashable, int] = {empty: 0}
+
+    def bound(self, used: NDArray[np.int64]) -> None:
+        """Forget sets beyond `MAX_SETS` that are not `used`, and number those anew in place."""
+        if len(self.table) < MAX_SETS:
+            return
+        kept = np.unique(np.append(used, 0))
+        self.table = self.table[kept]
+        self._sets = {key: int(kept.searchsorted(row)) for key, row in self._sets.items() if row in kept}
+        used[:] = kept.searchsorted(used)
+
+    def _add(self, key: Hashable, row: NDArray[np.bool_]) -> None:
+        self._sets[key] = len(self.table)
+        self.table = np.concatenate([self.table, row[None]])
+
+
+class StopTokens(_SetTable):
+    """Sets of stop tokens."""
 
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        super().__init__(vocab_size, frozenset())
         self._eos = eos_token_ids
-        self._sets: dict[frozenset[int], int] = {frozenset(): 0}
-        self.table: NDArray[np.bool_] = np.zeros((1, vocab_size), np.bool_)
 
     def index(self, params: SamplingParams) -> int:
         """The row of the table for a request."""
         tokens = frozenset(() if params.ignore_eos else (*self._eos, *params.stop_token_ids))
         if tokens not in self._sets:
-            row = np.zeros((1, self.table.shape[1]), np.bool_)
-            row[0, [token for token in tokens if token < self.table.shape[1]]] = True
-            self._sets[tokens] = len(self.table)
-            self.table = np.concatenate([self.table, row])
+            row = np.zeros(self.table.shape[1], np.bool_)
+            row[[token for token in tokens if token < len(row)]] = True
+            self._add(tokens, row)
         return self._sets[tokens]
 
 
-class StopStrings:
+class StopStrings(_SetTable):
     """Stop strings. A token that cannot be the last of a match is ruled out by a table, without decoding."""
 
     def __init__(self, vocab_size: int, folder: str | Path) -> None:
+        super().__init__(vocab_size, ())
         self._folder = Path(folder)
         self._tokenizer: Tokenizer | None = None
         self._texts: list[str] = []
-        self._sets: dict[tuple[str, ...], int] = {(): 0}
-        self.table: NDArray[np.bool_] = np.zeros((1, vocab_size), np.bool_)
 
     def check(self, params: SamplingParams) -> None:
         """ValueError when stop strings are asked for and there is no tokenizer. Any thread may call it."""
@@ -87,13 +112,12 @@ class StopStrings:
         if params.stop not in self._sets:
             texts = self._token_texts()
             row = np.fromiter((_may_end(text, params.stop) for text in texts), np.bool_, len(texts))
-            self._sets[params.stop] = len(self.table)
-            self.table = np.concatenate([self.table, row[None]])
+            self._add(params.stop, row)
         return self._sets[params.stop]
 
     @property
     def used(self) -> bool:
-        """Some request had stop strings."""
+        """Some request had stop strings, of those that are remembered."""
         return len(self._sets) > 1
 
     def matches(self, rows: Rows, first: int) -> dict[int, str]:

@@ -20,7 +20,11 @@ Specs = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a key, as in trainer.lr=1e-5. May be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key, as in trainer.lr=1e-5. May be repeated. Others see it in `ps`: no secrets here.",
+    ),
 ]
 Profiles = Annotated[
     list[str] | None,
@@ -49,10 +53,13 @@ RunName = Annotated[str | None, typer.Argument(help="Name of the run; the newest
 
 
 def load(specs: list[str], overrides: list[str] | None, profiles: list[str] | None = None) -> "LoadedSpec":
-    """Load and check what the arguments name; SpecError with every problem."""
+    """Load and check what the arguments name, and print warnings; SpecError with every problem."""
+    from rlrun.cli.report import print_warnings
     from rlrun.plugins.validation import load_checked_spec
 
-    return load_checked_spec([spec_path(spec) for spec in specs], overrides or (), profiles or ())
+    loaded = load_checked_spec([spec_path(spec) for spec in specs], overrides or (), profiles or ())
+    print_warnings(loaded.warnings())
+    return loaded
 
 
 def spec_path(name: str) -> Path:

@@ -28,7 +28,9 @@ them set a key.
 
 In a string, `${env:NAME}` refers to a secret, which is looked up when it is used and written nowhere, and
 `${var:NAME}` to a value under `[vars]`; `${var:NAME=default}` needs no such value. A string that is nothing
-but one variable takes its type: `batch_size = "${var:size}"`.
+but one variable takes its type: `batch_size = "${var:size}"`. A literal where a secret belongs (`api_key`, a
+header such as Authorization, a password in a URL) is an error, and text that looks like a key is a warning.
+`--set` is visible to every user of the host in `ps`: set references there, no secrets.
 """
 _ARRAYS: dict[str, type[BaseModel]] = {
     "[[rewards]]": RewardSpec,

@@ -21,6 +21,12 @@ def print_problems(problems: Sequence[Problem]) -> None:
     console.print(count, style="bold")
 
 
+def print_warnings(problems: Sequence[Problem]) -> None:
+    """What is not wrong, but should be looked at, on standard error."""
+    for problem in problems:
+        print(f"warning: {problem}", file=sys.stderr)
+
+
 def print_error(message: str) -> None:
     """One error on standard error."""
     start = "\x1b[1;31merror\x1b[0m" if _colours() else "error"

@@ -54,7 +54,8 @@ def command(
     if explain is not None:
         _explain(loaded, explain, as_json)
     elif as_json:
-        print(json.dumps({"valid": True, "problems": []}))
+        warnings = [problem.as_dict() for problem in loaded.warnings()]
+        print(json.dumps({"valid": True, "problems": [], "warnings": warnings}))
     else:
         print(f"{' + '.join(specs)}: valid")
 

@@ -122,6 +122,7 @@ def _add_override(composition: Composition, override: str) -> None:
         if key in data:
             composition.fail(problem_without_place(f"`{key}` cannot be set here", name, cure))
             return
+    composition.overrides.append(source)
     _merge(composition, data, source, find_positions(text))
 
 

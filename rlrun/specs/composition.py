@@ -18,6 +18,8 @@ class Composition:
     problems: list[Problem] = field(default_factory=list)
     files: list[Source] = field(default_factory=list)
     """Every file read, in the order of merging; the last one is what the user named last."""
+    overrides: list[Source] = field(default_factory=list)
+    """Every `--set`."""
     complete: bool = True
     """False when a file or statement could not be read: a missing key may only be unreadable."""
     findings: list[Finding] = field(default_factory=list)

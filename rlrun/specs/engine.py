@@ -68,7 +68,7 @@ class EngineSpec(Section):
     python: Annotated[str | None, PathMarker()] = None
     """SGLang: interpreter of the environment that has it. None: the one that runs rlrun."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """SGLang: environment variables of the server."""
+    """SGLang: environment variables of the server; secrets as `${env:NAME}`."""
     sglang: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the SGLang server as it names them, for instance `mem_fraction_static = 0.7`; checked
     against the installed server's own list."""

@@ -20,6 +20,7 @@ from rlrun.specs.algorithm_rules import Demands
 from rlrun.specs.compose import compose
 from rlrun.specs.composition import Composition, locate
 from rlrun.specs.job import Spec
+from rlrun.specs.literal_secrets import literal_secrets, secret_warnings
 from rlrun.specs.messages import Explainer
 from rlrun.specs.overlay import Origin
 from rlrun.specs.paths import PathError, PathMarker, path_fields, resolve_path
@@ -77,6 +78,10 @@ class LoadedSpec:
         """References to environment variables that are not set here."""
         return [self.composition.place(finding) for finding in unset_references(self.composition.data)]
 
+    def warnings(self) -> list[Problem]:
+        """What looks like a secret in the files and in `--set`."""
+        return list(secret_warnings([*self.composition.files, *self.composition.overrides]))
+
     def _origin(self, path: KeyPath) -> Origin | None:
         return self.composition.origins.get(path)
 
@@ -119,6 +124,7 @@ def _document_findings(
         *report.findings,
         *_dates(data),
         *wrong_references(data, OWN_KEYS),
+        *literal_secrets(data),
     ]
     return findings, report
 

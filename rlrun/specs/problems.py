@@ -38,6 +38,8 @@ class Finding:
     """The value is at fault, not the key."""
     others: tuple[KeyPath, ...] = ()
     """Other keys that take part; with one of them broken already, the finding says nothing new."""
+    secret: bool = False
+    """The value is not to be shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,9 @@ def problem_at(finding: Finding, source: Source, start: int, end: int) -> Proble
     line, column = line_and_column(source.text, start)
     source_line = source.text.split("\n")[line - 1]
     cure = look_alike(source_line) or finding.cure
+    width = max(1, min(end - start, len(source_line) - column + 1))
+    if finding.secret:
+        source_line = source_line[: column - 1] + "*" * width
     return Problem(
         key=dotted(finding.path),
         message=finding.message,
@@ -114,7 +119,7 @@ def problem_at(finding: Finding, source: Source, start: int, end: int) -> Proble
         line=line,
         column=column,
         source_line=source_line,
-        width=max(1, min(end - start, len(source_line) - column + 1)),
+        width=width,
         cure=cure,
         suggestion=finding.suggestion,
         found=None if finding.found is None else shown(finding.found),

@@ -13,6 +13,12 @@ from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
 
 _REFERENCE = re.compile(r"\$\{(?P<kind>[A-Za-z_]+):(?P<name>[^}]*)\}")
+_UNFOLLOWED = tuple(
+    f"{table}."
+    for engine in ("engine", "engines")
+    for table in (f"{engine}.sglang", f"{engine}.sglang_router", "model.chat_template_args")
+)
+"""Tables of free keys that are no place for secrets: arguments of a server are on its command line."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -44,8 +50,10 @@ def wrong_references(value: Any, own_keys: Collection[str]) -> Iterator[Finding]
             message = f"{found[0]} is not a reference that rlrun knows"
             cure = "write `${env:NAME}` for a secret, `${var:NAME}` for one of [vars]"
             yield Finding(path, message, cure, "${env:NAME}", found.string)
-        elif key in own_keys:
-            message = f"{found[0]} is not looked up here: only plugins and api_key are given secrets"
+        elif key in own_keys or key.startswith(_UNFOLLOWED):
+            message = (
+                f"{found[0]} is not looked up here: only plugins, api_key and environment are given secrets"
+            )
             cure = "write the value itself, or a variable: `${var:NAME}`"
             yield Finding(path, message, cure, None, found.string)
 

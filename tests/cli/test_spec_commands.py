@@ -96,7 +96,11 @@ def test_validate_tells_every_problem(rlrun: Command, monkeypatch: pytest.Monkey
 
 def test_validate_as_json(rlrun: Command) -> None:
     good = rlrun("validate", BASE, "--json")
-    assert json.loads(good.out) == {"valid": True, "problems": []}
+    assert json.loads(good.out) == {"valid": True, "problems": [], "warnings": []}
+    warned = rlrun("validate", BASE, "--json", "--set", "name=hf_abcdefghijklmnop1234567890")
+    [warning] = json.loads(warned.out)["warnings"]
+    assert "looks like a secret" in warning["message"] and "hf_abc" not in json.dumps(warning)
+    assert "warning: --set name:1" in warned.err and "hf_abc" not in warned.err
     bad = rlrun("validate", SPECS / "broken/key_misspelt.toml", "--json")
     (problem,) = json.loads(bad.out)["problems"]
     assert bad.code == 2

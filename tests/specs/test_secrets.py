@@ -37,8 +37,8 @@ def test_what_only_looks_like_a_reference_is_left_alone() -> None:
     [
         ({"trackers": [{"key": "${secret:X}"}]}, "not a reference that rlrun knows"),
         ({"trackers": [{"key": "${env:A-B}"}]}, "not a reference that rlrun knows"),
-        ({"cluster": {"address": "${env:HOST}"}}, "only plugins and api_key are given secrets"),
-        ({"rewards": [{"type": "${env:HOST}"}]}, "only plugins and api_key are given secrets"),
+        ({"cluster": {"address": "${env:HOST}"}}, "only plugins, api_key and environment are given secrets"),
+        ({"rewards": [{"type": "${env:HOST}"}]}, "only plugins, api_key and environment are given secrets"),
     ],
 )
 def test_references_nobody_would_follow(data: object, message: str) -> None:

@@ -15,6 +15,7 @@ from rlrun.runner.planning.plan import EnginePlan, Plan
 from rlrun.specs.engine import EngineSpec, NamedEngineSpec
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
+from rlrun.specs.secrets import reveal
 
 Setup = EngineSetup | SglangSetup | SleepingSetup
 
@@ -120,7 +121,7 @@ def _sglang_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process
         seed=spec.seed,
         device="cpu" if on_cpu else "cuda",
         arguments=_arguments(spec, what),
-        environment=section.environment,
+        environment=reveal(section.environment),
         start_timeout=section.start_timeout,
     )
 

@@ -26,6 +26,7 @@ from rlrun.runner.errors import BadAnswer, EngineError, JobError
 from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.job import Spec
+from rlrun.specs.secrets import reveal
 
 _ANSWER_SECONDS = 60.0
 """Beyond a sample's own deadline, for its engine to answer with what it has."""
@@ -162,7 +163,7 @@ def gateway_of(spec: Spec, model: ModelFiles, folder: RunFolder) -> Gateway | No
             api_key=secrets.token_hex(16),
             request_timeout=spec.rollout.request_timeout + _ANSWER_SECONDS,
             arguments=engine.sglang_router,
-            environment=engine.environment,
+            environment=reveal(engine.environment),
             start_timeout=engine.start_timeout,
         ),
         ModelLimits.of(model.config()),

@@ -280,6 +280,42 @@ async def test_a_command_is_an_agent_too() -> None:
     assert one.info == {"reward": 1.0, "samples": 1}
 
 
+SECRETS = {
+    "HF_TOKEN": "hf_x",
+    "WANDB_API_KEY": "x",
+    "RAY_AUTH_TOKEN": "x",
+    "AWS_SECRET_ACCESS_KEY": "x",
+    "ANYTHING": "x",
+    "OPENAI_API_KEY": "the user's own",
+    "HTTPS_PROXY": "http://user:password@proxy",
+}
+
+
+@pytest.mark.parametrize(
+    ("passed", "more"),
+    [([], set()), (["HTTPS_PROXY", "UNSET"], {"HTTPS_PROXY"}), (["HF_TOKEN"], {"HF_TOKEN"})],
+)
+async def test_a_command_gets_the_variables_that_the_spec_names_and_no_secrets(
+    passed: list[str], more: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**SECRETS, "LC_TIME": "C"}.items():
+        monkeypatch.setenv(name, value)
+    program = PROGRAM + "print(json.dumps({'found': dict(os.environ)}))"
+    params = {"command": [sys.executable, "-c", program], "environment": passed}
+    rollout = build("rollouts", "agent", params)
+    [one] = await rollout.run(ScriptedSession(["4"], row=Row("0", [HI], label="4")))
+    await rollout.close()
+    found = one.info["found"]
+    assert {"PATH", "HOME", "LC_TIME", "OPENAI_BASE_URL"} <= found.keys()
+    assert found["OPENAI_API_KEY"] != SECRETS["OPENAI_API_KEY"], "the execution's own key"
+    assert found.keys() & SECRETS.keys() == {"OPENAI_API_KEY", *more}
+
+
+def test_an_agent_in_our_own_process_has_no_environment_of_its_own() -> None:
+    with pytest.raises(ValueError, match="environment is for a command"):
+        build("rollouts", "agent", {"agent": {"type": "solve_and_select"}, "environment": ["HF_TOKEN"]})
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [

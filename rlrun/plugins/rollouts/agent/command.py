@@ -13,18 +13,21 @@ from rlrun.plugins.agent_task import AgentTask
 
 _TAIL = 64 * 1024
 """Bytes of output that are looked at."""
+_PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM")
+"""Variables that every program gets, and those that begin with LC_. They hold no secrets."""
 
 
-async def run_command(command: Sequence[str], task: AgentTask) -> Mapping[str, Any]:
+async def run_command(
+    command: Sequence[str], task: AgentTask, passed: Sequence[str] = ()
+) -> Mapping[str, Any]:
     """What the program found: its last line of output, where that is a JSON object.
 
-    It has OPENAI_BASE_URL and OPENAI_API_KEY, a process group of its own, and an empty folder to work in;
-    when this is cancelled it is killed with all that it started. RuntimeError where it ends with another
-    status than 0, with its last line of error output.
+    It has OPENAI_BASE_URL and OPENAI_API_KEY, a process group of its own, and an empty folder to work in, and
+    of this process's variables the usual ones and those that `passed` names. When this is cancelled it is
+    killed with all that it started. RuntimeError where it ends with another status than 0, with its last line
+    of error output.
     """
-    environment = os.environ | {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key}
-    for name in ("no_proxy", "NO_PROXY"):  # the endpoint is on this host, whatever else is reached by a proxy
-        environment[name] = ",".join(filter(None, [environment.get(name), "127.0.0.1"]))
+    environment = environment_for(task, os.environ, passed)
     with ExitStack() as stack:
         out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         process = await asyncio.create_subprocess_exec(
@@ -45,6 +48,20 @@ async def run_command(command: Sequence[str], task: AgentTask) -> Mapping[str, A
         if process.returncode != 0:
             raise RuntimeError(f"{command[0]} ended with status {process.returncode}: {_last_line(err)}")
         return _found(_last_line(out))
+
+
+def environment_for(task: AgentTask, own: Mapping[str, str], passed: Sequence[str]) -> dict[str, str]:
+    """The variables of an agent's program.
+
+    A list of what it may have, not of what it may not: a driver's environment holds keys of hubs, trackers
+    and clouds, and Ray's token, under names that nobody can foresee.
+    """
+    names = {*_PASSED, *passed, *(name for name in own if name.startswith("LC_"))}
+    environment = {name: own[name] for name in sorted(names) if name in own}
+    environment |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key}
+    for name in ("no_proxy", "NO_PROXY"):  # the endpoint is on this host, whatever else is reached by a proxy
+        environment[name] = ",".join(filter(None, [environment.get(name), "127.0.0.1"]))
+    return environment
 
 
 def _last_line(file: IO[bytes]) -> str:

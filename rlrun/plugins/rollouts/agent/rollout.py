@@ -1,7 +1,7 @@
 """Executions of an agent: a class, or a command, that asks the policy through an endpoint of ours."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,9 @@ class AgentParams(Section):
     command: tuple[str, ...] | None = Field(default=None, min_length=1)
     """The agent as a program and its arguments, started for each execution: it reads the task as JSON, finds
     OPENAI_BASE_URL and OPENAI_API_KEY set, and may end with a JSON object on its last line of output."""
+    environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
+    """Variables of rlrun's own environment that the program gets as well: `["HTTPS_PROXY"]`. It always gets
+    PATH, HOME, USER, LOGNAME, SHELL, LANG, LANGUAGE, LC_*, TZ, TMPDIR and TERM; no keys, no tokens."""
     syntax: Syntax = "auto"
     """How the policy writes a tool call: `hermes` (Qwen3), `llama3`, or whichever it looks like."""
     thinking: Thinking = "keep"
@@ -37,6 +40,8 @@ class AgentParams(Section):
     def _one_agent(self) -> "AgentParams":
         if (self.agent is None) == (self.command is None):
             raise ValueError("give either a table [rollout.function.agent] or a command")
+        if self.environment and self.command is None:
+            raise ValueError("environment is for a command; an agent's class runs in rlrun's own process")
         return self
 
 
@@ -92,7 +97,7 @@ class Agent:
         if self._agent is not None:
             return dict(await self._agent.run(task) or {})
         assert self.params.command is not None, "one of the two is given"
-        return await run_command(self.params.command, task)
+        return await run_command(self.params.command, task, self.params.environment)
 
 
 def _task(session: Session, url: str, key: str) -> AgentTask:

@@ -52,12 +52,22 @@ RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that holds the
 RunName = Annotated[str | None, typer.Argument(help="Name of the run; the newest one when left out.")]
 
 
-def load(specs: list[str], overrides: list[str] | None, profiles: list[str] | None = None) -> "LoadedSpec":
-    """Load and check what the arguments name, and print warnings; SpecError with every problem."""
+def load(
+    specs: list[str],
+    overrides: list[str] | None,
+    profiles: list[str] | None = None,
+    *,
+    planning: bool = False,
+) -> "LoadedSpec":
+    """Load and check what the arguments name, and print warnings; SpecError with every problem.
+
+    `planning`: nothing will be launched (`load_spec`).
+    """
     from rlrun.cli.report import print_warnings
     from rlrun.plugins.validation import load_checked_spec
 
-    loaded = load_checked_spec([spec_path(spec) for spec in specs], overrides or (), profiles or ())
+    paths = [spec_path(spec) for spec in specs]
+    loaded = load_checked_spec(paths, overrides or (), profiles or (), planning=planning)
     print_warnings(loaded.warnings())
     return loaded
 

@@ -1,6 +1,5 @@
 """What `rlrun convert` shows: the plan, the progress, the result, what is in a checkpoint."""
 
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
+from rlrun.cli.output import table_console
 from rlrun.converters.conversion import Conversion
 from rlrun.converters.describe import Description
 from rlrun.converters.differences import Difference
@@ -134,7 +134,7 @@ def gigabytes(nbytes: int) -> str:
 
 def _console() -> Console:
     """Wide enough for a tensor's name where nobody looks."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    return table_console()
 
 
 def _short(dtype: object) -> str:

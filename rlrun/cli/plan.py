@@ -51,6 +51,9 @@ def command(
             min=0, help="Rank that --deep traces. Left out: the first, which holds most of a pipeline's work."
         ),
     ] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Price of a GPU for an hour; the job's is shown then.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a job would do and take, and where: nothing is started.
@@ -59,7 +62,7 @@ def command(
     """
     from rlrun.runner.planning.plan import make_plan
 
-    spec = load(specs, overrides, profiles).spec
+    spec = load(specs, overrides, profiles, planning=True).spec
     if deep and (sweep or simulate):
         raise ValueError("--deep traces the spec's own layout: leave --sweep and --simulate out")
     plan = make_plan(spec)
@@ -71,11 +74,11 @@ def command(
     elif sweep or simulate:
         if case is None or not spec.cluster.gpus_per_node:
             raise ValueError(reason or "layouts are compared on GPUs: set cluster.gpus_per_node")
-        _compare(case, as_json, sweep=sweep, spread=spread if simulate else None)
+        _compare(case, as_json, sweep=sweep, spread=spread if simulate else None, price=price)
     elif as_json:
         print(json.dumps(_as_dict(plan, case, reason)))
     else:
-        _show(spec, plan, case, reason)
+        _show(spec, plan, case, reason, price)
 
 
 def _trace(case: "Case | None", reason: str, rank: int, *, as_json: bool) -> None:
@@ -86,31 +89,31 @@ def _trace(case: "Case | None", reason: str, rank: int, *, as_json: bool) -> Non
     print_deep(case, rank, as_json)
 
 
-def _compare(case: "Case", as_json: bool, *, sweep: bool, spread: float | None) -> None:
+def _compare(case: "Case", as_json: bool, *, sweep: bool, spread: float | None, price: float | None) -> None:
     """Layouts, and where `spread` is given their simulations, side by side."""
     from rlrun.cli.plan_sweep import print_simulations, print_sweep
 
     if sweep:
-        print_sweep(case, as_json)
+        print_sweep(case, as_json, price)
     if spread is not None:
         print_simulations(case, spread, as_json)
 
 
-def _show(spec: "Spec", plan: "Plan", case: "Case | None", reason: str) -> None:
-    from rich.console import Console
+def _show(spec: "Spec", plan: "Plan", case: "Case | None", reason: str, price: float | None) -> None:
     from rich.text import Text
 
+    from rlrun.cli.output import table_console
     from rlrun.cli.plan_picture import numbers_table, placement_table, placement_title
     from rlrun.cli.plan_sizing import sizing_report
 
-    console = Console(highlight=False)
+    console = table_console()
     console.print(numbers_table(spec, plan))
     console.print(Text(placement_title(spec, plan), style="italic"), soft_wrap=True)
     console.print(placement_table(spec, plan))
     if case is None:
         console.print(f"memory and time are not planned: {reason}")
         return
-    for part in sizing_report(case):
+    for part in sizing_report(case, price):
         console.print(part, soft_wrap=isinstance(part, Text))
 
 

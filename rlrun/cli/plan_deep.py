@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlrun.cli.output import table_console
 from rlrun.cli.plan_picture import table
 from rlrun.runner.planning.deep_plan import ON_HOST, Traced, trace
 from rlrun.runner.planning.estimate import Case
@@ -34,7 +34,7 @@ def print_deep(case: Case, rank: int, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_as_dict(case, traced)))
         return
-    console = Console(highlight=False)
+    console = table_console()
     console.print(_table(case, traced))
     for line in _assumptions(case, traced):
         console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)

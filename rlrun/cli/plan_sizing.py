@@ -19,12 +19,12 @@ from rlrun.runner.planning.memory import Phase
 from rlrun.runner.planning.sizing import Sizing, size_job
 
 
-def sizing_report(case: Case) -> Iterator[RenderableType]:
-    """What a job takes, the warnings first that would stop it."""
+def sizing_report(case: Case, price: float | None = None) -> Iterator[RenderableType]:
+    """What a job takes, and costs at a price for a device and hour; the warnings come last."""
     sizing = size_job(case)
     for phase in sizing.phases:
         yield _phase(case, phase)
-    yield _rest(case, sizing)
+    yield _rest(case, sizing, price)
     for line in _assumptions(case):
         yield Text(f"assumed: {line}", style="dim")
     for warning in sizing.warnings:
@@ -40,7 +40,7 @@ def _phase(case: Case, phase: Phase) -> RenderableType:
     return table(title, ("memory", "size", "from"), rows)
 
 
-def _rest(case: Case, sizing: Sizing) -> RenderableType:
+def _rest(case: Case, sizing: Sizing, price: float | None) -> RenderableType:
     rows: list[tuple[str, str, str]] = []
     if sizing.engine is not None:
         rows.append(
@@ -67,6 +67,8 @@ def _rest(case: Case, sizing: Sizing) -> RenderableType:
     if (hours := sizing.estimate.device_hours) is not None:
         unit = "GPU-hours" if case.spec.cluster.gpus_per_node else "host-hours"
         rows.append((f"job, {unit}", f"{hours:,.3g}", f"{sizing.estimate.steps} steps"))
+        if price is not None:
+            rows.append(("job, price", f"{hours * price:,.2f}", f"{price:g} for each of the {unit}"))
     return table("capacity, disk, time", ("what", "how much", "from"), rows)
 
 

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
+from rlrun.cli.output import table_console
 from rlrun.cli.plan_picture import table
 from rlrun.runner.planning.estimate import Case
 from rlrun.runner.planning.hardware import gib
@@ -16,8 +16,8 @@ from rlrun.specs.reference import as_toml
 _SHOWN = 12
 
 
-def print_sweep(case: Case, as_json: bool) -> None:
-    """The layouts that fit, the fastest first, and how to ask for the first."""
+def print_sweep(case: Case, as_json: bool, price: float | None = None) -> None:
+    """The layouts that fit, the fastest first, and how to ask for the first; `price`: of a GPU hour."""
     candidates = sweep(case)
     if as_json:
         print(json.dumps([_sweep_row(each) for each in candidates]))
@@ -30,14 +30,17 @@ def print_sweep(case: Case, as_json: bool) -> None:
             each.sizing.engine.concurrent if each.sizing.engine else "",
             f"{each.sizing.estimate.step_seconds:.3g} s",
             _hours(each.sizing.estimate.device_hours),
+            *_price(each.sizing.estimate.device_hours, price),
         )
         for each in fitting[:_SHOWN]
     ]
     memory = [phase.name for phase in candidates[0].sizing.phases] if candidates else []
-    console = Console(highlight=False)
+    console = table_console()
     title = f"{len(fitting)} of {len(candidates)} layouts fit {case.device.name}; the fastest first"
-    console.print(table(title, ("layout", *memory, "samples at a time", "step", "GPU-hours"), rows))
+    columns = ("layout", *memory, "samples at a time", "step", "GPU-hours", *(["price"] if price else []))
+    console.print(table(title, columns, rows))
     if fitting:
+        console.print(Text(_left_out(len(fitting))), soft_wrap=True)
         console.print(Text(f"to take the first: {_sets(fitting[0])}"), soft_wrap=True)
 
 
@@ -70,7 +73,7 @@ def print_simulations(case: Case, spread: float, as_json: bool) -> None:
         "staleness",
         "GPU-hours",
     )
-    console = Console(highlight=False)
+    console = table_console()
     console.print(
         table(f"{STEPS} steps simulated; responses vary by {spread:.0%} of their mean", columns, rows)
     )
@@ -83,7 +86,10 @@ def _layout(candidate: Candidate) -> str:
     names = ("fsdp", "tensor", "pipeline", "context", "expert")
     degrees = [(name, getattr(spec.trainer.parallel, name)) for name in names]
     mesh = " × ".join(f"{name} {degree}" for name, degree in degrees if degree > 1) or "1 rank"
-    return f"{mesh}, colocated" if plan.colocated else f"{mesh} + {len(plan.engines)} engines"
+    size = f" of {spec.engine.tensor} GPUs" if spec.engine.tensor > 1 else ""
+    if plan.colocated:
+        return f"{mesh}, colocated{f', engines{size}' if size else ''}"
+    return f"{mesh} + {len(plan.engines)} engines{size}"
 
 
 def _sets(candidate: Candidate) -> str:
@@ -94,6 +100,18 @@ def _sets(candidate: Candidate) -> str:
         for key, value in candidate.settings.items()
     }
     return " ".join(f"--set '{key}={value}'" for key, value in values.items())
+
+
+def _left_out(fitting: int) -> str:
+    """What the table does not say of itself."""
+    more = f"{fitting - _SHOWN} slower ones are not shown (--json has all); " if fitting > _SHOWN else ""
+    return f"{more}of steps within 2 % of each other the layout with fewer kinds of parallelism comes first"
+
+
+def _price(hours: float | None, price: float | None) -> tuple[str, ...]:
+    if not price:
+        return ()
+    return ("" if hours is None else f"{hours * price:,.2f}",)
 
 
 def _hours(hours: float | None) -> str:

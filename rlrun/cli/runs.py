@@ -41,8 +41,9 @@ def _readable(runs: "list[RunFolder]") -> list[tuple[str, dict[str, Any]]]:
 
 
 def _print_table(states: list[tuple[str, dict[str, Any]]]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from rlrun.cli.output import table_console
 
     table = Table("run", "status", "step", "reward", "started", box=None, pad_edge=False)
     for name, state in states:
@@ -52,4 +53,4 @@ def _print_table(states: list[tuple[str, dict[str, Any]]]) -> None:
         table.add_row(
             name, state["status"], f"{state['step']}/{state['steps'] or '?'}", shown_reward, started
         )
-    Console(highlight=False).print(table)
+    table_console().print(table)

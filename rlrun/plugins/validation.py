@@ -43,13 +43,17 @@ _NOUNS = {"data": "data source"}
 
 
 def load_checked_spec(
-    paths: Sequence[Path], overrides: Sequence[str] = (), profiles: Sequence[str] = ()
+    paths: Sequence[Path],
+    overrides: Sequence[str] = (),
+    profiles: Sequence[str] = (),
+    *,
+    planning: bool = False,
 ) -> LoadedSpec:
     """Load a spec with everything checked, plugins and their parameters included.
 
-    Raises SpecError with every problem found.
+    `planning`: as `load_spec` has it. Raises SpecError with every problem found.
     """
-    return load_spec(paths, overrides, check_plugins, profiles)
+    return load_spec(paths, overrides, check_plugins, profiles, planning=planning)
 
 
 def needs_of(spec: Spec) -> Needs:

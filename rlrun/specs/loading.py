@@ -91,10 +91,13 @@ def load_spec(
     overrides: Sequence[str] = (),
     plugin_check: PluginCheck | None = None,
     profiles: Sequence[str] = (),
+    *,
+    planning: bool = False,
 ) -> LoadedSpec:
     """Load, merge and check a spec; without `plugin_check`, plugins and their parameters are taken on trust.
 
-    `profiles`: names of those to lay on top. Raises SpecError with every problem found.
+    `profiles`: names of those to lay on top. `planning`: nothing will be launched, so that nodes need no
+    cluster yet. Raises SpecError with every problem found.
     """
     composition = compose(paths, overrides, profiles)
     data = deepcopy(composition.data)
@@ -106,7 +109,7 @@ def load_spec(
     if not composition.complete:
         findings = [finding for finding in findings if _was_written(finding, composition)]
     else:
-        findings += rule_findings(data, findings, report.demands)
+        findings += rule_findings(data, findings, report.demands, planning=planning)
     problems = [*composition.problems, *(composition.place(finding) for finding in findings)]
     if problems:
         raise SpecError(_in_order(problems, composition))

@@ -19,7 +19,7 @@ from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
 from rlrun.specs.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.router_rules import ROUTER_RULES
-from rlrun.specs.rules import RULES
+from rlrun.specs.rules import RULES, address
 from rlrun.specs.strict import validated
 from rlrun.specs.trainer_rules import TRAINER_RULES
 
@@ -35,13 +35,19 @@ _RULES = (
 """Those that need no algorithm."""
 
 
-def rule_findings(data: dict[str, Any], findings: list[Finding], demands: Demands | None) -> list[Finding]:
-    """What the rules say of the spec without its broken values, save what hangs on one of these."""
+def rule_findings(
+    data: dict[str, Any], findings: list[Finding], demands: Demands | None, *, planning: bool = False
+) -> list[Finding]:
+    """What the rules say of the spec without its broken values, save what hangs on one of these.
+
+    `planning`: leaves out the rule that only a launch has to follow.
+    """
     broken = [_removable(finding.path) for finding in findings]
     spec = _repaired(data, broken)
     if spec is None:
         return []
-    found = [each for rule in _RULES for each in rule(spec)]
+    rules = (rule for rule in _RULES if not (planning and rule is address))
+    found = [each for rule in rules for each in rule(spec)]
     found += [each for rule in ALGORITHM_RULES for each in rule(spec, demands)] if demands else []
     found += model_findings(spec)
     return [finding for finding in found if not _hangs_on(finding, broken)]

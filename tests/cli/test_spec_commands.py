@@ -235,12 +235,35 @@ def test_plan_sweeps_layouts(rlrun: Command) -> None:
     outcome = rlrun(*arguments, "--gpu", "L4", "--sweep")
     assert outcome.code == 0
     assert "layouts fit L4; the fastest first" in outcome.out
+    assert "slower ones are not shown" in outcome.out
+    assert "of steps within 2 % of each other" in outcome.out
+    assert "price" in rlrun(*arguments, "--gpu", "L4", "--sweep", "--price", "2.5").out
     assert "to take the first: --set 'cluster.placement=" in outcome.out
     rows = json.loads(rlrun(*arguments, "--gpu", "L4", "--sweep", "--json").out)
     first = [
         f"{key}={value}".replace("'", "").replace(":", " =") for key, value in rows[0]["settings"].items()
     ]
     assert rlrun("plan", BASE, *MODEL, "--set", "cluster.gpus_per_node=4", *options(first)).code == 0
+
+
+def test_a_job_on_many_nodes_is_planned_before_there_is_a_cluster(rlrun: Command) -> None:
+    nodes = (
+        "--set",
+        "cluster.nodes=8",
+        "--set",
+        "cluster.gpus_per_node=1",
+        "--set",
+        "trainer.parallel.fsdp=8",
+    )
+    planned = rlrun("plan", BASE, *MODEL, *nodes, "--gpu", "L4", "--price", "2.5")
+    assert planned.code == 0, planned.err
+    assert "2.5 for each of the GPU-hours" in planned.out
+    assert "need a Ray cluster" in rlrun("validate", BASE, *MODEL, *nodes).err
+
+
+def test_tables_are_not_folded_in_a_pipe(rlrun: Command) -> None:
+    lines = rlrun("plan", BASE, *MODEL).out.splitlines()
+    assert any("of full length, in" in line and "of cache; shorter ones make room" in line for line in lines)
 
 
 def options(overrides: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from math import log
 
 from rlrun.converters.architecture import Architecture
@@ -12,6 +13,7 @@ from rlrun.specs.algorithm_rules import ALGORITHM_RULES
 from rlrun.specs.job import Spec
 from rlrun.specs.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.rules import RULES
+from rlrun.specs.server_size import stages_of
 from rlrun.specs.trainer import ParallelSpec
 
 DEGREES = (1, 2, 4, 8, 16)
@@ -41,7 +43,9 @@ class Candidate:
         parallel = spec.trainer.parallel
         names = ("fsdp", "tensor", "pipeline", "context", "expert")
         degrees = {name: getattr(parallel, name) for name in names if getattr(parallel, name) > 1}
-        return {"cluster.placement": spec.cluster.placement, "trainer.parallel": degrees or {"fsdp": 1}}
+        engine = {"engine.tensor": spec.engine.tensor} if spec.engine.type == "sglang" else {}
+        layout = {"cluster.placement": spec.cluster.placement, "trainer.parallel": degrees or {"fsdp": 1}}
+        return {**layout, **engine}
 
 
 def sweep(case: Case) -> list[Candidate]:
@@ -59,7 +63,7 @@ def _rank(candidate: Candidate) -> tuple[bool, int, int, float]:
 
 
 def layouts(case: Case) -> Iterator[Spec]:
-    """Specs that differ from the case's in layout and placement alone."""
+    """Specs that differ from the case's in layout, placement and the size of a server alone."""
     spec = case.spec
     gpus = spec.cluster.nodes * spec.cluster.gpus_per_node
     splits = [(gpus, "colocated")]
@@ -67,12 +71,28 @@ def layouts(case: Case) -> Iterator[Spec]:
         splits += [(int(gpus * share), "disaggregated") for share in TRAINER_SHARES if gpus * share >= 1]
     for ranks, placement in dict.fromkeys(splits):
         cluster = spec.cluster.model_copy(update={"placement": placement})
-        engine = spec.engine.model_copy(update={"count": None})
-        for parallel in _meshes(ranks, spec, case.model):
+        rooms = gpus if placement == "colocated" else gpus - ranks
+        for tensor, parallel in product(_server_sizes(rooms, case), _meshes(ranks, spec, case.model)):
+            engine = spec.engine.model_copy(update={"count": None, "tensor": tensor})
             trainer = spec.trainer.model_copy(update={"parallel": parallel})
             changed = spec.model_copy(update={"trainer": trainer, "cluster": cluster, "engine": engine})
             if not _objections(changed, case):
                 yield changed
+
+
+def _server_sizes(gpus: int, case: Case) -> list[int]:
+    """Degrees of tensor parallelism of the servers that share so many GPUs."""
+    spec = case.spec
+    if spec.engine.type != "sglang" or not case.plan.engines:
+        return [spec.engine.tensor]
+    stages = stages_of(spec.engine)
+    return [
+        degree
+        for degree in DEGREES
+        if not gpus % (degree * stages)
+        and not spec.cluster.gpus_per_node % degree
+        and not case.model.heads % degree
+    ] or [spec.engine.tensor]
 
 
 def _meshes(ranks: int, spec: Spec, model: Architecture) -> Iterator[ParallelSpec]:

@@ -32,6 +32,15 @@ def test_those_that_fit_come_first_and_the_simpler_of_equals() -> None:
     assert not any("training needs" in warning for warning in best.sizing.warnings)
 
 
+def test_servers_of_several_gpus_are_tried_too() -> None:
+    found = sweep(case(engine={"type": "sglang"}))
+    assert {each.case.spec.engine.tensor for each in found} >= {1, 2, 4}
+    for each in found:
+        assert each.settings["engine.tensor"] == each.case.spec.engine.tensor
+        devices = {place.gpu for engine in each.case.plan.engines for place in engine.places}
+        assert len(devices) == sum(len(engine.places) for engine in each.case.plan.engines)
+
+
 def test_experts_are_shared_out_only_where_there_are_some() -> None:
     assert {each.case.spec.trainer.parallel.expert for each in sweep(case())} == {1}
     sparse = sweep(replace(case(), model=QWEN3_30B_A3B))

@@ -1,0 +1,13 @@
+"""The console that tables are printed to."""
+
+import sys
+
+from rich.console import Console
+
+_PIPED_COLUMNS = 200
+"""A file or a pipe has no width; rich would fold tables to 80 columns there."""
+
+
+def table_console() -> Console:
+    """Returns a console as wide as the terminal, or wide enough for every table where there is none."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_COLUMNS)

@@ -21,7 +21,8 @@ def slime(
         Path | None, typer.Option("-o", "--output", help="The file to write; one that exists is left alone.")
     ] = None,
     table: Annotated[
-        bool, typer.Option("--table", help="The page docs/slime.md instead: every flag and its key.")
+        bool,
+        typer.Option("--table", help="Print the tables of docs/slime.md instead: every flag and its key."),
     ] = False,
 ) -> None:
     """Turn a slime launch script into a spec; what has no equal is told on standard error."""

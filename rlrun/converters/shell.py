@@ -7,12 +7,12 @@ stays as it is written, and a condition that depends on it is taken to hold, whi
 Variables that the script does not set are not looked up in the environment.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rlrun.converters.shell_conditions import UNKNOWN
+from rlrun.converters.shell_files import places
 from rlrun.converters.shell_output import Outputs
 from rlrun.converters.shell_state import Script, ScriptFile, Word
 from rlrun.converters.shell_syntax import parse
@@ -74,7 +74,7 @@ class _Reader(Outputs):
     def source(self, written: str, line: int) -> None:
         """Follow another file, which may lie elsewhere here than where the script runs."""
         where = f"{self.file.name}:{line}"
-        file = next(_places(written, Path(self.script.folder), self.file.path.absolute().parent), None)
+        file = next(places(written, Path(self.script.folder), self.file.path.absolute().parent), None)
         if file is None:
             self.script.note(f"{where}: {written} was not found, so nothing of it is read")
         elif file.resolve() in (*self.file.chain, self.file.path.resolve()):
@@ -200,22 +200,3 @@ def _leaves(block: Block) -> bool:
                 if _leaves(body):
                     return True
     return False
-
-
-def _places(written: str, folder: Path, own: Path) -> Iterator[Path]:
-    """Files that a sourced path may mean: there, or with its last parts above the script's own folder."""
-    known = written.rpartition("}")[2].rpartition(")")[2]
-    candidates = [folder / written, own / written] if known == written else []
-    parts = [part for part in Path(known.lstrip("/")).parts if part != ".."]
-    for start in range(max(1, len(parts) - 1)):
-        candidates += (
-            [parent.joinpath(*parts[start:]) for parent in (own, *own.parents)] if len(parts) > 1 else []
-        )
-    yield from (path for path in candidates if _is_file(path))
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
-        return False

@@ -6,13 +6,16 @@ No flag is dropped in silence: it becomes a key, which carries the flag as a com
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlrun.converters.shell import Script, Word, read_script
+from rlrun.converters.shell_files import places
 from rlrun.converters.slime_draft import Draft, Flag
 from rlrun.converters.slime_rules import RULES
+from rlrun.converters.slime_secrets import is_secret
 from rlrun.converters.slime_table import FlagRow, flag_table
 from rlrun.specs.problems import shown
 from rlrun.specs.sglang_arguments import ROUTER, SERVER
@@ -24,8 +27,10 @@ _ASYNC = re.compile(r"(?:.*/)?train_async\.py")
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
 _PROGRAMS = {"--sglang-": ("engine.sglang", SERVER), "--router-": ("engine.sglang_router", ROUTER)}
 """Whose arguments flags of a prefix are, and where these go."""
-_SERVER_KEYS = {"max-running-requests": "engine.max_running", "max-total-tokens": "engine.max_cache_tokens"}
-_LEFT_OVER = re.compile(r"\$[({]|`")
+_SERVER_KEYS = {"max-total-tokens": "engine.max_cache_tokens"}
+_SEPARATE_PREFILL = ("disaggregation-", "encoder-")
+_OUTSIDE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+_LEFT_OVER = ("$(", "`")
 
 
 def import_script(path: Path) -> Draft:
@@ -33,22 +38,43 @@ def import_script(path: Path) -> Draft:
     script = read_script(path)
     command = _training_command(script, path)
     assumptions = dict.fromkeys(note for word in command for note in word.notes)
-    draft = Draft(path.name, read_flags(command), dict(script.scalars), [*script.notes, *assumptions])
-    draft.set("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "run", ())
-    for name in draft.flags:
-        _take(draft, draft.flags[name])
-    if any(_ASYNC.fullmatch(word.text) for word in command):
-        draft.set("rollout.mode", "async", (), "train_async.py: samples are one version old")
+    read = partial(_text_of, script, path)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "run"
+    return import_command(path.name, name, command, [*script.notes, *assumptions], read)
+
+
+def import_command(
+    source: str,
+    name: str,
+    command: Sequence[Word],
+    notes: Sequence[str],
+    read_file: Callable[[str], str | None],
+) -> Draft:
+    """The spec that a training command describes, from the name of its program on."""
+    is_async = any(_ASYNC.fullmatch(word.text) for word in command)
+    draft = Draft(source, read_flags(command), is_async, list(notes), read_file)
+    draft.set("name", name, ())
+    for flag in draft.flags.values():
+        _take(draft, flag)
     for rule in RULES.values():
         rule(draft)
     for row in flag_table().values():
-        missing = (
-            row.default is not None and row.name not in draft.flags and not _no_use(draft.algorithm, row)
-        )
-        if missing and row.key and not draft.has(row.key):
+        given = row.name in draft.flags or (row.key and draft.has(row.key))
+        if row.default is not None and row.key and not given and not _no_use(draft.algorithm, row):
             draft.set(row.key, row.default, (), f"slime's default without {row.name}")
-    _note_left_overs(draft)
+    _refer_to_variables(draft)
     return draft
+
+
+def _text_of(script: Script, path: Path, written: str) -> str | None:
+    """The text of a file that a flag names: one that the script writes, or one that is there."""
+    if written in script.files:
+        return script.files[written]
+    file = next(places(written, Path(script.folder), path.absolute().parent), None)
+    try:
+        return file.read_text("utf-8") if file else None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def read_flags(words: Sequence[Word]) -> dict[str, Flag]:
@@ -110,7 +136,7 @@ def _take(draft: Draft, flag: Flag) -> None:
     elif row is None:
         draft.note(flag, _unknown(flag))
     elif row.key is None:
-        draft.note(flag, row.without_key)
+        draft.note(flag, row.why)
     elif row.rule is None:
         _set(draft, flag, row)
 
@@ -119,10 +145,16 @@ def _take_argument(draft: Draft, flag: Flag, prefix: str) -> None:
     """`--sglang-…` is the server's own argument, `--router-…` the router's, unless rlrun decides it."""
     table, program = _PROGRAMS[prefix]
     name = flag.name.removeprefix(prefix)
-    values = [toml_value(word) for word in flag.values]
+    values = [_plain(toml_value(word)) for word in flag.values]
     value = True if not values else values[0] if len(values) == 1 else values
-    if draft.algorithm == "sft":
-        draft.note(flag, "demonstrations are not sampled")
+    if program is SERVER and name == "max-running-requests":
+        return  # the engine's rule takes the lower of this and slime's own limit
+    if name.startswith(_SEPARATE_PREFILL):
+        draft.note(flag, "prefill and decode run on the same servers (docs/sglang.md)")
+    elif draft.given("--rollout-external-engine-addrs"):
+        draft.note(flag, "no effect: external engines run elsewhere, with settings of their own")
+    elif is_secret(name):
+        draft.note(flag, "no secret in a file: servers of a job get keys of their own")
     elif name not in program.own:
         draft.set(f"{table}.{name.replace('-', '_')}", value, (flag.name,))
         if program is ROUTER:
@@ -132,6 +164,11 @@ def _take_argument(draft: Draft, flag: Flag, prefix: str) -> None:
     else:
         decides = program.own[name]
         draft.note(flag, f"set by rlrun: {decides}" if decides else "set by rlrun")
+
+
+def _plain(value: Any) -> Any:
+    """A value that a server's argument can have: dates are texts."""
+    return value if isinstance(value, (bool, int, float, str, list, dict)) else str(value)
 
 
 def _unknown(flag: Flag) -> str:
@@ -157,13 +194,7 @@ def _set(draft: Draft, flag: Flag, row: FlagRow) -> None:
 
 def _no_use(algorithm: str, row: FlagRow) -> str:
     """Why a key would do nothing under the algorithm; empty where it would."""
-    key = row.key or ""
-    if (key.startswith("algorithm.") and algorithm == "sft") or (row.of and algorithm not in row.of):
-        return f"{algorithm} has no such parameter"
-    sampling = key.startswith("rollout.") and not key.startswith("rollout.max_")
-    if algorithm == "sft" and (sampling or key in ("trainer.optimizer_steps", "engine.start_timeout")):
-        return "demonstrations are not sampled"
-    return ""
+    return f"{algorithm} has no such parameter" if row.of and algorithm not in row.of else ""
 
 
 def read_value(row: FlagRow, words: Sequence[str]) -> Any:
@@ -191,11 +222,29 @@ def _number(text: str, kind: type[int] | type[float]) -> float:
         raise ValueError(f"{shown(text)} is no {noun}") from None
 
 
-def _note_left_overs(draft: Draft) -> None:
-    """Values that only running the script would give."""
+def _refer_to_variables(draft: Draft) -> None:
+    """Let values that depend on how the script is run refer to variables of the spec, and say so."""
+    outside: set[str] = set()
+    draft.values = _with_variables(draft.values, outside)
+    draft.notes += [
+        f"{name} comes from outside of the script: add `{name} = …` under [vars], or --set vars.{name}=…"
+        for name in sorted(outside)
+    ]
     for key, text in _texts(draft.values, ""):
-        if _LEFT_OVER.search(text):
+        if any(mark in text for mark in _LEFT_OVER):
             draft.notes.append(f"{key}: {text} depends on how the script is run: fill it in")
+
+
+def _with_variables(value: Any, outside: set[str]) -> Any:
+    """The document with `${NAME}` as `${var:NAME}`."""
+    if isinstance(value, dict):
+        return {key: _with_variables(inner, outside) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_variables(inner, outside) for inner in value]
+    if not isinstance(value, str):
+        return value
+    outside.update(_OUTSIDE.findall(value))
+    return _OUTSIDE.sub(r"${var:\1}", value)
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:

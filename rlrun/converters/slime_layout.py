@@ -18,8 +18,19 @@ def layout(draft: Draft) -> None:
         degrees[name] = draft.whole(f"--{megatron}-parallel-size", 1)
         if f"--{megatron}-parallel-size" in draft.flags:
             draft.set(f"trainer.parallel.{name}", degrees[name], (f"--{megatron}-parallel-size",))
+    for flag in draft.given("--sequence-parallel"):
+        if degrees["tensor"] > 1:
+            draft.set("trainer.parallel.sequence_parallel", True, (flag.name,))
+        else:
+            draft.note(flag, "no effect: --tensor-model-parallel-size is 1")
     model = degrees["tensor"] * degrees["pipeline"] * degrees["context"]
     draft.set("trainer.parallel.fsdp", max(1, ranks // model), (), f"{ranks} ranks / {model}")
+    stage = ranks // model * degrees["tensor"] * degrees["context"]
+    if stage % degrees["expert"]:
+        draft.notes.append(
+            f"{degrees['expert']} expert-parallel ranks do not fit the {stage} ranks of a pipeline stage, "
+            "which Megatron refuses too: change trainer.parallel, or add nodes"
+        )
     if ranks % model:
         draft.notes.append(
             f"{ranks} GPUs do not split over {model} model-parallel ranks: change trainer.parallel"
@@ -28,14 +39,21 @@ def layout(draft: Draft) -> None:
 
 
 def _machines(draft: Draft, nodes: int, gpus: int) -> None:
-    """Where ranks and engines stand."""
+    """Where ranks and engines are."""
+    external = bool(draft.given("--rollout-external-engine-addrs"))
     colocated, rollout = "--colocate" in draft.flags, draft.whole("--rollout-num-gpus", 0)
-    if not colocated and not rollout and draft.algorithm != "sft":
+    if draft.algorithm == "sft":
+        for flag in draft.given("--rollout-num-gpus", "--colocate", "--num-gpus-per-node"):
+            draft.note(flag, "no effect: there are no engines")
+        rollout, colocated = 0, False
+    elif not colocated and not rollout and not external:
         draft.notes.append("neither --colocate nor --rollout-num-gpus: how many GPUs generate?")
-    if colocated and rollout:
-        draft.note(
-            draft.flags["--rollout-num-gpus"], "no effect with --colocate: engines take the trainer's GPUs"
-        )
+    if external or (colocated and rollout):
+        for flag in draft.given("--rollout-num-gpus"):
+            draft.note(
+                flag, "no effect: engines run elsewhere" if external else "engines take the trainer's GPUs"
+            )
+        rollout = 0 if external else rollout
     apart = 0 if colocated else rollout
     per_node = draft.whole("--num-gpus-per-node", 8)
     if apart and nodes == 1 and gpus + apart <= per_node:
@@ -53,15 +71,13 @@ def _machines(draft: Draft, nodes: int, gpus: int) -> None:
         gpus,
         ("--actor-num-gpus-per-node", *(["--rollout-num-gpus"] if apart else [])),
     )
-    if draft.algorithm == "sft":
-        for flag in draft.given("--colocate"):
-            draft.note(flag, "no effect: there are no engines")
-    elif apart or colocated:
+    if apart or colocated:
         kind = "colocated" if colocated else "disaggregated"
         draft.set("cluster.placement", kind, ("--colocate" if colocated else "--rollout-num-gpus",))
     if nodes > 1:
-        head = draft.variables.get("MASTER_ADDR", "HOST")
-        draft.set("cluster.address", f"{head}:6379", (), "the Ray cluster to join")
-        draft.notes.append("cluster.address: name the Ray cluster that the nodes have joined")
+        draft.set("cluster.address", "auto", (), "the Ray cluster that this host has joined")
+        draft.notes.append(
+            'cluster.address: "auto" is the Ray cluster of this host; start Ray on every node first'
+        )
     for flag in draft.given("--num-gpus-per-node"):
         draft.note(flag, "taken into account in cluster.gpus_per_node")

@@ -1,4 +1,4 @@
-"""slime's flags and what each is here, from slime_flags.toml; `docs/slime.md` is this table as a page."""
+"""slime's flags and what each is here, from slime_flags.toml; docs/slime.md shows them as tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,23 +12,31 @@ _FILE = Path(__file__).parent / "slime_flags.toml"
 _INTRODUCTION = """\
 # From slime
 
-Written by `rlrun import slime --table` from the table that the importer goes by; do not edit.
+Written by `benchmarks/slime_scripts.py` from the table that the importer goes by; do not edit.
 
 `rlrun import slime run.sh -o job.toml` reads a launch script, with the files it sources, and writes a spec.
-The script is read and never executed. In the spec each key carries the flag it came from as a comment; every
-flag that has no equal, or that needs a decision, is a line on standard error.
+The script is read and never executed: variables, conditions, loops, functions and arithmetic are followed,
+and the output of harmless programs (`seq`, `dirname`, `echo`) is worked out. In the spec each key carries the
+flag it came from as a comment; every flag that has no equal, or that needs a decision, is a line on standard
+error.
 
 What differs beyond names:
 
 - There is nothing to convert: weights are read from the Hugging Face folder, and the architecture from its
-  config.json. All `MODEL_ARGS` go.
+  config.json. All `MODEL_ARGS` go. A quantised `--hf-checkpoint` is for the servers (`engine.model`), beside
+  the bfloat16 model that is trained (`model.path`).
+- Variables that a script takes from its environment become variables of the spec: `${BASE_DIR}` is
+  `${var:BASE_DIR}`, which `[vars]` or `--set vars.BASE_DIR=/data` sets. The environment is not read.
+- slime's defaults are written out where they differ: weight decay, Adam's betas, the schedule, every
+  checkpoint kept, hours for a request, no limit on prompts.
+- Keys and passwords are never copied: they are left out, or refer to the environment as `${env:NAME}`.
 - An unknown key is an error, and so is an option that would have no effect.
 - The batch equation is checked when the spec is, with the nearest numbers that would fit.
 """
 _SGLANG = """\
 ## SGLang
 
-Flags that begin with `--sglang-` are arguments of the SGLang server: `--sglang-mem-fraction-static` is
+Other flags that begin with `--sglang-` are arguments of the SGLang server: `--sglang-mem-fraction-static` is
 `engine.sglang.mem_fraction_static`, and so on, but for those that rlrun sets itself; the importer says which.
 In the same way `--router-policy` is `engine.sglang_router.policy`, and such a flag sets `engine.router`;
 without one rlrun routes by itself.
@@ -51,13 +59,8 @@ class FlagRow:
     of: tuple[str, ...] = ()
     about: str = ""
     why: str = ""
-    later: str = ""
     origin: str = "slime"
-
-    @property
-    def without_key(self) -> str:
-        """Why the flag has no key, as a sentence; empty where it has one."""
-        return f"not yet: {self.later}" if self.later else self.why
+    older: bool = False
 
 
 @cache
@@ -74,7 +77,7 @@ def flag_table() -> dict[str, FlagRow]:
 
 
 def table_markdown() -> str:
-    """The page docs/slime.md."""
+    """The part of docs/slime.md about flags."""
     parts = [_INTRODUCTION]
     rows = flag_table().values()
     for group in dict.fromkeys(row.group for row in rows):
@@ -95,5 +98,7 @@ def _line(row: FlagRow) -> str:
         remarks.append(f"of {', '.join(f'`{name}`' for name in row.of)}")
     if row.default is not None:
         remarks.append(f"without the flag the importer writes slime's `{str(row.default).lower()}`")
+    if row.older:
+        remarks = [*(remarks or [row.why]), "a flag of older versions"]
     key = f"`{row.key.replace('.*', '')}`" if row.key else "none"
-    return f"| `{row.name}` | {key} | {'; '.join(remarks) or row.without_key} |"
+    return f"| `{row.name}` | {key} | {'; '.join(remarks) or row.why} |"

@@ -1,0 +1,167 @@
+"""Imports every launch script of slime's main branch, and writes docs/slime.md.
+
+    python benchmarks/slime_scripts.py
+
+    tests/data/slime_scripts.toml (their arguments) -> `rlrun import slime` -> `rlrun validate` -> a table
+
+Models are stubs: a config.json of the family, no weights. Paths of the spec are replaced by these; everything
+else is as imported.
+"""
+
+import json
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+from rlrun.converters.families import check_family
+from rlrun.converters.shell import Word
+from rlrun.converters.slime import import_command
+from rlrun.converters.slime_draft import Draft
+from rlrun.converters.slime_table import flag_table, table_markdown
+from rlrun.plugins.validation import load_checked_spec
+from rlrun.specs.problems import SpecError
+
+ROOT = Path(__file__).parents[1]
+FIXTURE = ROOT / "tests" / "data" / "slime_scripts.toml"
+PAGE = ROOT / "docs" / "slime.md"
+ROW = '{"prompt": "1 + 1", "label": "2", "input": "1 + 1", "messages": []}\n'
+FUNCTIONS = (
+    "--custom-generate-function-path",
+    "--custom-rm-path",
+    "--rollout-function-path",
+    "--rollout-buffer-url",
+    "--multimodal-keys",
+)
+"""Flags whose function the user has to bring along, or that have no equal."""
+INTRODUCTION = """\
+## slime's own scripts
+
+Each of the 46 scripts of slime's main branch (August 2026) that start training, imported and then validated
+with a stub of its model: a config.json of the family, no weights. `keys` and `reasons` count the script's
+flags that became keys of the spec, and those that have none and say why; a flag may be both. `family` is the
+model's `model_type`, where the trainer has it. Written by `benchmarks/slime_scripts.py`.
+
+| script | keys | reasons | `rlrun validate` | family | left to you |
+|---|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True, slots=True)
+class SlimeScript:
+    """One script's training command, evaluated."""
+
+    path: str
+    command: list[Word]
+    config: Mapping[str, Any]
+    """The config.json of its model."""
+    files: Mapping[str, str]
+    """Files of settings that its flags name."""
+
+    def draft(self) -> Draft:
+        """The spec that the importer makes of it."""
+        stem = Path(self.path).stem
+        return import_command(Path(self.path).name, stem, self.command, (), self.files.get)
+
+
+@cache
+def slime_scripts() -> tuple[SlimeScript, ...]:
+    """Every script, in the order of their paths."""
+    fixture = tomli.loads(FIXTURE.read_text("utf-8"))
+    models = fixture["models"]
+    return tuple(
+        SlimeScript(
+            each["path"],
+            list(_words(each, models[each["model"]]["flags"])),
+            models[each["model"]]["config"],
+            each.get("files", {}),
+        )
+        for each in fixture["scripts"]
+    )
+
+
+def problems(script: SlimeScript, folder: Path) -> list[str]:
+    """What `rlrun validate` says about the imported spec, with stubs in `folder`; empty where it is valid."""
+    draft = script.draft()
+    _use_stubs(draft, script.config, folder)
+    file = folder / "job.toml"
+    file.write_text(draft.toml(), "utf-8")
+    try:
+        load_checked_spec([file])
+    except SpecError as error:
+        return [problem.message for problem in error.problems]
+    return []
+
+
+def page() -> str:
+    """The whole of docs/slime.md."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [_row(script, Path(folder)) for script in slime_scripts()]
+    return "\n".join([table_markdown(), INTRODUCTION, *rows, ""])
+
+
+def _row(script: SlimeScript, folder: Path) -> str:
+    draft = script.draft()
+    commented = " ".join(draft.comments.values()).replace(",", " ").split()
+    keys = sum(name in commented for name in draft.flags)
+    noted = {flag.name for flag, _ in draft.flag_notes}
+    reasons = sum(name in noted for name in draft.flags)
+    found = problems(script, folder)
+    verdict = "valid" if not found else f"refused: {'; '.join(found)}"
+    return f"| `{script.path}` | {keys} | {reasons} | {verdict} | {_family(script)} | {_left(draft)} |"
+
+
+def _family(script: SlimeScript) -> str:
+    name = str(script.config["model_type"])
+    try:
+        check_family(script.config)
+    except ValueError:
+        return f"`{name}`: not trained"
+    return f"`{name}`"
+
+
+def _left(draft: Draft) -> str:
+    """What the user has to bring along or to fill in."""
+    own = [flag for flag, text in draft.flag_notes if not text.startswith("what ")]
+    parts = [f"`{flag.name}`" for flag in draft.given(*FUNCTIONS) if flag in own]
+    parts += sorted({f"`[vars]` {note.split()[0]}" for note in draft.notes if "under [vars]" in note})
+    if "is quantised" in draft.comments.get("model.path", ""):
+        parts.append("the model in bfloat16")
+    if any("Megatron refuses" in note for note in draft.notes):
+        parts.append("a layout that Megatron takes")
+    if "trainer.warmup_steps" in str(draft.flag_notes):
+        parts.append("`trainer.warmup_steps`")
+    return ", ".join(parts)
+
+
+def _words(script: Mapping[str, Any], architecture: str) -> Iterator[Word]:
+    yield Word(script["program"], script["path"])
+    name = Path(script["path"]).name
+    yield from (Word(word, name) for word in shlex.split(f"{architecture} {script['flags']}"))
+
+
+def _use_stubs(draft: Draft, config: Mapping[str, Any], folder: Path) -> None:
+    """Replace every path of the spec by one that is there."""
+    values = draft.values
+    model, served = folder / "model", folder / "served"
+    for each, settings in ((model, config), (served, {**config, "quantization_config": {}})):
+        each.mkdir(exist_ok=True)
+        (each / "config.json").write_text(json.dumps(settings), "utf-8")
+    values["model"]["path"] = str(model)
+    if "path" in values.get("teacher", {}):
+        values["teacher"]["path"] = str(model)
+    if "model" in values.get("engine", {}):
+        values["engine"]["model"] = str(served)
+    for section in (values["data"], *values.get("eval", {}).get("datasets", [])):
+        rows = folder / f"rows.{section.get('type', 'jsonl')}"
+        rows.write_text(ROW, "utf-8")
+        section["path"] = str(rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}: {len(slime_scripts())} scripts, {len(flag_table())} flags")

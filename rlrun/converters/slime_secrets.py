@@ -1,0 +1,23 @@
+"""Keeps secrets of a launch script out of specs and messages."""
+
+import re
+
+_SECRET_NAME = re.compile(
+    r"(?:^|[-_])(?:wandb[-_]key|api[-_]?key|access[-_]?key|token|secret|password|passwd|credentials?)$",
+    re.IGNORECASE,
+)
+_USER = re.compile(r"(?P<start>[a-z][a-z0-9+.-]*://)(?!\$\{env:)[^/@\s]+@", re.IGNORECASE)
+_QUERY = re.compile(
+    r"(?P<start>[?&](?:api[-_]?key|key|token|access[-_]?token|secret|password)=)(?!\$\{env:)[^&\s]+", re.I
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a flag or setting of this name holds a secret: `--wandb-key`, `api_key`."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def without_credentials(text: str) -> str:
+    """A text whose addresses refer to the environment for the user, password or key in them."""
+    text = _USER.sub(r"\g<start>${env:URL_CREDENTIALS}@", text)
+    return _QUERY.sub(r"\g<start>${env:URL_KEY}", text)

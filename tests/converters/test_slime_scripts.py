@@ -1,0 +1,114 @@
+"""slime's own scripts: each imports, and validates or is refused for a reason that holds in slime too."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.slime_scripts import PAGE, SlimeScript, page, problems, slime_scripts
+from rlrun.converters.slime_table import flag_table
+
+SCRIPTS = slime_scripts()
+REWARDS = ["grpo learns from rewards, and there is none"]
+REFUSED = {
+    "examples/retool/retool_qwen3_4b_rl.sh": REWARDS,
+    "examples/search-r1/run_qwen2.5_3B.sh": REWARDS,
+    "examples/strands_sglang/strands_qwen3_8b.sh": REWARDS,
+    "scripts/run-glm4.7-30B-A3B.sh": [
+        "does not divide fsdp 1 × context 2 × tensor 2 = 4, the ranks it would use",
+    ],
+}
+"""Rewards that are functions of the user's, and a layout that Megatron refuses too."""
+WITH_FUNCTIONS = REFUSED.keys() - {"scripts/run-glm4.7-30B-A3B.sh"}
+
+scripts = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.path)
+
+
+def script(path: str) -> SlimeScript:
+    return next(each for each in SCRIPTS if each.path.endswith(path))
+
+
+def test_every_script_is_there() -> None:
+    assert len({each.path for each in SCRIPTS}) == len(SCRIPTS) == 46
+
+
+@scripts
+def test_a_script_validates_or_is_refused_for_a_reason(script: SlimeScript, tmp_path: Path) -> None:
+    assert problems(script, tmp_path) == REFUSED.get(script.path, [])
+    if script.path in REFUSED:
+        cause = "--custom-rm-path" if script.path in WITH_FUNCTIONS else "which Megatron refuses too"
+        assert cause in "\n".join(script.draft().messages())
+
+
+@scripts
+def test_every_flag_of_a_script_is_a_key_or_a_note(script: SlimeScript) -> None:
+    draft = script.draft()
+    told = "\n".join([*draft.messages(), *draft.comments.values()])
+    silent = [name for name in draft.flags if not re.search(rf"{name}(?![\w-])", told)]
+    assert not silent
+    assert "a flag that slime's list does not have" not in told
+
+
+@scripts
+def test_no_shell_is_left_in_a_spec(script: SlimeScript) -> None:
+    values = re.sub(r"\$\{(var|env):\w+\}", "", script.draft().toml().partition("\n")[2])
+    assert not re.search(r"=[^#]*[$`]", values)
+
+
+@pytest.mark.parametrize("list_of_flags", ["slime_flags.txt", "slime_flags_main.txt"])
+def test_the_table_has_every_flag_of_slime(list_of_flags: str) -> None:
+    flags = (Path(__file__).parents[1] / "data" / list_of_flags).read_text().split()
+    assert len(flags) == {"slime_flags.txt": 163, "slime_flags_main.txt": 231}[list_of_flags]
+    assert set(flags) <= set(flag_table())
+
+
+def test_flags_of_older_versions_are_marked() -> None:
+    main = (Path(__file__).parents[1] / "data" / "slime_flags_main.txt").read_text().split()
+    rows = flag_table().values()
+    assert {row.name for row in rows if row.origin == "slime" and not row.older} == set(main)
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text("utf-8") == page(), "run: python benchmarks/slime_scripts.py"
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "value"),
+    [
+        ("delta_weight_sync/run-glm4.7-30B-A3B-delta.sh", "trainer.betas", [0.9, 0.999]),
+        ("delta_weight_sync/run-glm4.7-30B-A3B-delta.sh", "engine.weight_delta", True),
+        ("delta_weight_sync/run-glm4.7-30B-A3B-delta.sh", "cluster.nodes", 4),
+        ("fully_async/run-qwen3.5-9B-fully_async.sh", "rollout.mode", "async"),
+        ("rollout_buffer_example.sh", "rollout.weight_update", "between"),
+        ("train_infer_mismatch_helper/run-qwen3-4b-mis.sh", "algorithm.correction.mode", "mask"),
+        ("on_policy_distillation/run-qwen3-8B-opd.sh", "algorithm.type", "on_policy_distillation"),
+        ("on_policy_distillation/run-qwen3-8B-opd.sh", "engines.0.urls", ["http://127.0.0.1:13141"]),
+        ("on_policy_distillation/run-qwen3-8B-opd-megatron.sh", "teacher.path", "/root/Qwen3-8B"),
+        ("tau-bench/run_qwen3_4B.sh", "eval.temperature", 0.0),
+        ("tau-bench/run_qwen3_4B.sh", "rewards.0.type", "noted"),
+        ("eval_multi_task/multi_task.sh", "eval.datasets.1.samples_per_prompt", 2),
+        ("eval_multi_task/multi_task.sh", "rewards.0.type_key", "rm_type"),
+        ("low_precision/run-qwen3-4b-fp8.sh", "model.path", "/root/Qwen3-4B"),
+        ("low_precision/run-qwen3-4b-fp8.sh", "engine.model", "/root/Qwen3-4B-FP8"),
+        ("run-deepseek-r1.sh", "model.path", "${var:BASE_DIR}/DeepSeek-R1-bf16"),
+        ("run-deepseek-r1.sh", "engine.max_running", 1024),
+        ("run-deepseek-r1.sh", "rollout.max_attempts", 1000),
+        ("run-deepseek-r1.sh", "cluster.address", "auto"),
+        ("run-glm5.2-744B-A40B.sh", "engine.tensor", 64),
+        ("run-qwen3-next-80B-A3B.sh", "algorithm.clip_high", 4e-4),
+        ("run-qwen3-4B-amd.sh", "engine.sleep", False),
+        ("run-qwen2.5-0.5B-reproducibility.sh", "deterministic", True),
+        ("run_qwen36_35b_a3b_swe_8nodes.sh", "rollout.max_prompt_tokens", 96000 - 32768),
+        ("run_qwen36_35b_a3b_swe_8nodes.sh", "debug.save_rollouts", True),
+        ("run-qwen3-4B-base-sft.sh", "data.apply_chat_template", True),
+        ("run-qwen3-4B-base-sft.sh", "rollout.max_response_tokens", 16384),
+        ("run-qwen3-4B-base-sft.sh", "trainer.min_lr_ratio", 0.1),
+        ("run-qwen3-30B-A3B-int4.sh", "eval.datasets.0.name", "aime"),
+        ("test_gspo.sh", "trainer.micro_batch_size", 1),
+    ],
+)
+def test_what_scripts_ask_for(path: str, key: str, value: object) -> None:
+    found: object = script(path).draft().values
+    for part in key.split("."):
+        found = found[int(part)] if isinstance(found, list) else found[part]  # type: ignore[index]
+    assert found == value

@@ -1,0 +1,312 @@
+"""Every flag of slime that has a key gives a spec that validates, with the key in it."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rlrun.converters.shell import Word
+from rlrun.converters.slime import import_command
+from rlrun.converters.slime_draft import Draft
+from rlrun.converters.slime_table import FlagRow, flag_table
+from rlrun.plugins.validation import load_checked_spec
+
+KEYED = [row for row in flag_table().values() if row.key]
+CONFIG = {
+    "model_type": "deepseek_v3",
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 1024,
+    "num_hidden_layers": 8,
+    "n_routed_experts": 16,
+    "max_position_embeddings": 65536,
+}
+BASE = (
+    "--hf-checkpoint MODEL --prompt-data rows.jsonl --num-rollout 10 --rollout-batch-size 8 --colocate "
+    "--n-samples-per-prompt 8 --rollout-max-response-len 512 --rm-type math --actor-num-gpus-per-node 8"
+)
+SFT = (
+    "--hf-checkpoint MODEL --prompt-data rows.jsonl --num-rollout 10 --rollout-batch-size 16 "
+    "--loss-type sft_loss"
+)
+TEACHER = "--use-opd --opd-type megatron --opd-teacher-load MODEL --opd-kl-coef 0.5"
+EVAL = "--eval-interval 5 --eval-prompt-data held rows.jsonl"
+FILES = {
+    "mis.yaml": "{use_rs: false, tis_mode: clip, tis_level: geometric, tis_lower_bound: 0.9, "
+    "tis_upper_bound: 1.1}",
+    "eval.yaml": "{datasets: {held: {path: rows.jsonl, top_k: 1, rm_type: f1}}, "
+    "defaults: {temperature: 0.6}}",
+    "servers.yaml": "{sglang: [{name: actor, server_groups: [{worker_type: regular, num_gpus: 8, "
+    "num_gpus_per_engine: 4, overrides: {mem_fraction_static: 0.6}}]}]}",
+}
+SAMPLES = {"int": "2", "float": "0.5", "str": "x", "ints": "1 2", "strs": "a b", "flag": ""}
+GIVEN = {
+    "--actor-num-nodes": "--actor-num-nodes 2",
+    "--adam-beta1": "--adam-beta1 0.8",
+    "--advantage-estimator": "--advantage-estimator cispo --eps-clip 1.0 --eps-clip-high 4.0",
+    "--apply-chat-template-kwargs": "--apply-chat-template-kwargs '{\"enable_thinking\": false}'",
+    "--async-save": "--save-interval 2 --async-save",
+    "--critic-lr": "--advantage-estimator ppo --critic-lr 1e-5",
+    "--critic-lr-warmup-iters": "--advantage-estimator ppo --critic-lr-warmup-iters 2",
+    "--custom-config-path": "--use-tis --custom-tis-function-path mis.compute_mis_weights "
+    "--custom-config-path mis.yaml",
+    "--custom-reward-post-process-path": f"{TEACHER} --custom-rm-path x.on_policy_distillation.reward_func "
+    "--custom-reward-post-process-path x.on_policy_distillation.post_process_rewards",
+    "--custom-rm-path": f"{TEACHER} --custom-rm-path x.on_policy_distillation.reward_func",
+    "--custom-tis-function-path": "--use-tis --custom-tis-function-path slime.loss.icepop_function",
+    "--debug-train-only": f"{SFT} --debug-train-only",
+    "--deterministic-mode": "--deterministic-mode --sglang-enable-deterministic-inference",
+    "--dynamic-sampling-filter-path": "--dynamic-sampling-filter-path filters.check_reward_nonzero_std",
+    "--eps-clip": "--eps-clip 0.3",
+    "--eps-clip-c": "--eps-clip-c 3",
+    "--eval-config": "--eval-interval 5 --eval-config eval.yaml",
+    "--eval-prompt-data": EVAL,
+    "--eval-top-k": f"{EVAL} --n-samples-per-eval-prompt 4 --eval-top-k 1",
+    "--freeze-params-name-list": "--freeze-params-name-list embedding output_layer",
+    "--group-rm": "--rm-type remote_rm --rm-url http://localhost:8000 --group-rm",
+    "--hf-checkpoint": "--hf-checkpoint MODEL",
+    "--kl-coef": "--advantage-estimator ppo --kl-coef 0.1",
+    "--kl-loss-coef": "--use-kl-loss --kl-loss-type k2 --kl-loss-coef 0.5",
+    "--kl-loss-type": "--use-kl-loss --kl-loss-type k2 --kl-loss-coef 0.5",
+    "--lambd": "--advantage-estimator ppo --lambd 0.9",
+    "--load-debug-rollout-data": "",
+    "--loss-type": SFT,
+    "--lr": "--lr 1e-5",
+    "--lr-wsd-decay-iters": "--lr-decay-style WSD --lr-wsd-decay-iters 2",
+    "--mask-offpolicy-in-partial-rollout": "--partial-rollout --mask-offpolicy-in-partial-rollout",
+    "--max-tokens-per-gpu": "--use-dynamic-batch-size --max-tokens-per-gpu 4096",
+    "--fsdp-max-tokens-per-gpu": "--use-dynamic-batch-size --fsdp-max-tokens-per-gpu 4096",
+    "--use-dynamic-batch-size": "--use-dynamic-batch-size --max-tokens-per-gpu 4096",
+    "--min-lr": "--lr 1e-5 --min-lr 1e-6",
+    "--moe-router-bias-update-rate": "--moe-router-enable-expert-bias --moe-router-bias-update-rate 0.01",
+    "--no-offload-rollout": "--no-offload-train --no-offload-rollout",
+    "--no-offload-train": "--no-offload-train --no-offload-rollout",
+    "--num-critic-only-steps": "--advantage-estimator ppo --num-critic-only-steps 2",
+    "--global-batch-size": "--global-batch-size 32",
+    "--n-samples-per-eval-prompt": f"{EVAL} --n-samples-per-eval-prompt 4",
+    "--num-rollout": "--num-rollout 8",
+    "--rollout-batch-size": "--rollout-batch-size 8",
+    "--rollout-max-response-len": "--rollout-max-response-len 64",
+    "--save-interval": "--save-interval 2",
+    "--update-weight-buffer-size": "--actor-num-nodes 2 --update-weight-buffer-size 536870912",
+    "--lr-warmup-fraction": "--lr-warmup-fraction 0.5",
+    "--rollout-num-gpus-per-engine": "--rollout-num-gpus-per-engine 2",
+    "--normalize-advantages": "--normalize-advantages",
+    "--opd-kl-coef": TEACHER,
+    "--opd-teacher-load": TEACHER,
+    "--opd-type": "--use-opd --opd-type sglang --rm-url http://10.0.0.1:13141/generate",
+    "--use-opd": TEACHER,
+    "--opsm-delta": "--use-rollout-logprobs --use-opsm --opsm-delta 0.001",
+    "--over-sampling-batch-size": "--over-sampling-batch-size 16",
+    "--prompt-data": "--prompt-data rows.jsonl@[:1]",
+    "--expert-model-parallel-size": "--expert-model-parallel-size 4",
+    "--ref-update-interval": "--use-kl-loss --kl-loss-type k2 --kl-loss-coef 0.1 --ref-update-interval 2",
+    "--reward-key": "--reward-key score",
+    "--rm-type": "--rm-type boxed_f1",
+    "--rm-url": "--rm-type remote_rm --rm-url http://localhost:8000",
+    "--rollout-external-engine-addrs": "--rollout-external-engine-addrs 10.0.0.1:3000 10.0.0.2:3000",
+    "--rollout-function-path": "--rollout-function-path x.generate_rollout_fully_async",
+    "--rollout-max-context-len": "--rollout-max-context-len 4096",
+    "--rollout-num-gpus": "--rollout-num-gpus 8",
+    "--rollout-top-k": "--rollout-top-k -1",
+    "--rollout-top-p": "--rollout-top-p 1",
+    "--sequence-parallel": "--tensor-model-parallel-size 2 --sequence-parallel",
+    "--sglang-config": "--sglang-config servers.yaml",
+    "--sglang-pipeline-parallel-size": "--rollout-num-gpus-per-engine 4 --sglang-pipeline-parallel-size 2",
+    "--sglang-pp-size": "--rollout-num-gpus-per-engine 4 --sglang-pp-size 2",
+    "--skip-eval-before-train": f"{EVAL} --skip-eval-before-train",
+    "--tis-clip": "--use-tis --tis-clip 3",
+    "--tis-clip-low": "--use-tis --tis-clip-low 0.5",
+    "--update-weight-mode": "--update-weight-mode delta --update-weight-transport disk",
+    "--update-weight-transport": "--update-weight-transport disk",
+    "--use-kl-loss": "--use-kl-loss --kl-loss-type k2",
+    "--use-opsm": "--num-steps-per-rollout 2 --use-opsm",
+    "--use-routing-replay": "--num-steps-per-rollout 2 --use-routing-replay",
+    "--use-unbiased-kl": "--use-kl-loss --kl-loss-coef 0.1 --use-unbiased-kl",
+    "--value-clip": "--advantage-estimator ppo --value-clip 0.1",
+    "--gamma": "--advantage-estimator ppo --gamma 0.9",
+    "--wandb-mode": "--use-wandb --wandb-mode offline",
+}
+"""Flags that need others, or another value than their type's sample."""
+INSTEAD = {
+    "--num-epoch": "--num-rollout",
+    "--rollout-num-gpus": "--colocate",
+    "--rollout-function-path": "--colocate",
+    "--rollout-external-engine-addrs": "--colocate",
+    "--update-weight-mode": "--colocate",
+}
+"""Flags of the base that go."""
+NOTED = {
+    "--num-gpus-per-node",
+    "--offload",
+    "--offload-train",
+    "--offload-rollout",
+    "--debug-train-only",
+    "--load-debug-rollout-data",
+    "--warmup-ratio",
+}
+"""Keys that a flag only names, since rlrun does what it asks for, or since another decides."""
+
+
+def imported(flags: str) -> Draft:
+    words = [Word("train.py", "run.sh:1"), *(Word(word, "run.sh:1") for word in shlex.split(flags))]
+    return import_command("run.sh", "run", words, (), FILES.get)
+
+
+def validated(draft: Draft, tmp_path: Path) -> None:
+    (tmp_path / "MODEL").mkdir()
+    (tmp_path / "MODEL" / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "rows.jsonl").write_text('{"input": "1", "label": "1"}\n' * 2)
+    (tmp_path / "job.toml").write_text(draft.toml())
+    load_checked_spec([tmp_path / "job.toml"])
+
+
+def flags_for(row: FlagRow) -> str:
+    sample = next(iter(row.values), SAMPLES[row.type])
+    given = GIVEN.get(row.name, f"{row.name} {sample}")
+    if row.rule == "evaluation" and EVAL not in given and "--eval-config" not in given:
+        given = f"{EVAL} {given}"
+    if row.rule == "trackers" and row.name.startswith("--wandb"):
+        given = f"--use-wandb {given}"
+    if given.startswith(SFT):
+        return given
+    removed = INSTEAD.get(row.name)
+    base = re.sub(rf"{removed}\b( [^-]\S*)?", "", BASE) if removed else BASE
+    base += " --rollout-num-gpus 8" if removed == "--colocate" and "external" not in row.name else ""
+    return f"{base} {given}"
+
+
+@pytest.mark.parametrize("row", KEYED, ids=lambda row: row.name)
+def test_the_value_of_a_keyed_flag_validates(tmp_path: Path, row: FlagRow) -> None:
+    draft = imported(flags_for(row))
+    validated(draft, tmp_path)
+    comments = {key: text for key, text in draft.comments.items() if re.search(rf"{row.name}(?![\w-])", text)}
+    assert comments or row.name in NOTED, draft.messages()
+
+
+@pytest.mark.parametrize("row", KEYED, ids=lambda row: row.name)
+def test_the_same_flag_beside_demonstrations_validates(tmp_path: Path, row: FlagRow) -> None:
+    given = GIVEN.get(row.name, f"{row.name} {next(iter(row.values), SAMPLES[row.type])}")
+    skipped = ("--advantage-estimator", "--loss-type", "--num-rollout", "--num-epoch", "--prompt-data")
+    if given.startswith(SFT) or row.name in skipped:
+        return
+    gpus = "" if "--actor-num-gpus" in given else " --actor-num-gpus-per-node 8"
+    draft = imported(f"{SFT}{gpus} {given} --loss-type sft_loss")
+    validated(draft, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        ("--partial-rollout", "rollout.partial", True),
+        ("--save-debug-rollout-data x", "debug.save_rollouts", True),
+        ("--debug-rollout-only", "debug.mode", "rollout"),
+        ("--rm-type boxed_f1", "rewards.0", {"type": "f1", "boxed": True}),
+        (
+            "--advantage-estimator cispo --eps-clip 1",
+            "algorithm",
+            {"type": "cispo", "clip": 1.0, "clip_high": 1.0},
+        ),
+        ("--advantage-estimator gspo", "algorithm", {"type": "gspo", "clip": 0.2, "clip_high": 0.2}),
+        ("--sglang-server-concurrency 64", "engine.max_running", 64),
+        ("--sglang-server-concurrency 64 --sglang-max-running-requests 32", "engine.max_running", 32),
+        ("--rollout-num-gpus-per-engine 8 --sglang-pp-size 2", "engine.tensor", 4),
+        ("", "trainer.weight_decay", 0.01),
+        ("", "trainer.betas", [0.9, 0.999]),
+        ("", "trainer.schedule", "linear"),
+        ("", "trainer.micro_batch_size", 1),
+        ("", "rollout.request_timeout", 14400),
+        ("--rollout-max-prompt-len 100", "rollout.max_prompt_tokens", 100),
+        ("--save-interval 5 --num-rollout 100", "checkpoint.keep", 21),
+        ("--hf-checkpoint /m/Qwen3-8B-FP8/", "model.path", "/m/Qwen3-8B"),
+        ("--hf-checkpoint /m/Qwen3-8B-FP8/", "engine.model", "/m/Qwen3-8B-FP8"),
+        ("--actor-num-nodes 2", "cluster.address", "auto"),
+        ("--use-rollout-logprobs", "trainer.old_log_probs", "rollout"),
+        ("--use-rollout-routing-replay", "trainer.moe.routing_replay", "engine"),
+        ("--sglang-config servers.yaml", "engine.sglang.mem_fraction_static", 0.6),
+    ],
+)
+def test_what_a_flag_becomes(flags: str, key: str, value: object) -> None:
+    found: object = imported(f"{BASE} {flags}").values
+    for part in key.split("."):
+        found = found[int(part)] if isinstance(found, list) else found[part]  # type: ignore[index]
+    assert found == value
+
+
+def test_an_asynchronous_program_lets_engines_wait_for_weights(tmp_path: Path) -> None:
+    flags = f"{BASE} --rollout-num-gpus 8".replace("--colocate", "")
+    words = [Word("train_async.py", "run.sh:1"), *(Word(word, "run.sh:1") for word in shlex.split(flags))]
+    draft = import_command("run.sh", "run", words, (), FILES.get)
+    assert draft.values["rollout"]["weight_update"] == "between"
+    validated(draft, tmp_path)
+
+
+def test_other_models_of_a_topology_become_engines(tmp_path: Path) -> None:
+    servers = (
+        "{sglang: [{name: actor, num_gpus_per_engine: 4, server_groups: "
+        "[{worker_type: regular, num_gpus: 4}]}, "
+        "{name: Judge 1, model_path: MODEL, update_weights: false, server_groups: "
+        "[{worker_type: regular, num_gpus: 4, num_gpus_per_engine: 2, "
+        "overrides: {api_key: s3cret, ep_size: 2}}]}]}"
+    )
+    flags = BASE.replace("--colocate", "--rollout-num-gpus 8 --sglang-config t.yaml").replace(
+        "per-node 8", "per-node 8 --num-gpus-per-node 16"
+    )
+    words = [Word("train.py", "run.sh:1"), *(Word(word, "run.sh:1") for word in shlex.split(flags))]
+    draft = import_command("run.sh", "run", words, (), {"t.yaml": servers}.get)
+    assert draft.values["engines"] == [
+        {
+            "name": "judge-1",
+            "type": "sglang",
+            "path": "MODEL",
+            "tensor": 2,
+            "count": 2,
+            "sglang": {"ep_size": 2},
+        }
+    ]
+    assert draft.values["engine"]["tensor"] == 4
+    validated(draft, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--wandb-key s3cret --use-wandb",
+        "--sglang-api-key s3cret",
+        "--router-api-key s3cret",
+        "--sglang-some-token s3cret",
+        "--rm-type remote_rm --rm-url http://user:s3cret@host/score",
+        "--rm-type remote_rm --rm-url 'http://host/score?api_key=s3cret&x=1'",
+        "--rollout-external-engine-addrs http://user:s3cret@host:1",
+        "--use-opd --opd-type sglang --rm-url http://user:s3cret@host:1/generate",
+        "--http-proxy http://user:s3cret@host",
+    ],
+)
+def test_a_secret_is_never_written_or_shown(flags: str) -> None:
+    draft = imported(f"{BASE} {flags}")
+    assert "s3cret" not in "\n".join([draft.toml(), *draft.messages()])
+
+
+def test_a_secret_in_an_address_refers_to_the_environment(tmp_path: Path) -> None:
+    draft = imported(f"{BASE} --rm-type remote_rm --rm-url http://user:s3cret@host/score")
+    assert draft.values["rewards"][0]["url"] == "http://${env:URL_CREDENTIALS}@host/score"
+    validated(draft, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ("--eval-interval 1 --eval-config gone.yaml", "gone.yaml: the file was not found"),
+        ("--apply-chat-template-kwargs nonsense", "not JSON: set model.chat_template_args by hand"),
+        ("--prefill-num-servers 1", "prefill and decode run on the same servers"),
+        ("--sglang-disaggregation-mode prefill", "prefill and decode run on the same servers"),
+        ("--custom-rm-path my.reward", "make the function a reward plugin"),
+        ("--eval-prompt-data a rows.jsonl", "slime evaluates with --eval-interval and a dataset alone"),
+        ("--use-opsm", "before the one update of a rollout step the policy is its own old one"),
+        ("--eps-clip-c 3 --advantage-estimator cispo", "cispo has no such parameter"),
+    ],
+)
+def test_what_has_no_equal_is_noted(flags: str, note: str) -> None:
+    assert note in "\n".join(imported(f"{BASE} {flags}").messages())

@@ -25,6 +25,9 @@ MOMENTS: dict[str, tuple[type, str]] = {
     "training": (TrainerGroup, "train"),
     "saving": (TrainerGroup, "save"),
     "writing a checkpoint": (TrainerGroup, "saved"),
+    "checking a checkpoint": (TrainerGroup, "check"),
+    "loading": (TrainerGroup, "load"),
+    "exporting": (TrainerGroup, "export_hf"),
 }
 UNDER_WAY_SECONDS = 0.3
 """From the beginning of a call to the kill."""

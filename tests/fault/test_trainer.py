@@ -1,9 +1,11 @@
 """Trainer ranks that die or hang while a job runs: it goes on from its last checkpoint."""
 
 import signal
+import subprocess
 
 import pytest
 
+from rlrun.runner.checkpoint_folder import checkpoints_in
 from tests.fault.conftest import STEPS
 from tests.fault.ids import check_each_once, trained_ids
 from tests.fault.moments import Fault, main_with
@@ -70,14 +72,69 @@ def test_a_job_ends_with_one_error_when_its_restarts_are_spent(jobs: Jobs) -> No
     assert "Traceback" not in ended.output
 
 
-def test_a_checkpoint_that_is_being_written_does_not_count(jobs: Jobs, reference: Ended) -> None:
+def test_checkpoints_that_are_unfinished_or_damaged_do_not_count_and_strays_are_left_alone(
+    jobs: Jobs, reference: Ended
+) -> None:
+    """The driver is killed while the third checkpoint is written, and a bit of the second one flips."""
     settings = {"trainer__steps": STEPS, "checkpoint__asynchronous": True}
-    faults = [Fault("driver", "writing a checkpoint", 2)]
-    killed = jobs.run("writing-killed", main=main_with(faults), **settings)
-    assert killed.code == -signal.SIGKILL
-    assert [path.name for path in sorted(killed.folder.checkpoints.glob("step-*"))] == ["step-4"]
+    faults = [Fault("driver", "writing a checkpoint", 3)]
+    running = jobs.start("writing-killed", main=main_with(faults), **settings)
+    running.until_step(1)
+    checkpoints = running.folder.checkpoints
+    strays = [
+        checkpoints / "step-2.bak",
+        checkpoints / "step-02",
+        running.folder.rollouts / "step-x.jsonl.zst",
+    ]
+    for stray in strays:
+        stray.mkdir()
+        (stray / "driver.json").write_text("mine")
+    killed = running.wait()
+    assert killed.code == -signal.SIGKILL, killed.output
+    assert list(checkpoints_in(checkpoints)) == [4, 8]
+    lines = killed.folder.metrics.read_text().splitlines(keepends=True)
+    killed.folder.metrics.write_text("".join([*lines[:3], '{"step": 3,,\n', *lines[3:]]))
+
+    weights = checkpoints / "step-8" / "trainer" / "__0_0.distcp"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    refused = jobs.run("writing-killed", "--resume", **settings)
+    assert refused.code == 3
+    [failed] = [line for line in refused.output.splitlines() if line.startswith("failed:")]
+    assert f"{weights.relative_to(jobs.folder)} is damaged: its checksum is not the one" in failed
+    assert "--resume goes on from step 4, the one before" in failed
+    assert "Traceback" not in refused.output
+
+    subprocess.run(failed[failed.index("mv ") :], shell=True, check=True)  # as it says
     resumed = jobs.run("writing-killed", "--resume", **settings)
     assert resumed.code == 0, resumed.output
+    assert "metrics.jsonl:4 holds no step's metrics: moved to" in resumed.output
     assert resumed.curve == reference.curve
-    names = sorted(path.name for path in resumed.folder.checkpoints.iterdir())
-    assert names == ["step-12", "step-8"]
+    assert list(checkpoints_in(checkpoints)) == [8, 12]
+    assert all((stray / "driver.json").read_text() == "mine" for stray in strays)
+
+
+@pytest.mark.slow
+def test_kills_while_saving_loading_and_exporting_change_nothing_that_is_learnt(
+    jobs: Jobs, reference: Ended
+) -> None:
+    launches = [
+        [Fault("trainer 0", "saving", 1), Fault("driver", "saving", 3)],  # step 4, taken twice; step 8
+        [Fault("trainer 0", "checking a checkpoint", 1), Fault("driver", "loading", 1)],
+        [Fault("trainer 0", "loading", 1), Fault("driver", "saving", 2)],  # step 8, again; step 12
+        [Fault("trainer 0", "exporting", 1), Fault("driver", "exporting", 2)],
+    ]
+    settings = {"trainer__steps": STEPS, "checkpoint__export_hf": True}
+    resume: list[str] = []
+    for faults in launches:
+        killed = jobs.run("killed-again", *resume, main=main_with(faults), **settings)
+        assert killed.code == -signal.SIGKILL, killed.output
+        assert killed.output.count("starting the trainer again") == 1
+        resume = ["--resume"]
+    ended = jobs.run("killed-again", "--resume", **settings)
+    assert ended.code == 0, ended.output
+    assert ended.curve == reference.curve
+    assert (ended.folder.model / "model.safetensors").is_file()
+    assert not [path for path in ended.folder.path.iterdir() if path.name.startswith(".model")]
+    assert sorted(path.name for path in ended.folder.checkpoints.iterdir()) == ["step-12", "step-8"]

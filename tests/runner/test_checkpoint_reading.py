@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlrun.converters.checksums import Digests, problems
 from rlrun.runner.checkpoint import Checkpoints, trainer_folder
 from rlrun.runner.checkpoint_reading import DamagedCheckpoint, open_checkpoint
-from rlrun.runner.trainer.checkpoint import load_weights, weights_state, write_state
+from tests.runner.real_trainer import DRIVER, RealTrainer
 
-DRIVER = {"progress": {"step": 4}, "data": {"place": [1, 2, 3]}}
 FILES = [
     "checksums.txt",
     "driver.json",
@@ -25,31 +23,13 @@ FILES = [
 ]
 
 
-class Trainer:
-    """A policy and a critic of a matrix each; files are written and read as a trainer rank does it."""
-
-    def __init__(self, fill: float) -> None:
-        self.weights = {"w": torch.full((64, 8), fill)}
-
-    async def save(self, folder: Path) -> Digests:
-        state = weights_state(self.weights)
-        return write_state(folder, state) | write_state(folder / "critic", state)
-
-    async def check(self, folder: Path, digests: Digests) -> dict[str, str]:
-        return problems(folder, digests)
-
-    async def load(self, folder: Path) -> None:
-        load_weights(folder, self.weights)
-        load_weights(folder / "critic", self.weights)
-
-
 @pytest.fixture(scope="module")
 async def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's `checkpoints/` with the steps 2 and 4."""
     folder = tmp_path_factory.mktemp("written")
     checkpoints = Checkpoints(folder, keep=2)
     for step in (2, 4):
-        await checkpoints.save(Trainer(step), step, DRIVER)  # type: ignore[arg-type]
+        await checkpoints.save(RealTrainer(step), step, DRIVER)  # type: ignore[arg-type]
     return folder
 
 
@@ -63,7 +43,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 async def opened(checkpoint: Path) -> dict[str, Any]:
-    return await open_checkpoint(checkpoint, Trainer(0))  # type: ignore[arg-type]
+    return await open_checkpoint(checkpoint, RealTrainer(0))  # type: ignore[arg-type]
 
 
 async def refusal(checkpoint: Path) -> str:
@@ -105,9 +85,9 @@ async def test_a_checkpoint_in_order_is_opened(checkpoint: Path, caplog: pytest.
     assert files_of(checkpoint) == FILES
     assert await opened(checkpoint) == DRIVER
     assert not caplog.records
-    trainer = Trainer(0)
+    trainer = RealTrainer(0)
     await trainer.load(trainer_folder(checkpoint))
-    assert torch.equal(trainer.weights["w"], Trainer(4).weights["w"])
+    assert torch.equal(trainer.weights["w"], RealTrainer(4).weights["w"])
 
 
 @pytest.mark.parametrize("name", FILES)

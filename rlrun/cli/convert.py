@@ -91,10 +91,12 @@ def command(
     from rlrun.converters.mapping import Lenience
     from rlrun.converters.precision import dtype_named, torch_threads
     from rlrun.converters.quantisation import kind_named
+    from rlrun.converters.verification import check_source
 
     torch_threads(1)
     local = local_folder(source, revision)
     found = find_checkpoint(local.folder, step, model)
+    check_source(found.folder, whole=verify and not dry_run)
     to = _formats(context.info_name or "", origin, target, found.format, str(local.folder))
     if push is not None and to == "dcp":
         raise ValueError("--push uploads Hugging Face folders: convert to hf")
@@ -166,8 +168,10 @@ def inspect(
     from rlrun.converters.differences import differences
     from rlrun.converters.hub import local_folder
     from rlrun.converters.locate import find_checkpoint
+    from rlrun.converters.verification import check_source
 
     found = find_checkpoint(local_folder(path, revision).folder, step)
+    check_source(found.folder, whole=False)
     if diff is None:
         description = describe(found)
         if as_json:

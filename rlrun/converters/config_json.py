@@ -1,6 +1,5 @@
 """The architecture that a Hugging Face `config.json` declares; needs no torch."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.config_attention import read_latent, read_rope, read_windows
 from rlrun.converters.config_experts import read_experts
+from rlrun.specs.json_files import read_table
 from rlrun.specs.model_defaults import completed
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "llama", "qwen2", "qwen3", "qwen3_moe")
@@ -18,16 +18,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The folder's `config.json`. ValueError where there is none, or where it isn't JSON."""
     path = folder / "config.json"
     try:
-        config: dict[str, Any] = json.loads(path.read_text())
+        return read_table(path)
     except FileNotFoundError:
         raise ValueError(
             f"{folder} is no model folder: it has no config.json (model.path must name an HF folder or id)"
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds no table of settings")
-    return config
 
 
 def read_architecture(folder: Path) -> Architecture:

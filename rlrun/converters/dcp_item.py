@@ -35,6 +35,7 @@ def data_position(path: Path, dtype: torch.dtype, item: Item) -> int:
         file.seek(item.position)
         archive = io.BytesIO(file.read(item.length)) if item.length < 1 << 16 else _Window(file, item)
         with zipfile.ZipFile(archive) as records:
+            _check_stored(records)
             root = next(name for name in records.namelist() if name.endswith("/data.pkl"))[: -len("data.pkl")]
             if f"{root}byteorder" in records.namelist() and records.read(f"{root}byteorder") != b"little":
                 raise ValueError("its bytes are big-endian, which is not supported")
@@ -48,13 +49,20 @@ def data_position(path: Path, dtype: torch.dtype, item: Item) -> int:
         + sum(int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
     )
     used = (offset + math.prod(size)) * dtype.itemsize
-    if tuple(size) != item.shape or used > record.file_size or record.compress_type != zipfile.ZIP_STORED:
+    if tuple(size) != item.shape or used > record.file_size:
         raise ValueError(f"it is a tensor of shape {size}, not {item.shape}")
     if begin + used > item.length:
         raise ValueError("it is cut off")
     if math.prod(size) and not _is_contiguous(size, stride):
         raise ValueError(f"it is stored with strides {stride}, only row-major tensors are supported")
     return begin + offset * dtype.itemsize
+
+
+def _check_stored(records: zipfile.ZipFile) -> None:
+    """torch compresses nothing; a compressed record could fill the memory."""
+    for record in records.infolist():
+        if record.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"its record {record.filename} is compressed")
 
 
 class _TensorPickle(pickle.Unpickler):

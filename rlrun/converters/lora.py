@@ -1,6 +1,5 @@
 """Merges a LoRA adapter (arXiv:2106.09685) in peft's file layout into the weights that it adapts."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from rlrun.converters.content import Content, RowByRow, cast, plain
 from rlrun.converters.paths import inside, some
 from rlrun.converters.safetensors_format import Described, read_header
 from rlrun.converters.stored import Files, Stored
+from rlrun.specs.json_files import read_table
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -101,10 +101,7 @@ def _pattern(patterns: Mapping[str, float], module: str, default: float) -> floa
 
 
 def _read_config(adapter: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = json.loads(inside(adapter, _CONFIG).read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{adapter / _CONFIG} is not valid JSON: {error}") from None
+    config = read_table(inside(adapter, _CONFIG))
     if config.get("peft_type") != "LORA" or "lora_alpha" not in config:
         raise ValueError(f"{adapter} is no LoRA adapter: its peft_type is {config.get('peft_type')!r}")
     if used := [key for key in _REFUSED if config.get(key)]:

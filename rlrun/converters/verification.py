@@ -1,4 +1,4 @@
-"""Whether a written folder reads back as what was to be written."""
+"""Whether a source is as it was written, and a written folder reads back as what was to be written."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,15 +6,35 @@ from pathlib import Path
 import torch
 
 from rlrun.converters.blocks import as_bytes, blocks
+from rlrun.converters.checksums import CHECKSUMS, problems, read_checksums
 from rlrun.converters.content import plain
 from rlrun.converters.copying import Advance
 from rlrun.converters.dcp_folder import DcpFolder
+from rlrun.converters.dcp_metadata import METADATA
 from rlrun.converters.hf_folder import read_tensors
 from rlrun.converters.locate import Format
 from rlrun.converters.output_files import OutputFile
 from rlrun.converters.stored import Files, Stored
 
 _BLOCK_BYTES = 16 << 20
+
+
+def check_source(folder: Path, *, whole: bool) -> None:
+    """Compares files of a run's checkpoint with its checksums. ValueError names one that is damaged.
+
+    `whole`: all files of the policy, which takes a read of them; otherwise the table of contents. Checkpoints
+    of others have no checksums.
+    """
+    checkpoint = folder.parent
+    try:
+        recorded = read_checksums(checkpoint) if folder.name == "trainer" else None
+    except ValueError as error:
+        raise ValueError(f"{checkpoint / CHECKSUMS} is damaged: {error}") from None
+    files = {name: digest for name, digest in (recorded or {}).items() if Path(name).parent.name == "trainer"}
+    table = f"trainer/{METADATA}"
+    chosen = files if whole else {name: digest for name, digest in files.items() if name == table}
+    for name, problem in problems(checkpoint, chosen).items():
+        raise ValueError(f"{checkpoint / name} is damaged: {problem}; convert another step, or copy it again")
 
 
 def verify_folder(

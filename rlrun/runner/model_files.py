@@ -1,13 +1,13 @@
 """The model's files on this machine, and what exactly they are."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlrun.runner.errors import JobError
 from rlrun.specs.hub import download
+from rlrun.specs.json_files import read_table
 from rlrun.specs.model import ModelSpec
 
 _READ_BYTES = 1 << 22
@@ -23,8 +23,7 @@ class ModelFiles:
 
     def config(self) -> dict[str, Any]:
         """config.json."""
-        config: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
-        return config
+        return read_table(self.folder / "config.json")
 
 
 def fetch_model(spec: ModelSpec) -> ModelFiles:

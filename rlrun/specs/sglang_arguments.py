@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 
 from rlrun.specs.cache import cache_folder
 
@@ -103,8 +104,8 @@ def installed_arguments(
         return None
     digest = sha256(f"{python} {where}".encode()).hexdigest()[:16]
     kept = cache_folder() / f"{program.distribution}-{digest}.json"
-    if kept.exists():
-        return list(json.loads(kept.read_text()))
+    if (known := cached_names(kept)) is not None:
+        return known
     answer = _ask(python, _NAMES.format(program.module, program.arguments), environment)
     if answer is None:
         return None
@@ -113,6 +114,15 @@ def installed_arguments(
     part.write_text(answer)
     part.replace(kept)
     return list(json.loads(answer))
+
+
+def cached_names(kept: Path) -> list[str] | None:
+    """Returns the names that an earlier call kept; None where there are none, or the file is broken."""
+    try:
+        names = json.loads(kept.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
 def _ask(python: str, code: str, environment: Mapping[str, str]) -> str | None:

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import shutil
+import zipfile
 
 import pytest
 import torch
@@ -159,6 +160,18 @@ def test_tensors_run_no_code(folder, tmp_path):
     with pytest.raises(ValueError, match=r"it holds posix.mkdir, which no tensor needs"):
         DcpFolder(folder).read("layers.0.weight")
     assert not (tmp_path / "owned").exists()
+
+
+def test_compressed_records_are_refused_before_they_are_unpacked(folder, tmp_path):
+    """2 kB of them would become 2 MB, and 2 MB 2 GB."""
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as records:
+        records.writestr("archive/byteorder", bytes(2 << 20))
+        records.writestr("archive/data.pkl", b"")
+    (folder / "__0_0.distcp").write_bytes(bomb.getvalue())
+    rewrite(folder, lambda table: info(table).__dict__.update(offset=0, length=len(bomb.getvalue())))
+    with pytest.raises(ValueError, match=r"its record archive/byteorder is compressed"):
+        DcpFolder(folder).read("layers.0.weight")
 
 
 def test_folders_that_are_no_checkpoint(tmp_path):

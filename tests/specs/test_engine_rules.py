@@ -8,7 +8,7 @@ import pytest
 
 from rlrun.specs.loading import load_spec
 from rlrun.specs.problems import SpecError
-from rlrun.specs.sglang_arguments import installed_arguments
+from rlrun.specs.sglang_arguments import cached_names, installed_arguments
 from tests.sglang_cpu.servers import ENVIRONMENT, python
 
 BASE = Path(__file__).parent / "base.toml"
@@ -64,3 +64,13 @@ def test_a_host_without_the_server_checks_no_names(tmp_path: Path) -> None:
     interpreter.chmod(0o755)
     loaded = load_spec([spec_file(tmp_path, str(interpreter), "whatever = 1")])
     assert loaded.spec.engine.sglang == {"whatever": 1}
+
+
+@pytest.mark.parametrize("text", ['["tp-size", "dp-s', "{}", "[1]", "", "null", "[" * 100_000])
+def test_a_broken_cache_is_asked_for_again(text: str, tmp_path: Path) -> None:
+    kept = tmp_path / "sglang.json"
+    assert cached_names(kept) is None
+    kept.write_text(text)
+    assert cached_names(kept) is None
+    kept.write_text('["tp-size"]')
+    assert cached_names(kept) == ["tp-size"]

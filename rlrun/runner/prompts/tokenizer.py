@@ -1,6 +1,5 @@
 """Text to tokens and back, with the model's own tokenizer and chat template."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from rlrun.runner.prompts.control_tokens import Guard
 from rlrun.runner.prompts.template import ChatTemplate, Rendered, Tools
 from rlrun.runner.prompts.template_files import template_problem
 from rlrun.specs.hub import first_line
+from rlrun.specs.json_files import read_table
 
 Tokens = NDArray[np.int32]
 Mask = NDArray[np.float32]
@@ -215,7 +215,7 @@ def _declared_end_tokens(folder: Path) -> list[int]:
     """End tokens by generation_config.json, or else by config.json."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        found = read_table(path).get("eos_token_id") if path.is_file() else None
         if found is not None:
             return found if isinstance(found, list) else [found]
     return []

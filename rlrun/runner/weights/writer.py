@@ -11,7 +11,6 @@ What is stored whole is written by `write`, and engines read it when they like. 
 announced by it; `begin` and `next_bucket` hand it over.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from rlrun.runner.weights.serialized import SerializedWriter
 from rlrun.runner.weights.shared_memory import SharedWeights
 from rlrun.runner.weights.streams import BroadcastOutlet, BucketStream, Outlet, SharedOutlet
 from rlrun.specs.job import Spec
+from rlrun.specs.json_files import read_table
 from rlrun.specs.layout import layout_of
 from rlrun.specs.weight_sync import bucket_bytes, carrier_of, lie_on_devices
 
@@ -73,7 +73,7 @@ class WeightWriter:
         self._form = Form(dtype_named(spec.engine.dtype))
         self._buckets: list[Bucket] = []
         if self._carrier != "native":
-            self._form = form_of(spec.engine.dtype, json.loads((source.served / "config.json").read_text()))
+            self._form = form_of(spec.engine.dtype, read_table(source.served / "config.json"))
             self._buckets = plan_buckets(source.shapes, self._form, bucket_bytes(spec))
         self._stored: SharedWeights | SerializedWriter | FolderWriter | None = None
         self._outlet: Outlet | None = None

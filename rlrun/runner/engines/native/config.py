@@ -1,11 +1,11 @@
 """What config.json of a Qwen3 or Llama checkpoint says, checked and in one place."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlrun.specs.json_files import read_table
 from rlrun.specs.model_defaults import completed
 
 FAMILIES = ("qwen3", "llama")
@@ -51,7 +51,7 @@ def read_config(folder: str | Path) -> ModelConfig:
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise ValueError(f"{path} does not exist: engine models are folders in Hugging Face format")
-    raw = completed(json.loads(path.read_text()))
+    raw = completed(read_table(path))
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise ValueError(f"{path}: model_type {family!r}; the native engine runs {' and '.join(FAMILIES)}")
@@ -125,7 +125,7 @@ def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _eos_token_ids(raw: Mapping[str, Any], generation_config: Path) -> tuple[int, ...]:
     sources = [raw]
     if generation_config.is_file():
-        sources.append(json.loads(generation_config.read_text()))
+        sources.append(read_table(generation_config))
     ids: set[int] = set()
     for source in sources:
         value = source.get("eos_token_id")

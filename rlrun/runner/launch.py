@@ -19,6 +19,7 @@ from rlrun.runner.atomic import write_json, write_text
 from rlrun.runner.attempts import Attempts, roll_out_alone
 from rlrun.runner.background import in_background, to_its_end
 from rlrun.runner.checkpoint_folder import newest_step
+from rlrun.runner.checkpoint_reading import DamagedCheckpoint
 from rlrun.runner.cluster.failures import run_watched
 from rlrun.runner.cluster.processes import clean_up_after
 from rlrun.runner.errors import JobError
@@ -77,7 +78,7 @@ async def _supervise(loaded: LoadedSpec, folder: RunFolder, console: Console, *,
     stop = StopRequest()
     task = asyncio.create_task(_run(loaded, folder, console, journal, stop=stop, resume=resume))
     stop_on_signals(task, stop, console.say, loaded.spec.checkpoint.stop_timeout)
-    code, status, error = DONE, "done", None
+    code, status, error, damaged = DONE, "done", None, False
     try:
         await task
         if stop.asked:
@@ -85,12 +86,12 @@ async def _supervise(loaded: LoadedSpec, folder: RunFolder, console: Console, *,
     except asyncio.CancelledError:
         code, status = INTERRUPTED, "interrupted"
     except Exception as failure:
-        error = _explain(failure, folder, console)
+        error, damaged = _explain(failure, folder, console), isinstance(failure, DamagedCheckpoint)
         code, status = (INTERRUPTED, "interrupted") if stop.by_user else (FAILED, "failed")
     finally:
         console.close()
         journal.close(status, error)
-    _conclude(folder, console, status)
+    _conclude(folder, console, status, advise=not damaged)
     return code
 
 
@@ -168,15 +169,17 @@ def _explain(failure: Exception, folder: RunFolder, console: Console) -> str:
     return message
 
 
-def _conclude(folder: RunFolder, console: Console, status: str) -> None:
-    """The curve, and where everything is."""
+def _conclude(folder: RunFolder, console: Console, status: str, *, advise: bool) -> None:
+    """The curve, and where everything is. `advise`: say where a resume goes on, unless the job is done; a
+    damaged checkpoint's error has said it already.
+    """
     try:
         if curve := write_report(folder, folder.name):
             console.show(curve)
     except OSError as error:
         console.say(f"the report could not be written: {error}")
     console.say(f"{folder.name}: {status}; see {folder.shown}")
-    if status != "done":
+    if status != "done" and advise:
         console.say(outcome(folder.read_state()["step"], newest_step(folder.checkpoints)))
 
 

@@ -223,7 +223,7 @@ class Running:
     @property
     def output(self) -> str:
         """What it has printed."""
-        return self._log.read_text()[self._offset :]
+        return self._log.read_bytes()[self._offset :].decode()
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for something to be so."""

@@ -265,7 +265,7 @@ x.madvise(21); hang()""",
 """Those that try to have more memory than they may."""
 
 REACH = {
-    "environment": "print('ESCAPED' if set(os.environ) - {'PATH', 'HOME', 'LC_CTYPE'} else 'clean', os.environ)",
+    "environment": "print('ESCAPED' if set(os.environ) - {'PATH', 'HOME', 'LC_CTYPE', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'} else 'clean', os.environ)",
     "inherited descriptors": """
 for each in range(3, 64):
     try: print('ESCAPED', each, os.fstat(each))

@@ -15,7 +15,7 @@ from rlrun.plugins.rewards.code.row_tests import AssertTest, CallTest, InputTest
 from rlrun.plugins.rewards.code.sandbox import Limits, Sandbox
 from rlrun.plugins.testing import check_reward, sample
 
-LIMITS = Limits(seconds=5, memory=256, processes=8, scratch=4, output=100_000)
+LIMITS = Limits(seconds=20, memory=256, processes=8, scratch=4, output=100_000)
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +244,39 @@ def test_the_program_is_the_last_block_after_the_thinking() -> None:
     text = "<think>```python\n1\n```</think> First:\n```\n2\n```\nBetter:\n```py\n3\n```\ndone"
     assert program_of(text) == "3\n"
     assert program_of("<think>1</think>2") == "2"
+
+
+HONEST = {
+    "NumPy": "import numpy as np; print(int(np.linalg.det(np.eye(50)) + np.random.default_rng(0).integers(1, 2)))",
+    "SymPy": "import sympy; x = sympy.symbols('x'); print(sympy.integrate(2 * x, (x, 0, 1)) + 1)",
+    "threads": "import threading as t; r = []; s = [t.Thread(target=r.append, args=(1,)) for _ in range(4)]; [x.start() for x in s]; [x.join() for x in s]; print(len(r) - 2)",
+    "a pool of threads": "from concurrent.futures import ThreadPoolExecutor as P; print(sum(P(4).map(int, '11')))",
+    "asyncio": "import asyncio\nasync def f(): await asyncio.sleep(0.01); return 2\nprint(asyncio.run(f()))",
+    "another Python": "import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'print(2)'], capture_output=True, text=True).stdout)",
+    "a shell": "import os; os.system('echo 2')",
+    "a fork": "import os\nif os.fork() == 0: print(2, flush=True); os._exit(0)\nos.wait()",
+    "files": "import tempfile, shutil, os; f = tempfile.mkdtemp(); open(f + '/a', 'w').write('2'); shutil.copytree(f, 'b'); print(open('b/a').read()); shutil.rmtree(f)",
+    "a database": "import sqlite3; d = sqlite3.connect('x.db'); d.execute('create table t (a)'); d.execute('insert into t values (2)'); d.commit(); print(*d.execute('select a from t').fetchone())",
+    "time and chance": "import time, random, datetime, uuid, secrets; time.sleep(0.01); uuid.uuid4(); secrets.token_hex(); print(2)",
+    "signals": "import signal, time; signal.signal(signal.SIGALRM, lambda *_: print(2)); signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(0.2)",
+    "recursion": "import sys, threading; sys.setrecursionlimit(10**6); threading.stack_size(64 << 20)\ndef f(n): return n if n < 3 else f(n - 1)\nt = threading.Thread(target=lambda: print(f(20000))); t.start(); t.join()",
+    "a mapped file": "import mmap; open('x', 'wb').write(b'2' * 4096); f = open('x', 'r+b'); print(mmap.mmap(f.fileno(), 0)[:1].decode())",
+    "much input": "import sys; print(len(sys.stdin.buffer.read()) + 2)",
+    "another's exit": "import sys; print(2); sys.exit(0)",
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_programs_run(sandbox: Sandbox, name: str) -> None:
+    ending = sandbox.run(HONEST[name], b"")
+    assert (ending.output.split(), ending.problem) == ([b"2"], "")
+
+
+@pytest.mark.parametrize("name", ["another Python", "a fork", "threads"])
+def test_honest_programs_run_where_memory_is_watched(name: str) -> None:
+    watched = Sandbox(LIMITS)
+    watched.watch_memory()
+    assert watched.run("x = bytearray(b'x') * (150 << 20)\n" + HONEST[name], b"").output.split() == [b"2"]
 
 
 HARMFUL = {

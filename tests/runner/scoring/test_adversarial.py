@@ -122,3 +122,28 @@ async def test_every_case_ends_within_its_deadline_and_spares_the_others(tmp_pat
     assert scorer.errors["math"] >= failed
     print(json.dumps({"cases": len(harmful), "failed": failed, "seconds": round(seconds, 1)}))
     assert not [one for one in psutil.Process().children(recursive=True) if "jail" in " ".join(one.cmdline())]
+
+
+GARBLED = "import os\ndef f():\n    os.write(4, b'NaN]{' * 1000); print('{\"value\": 1}'); return 1"
+STOPPED = {
+    "eight slow tests": ("import time\nprint(input()); time.sleep(2)", [{"input": "1", "output": "1"}] * 8),
+    "eight slow calls": ("import time\ndef f(): time.sleep(2); return 1", ["assert f() == 1"] * 8),
+    "rubbish as a result": (GARBLED, [{"call": "f", "args": [], "returns": 1}]),
+    "rubbish as an answer": (GARBLED, ["assert f() == 1"]),
+    "no program": ("\ud800\x00", ["assert f() == 1"]),
+}
+
+
+async def test_a_program_never_ends_the_job(tmp_path: Path) -> None:
+    scoring = ScoringSpec(timeout=8, on_error="stop")
+    scorer = Scorer([RewardSpec.model_validate({"type": "code", "timeout": 2.5})], scoring, tmp_path)
+    rows = [("code", program, {"tests": tests}) for program, tests in STOPPED.values()]
+    healthy = ("code", "def f(): return 1", {"tests": ["assert f() == 1"]})
+    await scorer.start()
+    try:
+        samples = samples_of([*rows, healthy])
+        await scorer.score(samples)
+    finally:
+        await scorer.close()
+    assert [sample.reward for sample in samples] == [*[0.0] * len(rows), 1.0]
+    assert not scorer.errors

@@ -87,7 +87,7 @@ class Jailed:
         finally:
             channel.close_inside()
         if group is not None:  # the launcher starts nothing before it has its settings
-            cgroup.add(group, self._process.pid)
+            self._join(group)
         process = self._process
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         self._output, self._errors = process.stdout.fileno(), process.stderr.fileno()
@@ -100,6 +100,15 @@ class Jailed:
             self._feeds[channel.feed] = memoryview(request)
         reads = [self._output, self._errors, *([self._reply] if self._reply is not None else [])]
         self._taken = {descriptor: bytearray() for descriptor in reads}
+
+    def _join(self, group: Path) -> None:
+        try:
+            cgroup.add(group, self._process.pid)
+        except OSError:
+            os.close(self._control)
+            with self._process:
+                self._process.kill()
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives", "/dev/null", "/dev/urandom")
 """What a program sees of the system. `/dev/zero` is not there: mapped, it is memory that no process owns."""
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/scratch",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""NumPy would start as many threads as the host has processors, which is more than a program may have."""
 OWN_PROCESSES = 2
 """Launcher and init, which count as the program's where they run as its user."""
 
@@ -87,7 +94,7 @@ def _start(settings: dict[str, Any]) -> NoReturn:
     os.chdir("/scratch")
     python = settings["python"][0]
     kernel.forbid(settings["filter"])
-    os.execve(python, [python, "-I", "/scratch/program.py"], {"PATH": "/usr/bin:/bin", "HOME": "/scratch"})
+    os.execve(python, [python, "-I", "/scratch/program.py"], ENVIRONMENT)
 
 
 def _become(user: int) -> None:

@@ -166,6 +166,8 @@ _CHECKED: tuple[tuple[tuple[int, int], list[Instruction]], ...] = (
     ),
     # socket: no family is free of memory that nobody counts, but a program should learn what it lacks
     ((41, 198), [_answer(errno.ENETUNREACH)]),
+    # setxattr and the eleven behind it: shutil takes only this answer for "not here"
+    *(((188 + at, 5 + at), [_answer(errno.ENOTSUP)]) for at in range(12)),
     # socketpair, which asyncio needs
     ((53, 199), [*_must_be(0, _AF_UNIX), *_must_be(1, _SOCK_STREAM, _SOCK_TYPE), _answer(0)]),
     # prlimit64 and setpriority of the caller only: init may be of the same user

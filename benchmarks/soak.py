@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the run and its measurements")
     arguments = parser.parse_args()
     work = Workload(
-        prompts=2, samples=4, max_new=12, steps=arguments.steps, threads=1, vocab=512, hidden=64, layers=2
+        prompts=1, samples=4, max_new=8, steps=arguments.steps, threads=1, vocab=512, hidden=64, layers=2
     )
     with tempfile.TemporaryDirectory() as temporary:
         scratch = (arguments.keep or Path(temporary)).resolve()

@@ -8,6 +8,7 @@ claim folder ─▶ read inputs ∥ start Ray ∥ start rewards ─▶ start ran
 import asyncio
 import logging
 import resource
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from rlrun.runner.model_files import fetch_model
 from rlrun.runner.preflight import check_files
 from rlrun.runner.records.claim import claim
 from rlrun.runner.records.console import Console
+from rlrun.runner.records.driver_log import DRIVER_LOG, hide_secrets, log_to
 from rlrun.runner.records.journal import Journal
 from rlrun.runner.records.lock import check_same_run, lock, read_lock
 from rlrun.runner.records.report import write_report
@@ -39,7 +41,6 @@ from rlrun.specs.loading import LoadedSpec
 from rlrun.specs.paths import shown_path
 
 DONE, FAILED = 0, 3
-DRIVER_LOG = "driver.log"
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +56,11 @@ def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> in
     with claim(runs_dir, loaded.spec.name, resume=resume, new=new) as folder:
         clean_up_after(folder.read_state())
         console = Console(folder.name)
-        handlers = _log_to(folder, console)
+        hide = partial(hide_secrets, loaded.spec.model_dump(mode="json"))
+        handlers = log_to(folder, console, hide)
         _allow_open_files()
         try:
-            return asyncio.run(_supervise(loaded, folder, console, resume=resume))
+            return asyncio.run(_supervise(loaded, folder, console, hide, resume=resume))
         finally:
             for handler in handlers:
                 logging.getLogger().removeHandler(handler)
@@ -66,7 +68,9 @@ def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> in
                 handler.close()
 
 
-async def _supervise(loaded: LoadedSpec, folder: RunFolder, console: Console, *, resume: bool) -> int:
+async def _supervise(
+    loaded: LoadedSpec, folder: RunFolder, console: Console, hide: Callable[[str], str], *, resume: bool
+) -> int:
     """Run the job, stop it when asked to, and write down how it ended."""
     trackers = zip(unique_names(loaded.spec.trackers), loaded.spec.trackers, strict=True)
     journal = Journal(
@@ -86,7 +90,7 @@ async def _supervise(loaded: LoadedSpec, folder: RunFolder, console: Console, *,
     except asyncio.CancelledError:
         code, status = INTERRUPTED, "interrupted"
     except Exception as failure:
-        error, damaged = _explain(failure, folder, console), isinstance(failure, DamagedCheckpoint)
+        error, damaged = _explain(failure, folder, console, hide), isinstance(failure, DamagedCheckpoint)
         code, status = (INTERRUPTED, "interrupted") if stop.by_user else (FAILED, "failed")
     finally:
         console.close()
@@ -154,18 +158,18 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _explain(failure: Exception, folder: RunFolder, console: Console) -> str:
+def _explain(failure: Exception, folder: RunFolder, console: Console, hide: Callable[[str], str]) -> str:
     """Say what failed; what nobody foresaw leaves its trace in the driver's log."""
     logger.info("the job failed", exc_info=failure)
     console.close()
     if isinstance(failure, (JobError, ValueError, TimeoutError)):
-        message = str(failure)
+        message = hide(str(failure))
     else:
         trace = shown_path(folder.logs / DRIVER_LOG)
-        message = f"unforeseen {type(failure).__name__}: {failure}; its trace is in {trace}"
+        message = hide(f"unforeseen {type(failure).__name__}: {failure}; its trace is in {trace}")
     console.say(f"failed: {message}", style="bold red")
     if isinstance(failure, JobError) and failure.details:
-        console.say(failure.details)
+        console.say(hide(failure.details))
     return message
 
 
@@ -181,38 +185,3 @@ def _conclude(folder: RunFolder, console: Console, status: str, *, advise: bool)
     console.say(f"{folder.name}: {status}; see {folder.shown}")
     if status != "done" and advise:
         console.say(outcome(folder.read_state()["step"], newest_step(folder.checkpoints)))
-
-
-def _log_to(folder: RunFolder, console: Console) -> list[logging.Handler]:
-    """Everything into the driver's log; our own warnings on the console too."""
-    file = LogFile(folder.logs / DRIVER_LOG)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(file)
-    shown = _Shown(console)
-    logging.getLogger("rlrun").addHandler(shown)
-    logging.getLogger("rlrun").setLevel(logging.INFO)
-    return [file, shown]
-
-
-class LogFile(logging.FileHandler):
-    """A log whose disk may be full: the job says so by what it cannot write, once."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Lose the line."""
-
-    def close(self) -> None:
-        """Lose what is left."""
-        with suppress(OSError):
-            super().close()
-
-
-class _Shown(logging.Handler):
-    """Warnings as lines above the live panel."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(logging.WARNING)
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """One record."""
-        self._console.show(record.getMessage(), style="yellow")

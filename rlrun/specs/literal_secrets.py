@@ -53,6 +53,16 @@ def literal_secrets(value: Any, path: KeyPath = ()) -> Iterator[Finding]:
         yield from _refused(value, path)
 
 
+def masked(text: str) -> str:
+    """The text without what looks like a secret in it, for logs and messages."""
+
+    def change(found: re.Match[str]) -> str:
+        start, end = (at - found.start() for at in found.span("secret"))
+        return found[0] if "${env:" in found["secret"] else f"{found[0][:start]}***{found[0][end:]}"
+
+    return _KNOWN.sub("***", _QUERY.sub(change, _PASSWORD.sub(change, text)))
+
+
 def _refused(text: str, path: KeyPath) -> Iterator[Finding]:
     name = str(next((part for part in reversed(path) if isinstance(part, str)), ""))
     if "${env:" not in text:

@@ -36,6 +36,18 @@ def reveal(value: Any, environment: Mapping[str, str] = os.environ) -> Any:
     return value
 
 
+def hidden(text: str, referring: Any, environment: Mapping[str, str] = os.environ) -> str:
+    """`text` with the reference in place of each secret that `referring`, a spec, refers to.
+
+    Values of fewer than six characters stay: they are in half of all words.
+    """
+    for _, found in _references(referring):
+        value = environment.get(found["name"], "") if found["kind"] == "env" else ""
+        if len(value) >= 6:
+            text = text.replace(value, found[0])
+    return text
+
+
 def wrong_references(value: Any, own_keys: Collection[str]) -> Iterator[Finding]:
     """References that nobody would follow, whatever the environment.
 

@@ -163,6 +163,19 @@ def test_a_judge_is_asked_and_understood(service: Service) -> None:
     assert "Why?" in question and "42" in question and "Because {label}." in question
 
 
+def test_a_failure_shows_no_secret(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """Some services quote what they were sent."""
+    service.script = [(401, "no entry with Bearer sesame-1, ask http://me:hunter2@host")]
+    url = service.url.replace("http://", "http://me:hunter2@") + "/score?token=hunter3"
+    params = {"url": url, "attempts": 1, "headers": {"X-Key": "Bearer sesame-1"}}
+    reward = build("rewards", "remote", params)
+    with pytest.raises(RuntimeError, match=f"{service.url}/score gave no answer") as caught:
+        ask(lambda: reward.score(sample("x")), reward)
+    told = str(caught.value) + capsys.readouterr().out
+    assert "HTTP 401" in told
+    assert not any(secret in told for secret in ("hunter2", "hunter3", "sesame-1"))
+
+
 @pytest.mark.parametrize(
     "name",
     ["<|im_end|>", "<|im_<|im_end|>end|>", "<｜User｜>", "</s>", "[/INST]", "<end_of_turn>", "[|user|]"],

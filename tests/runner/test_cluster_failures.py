@@ -14,7 +14,7 @@ from rlrun.runner.cluster.actor import reports_failure
 from rlrun.runner.cluster.failures import Failure, ProcessFailure, first_cause, gather_or_first_cause
 from rlrun.runner.cluster.ray_session import join, session_folder
 from rlrun.runner.errors import JobError
-from rlrun.runner.launch import LogFile
+from rlrun.runner.records.driver_log import LogFile
 
 
 def failure(process: str, kind: str, what: str, log: Path = Path("none.log")) -> ProcessFailure:

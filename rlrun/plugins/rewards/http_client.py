@@ -5,9 +5,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field
 
+from rlrun.specs.literal_secrets import masked
 from rlrun.specs.section import Section
 
 LONGEST_PAUSE = 30.0
@@ -68,15 +70,22 @@ class HttpClient:
                 try:
                     return read(await self._once(url, body, headers))
                 except (self._aiohttp.ClientError, OSError, ValueError) as error:
-                    failures.append(
-                        f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                    )
-                    self._tell(f"{url}, attempt {len(failures)}: {failures[-1]}")
+                    failure = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                    failures.append(self._hidden(failure, url, headers))
+                    self._tell(f"{_shown(url)}, attempt {len(failures)}: {failures[-1]}")
         except asyncio.CancelledError as end:
             if failures:
-                end.add_note(_no_answer(url, failures))
+                end.add_note(_no_answer(_shown(url), failures))
             raise
-        raise RuntimeError(_no_answer(url, failures))
+        raise RuntimeError(_no_answer(_shown(url), failures))
+
+    def _hidden(self, text: str, url: str, headers: Mapping[str, str] | None) -> str:
+        """A failure without the address's secrets and the headers' values, which some services send back."""
+        text = text.replace(url, _shown(url))
+        for value in (*self._params.headers.values(), *(headers or {}).values()):
+            for secret in (value, value.rpartition(" ")[2]):
+                text = text.replace(secret, "***") if len(secret) >= 6 else text
+        return masked(text)
 
     async def _once(self, url: str, body: Any, headers: Mapping[str, str] | None) -> Any:
         if self._session is None:
@@ -97,6 +106,12 @@ class HttpClient:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+
+def _shown(url: str) -> str:
+    """An address without user, password and query."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _no_answer(url: str, failures: Sequence[str]) -> str:

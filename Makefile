@@ -5,8 +5,14 @@ BIN := .venv/bin
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml
+# What a job needs, and no more.
+.venv/.run: pyproject.toml
+	@echo "installing rlrun and torch into .venv: several GB, which takes minutes"
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -e '.[run]'
+	touch $@
+
+.venv/.ready: .venv/.run
 	$(BIN)/pip install -q -e '.[run,dev]'
 	touch $@
 
@@ -44,7 +50,7 @@ PARITY := tests/runner/trainer/test_parity.py tests/runner/trainer/test_invarian
 parity: setup
 	$(PYTEST) $(PARITY) -m 'not gpu' --durations=12
 
-quickstart: setup
+quickstart: .venv/.run
 	$(BIN)/rlrun launch quickstart --new
 
 # Rebuilds the model that the quickstart starts from: half an hour on two cores.

@@ -15,6 +15,7 @@ from rlrun.runner.cluster.start import Models, Started, start_processes
 from rlrun.runner.engines.gateway import Gateway, gateway_of
 from rlrun.runner.engines.pool import EnginePool
 from rlrun.runner.errors import JobError
+from rlrun.runner.interfaces import Timed
 from rlrun.runner.model_files import ModelFiles, check_weights, fetch_files
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.prompts.inputs import Inputs, read_inputs
@@ -48,9 +49,14 @@ class Parts:
     """The way to the policy's engines, where they are not asked directly."""
 
 
-async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: AsyncExitStack) -> Parts:
-    """Start everything; `stack` ends it. JobError or ValueError with the first cause of what went wrong."""
-    reading = asyncio.create_task(_read(spec, model))
+async def start_parts(
+    spec: Spec, model: ModelFiles, folder: RunFolder, stack: AsyncExitStack, timed: Timed
+) -> Parts:
+    """Start everything; `stack` ends it. JobError or ValueError with the first cause of what went wrong.
+
+    `timed` awaits a phase and shows it by its name.
+    """
+    reading = asyncio.create_task(timed("reading tokenizer and rows", _read(spec, model)))
     plan = make_plan(spec)
     if plan.steps is None:
         plan = make_plan(spec, rows=len((await reading).stream))
@@ -62,9 +68,10 @@ async def start_parts(spec: Spec, model: ModelFiles, folder: RunFolder, stack: A
     scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs)
     stack.push_async_callback(scorer.close)  # first: the cluster waits for whatever this process started
     models = await in_background(_fetch_models, spec, model)
-    processes = start_processes(spec, plan, models, folder, cluster)
+    processes = start_processes(spec, plan, models, folder, cluster, timed=timed)
     starting = asyncio.create_task(cluster.while_alive(processes))
-    scoring = asyncio.create_task(_start_scorer(scorer, starting if spec.engines else None))
+    scorers = _start_scorer(scorer, starting if spec.engines else None)
+    scoring = asyncio.create_task(timed("starting the rewards", scorers))
     await gather_or_first_cause([reading, starting, scoring])  # what is wrong with files is told best first
     stack.push_async_callback(reading.result().close)
     started = starting.result()

@@ -4,11 +4,11 @@ PromptSource -> Engines -> Grader -> filters -> Algorithm -> Trainer -> Engines 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,15 @@ from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Group, Needs, Prompt, Sample
 from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightUpdate
+
+Result = TypeVar("Result")
+
+
+class Timed(Protocol):
+    """Awaits a phase of a job's start and shows how long it took (rlrun.runner.records.console)."""
+
+    async def __call__(self, phase: str, work: Awaitable[Result]) -> Result:
+        """What `work` returns, or raises."""
 
 
 class PromptSource(Protocol):

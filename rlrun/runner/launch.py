@@ -113,7 +113,7 @@ async def _run(
         console.say(f"{folder.name}: starting; everything it leaves is in {folder.shown}")
         model = await in_background(fetch_model, spec.model)
         locking = asyncio.create_task(in_background(lock, loaded, model))
-        parts = await start_parts(spec, model, folder, stack)
+        parts = await start_parts(spec, model, folder, stack, console.timed)
         _write_specs(loaded, folder, await locking)
         journal.note(parts.cluster.traces)
 
@@ -178,7 +178,7 @@ def _conclude(folder: RunFolder, console: Console, status: str, *, advise: bool)
     damaged checkpoint's error has said it already.
     """
     try:
-        if curve := write_report(folder, folder.name):
+        if curve := write_report(folder, folder.name, console.width):
             console.show(curve)
     except OSError as error:
         console.say(f"the report could not be written: {error}")

@@ -20,6 +20,7 @@ from rlrun.runner.cluster.start_trainer import TrainerRanks, trainer_requests
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.external import ExternalEngine, Wanted
 from rlrun.runner.errors import JobError
+from rlrun.runner.interfaces import Timed
 from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.planning.plan import Plan
 from rlrun.runner.records.run_folder import RunFolder
@@ -28,6 +29,7 @@ from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
 from rlrun.specs.weight_sync import shares_memory
 
+_LOADING_TRAINER, _LOADING_ENGINES = "loading the trainer", "loading the engines"
 _BOOT_SECONDS = 120.0
 """Deadline for a process to come up."""
 
@@ -76,10 +78,13 @@ class Models:
 
 
 async def start_processes(
-    spec: Spec, plan: Plan, models: Models, folder: RunFolder, cluster: Cluster
+    spec: Spec, plan: Plan, models: Models, folder: RunFolder, cluster: Cluster, *, timed: Timed
 ) -> Started:
-    """Start Ray, and the ranks and engines of the plan. JobError: the first cause of what went wrong."""
-    await cluster.start()
+    """Start Ray, and the ranks and engines of the plan. JobError: the first cause of what went wrong.
+
+    `timed` awaits a phase and shows it by its name.
+    """
+    await timed("starting Ray" if cluster.is_local else "joining the cluster", cluster.start())
     processes = cluster.launch(trainer_requests(plan, cluster.placement, folder))
     groups = _engines(spec, plan, models, folder, cluster)
     if not cluster.is_local:
@@ -87,12 +92,14 @@ async def start_processes(
     trainer = TrainerRanks(cluster, processes, spec, plan, folders=models.of_trainer, weights=folder.weights)
     handles = [handle for group in groups.values() for handle in group]
     if sleeps(spec) and processes and groups[None]:
-        await trainer.start()
+        await timed(_LOADING_TRAINER, trainer.start())
         await trainer.offload()  # an engine takes what memory it finds
-        found = await gather_or_first_cause([handle.start() for handle in handles])
+        starts = [handle.start() for handle in handles]
+        found = await timed(_LOADING_ENGINES, gather_or_first_cause(starts))
     else:
-        serving = asyncio.create_task(gather_or_first_cause([handle.start() for handle in handles]))
-        await gather_or_first_cause([asyncio.create_task(trainer.start()), serving])
+        starts = [handle.start() for handle in handles]
+        serving = asyncio.create_task(timed(_LOADING_ENGINES, gather_or_first_cause(starts)))
+        await gather_or_first_cause([asyncio.create_task(timed(_LOADING_TRAINER, trainer.start())), serving])
         found = serving.result()
     clients = iter(found)
     engines = {name: Engines(group, [next(clients) for _ in group]) for name, group in groups.items()}

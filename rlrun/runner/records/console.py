@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 from rich.console import Console as Terminal
 from rich.console import Group, RenderableType
@@ -12,6 +13,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,8 @@ _PARTS = {
     "sleep": "sleep",
 }
 """What the driver waits for in a step, one after the other, and its name on the console."""
+_SHOWN_SECONDS = 0.1
+"""Shorter phases of the start are not worth a line."""
 _SMOOTHING = 0.8
 """How much of the time a step takes comes from the steps before, for the time left."""
 
@@ -46,12 +51,34 @@ class Console:
         """Those of the last step: a part that it did not have took none of its time."""
         self._seconds: float | None = None
         self._clock = time.monotonic()
+        self._phases: dict[str, float] = {}
+        """Phases of the start that are under way, and when they began."""
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return self._terminal.width
+
+    async def timed(self, phase: str, work: Awaitable[Result]) -> Result:
+        """Await a phase of the start, shown on a terminal while it lasts; a line says how long it took."""
+        self._phases[phase] = begun = time.monotonic()
+        self._show_panel()
+        try:
+            result = await work
+        finally:
+            del self._phases[phase]
+        if (seconds := time.monotonic() - begun) >= _SHOWN_SECONDS:
+            self.say(f"  {phase}: {seconds:.1f} s", style="dim")
+        return result
 
     def start(self, step: int, steps: int) -> None:
         """Begin to show progress, `step` of `steps` done."""
         self._step, self._steps = step, steps
         self._clock = time.monotonic()
-        if self._terminal.is_terminal:
+        self._show_panel()
+
+    def _show_panel(self) -> None:
+        if self._terminal.is_terminal and self._live is None:
             self._live = Live(self, console=self._terminal, refresh_per_second=4, transient=True)
             self._live.start()
 
@@ -86,10 +113,7 @@ class Console:
         self._last = metrics if "perf/step_time" in metrics else self._last
         line = self._line(metrics)
         logger.info("%s", line)
-        if self._live is None:
-            self.show(line)
-        elif evaluation := _evaluation(metrics):
-            self.show(f"step {step}: {evaluation}")
+        self.show(line if self._live is None else self._short_line(metrics))
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -99,14 +123,21 @@ class Console:
             self._live = None
 
     def __rich__(self) -> RenderableType:
-        """The live panel, drawn anew four times a second."""
+        """The live panel, drawn again four times a second."""
+        if not self._steps:
+            now = time.monotonic()
+            running = (f"{phase} ({now - begun:.0f} s)" for phase, begun in self._phases.items())
+            return Text.assemble((self._name, "bold"), "  ", (", ".join(running), "cyan"))
         head = Text.assemble(
             (self._name, "bold"), f"  step {self._step}/{self._steps}  ", (self._doing, "cyan")
         )
+        bar = Table.grid()  # a bar by itself leaves its line open
+        width = min(60, self._terminal.width)
+        bar.add_row(ProgressBar(total=max(self._steps, 1), completed=self._step, width=width))
         table = Table.grid(padding=(0, 2))
         for name, value in self._rows():
             table.add_row(Text(name, style="dim"), value)
-        return Group(head, ProgressBar(total=max(self._steps, 1), completed=self._step, width=60), table)
+        return Group(head, bar, table)
 
     def _rows(self) -> list[tuple[str, str]]:
         rows = [
@@ -119,6 +150,12 @@ class Console:
         if self._seconds is not None:
             rows.append(("left", self._left()))
         return [(name, value) for name, value in rows if value]
+
+    def _short_line(self, metrics: Mapping[str, float]) -> str:
+        """What stays above the panel of a finished step."""
+        seconds = f"{metrics['perf/step_time']:.2f} s" if "perf/step_time" in metrics else ""
+        parts = [f"step {self._step}/{self._steps}", score(metrics), _evaluation(metrics), seconds]
+        return "  ".join(part for part in parts if part)
 
     def _line(self, metrics: Mapping[str, float]) -> str:
         parts = [

@@ -10,12 +10,14 @@ from typing import Any
 
 from rlrun.runner.records.metrics_file import read_metrics
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.records.text_plot import plot
+from rlrun.runner.records.text_plot import LABEL, plot
 from rlrun.runner.rollouts.packed_lines import UnreadableFile, read_records
 from rlrun.specs.step_names import ROLLOUTS, paths_of_steps
 
 logger = logging.getLogger(__name__)
 
+SMALLEST_PLOT = 20
+"""Columns of the curve's area in the narrowest terminal."""
 _SHOWN_SAMPLES = 12
 _SHOWN = {"id", "prompt", "response", "reward", "tokens", "status"}
 """What is shown of a sample."""
@@ -33,8 +35,8 @@ def curves(folder: RunFolder) -> Series:
     }
 
 
-def write_report(folder: RunFolder, title: str) -> str:
-    """Write curve.png and report.html, older ones set aside; the curve as text for the terminal."""
+def write_report(folder: RunFolder, title: str, width: int) -> str:
+    """Write curve.png and report.html, older ones set aside; the curve as text of at most this width."""
     series = {name: points for name, points in curves(folder).items() if points}
     if not series:
         return ""
@@ -42,7 +44,7 @@ def write_report(folder: RunFolder, title: str) -> str:
     folder.set_aside(folder.report)
     draw(series, title, folder.curve)
     folder.report.write_text(_page(folder, series, title), encoding="utf-8")
-    return plot(series)
+    return plot(series, max(width - LABEL - 2, SMALLEST_PLOT))
 
 
 def draw(series: Series, title: str, path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 Points = Sequence[tuple[int, float]]
 
 _MARKS = "●+×○*"
-_LABEL = 9
+LABEL = 9
 """Width of the numbers left of the axis."""
 
 
@@ -28,15 +28,13 @@ def plot(series: Mapping[str, Points], width: int = 72, height: int = 14) -> str
             if first <= columns[column] <= last:
                 cells[row][column] = mark
     lines = [
-        f"{_label(row, height, low, high):>{_LABEL}} │{''.join(line)}".rstrip()
+        f"{_label(row, height, low, high):>{LABEL}} │{''.join(line)}".rstrip()
         for row, line in enumerate(cells)
     ]
-    lines.append(f"{'':>{_LABEL}} └{'─' * width}")
+    lines.append(f"{'':>{LABEL}} └{'─' * width}")
     ends = f"{min(steps):<{width // 2}}{max(steps):>{width - width // 2}}"
-    lines.append(f"{'step':>{_LABEL}}  {ends}")
-    lines += [
-        f"{'':>{_LABEL}}  {mark} {name}" for name, mark in zip(series, _marks(len(series)), strict=True)
-    ]
+    lines.append(f"{'step':>{LABEL}}  {ends}")
+    lines += [f"{'':>{LABEL}}  {mark} {name}" for name, mark in zip(series, _marks(len(series)), strict=True)]
     return "\n".join(lines)
 
 

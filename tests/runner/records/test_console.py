@@ -34,7 +34,45 @@ def test_without_a_terminal_every_step_is_a_plain_line() -> None:
     assert "\x1b" not in file.getvalue()
 
 
-def test_a_terminal_gets_a_live_panel_and_evaluations_as_lines() -> None:
+@pytest.mark.parametrize("width", [60, 200])
+def test_the_panel_shows_the_reward_at_any_width(width: int) -> None:
+    console = Console("run", Terminal(file=io.StringIO(), width=width))
+    console.start(0, 2)
+    console.step(1, STEP | HELD_OUT)
+    terminal = Terminal(file=io.StringIO(), width=width)
+    terminal.print(console)
+    lines = terminal.file.getvalue().splitlines()
+    assert any(line.startswith("score     reward 0.500 ± 0.250  length 12") for line in lines)
+    assert all(len(line) <= width for line in lines)
+
+
+async def test_phases_of_the_start_are_shown_with_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    console = Console("run", Terminal(file=file, width=100, force_terminal=True, no_color=True))
+    now = [10.0]
+    monkeypatch.setattr("rlrun.runner.records.console.time.monotonic", lambda: now[0])
+
+    async def load() -> str:
+        now[0] += 2.5
+        panel = Terminal(file=io.StringIO(), width=100)
+        panel.print(console)
+        assert "starting Ray (2 s)" in panel.file.getvalue()
+        return "loaded"
+
+    assert await console.timed("starting Ray", load()) == "loaded"
+    console.close()
+    assert "starting Ray: 2.5 s" in file.getvalue()
+
+
+def test_no_color_leaves_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    file = io.StringIO()
+    console = Console("run", Terminal(file=file, width=100, force_terminal=True))
+    console.say("failed", style="red")
+    assert "\x1b[31m" not in file.getvalue()
+
+
+def test_a_terminal_gets_a_live_panel_and_finished_steps_as_lines() -> None:
     file = io.StringIO()
     console = Console("run", Terminal(file=file, width=100, force_terminal=True))
     console.start(0, 2)
@@ -42,7 +80,7 @@ def test_a_terminal_gets_a_live_panel_and_evaluations_as_lines() -> None:
     console.step(1, STEP | HELD_OUT)
     console.close()
     shown = file.getvalue()
-    assert "step 1: held-out reward 0.750" in shown
+    assert "step 1/2  reward 0.500 ± 0.250  length 12  held-out reward 0.750, pass@1 0.700  2.00 s" in shown
     terminal = Terminal(file=io.StringIO(), width=100)
     terminal.print(console)
     panel = terminal.file.getvalue()

@@ -45,18 +45,20 @@ def test_the_report_has_picture_numbers_and_samples_and_overwrites_nothing(tmp_p
         "status": "completed",
     }
     (folder.rollouts / "step-3.jsonl.zst").write_bytes(zstandard.compress(json.dumps(sample).encode()))
-    assert "● eval/held-out/reward" in write_report(folder, "a run")
+    curve = write_report(folder, "a run", 120)
+    assert "● eval/held-out/reward" in curve
+    assert max(map(len, curve.splitlines())) == 120
     page = folder.report.read_text()
     assert "data:image/png;base64," in page
     assert "&lt;b&gt;yes&lt;/b&gt;" in page
     assert "<td>eval/held-out/reward</td><td>0.1</td><td>0.9</td><td>0.9</td>" in page
-    write_report(folder, "a run")
+    write_report(folder, "a run", 80)
     assert (folder.superseded / "1" / "curve.png").exists()
 
 
 def test_no_metrics_no_report(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, [])
-    assert write_report(folder, "a run") == ""
+    assert write_report(folder, "a run", 80) == ""
     assert not folder.curve.exists()
 
 

@@ -1,5 +1,7 @@
 """Checkpoints that are written while training goes on hold what was there when they were begun."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from tiny_models import make_tiny_model
 from trainer_cases import make_rank, make_sequences, make_spec, plan, run_ranks
 
+from rlrun.converters.checksums import checksum
 from rlrun.runner.trainer import saving
 
 WORKER = Path(__file__).with_name("saving_worker.py")
@@ -19,9 +22,11 @@ def folder(tmp_path_factory):
 
 
 def until_saved(rank):
-    """Wait for this rank's part."""
+    """Wait for this rank's part; returns the checksums of its files."""
     rank._saving._writing.exception(DEADLINE)
-    assert rank.saved()
+    digests = rank.saved()
+    assert digests
+    return digests
 
 
 def content(folder):
@@ -30,14 +35,25 @@ def content(folder):
 
 
 def saved_both_ways(rank, spec, folder):
-    """Train, save, begin to save, train on; the two folders."""
+    """Train, save, begin to save, train on; the two folders. The rank's checksums go into a file beside."""
     sequences = make_sequences(6)
     rank.train(sequences, plan(sequences, spec))
-    rank.save(folder / "now")
+    digests = rank.save(folder / "now")
     rank.begin_save(folder / "meanwhile")
     rank.train(sequences, plan(sequences, spec))
-    until_saved(rank)
+    digests |= until_saved(rank)
+    (folder / f"digests-{os.getpid()}.json").write_text(json.dumps(digests))
     return folder / "now", folder / "meanwhile"
+
+
+def check_digests(folder):
+    """Every file of both folders has the checksum of the rank that wrote it."""
+    tables = [json.loads(path.read_text()) for path in folder.glob("digests-*.json")]
+    files = [path for name in ("now", "meanwhile") for path in (folder / name).rglob("*") if path.is_file()]
+    assert sum(map(len, tables)) == len(files)
+    assert {name: digest for table in tables for name, digest in table.items()} == {
+        str(path): checksum(path.read_bytes()) for path in files
+    }
 
 
 @pytest.mark.parametrize("offload", ["none", "optimizer"])
@@ -47,6 +63,7 @@ def test_what_is_written_meanwhile_is_the_same_bit_for_bit(folder, tmp_path, off
     now, meanwhile = saved_both_ways(rank, spec, tmp_path)
     assert content(now) == content(meanwhile)
     assert {path.parts[0] for path in content(now)} > {"critic"}
+    check_digests(tmp_path)
     resumed = make_rank(folder, spec)
     resumed.load(meanwhile)
     sequences = make_sequences(6)
@@ -75,5 +92,6 @@ def test_a_disk_that_fills_up_meanwhile_reaches_the_caller(folder, tmp_path, mon
 
 def test_ranks_write_together_while_they_train(folder, tmp_path):
     run_ranks(WORKER, 2, [str(folder), str(tmp_path)], tmp_path)
+    check_digests(tmp_path)
     assert content(tmp_path / "now")
     assert content(tmp_path / "now") == content(tmp_path / "meanwhile")

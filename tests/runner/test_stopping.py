@@ -16,7 +16,8 @@ from rlrun.runner.job import Job, Progress
 from rlrun.runner.loop import run
 from rlrun.runner.rollouts.rollout_only import RolloutJob, generate
 from rlrun.runner.stopping import Moment, StopRequest, announcement, outcome
-from tests.runner.test_loop import Evaluation, job
+from rlrun.runner.turns import Turns
+from tests.runner.test_loop import Evaluation, Memory, job
 
 STEPS = 4
 
@@ -114,6 +115,14 @@ async def test_what_a_stopped_run_does_with_its_last_step(tmp_path: Path) -> Non
     ]
     progress = read_driver(tmp_path / "step-2")["progress"]
     assert progress["unevaluated"]["train/loss"] == pytest.approx(one.trainer.logit * -1)  # type: ignore
+
+
+async def test_a_sleeping_trainer_is_woken_to_save(tmp_path: Path) -> None:
+    one = replace(small_job(tmp_path), evaluation=None)
+    memory = Memory(one.trainer.events)  # type: ignore[attr-defined]
+    stops_at(one, one.source, "next", 2)  # engines have the devices
+    await run(replace(one, turns=Turns(memory, memory)), Progress())
+    assert one.trainer.events[-4:] == ["metrics 1", "flush", "engines sleep", "save"]  # type: ignore
 
 
 async def test_a_step_that_is_saved_already_is_not_saved_again(tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ class Cluster:
             "num_cpus": request.seat.cpus,
             "num_gpus": request.seat.gpus,
             "max_restarts": 0,
+            "enable_task_events": False,  # also on a cluster that we joined, which has its own settings
             "runtime_env": {"env_vars": dict(request.environment)},
         }
         if request.kind.pings_aside:

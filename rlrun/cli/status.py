@@ -27,7 +27,11 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
     if state["error"]:
         print(f"error: {state['error']}")
     if state["status"] in ("died", "failed", "interrupted"):
+        from rlrun.runner.checkpoint_folder import newest_step
+        from rlrun.runner.stopping import outcome
+
         print(f"its logs: rlrun logs {run.name}; to go on: rlrun launch SPEC --name {run.name} --resume")
+        print(outcome(state["step"], newest_step(run.checkpoints)))
     width = max(map(len, state["metrics"]), default=0)
     for metric, value in sorted(state["metrics"].items()):
         print(f"  {metric:{width}}  {'none' if value is None else format(value, '.6g')}")

@@ -119,6 +119,7 @@ def test_a_run_whose_process_is_gone_has_died(rlrun: Command, tmp_path: Path) ->
     outcome = rlrun("status", "job", "--runs-dir", tmp_path)
     assert "job: died" in outcome.out
     assert "--resume" in outcome.out
+    assert "nothing was saved (steps 1 to 5 are lost): --resume begins again from the start" in outcome.out
     stop = rlrun("stop", "job", "--runs-dir", tmp_path)
     assert stop.code == 2
     assert "not running: died" in stop.err

@@ -13,7 +13,7 @@ GROUPS, SAMPLES = 8, 4
 
 def trained_ids(job: Ended) -> list[list[str]]:
     """Ids of the samples of every step."""
-    return [sorted(_ids(job, line["step"])) for line in job.metrics]
+    return [sorted(_ids(job, line["step"])) for line in job.metrics if line["step"]]
 
 
 def check_each_once(job: Ended) -> None:

@@ -15,10 +15,14 @@ from typing import Any
 
 from rlrun.cli.main import run
 from rlrun.runner.cluster.ray import Cluster
+from rlrun.runner.cluster.start_trainer import TrainerRanks
 from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.rollouts.evaluate import Evaluator
 from rlrun.runner.trainer_group import TrainerGroup
 
 MOMENTS: dict[str, tuple[type, str]] = {
+    "starting ranks": (TrainerRanks, "start"),
+    "evaluation": (Evaluator, "run"),
     "generation": (EngineClient, "generate_batch"),
     "weight sync": (EngineClient, "update_weights"),
     "writing weights": (TrainerGroup, "write_weights"),
@@ -43,16 +47,18 @@ class Fault:
     call: int
     hangs: bool = False
     """It is stopped for good instead of killed."""
+    number: int = signal.SIGKILL
+    """The signal."""
 
 
 def main_with(faults: Sequence[Fault]) -> str:
     """The Python of a launch that has these faults."""
     root = str(Path(__file__).parents[2])
-    wanted = [(one.victim, one.moment, one.call, one.hangs) for one in faults]
+    wanted = [(one.victim, one.moment, one.call, one.hangs, int(one.number)) for one in faults]
     return f"import sys; sys.path.append({root!r}); from tests.fault import moments; moments.main({wanted!r})"
 
 
-def main(faults: Sequence[tuple[str, str, int, bool]]) -> None:
+def main(faults: Sequence[tuple[str, str, int, bool, int]]) -> None:
     """Arm the faults and launch."""
     pids = _pids_of_processes()
     for name, (owner, method) in MOMENTS.items():
@@ -87,13 +93,15 @@ def _faulty(
         victim = pid(fault.victim)
         print(f"fault: {fault}", flush=True)
         if victim == os.getpid():
-            os.kill(victim, signal.SIGKILL)
+            os.kill(victim, fault.number)
+            return await method(*args, **kwargs)
         os.kill(victim, signal.SIGSTOP)
         under_way = asyncio.ensure_future(method(*args, **kwargs))
         try:
             await asyncio.sleep(UNDER_WAY_SECONDS)
             if not fault.hangs:
-                os.kill(victim, signal.SIGKILL)
+                os.kill(victim, fault.number)
+                os.kill(victim, signal.SIGCONT)
             return await under_way
         finally:
             under_way.cancel()

@@ -72,6 +72,17 @@ def test_a_job_ends_with_one_error_when_its_restarts_are_spent(jobs: Jobs) -> No
     assert "Traceback" not in ended.output
 
 
+def test_a_crash_that_repeats_is_named_and_not_tried_again(jobs: Jobs) -> None:
+    faults = [Fault("trainer 0", "training", call, number=signal.SIGILL) for call in (3, 6)]  # step 3, twice
+    settings = {"trainer__steps": STEPS, "fault_tolerance__trainer_restarts": 5, **SLEEPING}
+    ended = jobs.run("crash-repeats", main=main_with(faults), **settings)
+    assert ended.code == 3
+    [failed] = [line for line in ended.output.splitlines() if line.startswith("failed:")]
+    assert "trainer 0 died: its process crashed: SIGILL (Illegal instruction)" in failed
+    assert "at the same place before" in failed
+    assert ended.output.count("starting the trainer again") == 1
+
+
 def test_checkpoints_that_are_unfinished_or_damaged_do_not_count_and_strays_are_left_alone(
     jobs: Jobs, reference: Ended
 ) -> None:

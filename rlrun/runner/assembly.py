@@ -11,6 +11,7 @@ from rlrun.runner.background import in_background
 from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
+from rlrun.runner.cluster.scratch import Scratch
 from rlrun.runner.cluster.start import Models, Started, start_processes
 from rlrun.runner.engines.gateway import Gateway, gateway_of
 from rlrun.runner.engines.pool import EnginePool
@@ -50,7 +51,12 @@ class Parts:
 
 
 async def start_parts(
-    spec: Spec, model: ModelFiles, folder: RunFolder, stack: AsyncExitStack, timed: Timed
+    spec: Spec,
+    model: ModelFiles,
+    folder: RunFolder,
+    scratch: Scratch,
+    stack: AsyncExitStack,
+    timed: Timed,
 ) -> Parts:
     """Start everything; `stack` ends it. JobError or ValueError with the first cause of what went wrong.
 
@@ -63,7 +69,7 @@ async def start_parts(
     assert plan.steps is not None
     steps, plan = spec.debug.step or plan.steps, part_of(plan, spec.debug.mode)
     saved = saved_source(spec, steps, model)
-    cluster = Cluster(spec.cluster, place(plan))
+    cluster = Cluster(spec.cluster, place(plan), scratch)
     stack.push_async_callback(cluster.close)
     scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs)
     stack.push_async_callback(scorer.close)  # first: the cluster waits for whatever this process started

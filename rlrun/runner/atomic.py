@@ -46,13 +46,13 @@ def is_unfinished(path: Path) -> bool:
     return _UNFINISHED.fullmatch(path.name) is not None and path.is_file() and not path.is_symlink()
 
 
-def read_bytes(path: Path, most: int) -> bytes:
+def read_bytes(path: Path, most: int, *, folder: int | None = None) -> bytes:
     """Returns what a file from outside holds; OSError or ValueError if it cannot be read.
 
     ValueError for more than `most` bytes, and for what is not a regular file: opening a pipe would wait
-    for a writer, and a device has no end.
+    for a writer, and a device has no end. `folder`: descriptor of the folder that a relative path begins in.
     """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a regular file")
         content = file.read(most + 1)

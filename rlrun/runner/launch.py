@@ -9,7 +9,7 @@ import asyncio
 import logging
 import resource
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from rlrun.runner.background import in_background, to_its_end
 from rlrun.runner.checkpoint_folder import newest_step
 from rlrun.runner.checkpoint_reading import DamagedCheckpoint
 from rlrun.runner.cluster.failures import run_watched
-from rlrun.runner.cluster.processes import clean_up_after
+from rlrun.runner.cluster.scratch import Scratch, remove_leftovers, scratch_folder
 from rlrun.runner.errors import JobError
 from rlrun.runner.model_files import fetch_model
 from rlrun.runner.preflight import check_files
@@ -53,14 +53,16 @@ def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> in
     """
     check_files(loaded)
     runs_dir = Path(loaded.spec.runs_dir)
-    with claim(runs_dir, loaded.spec.name, resume=resume, new=new) as folder:
-        clean_up_after(folder.read_state())
+    with ExitStack() as stack:
+        folder = stack.enter_context(claim(runs_dir, loaded.spec.name, resume=resume, new=new))
+        remove_leftovers()
+        scratch = stack.enter_context(scratch_folder())
         console = Console(folder.name)
         hide = partial(hide_secrets, loaded.spec.model_dump(mode="json"))
         handlers = log_to(folder, console, hide)
         _allow_open_files()
         try:
-            return asyncio.run(_supervise(loaded, folder, console, hide, resume=resume))
+            return asyncio.run(_supervise(loaded, folder, scratch, console, hide, resume=resume))
         finally:
             for handler in handlers:
                 logging.getLogger().removeHandler(handler)
@@ -69,7 +71,13 @@ def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> in
 
 
 async def _supervise(
-    loaded: LoadedSpec, folder: RunFolder, console: Console, hide: Callable[[str], str], *, resume: bool
+    loaded: LoadedSpec,
+    folder: RunFolder,
+    scratch: Scratch,
+    console: Console,
+    hide: Callable[[str], str],
+    *,
+    resume: bool,
 ) -> int:
     """Run the job, stop it when asked to, and write down how it ended."""
     trackers = zip(unique_names(loaded.spec.trackers), loaded.spec.trackers, strict=True)
@@ -79,8 +87,9 @@ async def _supervise(
         [(name, build("trackers", one.type, one.params)) for name, one in trackers],
         whole=loaded.spec.debug.keeps_rollouts,
     )
+    journal.note({"scratch": str(scratch.path)})
     stop = StopRequest()
-    task = asyncio.create_task(_run(loaded, folder, console, journal, stop=stop, resume=resume))
+    task = asyncio.create_task(_run(loaded, folder, scratch, console, journal, stop=stop, resume=resume))
     stop_on_signals(task, stop, console.say, loaded.spec.checkpoint.stop_timeout)
     code, status, error, damaged = DONE, "done", None, False
     try:
@@ -102,6 +111,7 @@ async def _supervise(
 async def _run(
     loaded: LoadedSpec,
     folder: RunFolder,
+    scratch: Scratch,
     console: Console,
     journal: Journal,
     *,
@@ -113,13 +123,13 @@ async def _run(
         console.say(f"{folder.name}: starting; everything it leaves is in {folder.shown}")
         model = await in_background(fetch_model, spec.model)
         locking = asyncio.create_task(in_background(lock, loaded, model))
-        parts = await start_parts(spec, model, folder, stack, console.timed)
+        parts = await start_parts(spec, model, folder, scratch, stack, console.timed)
         _write_specs(loaded, folder, await locking)
-        journal.note(parts.cluster.traces)
+        journal.note(parts.cluster.note_processes())
 
         def say(text: str) -> None:
             console.say(text)
-            journal.note(parts.cluster.traces)
+            journal.note(parts.cluster.note_processes())
 
         if spec.debug.mode == "rollout":
             work = roll_out_alone(spec, parts, folder, journal, stop=stop, resume=resume)

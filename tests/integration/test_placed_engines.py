@@ -17,6 +17,7 @@ from rlrun.runner.cluster.engine_setups import policy_served
 from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process
+from rlrun.runner.cluster.scratch import scratch_folder
 from rlrun.runner.cluster.start_engines import engine_handles, engine_requests
 from rlrun.runner.cluster.start_trainer import trainer_requests
 from rlrun.runner.engines.client import EngineClient
@@ -56,12 +57,13 @@ def spec_of(address: str, cluster: dict[str, Any], **engine: Any) -> Spec:
 
 @asynccontextmanager
 async def reserved(spec: Spec, plan: Plan) -> AsyncIterator[Cluster]:
-    cluster = Cluster(spec.cluster, place(plan))
-    try:
-        await cluster.start()
-        yield cluster
-    finally:
-        await cluster.close()
+    with scratch_folder() as scratch:
+        cluster = Cluster(spec.cluster, place(plan), scratch)
+        try:
+            await cluster.start()
+            yield cluster
+        finally:
+            await cluster.close()
 
 
 async def devices(process: Process) -> Sequence[str]:

@@ -4,7 +4,6 @@ import logging
 import re
 import socket
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from rlrun.converters.paths import check_tensor_name
 from rlrun.runner.cluster.actor import reports_failure
 from rlrun.runner.cluster.failures import Failure, ProcessFailure, first_cause, gather_or_first_cause
-from rlrun.runner.cluster.ray_session import join, session_folder
+from rlrun.runner.cluster.ray_session import join
 from rlrun.runner.errors import JobError
 from rlrun.runner.records.driver_log import LogFile
 
@@ -67,16 +66,6 @@ def test_a_log_on_a_full_disk_is_silent(capsys: pytest.CaptureFixture[str]) -> N
     log.emit(logging.makeLogRecord({"msg": "a line"}))
     log.close()
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("room", [True, False])
-def test_ray_s_sockets_have_room(room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = Path("/var/tmp") if room else tmp_path / ("a" * 90)
-    parent.mkdir(exist_ok=True)
-    monkeypatch.setattr(tempfile, "tempdir", str(parent))
-    folder = session_folder()
-    folder.rmdir()
-    assert folder.parent == (parent if room else Path("/tmp"))
 
 
 def test_a_log_that_is_not_there_is_named() -> None:

@@ -1,14 +1,9 @@
 """Makes sure that nothing of a job is left on this host when it is over."""
 
-import shutil
-import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
 
 import psutil
-
-from rlrun.runner.weights.segment_files import remove_of
 
 _WAIT_SECONDS = 3.0
 
@@ -37,11 +32,3 @@ def kill(pids: Iterable[int]) -> None:
 def end_now() -> None:
     """Kill everything that this process started."""
     end(children(), wait=0.0)
-
-
-def clean_up_after(state: Mapping[str, Any]) -> None:
-    """Remove what a launch that was killed could not: `state` is the last that it wrote."""
-    if state.get("host") == socket.gethostname():
-        remove_of(pid for pid in state.get("processes", {}).values() if not psutil.pid_exists(pid))
-        if scratch := state.get("scratch"):
-            shutil.rmtree(scratch, ignore_errors=True)

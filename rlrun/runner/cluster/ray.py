@@ -8,11 +8,9 @@ The modules `ray*` beside this one are all that talks to Ray.
 """
 
 import asyncio
-import shutil
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
-from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -25,7 +23,8 @@ from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.cluster.ray_health import JoinedCluster, dead_server
 from rlrun.runner.cluster.ray_process import PINGS, Process, Request
 from rlrun.runner.cluster.ray_reservation import Reservation
-from rlrun.runner.cluster.ray_session import join, session_folder, start_here, take_back_signals
+from rlrun.runner.cluster.ray_session import join, start_here, take_back_signals
+from rlrun.runner.cluster.scratch import Scratch
 from rlrun.runner.errors import JobError
 from rlrun.runner.weights.segment_files import remove_of
 from rlrun.specs.cluster import ClusterSpec
@@ -40,25 +39,27 @@ _LOOK_SECONDS = 1.0
 class Cluster:
     """A Ray cluster that is ours, or one that we joined, and the job's processes on it."""
 
-    def __init__(self, spec: ClusterSpec, placement: Placement) -> None:
+    def __init__(self, spec: ClusterSpec, placement: Placement, scratch: Scratch) -> None:
         self._spec = spec
+        self._scratch = scratch
         self.placement = placement
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
-        self._folder: Path | None = None
         where = f"the cluster at {spec.address}" if spec.address else "this host"
         self._reserved = Reservation(placement, where)
         self._others: set[psutil.Process] = set()
         self._processes: list[Process] = []
         self._joined: JoinedCluster | None = None
         self._lost: str | None = None
-        self._gone: list[int] = []
-        """Ids of those that were replaced."""
+        self._replaced: list[Process] = []
 
-    @property
-    def traces(self) -> dict[str, Any]:
-        """What to look for if this process is killed: the ids of the job's processes, and Ray's folder."""
+    def note_processes(self) -> dict[str, Any]:
+        """Returns the job's processes for state.json, and writes them down for the launch that cleans up
+        after this one if it is killed.
+        """
         pids = {process.name: process.pid for process in self._processes}
-        return {"processes": pids, "scratch": str(self._folder) if self._folder else None}
+        if self.is_local:
+            self._scratch.note(pids)
+        return {"processes": pids}
 
     def peak_memory(self) -> dict[str, float]:
         """Bytes of the largest process of each role."""
@@ -103,7 +104,7 @@ class Cluster:
         for process in processes:
             process.kill()
             self._processes.remove(process)
-            self._gone += [process.pid] if process.pid is not None else []
+            self._replaced.append(process)
         if self.is_local:
             kill(process.pid for process in processes if process.pid is not None)
         return self.launch([process.request for process in processes])
@@ -153,8 +154,7 @@ class Cluster:
             self._joined = JoinedCluster(ray.get_runtime_context().gcs_address)
             return
         self._others = children()
-        self._folder = session_folder()
-        start_here(ceil(self.placement.cpus), self._folder)
+        start_here(ceil(self.placement.cpus), self._scratch.ray)
 
     def _actor(self, request: Request) -> Any:
         options = {
@@ -171,7 +171,7 @@ class Cluster:
         return self._reserved.seated(actor, request.seat.bundle, options).remote(str(request.log))
 
     def _end(self) -> None:
-        pids = [process.pid for process in self._processes if process.pid is not None] + self._gone
+        pids = self._pids_here()
         ours = children() - self._others if self.is_local else set()
         if ray.is_initialized():
             for process in self._processes:
@@ -182,9 +182,15 @@ class Cluster:
         end(ours)
         if self.is_local:
             kill(process.pid for process in self._processes if process.pid is not None)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
         remove_of(pids)
+
+    def _pids_here(self) -> list[int]:
+        """Ids of the processes of this host; those of other hosts mean other processes here."""
+        processes = [*self._processes, *self._replaced]
+        if not self.is_local:
+            here = ray.util.get_node_ip_address()
+            processes = [process for process in processes if process.host == here]
+        return [process.pid for process in processes if process.pid is not None]
 
     async def _in_thread(self, function: Any) -> None:
         """Also when this task is cancelled: what is begun here must be known to have ended."""

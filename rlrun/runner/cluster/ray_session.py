@@ -10,7 +10,6 @@ import secrets
 import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,23 +24,12 @@ _REACHED_SECONDS = 10.0
 """For a cluster's host to take a connection."""
 _TRIES = 3
 """Starts of Ray. Each takes half a minute at most where the host is too busy."""
-_SOCKET_BYTES = 107
-"""What Linux takes of the path of a socket."""
-_RAYS_OWN = len("/rlrun-12345678/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
-
-
-def session_folder() -> Path:
-    """A new folder for Ray's files: among temporary ones, in /tmp where TMPDIR leaves sockets no room."""
-    parent = tempfile.gettempdir()
-    fits = len(os.fsencode(parent)) + _RAYS_OWN <= _SOCKET_BYTES
-    return Path(tempfile.mkdtemp(prefix="rlrun-", dir=parent if fits else "/tmp"))
 
 
 def start_here(cores: int, folder: Path) -> None:
     """Start Ray on this host, its files in `folder`. JobError where it does not start in several tries."""
     _stay_on_loopback(True)
-    # Ray asks whoever talks to it for a token, and would keep one in the home folder.
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    _ask_for_a_token()
     for remaining in reversed(range(_TRIES)):
         try:
             _init(cores, folder)
@@ -90,6 +78,17 @@ def not_started(error: Exception, load: float, cores: int) -> str:
         f"{message} ({_TRIES} tries; {busy}). See that the host has memory, space in its temporary folder "
         "(TMPDIR) and processes to spare (ulimit -u), and launch again"
     )
+
+
+def _ask_for_a_token() -> None:
+    """Have Ray refuse everybody who does not know a token, which is drawn here and kept in no file.
+
+    The environment's mode and token are meant for other clusters, whose users know that token.
+    """
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    ray._raylet.Config.initialize("")  # it has read the mode when it was imported
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def join(address: str) -> None:

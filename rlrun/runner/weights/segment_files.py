@@ -4,9 +4,13 @@ import fcntl
 import itertools
 import os
 import re
+import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+
+from rlrun.runner.records.owner import pid_namespace
 
 FOLDER = Path("/dev/shm")
 _PREFIX = "rlrun-"
@@ -20,7 +24,7 @@ _NUMBERS = itertools.count()
 
 def new_name(job: str) -> str:
     """A name for a segment that this process writes for `job`."""
-    return f"{_PREFIX}{_readable(job)}-{_namespace()}.{os.getpid()}-{next(_NUMBERS)}"
+    return f"{_PREFIX}{_readable(job)}-{pid_namespace()}.{os.getpid()}-{next(_NUMBERS)}"
 
 
 def is_name(name: str) -> bool:
@@ -33,26 +37,27 @@ def is_of(name: str, job: str) -> bool:
     return is_name(name) and f"{name}-".startswith(f"{_PREFIX}{_readable(job)}-"[: len(_PREFIX) + 90])
 
 
-def remove_stale() -> list[str]:
-    """Remove segments whose writer was killed, of whatever job; returns their names.
+def remove_stale(folder: Path = FOLDER) -> list[str]:
+    """Remove this user's segments whose writer was killed, of whatever job; returns their names.
 
     Writers of other containers that share /dev/shm are left alone: their process ids mean nothing here.
     """
     removed = []
-    for path in FOLDER.glob(f"{_PREFIX}*"):
+    for path in _own_files(folder):
         match = _OWNED.fullmatch(path.name)
-        if match and match[1] == _namespace() and not Path(f"/proc/{match[2]}").exists():
+        if match and match[1] == str(pid_namespace()) and not Path(f"/proc/{match[2]}").exists():
             path.unlink(missing_ok=True)
             removed.append(path.name)
     return removed
 
 
 def remove_of(pids: Iterable[int], folder: Path = FOLDER) -> None:
-    """Remove the shared weights, ours and torch's, that these processes, dead by now, left behind."""
+    """Remove the shared weights, ours and torch's, that these processes of this host left behind."""
     owners = set(pids)
-    for path in folder.iterdir():
+    for path in _own_files(folder):
         ours, torchs = _OWNED.fullmatch(path.name), _TORCHS.fullmatch(path.name)
-        if (ours and int(ours[2]) in owners) or (torchs and int(torchs[1]) in owners):
+        is_ours = ours and ours[1] == str(pid_namespace()) and int(ours[2]) in owners
+        if is_ours or (torchs and int(torchs[1]) in owners):
             path.unlink(missing_ok=True)
 
 
@@ -83,6 +88,10 @@ def _readable(job: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", job)[:100]
 
 
-def _namespace() -> str:
-    """Identifies the space of process ids this process lives in."""
-    return str(Path("/proc/self/ns/pid").stat().st_ino)
+def _own_files(folder: Path) -> Iterator[Path]:
+    """Regular files that belong to this user."""
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                yield Path(entry.path)

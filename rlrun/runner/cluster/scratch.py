@@ -1,0 +1,165 @@
+"""A launch's folder among temporary files, and the removal of those that killed launches left behind.
+
+    <temporary folder>/rlrun-XXXXXXXX/     mode 0700
+        owner.json        which process the folder belongs to; locked by it until it ends
+        processes.json    ids of the job's processes
+        r/                Ray's files: Ray makes them writable by every user
+
+A folder is removed only if all of this holds: it lies directly in the temporary folder, is not a link,
+belongs to this user, nobody else may enter it, its owner.json names it, and its owner has ended. No file of a
+run names what is removed. Everything is reached through descriptors, so that nothing can be exchanged
+between the look and the removal.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rlrun.runner.atomic import read_bytes, write_json
+from rlrun.runner.file_lock import try_lock
+from rlrun.runner.records.owner import Owner, boot_id
+from rlrun.runner.weights.segment_files import remove_of, remove_stale
+
+_OWNER = "owner.json"
+_PROCESSES = "processes.json"
+_RAY = "r"
+_NAME = re.compile(r"rlrun-[a-z0-9_]{8}")
+_MOST_BYTES = 1 << 20
+_SOCKET_BYTES = 107
+"""What Linux takes of the path of a socket."""
+_RAYS_OWN = len("/rlrun-12345678/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+
+logger = logging.getLogger(__name__)
+
+
+class _Marker(Owner):
+    """What owner.json says."""
+
+    folder: str
+    """Name of the folder: a copy of the folder belongs to nobody."""
+
+
+class Scratch:
+    """The folder of this launch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def ray(self) -> Path:
+        """Where Ray's files go."""
+        return self.path / _RAY
+
+    def note(self, pids: Mapping[str, int | None]) -> None:
+        """Writes down the ids of the job's processes, whose shared memory may be left behind."""
+        write_json(self.path / _PROCESSES, {name: pid for name, pid in pids.items() if pid is not None})
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Scratch]:
+    """A new folder that is removed at the end of the block, or by a later launch if this one is killed."""
+    parent = _parents()[0]
+    path = Path(tempfile.mkdtemp(prefix="rlrun-", dir=parent))
+    lock = _mark(path)
+    scratch = Scratch(path)
+    scratch.ray.mkdir(mode=0o700)
+    try:
+        yield scratch
+    finally:
+        with suppress(OSError), _opened(parent) as above, _opened(path.name, above) as folder:
+            _remove(folder, path.name, above)
+        os.close(lock)
+
+
+def remove_leftovers() -> None:
+    """Removes what killed launches of this user left on this host: temporary folders and shared memory."""
+    for parent in _parents():
+        with suppress(OSError), _opened(parent) as above:
+            for name in filter(_NAME.fullmatch, [entry.name for entry in os.scandir(above)]):
+                with suppress(OSError, ValueError), _opened(name, above) as folder:
+                    _remove_if_left(folder, name, above)
+    remove_stale()
+
+
+def _parents() -> list[Path]:
+    """Folders for temporary files, the one to use first: /tmp where TMPDIR leaves sockets no room."""
+    usual, fallback = Path(tempfile.gettempdir()), Path("/tmp")
+    fits = len(os.fsencode(usual)) + _RAYS_OWN <= _SOCKET_BYTES
+    return list(dict.fromkeys((usual, fallback) if fits else (fallback, usual)))
+
+
+def _mark(path: Path) -> int:
+    """Writes owner.json and returns the descriptor that locks it. It is locked before it has its name."""
+    unfinished = path / f".{_OWNER}"
+    lock = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try_lock(lock)
+    marker = _Marker(folder=path.name, **Owner.current().model_dump())
+    os.write(lock, marker.model_dump_json().encode())
+    unfinished.rename(path / _OWNER)
+    return lock
+
+
+def _remove_if_left(folder: int, name: str, above: int) -> None:
+    status = os.fstat(folder)
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        return
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(_OWNER, flags, dir_fd=folder), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return
+        marker = _Marker.model_validate_json(file.read(_MOST_BYTES))
+        if marker.folder != name or not _has_ended(marker, try_lock(file.fileno())):
+            return
+        if marker.is_here:
+            remove_of(_pids_that_ended(folder))
+        _remove(folder, name, above)
+        logger.info("removed %s, which a killed launch left behind", name)
+
+
+def _has_ended(owner: Owner, locked: bool | None) -> bool:
+    """Whether an owner has certainly ended. `locked`: whether its lock was free; None: there are no locks.
+
+    A folder of another boot stays: it may be another host's, whose locks are not seen here.
+    """
+    if owner.boot_id != boot_id() or locked is False:
+        return False
+    return not owner.is_running if owner.is_here else locked is True
+
+
+def _pids_that_ended(folder: int) -> list[int]:
+    try:
+        noted = json.loads(read_bytes(Path(_PROCESSES), _MOST_BYTES, folder=folder))
+    except (OSError, ValueError, RecursionError):
+        return []
+    pids = noted.values() if isinstance(noted, dict) else []
+    return [pid for pid in pids if type(pid) is int and pid > 0 and not Path(f"/proc/{pid}").exists()]
+
+
+def _remove(folder: int, name: str, above: int) -> None:
+    """Removes an open folder; its owner.json last, so that an interrupted removal is taken up again."""
+    for entry in list(os.scandir(folder)):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.name, dir_fd=folder)
+        elif entry.name != _OWNER:
+            os.unlink(entry.name, dir_fd=folder)
+    os.unlink(_OWNER, dir_fd=folder)
+    os.rmdir(name, dir_fd=above)
+
+
+@contextmanager
+def _opened(path: Path | str, above: int | None = None) -> Iterator[int]:
+    """A folder's descriptor. OSError if an entry of the open folder `above` is not a folder itself."""
+    follows = 0 if above is None else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | follows, dir_fd=above)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from rlrun.converters.output_files import OutputFile
 from rlrun.converters.stored import Files
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def check_free(destination: Path, files: Sequence[OutputFile]) -> None:
@@ -86,23 +88,45 @@ def write_whole(
 
 @contextmanager
 def _claimed(partial: Path, identity: object) -> Iterator[None]:
-    """The partial folder, ours alone and begun with the same identity (or empty)."""
+    """The partial folder, ours alone and begun with the same identity (or empty).
+
+    ValueError for what no conversion of ours has made: it is neither removed nor written to.
+    """
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     claim = partial.with_name(partial.name + ".json")
-    with claim.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another conversion is writing {partial} just now") from None
-        file.seek(0)
-        if file.read() != digest:
+    with os.fdopen(_open_claim(claim), "r+") as file:
+        begun_with = file.read(len(digest) + 1)
+        if partial.is_symlink() or (partial.exists() and not _DIGEST.fullmatch(begun_with)):
+            raise ValueError(f"{partial} was not made by rlrun convert; remove it, or write elsewhere")
+        if begun_with and not _DIGEST.fullmatch(begun_with):
+            raise ValueError(f"{claim} was not made by rlrun convert; remove it, or write elsewhere")
+        if begun_with != digest:
             shutil.rmtree(partial, ignore_errors=True)
+            file.seek(0)
             file.truncate(0)
             file.write(digest)
             file.flush()
         partial.mkdir(exist_ok=True)
         yield
         claim.unlink()
+
+
+def _open_claim(claim: Path) -> int:
+    """Returns a descriptor of the claim that is locked; ValueError if another conversion has locked it."""
+    while True:
+        descriptor = os.open(claim, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The one that held the lock before may have removed the file when it was done.
+            if claim.exists() and os.path.samestat(os.fstat(descriptor), claim.stat()):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            raise ValueError(f"another conversion is writing beside {claim} just now") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
 
 
 def _partial(destination: Path) -> Path:

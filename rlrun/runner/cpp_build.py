@@ -11,7 +11,9 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,11 +69,30 @@ def _library(source: Path, compiler: str) -> Path:
     folder = cache_folder() / "operators"
     library = folder / f"{source.stem}-{_key(source, compiler)}.so"
     if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_nobody_else_writes(folder)
         with _locked(library.with_suffix(".lock")):
             if not library.exists():  # another process may have built it meanwhile
+                _remove_unfinished(library)
                 _compile(source, compiler, library)
+    _check_nobody_else_writes(folder)
+    _check_nobody_else_writes(library)
     return library
+
+
+def _check_nobody_else_writes(path: Path) -> None:
+    """OSError if another user could have written what is run from here, as in a cache folder under /tmp."""
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & stat.S_IWOTH:
+        raise OSError(
+            f"{path} belongs to another user, or every user may write it; RLRUN_CACHE names another"
+        )
+
+
+def _remove_unfinished(library: Path) -> None:
+    """Removes what processes that were killed while they compiled left; the lock is held."""
+    for path in library.parent.glob(f"{library.stem}.*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def _key(source: Path, compiler: str) -> str:
@@ -93,7 +114,9 @@ def _key(source: Path, compiler: str) -> str:
 def _compile(source: Path, compiler: str, library: Path) -> None:
     import torch
 
-    unfinished = library.with_suffix(f".{os.getpid()}.tmp")
+    descriptor, name = tempfile.mkstemp(prefix=f"{library.stem}.", suffix=".tmp", dir=library.parent)
+    os.close(descriptor)
+    unfinished = Path(name)
     started = time.monotonic()
     command = [compiler, *_FLAGS, "-shared", "-fPIC", str(source), "-o", str(unfinished)]
     torch_folder = Path(torch.__file__).parent

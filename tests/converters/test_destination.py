@@ -84,6 +84,31 @@ def test_two_at_once_are_refused(source, tmp_path):
             convert(source, "hf", tmp_path / "out")
 
 
+@pytest.mark.parametrize("claim", [None, "", "a note of mine"])
+def test_a_folder_that_no_conversion_made_is_left_alone(claim, source, tmp_path):
+    (tmp_path / ".out.partial").mkdir()
+    (tmp_path / ".out.partial" / "thesis").write_text("mine")
+    if claim is not None:
+        (tmp_path / ".out.partial.json").write_text(claim)
+    with pytest.raises(ValueError, match=r"\.out\.partial was not made by rlrun convert"):
+        convert(source, "hf", tmp_path / "out")
+    assert (tmp_path / ".out.partial" / "thesis").read_text() == "mine"
+
+
+def test_links_in_the_place_of_what_is_written_are_not_followed(source, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".out.partial.json").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match=r"out\.partial\.json"):
+        convert(source, "hf", tmp_path / "out")
+    assert (tmp_path / "mine").read_text() == "mine"
+    (tmp_path / ".out.partial.json").unlink()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / ".out.partial").symlink_to(tmp_path / "folder")
+    with pytest.raises(ValueError, match="was not made by rlrun convert"):
+        convert(source, "hf", tmp_path / "out")
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
 def test_a_disk_that_has_too_little_room_is_noticed_before(source, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(destination.shutil, "disk_usage", lambda _: usage._replace(free=100_000))

@@ -39,6 +39,34 @@ def test_builds_once_and_loads(source, tmp_path, monkeypatch):
     assert list((tmp_path / "cache" / "operators").glob("*.so")) == [library]
 
 
+@pytest.mark.parametrize("what", ["library", "folder"])
+def test_what_another_user_may_have_written_is_not_loaded(what, source, tmp_path, monkeypatch, caplog):
+    if cpp_build.find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(cpp_build, "_compile", lambda source, compiler, library: library.touch())
+    cpp_build.load_operators(source)
+    folder = tmp_path / "cache" / "operators"
+    assert "every user may write it" not in caplog.text
+    (next(folder.glob("*.so")) if what == "library" else folder).chmod(0o777)
+    cpp_build.load_operators.cache_clear()
+    assert not cpp_build.load_operators(source)
+    assert "every user may write it; RLRUN_CACHE names another" in caplog.text
+
+
+def test_what_a_killed_compiler_left_is_removed(source, tmp_path, monkeypatch):
+    if cpp_build.find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    folder = tmp_path / "cache" / "operators"
+    folder.mkdir(parents=True)
+    name = f"operators-{cpp_build._key(source, cpp_build.find_compiler())}"
+    left, other = folder / f"{name}.abc.tmp", folder / "others-1.abc.tmp"
+    for path in (left, other):
+        path.touch()
+    monkeypatch.setattr(cpp_build, "_compile", lambda source, compiler, library: library.touch())
+    cpp_build.load_operators(source)
+    assert (left.exists(), other.exists()) == (False, True)
+
+
 def test_another_header_is_another_library(source):
     compiler = cpp_build.find_compiler()
     if compiler is None:

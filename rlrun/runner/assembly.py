@@ -56,6 +56,7 @@ async def start_parts(
     folder: RunFolder,
     scratch: Scratch,
     stack: AsyncExitStack,
+    *,
     timed: Timed,
 ) -> Parts:
     """Start everything; `stack` ends it. JobError or ValueError with the first cause of what went wrong.

@@ -123,7 +123,7 @@ async def _run(
         console.say(f"{folder.name}: starting; everything it leaves is in {folder.shown}")
         model = await in_background(fetch_model, spec.model)
         locking = asyncio.create_task(in_background(lock, loaded, model))
-        parts = await start_parts(spec, model, folder, scratch, stack, console.timed)
+        parts = await start_parts(spec, model, folder, scratch, stack, timed=console.timed)
         _write_specs(loaded, folder, await locking)
         journal.note(parts.cluster.note_processes())
 

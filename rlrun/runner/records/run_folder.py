@@ -59,12 +59,18 @@ class RunFolder:
             folder.mkdir(mode=PRIVATE, exist_ok=True)
 
     def written(self) -> Iterator[Path]:
-        """Paths in which a launch writes, moves or removes, as far as they exist."""
-        folders = (self.logs, self.rollouts, self.checkpoints, self.superseded, self.weights)
+        """Paths in which a launch writes, moves or removes, as far as they exist.
+
+        Under `checkpoints/` and `rollouts/` only those with names of rlrun's: a link `checkpoints/latest` is
+        not touched by any launch.
+        """
         yield from (path for path in vars(self).values() if path != self.path)
-        for folder in folders:
+        for folder in (self.logs, self.superseded, self.weights):
             with suppress(FileNotFoundError):
                 yield from folder.iterdir()
+        yield from self.checkpoints.glob(".step-*")
+        yield from paths_of_steps(self.checkpoints).values()
+        yield from paths_of_steps(self.rollouts, ROLLOUTS).values()
 
     def read_state(self) -> dict[str, Any]:
         """The last state written; empty before the first. RunFolderError for a file that holds none."""

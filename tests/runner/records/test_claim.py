@@ -174,6 +174,14 @@ def test_a_folder_with_links_to_elsewhere_is_not_resumed(
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.parametrize("name", ["checkpoints/latest", "checkpoints/step-1.bak", "rollouts/best.jsonl.zst"])
+def test_links_that_no_launch_touches_are_not_in_the_way(
+    name: str, ended: RunFolder, stack: ExitStack, tmp_path: Path
+) -> None:
+    (ended.path / name).symlink_to(tmp_path / "elsewhere")
+    stack.enter_context(claim(ended.path.parent, "a", resume=True, new=False))
+
+
 def test_temporary_files_of_a_killed_driver_are_removed(ended: RunFolder, stack: ExitStack) -> None:
     ours, others = ended.path / ".state.json.abcd1234.tmp", ended.path / ".notes.tmp"
     for path in (ours, others):

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from rlrun.plugins.types import Message, Row
 from rlrun.runner.prompts.control_tokens import Guard
+from rlrun.runner.prompts.end_tokens import declared_end_tokens
 from rlrun.runner.prompts.template import ChatTemplate, Rendered, Tools
 from rlrun.runner.prompts.template_files import template_problem
 from rlrun.specs.hub import first_line
-from rlrun.specs.json_files import read_table
 
 Tokens = NDArray[np.int32]
 Mask = NDArray[np.float32]
@@ -161,7 +161,7 @@ class Tokenizer:
         return texts
 
     def _end_tokens(self) -> tuple[int, ...]:
-        declared = _declared_end_tokens(self.folder)
+        declared = declared_end_tokens(self.folder)
         own = self._tokenizer.eos_token_id
         tokens = tuple(dict.fromkeys([*([] if own is None else [own]), *declared]))
         if not tokens:
@@ -209,16 +209,6 @@ def _tools(row: Row, others: Tools = ()) -> Tools:
     """A row's own tools outrank others."""
     own: Tools = row.metadata.get("tools") or others
     return own
-
-
-def _declared_end_tokens(folder: Path) -> list[int]:
-    """End tokens by generation_config.json, or else by config.json."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        found = read_table(path).get("eos_token_id") if path.is_file() else None
-        if found is not None:
-            return found if isinstance(found, list) else [found]
-    return []
 
 
 def _plain(row: Row) -> str:

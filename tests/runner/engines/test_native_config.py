@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_models import CONFIGS, make_tiny_model
+from tiny_models import CONFIGS, END_ID, PAD_ID, make_tiny_model
 
 from rlrun.runner.engines.native.config import FAMILIES, ModelConfig, read_config
+from rlrun.runner.engines.native.loading import load
+from rlrun.runner.engines.native.requests import SamplingParams
+from rlrun.runner.engines.setup import EngineSetup
 
 SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
 
@@ -23,6 +26,15 @@ def test_an_absent_key_is_what_transformers_assumes(family: str, tmp_path: Path)
         partial = {name: value for name, value in whole.items() if name != key}
         theirs = CONFIGS[family].from_dict(partial).to_dict()
         assert read(tmp_path, partial) == read(tmp_path, theirs), key
+
+
+def test_the_tokenizer_s_own_end_token_ends_a_sample(tmp_path: Path) -> None:
+    """Instruction tuning often changes it there alone."""
+    folder = make_tiny_model(tmp_path, eos_token_id=PAD_ID)
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == PAD_ID
+    stops = load(EngineSetup(str(folder), dtype="float32")).stops.tokens
+    ending = stops.table[stops.index(SamplingParams())]
+    assert ending.nonzero()[0].tolist() == [PAD_ID, END_ID]
 
 
 def test_heads_that_are_rotated_in_part_are_refused(tmp_path: Path) -> None:

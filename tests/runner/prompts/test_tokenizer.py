@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlrun.plugins.types import Row
 from rlrun.runner.prompts.conversations import encode_conversation, encode_demonstration
+from rlrun.runner.prompts.end_tokens import end_token_ids
 from rlrun.runner.prompts.tokenizer import Tokenizer
 
 CHATML = (
@@ -124,14 +125,19 @@ def test_decoding_leaves_out_special_tokens_and_nothing_else(tmp_path: Path) -> 
     [
         ({}, ["<|im_end|>"]),
         ({"config": {"eos_token_id": 256}}, ["<|im_end|>", "<|endoftext|>"]),
-        ({"config": {"eos_token_id": 259}, "generation_config": {"eos_token_id": [258, 256]}}, None),
+        (
+            {"config": {"eos_token_id": 257}, "generation_config": {"eos_token_id": [258, 256]}},
+            ["<|im_end|>", "<|endoftext|>", "<|im_start|>"],
+        ),
         ({"generation_config": {"temperature": 1}}, ["<|im_end|>"]),
     ],
 )
-def test_end_tokens(tmp_path: Path, configs: dict[str, Any], expected: list[str] | None) -> None:
+def test_end_tokens_are_those_of_all_files(
+    tmp_path: Path, configs: dict[str, Any], expected: list[str]
+) -> None:
     tokenizer = make(tmp_path, **configs)
-    names = [raw(tokenizer, [token]) for token in tokenizer.eos_token_ids]
-    assert names == (expected or ["<|im_end|>", "<|endoftext|>"])
+    assert [raw(tokenizer, [token]) for token in tokenizer.eos_token_ids] == expected
+    assert end_token_ids(tmp_path) == tokenizer.eos_token_ids  # the native engine's, which loads none
 
 
 def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlrun.runner.prompts.end_tokens import end_token_ids
 from rlrun.specs.json_files import read_table
 from rlrun.specs.model_defaults import completed
 
@@ -35,7 +36,7 @@ class ModelConfig:
     rope: Mapping[str, Any]
     """`rope_theta`, `rope_type` and the scaling's own keys."""
     eos_token_ids: tuple[int, ...]
-    """End-of-sequence tokens of config.json and generation_config.json."""
+    """Tokens that end a sample."""
 
     @property
     def kv_size(self) -> int:
@@ -44,7 +45,7 @@ class ModelConfig:
 
 
 def read_config(folder: str | Path) -> ModelConfig:
-    """Read `config.json` (and `generation_config.json`) of a Hugging Face folder.
+    """Read what a Hugging Face folder says of its model, and of the tokens that end a sample.
 
     Raises ValueError for a family or an option the native engine does not compute.
     """
@@ -79,7 +80,7 @@ def read_config(folder: str | Path) -> ModelConfig:
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
         rope=rope,
-        eos_token_ids=_eos_token_ids(raw, path.with_name("generation_config.json")),
+        eos_token_ids=end_token_ids(Path(folder)),
     )
 
 
@@ -120,14 +121,3 @@ def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     original = raw.get("original_max_position_embeddings") or raw["max_position_embeddings"]
     scaling.setdefault("original_max_position_embeddings", original)
     return scaling
-
-
-def _eos_token_ids(raw: Mapping[str, Any], generation_config: Path) -> tuple[int, ...]:
-    sources = [raw]
-    if generation_config.is_file():
-        sources.append(read_table(generation_config))
-    ids: set[int] = set()
-    for source in sources:
-        value = source.get("eos_token_id")
-        ids.update([value] if isinstance(value, int) else value or [])
-    return tuple(sorted(ids))

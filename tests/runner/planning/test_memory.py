@@ -38,6 +38,10 @@ GPT_OSS_20B = architecture(
     | {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
     | {"rms_norm_eps": 1e-5, "max_position_embeddings": 131072}
 )
+DEEPSEEK_V3 = architecture(
+    {"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61}
+    | {"num_attention_heads": 128, "vocab_size": 129280}
+)
 GIB = 2**30
 
 
@@ -178,13 +182,18 @@ def test_activations_shrink_with_the_layout() -> None:
             },
             9.83,
         ),
+        (
+            DEEPSEEK_V3,
+            {"parallel": {"fsdp": 64, "tensor": 4, "expert": 64}, "activation_checkpointing": "full"},
+            6.58,
+        ),
     ],
-    ids=["Qwen3-8B", "Qwen3-30B-A3B"],
+    ids=["Qwen3-8B", "Qwen3-30B-A3B", "DeepSeek-V3"],
 )
 def test_activations_are_near_what_a_dry_run_says(
     model: Architecture, settings: dict[str, Any], traced: float
 ) -> None:
-    """`rlrun plan --deep` of docs/parallelism.md, GiB."""
+    """GiB by `rlrun plan --deep`: of docs/parallelism.md, and of a DeepSeek-V3 with full recomputation."""
     spec = TrainerSpec.model_validate({"steps": 1, "max_tokens_per_rank": 16384} | settings)
     assert training(model, spec, gpu=True).part("activations") == pytest.approx(traced * GIB, rel=0.15)
 

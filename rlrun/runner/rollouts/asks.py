@@ -17,6 +17,7 @@ from rlrun.plugins.generation import Generation
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.rollouts.saved_rollouts import FLOATS, INTS, array_of, experts_of, experts_text, text_of
+from rlrun.runner.rollouts.stop_strings import Decode, end_across
 
 _PROMPT = re.compile(r"rollout-(\d+)")
 
@@ -49,9 +50,12 @@ class Ask:
         parts = [(fresh, self._first(fresh))] if fresh else []
         return parts + [([place], self._rest(place)) for place in others]
 
-    def add(self, place: int, made: Generation) -> None:
-        """More of a sample."""
-        self.made[place] = joined(self.made[place], made)
+    def add(self, place: int, made: Generation, decode: Decode) -> None:
+        """Append to a sample, up to a stop string that began in its earlier part."""
+        begun, whole = len(self.made[place].tokens), joined(self.made[place], made)
+        end = end_across(whole.tokens, begun, self.request.sampling, decode)
+        prompt = len(self.request.tokens)
+        self.made[place] = whole if end is None else ended_at(whole, end, prompt)
 
     def _first(self, places: Sequence[int]) -> GenerateRequest:
         if len(places) == len(self.made):
@@ -97,6 +101,19 @@ def joined(first: Generation, second: Generation) -> Generation:
         log_probs=np.concatenate([first.log_probs, second.log_probs]),
         versions=tuple(spans),
         cached_tokens=first.cached_tokens,
+    )
+
+
+def ended_at(made: Generation, end: int, prompt: int) -> Generation:
+    """The first `end` tokens of an answer to `prompt` tokens, as if a stop string had ended it there."""
+    spans = (replace(span, end=min(span.end, end)) for span in made.versions if span.start < end)
+    return replace(
+        made,
+        tokens=made.tokens[:end],
+        log_probs=made.log_probs[:end],
+        finish="stop",
+        versions=tuple(spans),
+        experts=None if made.experts is None else made.experts[: prompt + end - 1],
     )
 
 

@@ -13,6 +13,7 @@ their tokens.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rlrun.plugins.protocols import BufferStrategy
@@ -48,7 +49,7 @@ class PartialSource:
         self._spec = spec
         self._strategy = strategy
         self._patience = Patience()
-        self._engines = ResumingEngines(policy.engines)
+        self._engines = ResumingEngines(policy.engines, partial(policy.tokenizer.decode_batch, special=True))
         policy = replace(policy, engines=self._engines, timeout=self._patience.timeout)
         self._answers = Answers(spec, policy, filters)
         self._filters = filters

@@ -23,6 +23,7 @@ from rlrun.runner.interfaces import Engines
 from rlrun.runner.rollouts.asks import Ask, generation_of, prompt_of, record_of
 from rlrun.runner.rollouts.punctual import GRACE_SECONDS
 from rlrun.runner.rollouts.sessions import nothing
+from rlrun.runner.rollouts.stop_strings import Decode
 
 _AGAIN_SECONDS = 0.2
 """A request that was on its way when the others were aborted is aborted after so long."""
@@ -31,8 +32,10 @@ _AGAIN_SECONDS = 0.2
 class ResumingEngines:
     """Engines whose requests can be parked and go on."""
 
-    def __init__(self, engines: Engines) -> None:
+    def __init__(self, engines: Engines, decode: Decode) -> None:
+        """`decode` finds stop strings of which an engine made only the end."""
         self._engines = engines
+        self._decode = decode
         self._made: defaultdict[int, dict[str, list[Generation]]] = defaultdict(dict)
         """By prompt and question."""
         self._parked: dict[Ask, None] = {}
@@ -149,7 +152,7 @@ class ResumingEngines:
                 if isinstance(answer, BaseException):
                     raise answer
                 for place, made in zip(places, answer, strict=True):
-                    ask.add(place, made)
+                    ask.add(place, made, self._decode)
         finally:
             self._calls.difference_update(calls)
             del self._running[ask]

@@ -28,7 +28,7 @@ async def check_a_sample_goes_on_by_new_weights(
     """`update` brings the engine from the first model to the second and returns the version; `length`: tokens
     of a sample, enough to be cut; `atol`: how far the engine's log-probs may be from transformers'.
     """
-    engines = ResumingEngines(EnginePool([client]))
+    engines = ResumingEngines(EnginePool([client]), lambda batch: [""] * len(batch))
     sampling = Sampling(length, min_new_tokens=length)
     asked = asyncio.create_task(engines.generate(GenerateRequest("rollout-7", PROMPT, (1, 2, 3), sampling)))
     while not (begun := [len(one.tokens) for one in engines.made(7)]) or not all(begun):

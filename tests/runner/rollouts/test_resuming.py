@@ -1,5 +1,6 @@
 import asyncio
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -21,6 +22,10 @@ def request(index: int = 5, budget: int = 20, least: int = 0) -> GenerateRequest
     return GenerateRequest(f"rollout-{index}", tokens, SEEDS, Sampling(budget, min_new_tokens=least))
 
 
+def words(batch: Sequence[np.ndarray]) -> list[str]:
+    return ["".join(f"<{token}>" for token in tokens.tolist()) for tokens in batch]
+
+
 async def turns(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -32,7 +37,7 @@ def whole(seed: int, length: int) -> list[int]:
 
 async def test_a_stopped_request_goes_on_from_its_tokens_by_the_new_weights() -> None:
     engines = TypingEngines(lambda index, number: 4 + 6 * number)
-    resumable = ResumingEngines(engines)
+    resumable = ResumingEngines(engines, words)
     asked = asyncio.create_task(resumable.generate(request(budget=12, least=7)))
     await turns(7)
     await resumable.stop()
@@ -57,9 +62,40 @@ async def test_a_stopped_request_goes_on_from_its_tokens_by_the_new_weights() ->
     assert len(engines.requests) == 3
 
 
+@pytest.mark.parametrize("overlap", [1, 3])
+@pytest.mark.parametrize("least", [0, 12])
+async def test_a_stop_string_that_lies_across_a_stop_ends_its_sample(overlap: int, least: int) -> None:
+    """`overlap` tokens of it were made before; engines see only what they make themselves."""
+    _, _, cut = await stopped_after(Sampling(20))
+    made = whole(12, 20)
+    stop = words([np.array(made[cut - overlap : cut + 2])])[0][1:-1]  # it begins and ends within a token
+    asked, resumable, begun = await stopped_after(Sampling(20, stop=(stop, "never"), min_new_tokens=least))
+    assert begun == cut < 10
+    resumable.resume()
+    _, ended, _ = await asked
+    length = max(cut + 2, least)
+    assert (ended.finish, ended.tokens.tolist()) == ("stop", made[:length])
+    assert len(ended.log_probs) == length
+    assert ended.versions == (VersionSpan(0, 0, cut), VersionSpan(1, cut, length))
+
+
+async def stopped_after(
+    sampling: Sampling,
+) -> tuple[asyncio.Task[list[Generation]], ResumingEngines, int]:
+    """A request that was stopped, its engines with new weights, and how long its second sample was."""
+    engines = TypingEngines(lambda index, number: 30)
+    resumable = ResumingEngines(engines, words)
+    one = GenerateRequest("rollout-5", np.full(PROMPT, 5, dtype=np.int32), SEEDS, sampling)
+    asked = asyncio.create_task(resumable.generate(one))
+    await turns(7)
+    await resumable.stop()
+    engines.version = 1
+    return asked, resumable, len(resumable.made(5)[1].tokens)
+
+
 async def test_samples_without_a_token_are_asked_for_together() -> None:
     engines = TypingEngines(lambda index, number: 3)
-    resumable = ResumingEngines(engines)
+    resumable = ResumingEngines(engines, words)
     await resumable.stop()
     asked = asyncio.create_task(resumable.generate(request()))
     await turns(3)
@@ -71,7 +107,7 @@ async def test_samples_without_a_token_are_asked_for_together() -> None:
 
 async def test_a_parked_request_whose_time_is_up_answers_with_what_it_has() -> None:
     engines = TypingEngines(lambda index, number: 50)
-    resumable = ResumingEngines(engines)
+    resumable = ResumingEngines(engines, words)
     late = request(budget=99)
     asked = asyncio.create_task(resumable.generate(late))
     await turns(7)
@@ -85,7 +121,7 @@ async def test_a_parked_request_whose_time_is_up_answers_with_what_it_has() -> N
 
 async def test_parked_requests_go_on_in_the_order_asked_for() -> None:
     engines = TypingEngines(lambda index, number: 50)
-    resumable = ResumingEngines(engines)
+    resumable = ResumingEngines(engines, words)
     asked = [asyncio.create_task(resumable.generate(request(index))) for index in (1, 2, 3)]
     await turns(4)
     await resumable.stop()
@@ -101,7 +137,7 @@ async def test_an_engine_that_does_not_answer_an_abort_loses_what_it_made(
 ) -> None:
     monkeypatch.setattr(resuming, "GRACE_SECONDS", 0.02)
     engines = TypingEngines(lambda index, number: 10**9)
-    resumable = ResumingEngines(engines)
+    resumable = ResumingEngines(engines, words)
     asked = asyncio.create_task(resumable.generate(request(budget=10**9)))
     engines.deaf = True
     await turns(4)
@@ -114,14 +150,14 @@ async def test_an_engine_that_does_not_answer_an_abort_loses_what_it_made(
 
 async def test_a_request_of_a_resumed_job_finds_its_tokens() -> None:
     engines = TypingEngines(lambda index, number: 12)
-    resumable = ResumingEngines(engines)
+    resumable = ResumingEngines(engines, words)
     asked = asyncio.create_task(resumable.generate(request()))
     await turns(5)
     await resumable.stop()
     so_far = [len(one.tokens) for one in resumable.made(5)]
     state = json.loads(json.dumps(resumable.state()))
     asked.cancel()
-    other = ResumingEngines(engines)
+    other = ResumingEngines(engines, words)
     other.restore(state)
     assert [len(one.tokens) for one in other.made(5)] == so_far
     assert other.state() == state
@@ -135,11 +171,11 @@ async def test_a_request_of_a_resumed_job_finds_its_tokens() -> None:
 
 async def test_tokens_of_another_question_are_not_taken() -> None:
     engines = TypingEngines(lambda index, number: 12)
-    resumable = ResumingEngines(engines)
+    resumable = ResumingEngines(engines, words)
     asked = asyncio.create_task(resumable.generate(request()))
     await turns(5)
     await resumable.stop()
-    other = ResumingEngines(engines)
+    other = ResumingEngines(engines, words)
     other.restore(resumable.state())
     asked.cancel()
     engines.version = 1
@@ -152,7 +188,7 @@ async def test_tokens_of_another_question_are_not_taken() -> None:
 
 async def test_an_aborted_request_answers_with_what_it_has() -> None:
     engines = TypingEngines(lambda index, number: 3 if number == 0 else 10**9)
-    resumable = ResumingEngines(engines)
+    resumable = ResumingEngines(engines, words)
     one = request(budget=10**9)
     asked = asyncio.create_task(resumable.generate(one))
     await turns(8)
@@ -167,7 +203,7 @@ async def test_an_engines_error_is_the_askers() -> None:
         async def generate(self, request: GenerateRequest) -> list[Generation]:
             raise EngineError("500")
 
-    resumable = ResumingEngines(Broken(lambda index, number: 1))
+    resumable = ResumingEngines(Broken(lambda index, number: 1), words)
     with pytest.raises(EngineError, match="500"):
         await resumable.generate(request())
     await resumable.stop()

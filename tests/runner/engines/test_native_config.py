@@ -33,8 +33,8 @@ def test_the_tokenizer_s_own_end_token_ends_a_sample(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, eos_token_id=PAD_ID)
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == PAD_ID
     stops = load(EngineSetup(str(folder), dtype="float32")).stops.tokens
-    ending = stops.table[stops.index(SamplingParams())]
-    assert ending.nonzero()[0].tolist() == [PAD_ID, END_ID]
+    row = stops.index(SamplingParams())
+    assert stops.table[row].nonzero()[0].tolist() == [PAD_ID, END_ID]
 
 
 def test_heads_that_are_rotated_in_part_are_refused(tmp_path: Path) -> None:

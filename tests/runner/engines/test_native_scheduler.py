@@ -185,6 +185,27 @@ def test_new_weights_begin_a_span(make_scheduler: MakeScheduler, tmp_path: Path)
     assert not np.allclose(jobs[0].log_probs[8:], unchanged.log_probs[8:])
 
 
+def test_a_sample_that_starts_after_new_weights_has_nothing_of_the_old(
+    make_scheduler: MakeScheduler, tmp_path: Path
+) -> None:
+    """Its prompt was computed, and its first token's logits, when the first sample of its group began."""
+    folder = make_tiny_model(tmp_path, seed=7, max_position_embeddings=8192)
+    scheduler = make_scheduler(max_running=2)
+    total = free_blocks(scheduler)
+    jobs = [job(PROMPTS[0], seed, str(seed), max_new_tokens=12, ignore_eos=True) for seed in range(4)]
+    scheduler.add(group_jobs(jobs))
+    for _ in range(5):
+        scheduler.step()
+    scheduler.set_weights(make_scheduler(folder).model.weights, 4)
+    while scheduler.busy:
+        scheduler.step()
+    late = [job(PROMPTS[0], seed, str(seed), max_new_tokens=12, ignore_eos=True) for seed in (2, 3)]
+    assert_same(jobs[2:], run(make_scheduler(folder, max_running=2), late))
+    assert [one.spans for one in jobs] == [[(0, 0, 6), (4, 6, 12)]] * 2 + [[(4, 0, 12)]] * 2
+    assert [one.cached_tokens for one in jobs] == [0, len(PROMPTS[0]), 0, len(PROMPTS[0])]
+    assert free_blocks(scheduler) == total
+
+
 def test_stop_tokens_end_a_sample_and_stay_in_it(make_scheduler: MakeScheduler) -> None:
     free = run(make_scheduler(), [job(PROMPTS[0], 3, max_new_tokens=40, ignore_eos=True)])[0]
     stop = int(free.tokens[12])

@@ -80,8 +80,13 @@ class Scheduler:
         return token_log_probs(self.model, prompts)
 
     def set_weights(self, weights: ModelWeights, version: int) -> None:
-        """Replace the weights, and note for every running sample where the new version begins."""
+        """Replace the weights, and note for every running sample where the new version begins.
+
+        A sample that starts later has nothing of the old ones: neither its prompt's keys and values nor its
+        first token.
+        """
         self.model.replace_weights(weights)
+        self._queue.renew()
         self.version = version
         for row, entry in enumerate(self._rows.entries):
             made = len(entry.job.tokens) + int(self._rows.ints[Field.GENERATED, row])

@@ -84,6 +84,23 @@ class Queue:
             self._drop(group)
         return bool(idle)
 
+    def renew(self) -> None:
+        """Have the prompts of waiting samples computed again when these start: the weights have changed.
+
+        Samples that run keep the prompt that they began with.
+        """
+        renewed: deque[Group] = deque()
+        for group in self._groups:
+            if group.seat is not None:
+                waiting, group.waiting = group.waiting, []
+                self._drop(group)
+                group.logits = None
+                waiting[0].cached_tokens = 0
+                renewed.append(Group(group.prompt, waiting))
+            else:
+                renewed.append(group)
+        self._groups = renewed
+
     def _drop(self, group: Group) -> None:
         """Free a prompt's blocks once no running sample uses them."""
         if group.seat is not None and not group.running:

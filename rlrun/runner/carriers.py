@@ -236,6 +236,8 @@ class TrainerSetup:
     threads: int
     optimizer_steps: int
     """Of the whole job; the schedules end there."""
+    critic_only: int = 0
+    """How many of them, the first, the critic alone takes; the policy's schedule does not count them."""
     eos_token_ids: tuple[int, ...] = field(default=())
     teacher_folder: str | None = None
     """Local HF folder of the teacher; None unless the algorithm needs one."""

@@ -119,17 +119,19 @@ def cache_size(spec: Spec, demands: Demands) -> Iterator[Finding]:
 def warm_up(spec: Spec, demands: Demands) -> Iterator[Finding]:
     """The learning rate reaches its peak, and does not fall before."""
     try:
-        steps = (spec.trainer.steps or 0) * batch_numbers(spec, demands.rollout).optimizer_steps
+        each = batch_numbers(spec, demands.rollout).optimizer_steps
     except ValueError:
         return
     others = (*BATCH_KEYS, ("trainer", "steps"))
     for name, section in optimizer_sections(spec):
+        alone = spec.critic.only_steps if name == "trainer" else 0
+        steps = ((spec.trainer.steps or 0) - alone) * each
         rising, falling = section.warmup_steps, section.decay_steps or 0
-        if steps and rising >= steps:
+        if steps > 0 and rising >= steps:
             message = f"the job has {steps} optimizer steps: a warm-up of {rising} never ends"
             path: KeyPath = (name, "warmup_steps")
             yield Finding(path, message, f"fewer than {steps}", None, rising, others=others)
-        elif steps and section.schedule == "wsd" and rising + falling > steps:
+        elif steps > 0 and section.schedule == "wsd" and rising + falling > steps:
             message = f"the job has {steps} optimizer steps, fewer than warm-up and decay together"
             path = (name, "decay_steps")
             cure, both = f"at most {steps - rising}", (*others, (name, "warmup_steps"))

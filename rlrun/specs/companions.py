@@ -51,7 +51,7 @@ class CriticSpec(OptimizerSpec):
     lr: float = Field(default=1e-5, gt=0)
     """Peak learning rate."""
     only_steps: int = Field(default=0, ge=0)
-    """Steps at the start that train the critic and leave the policy as it is."""
+    """Steps at the start that train the critic and leave the policy, and its schedule, as they are."""
     parallel: ShardingSpec | None = None
     """Its layout on the trainer's ranks. None: sharded over all of them."""
 

@@ -94,6 +94,7 @@ class TrainerRanks:
             master_port=master[1],
             threads=rank.threads,
             optimizer_steps=self._plan.optimizer_steps,
+            critic_only=self._spec.critic.only_steps * self._plan.batch.optimizer_steps,
             weights_folder=str(self._weights),
         )
 

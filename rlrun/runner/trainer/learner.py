@@ -51,7 +51,11 @@ class Learner:
         device: torch.device,
     ) -> None:
         """Build the model and load its weights. ValueError where the model cannot be used."""
-        self._spec, self._rank, self._total = spec.trainer, setup.rank, setup.optimizer_steps
+        self._spec, self._rank, self._total = (
+            spec.trainer,
+            setup.rank,
+            setup.optimizer_steps - setup.critic_only,
+        )
         self._device = device
         parallel = spec.trainer.parallel
         self._data_rank, self._speaks = data_rank(setup.rank, parallel), speaks(setup.rank, parallel)

@@ -13,6 +13,8 @@ from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan,
 
 from rlrun.converters.config_json import read_architecture
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
+from rlrun.runner.cluster.start_trainer import TrainerRanks
+from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.trainer.layout import check_layout
 from rlrun.specs.companions import ShardingSpec, side_layout
 
@@ -102,6 +104,34 @@ def test_the_critic_s_gradient_is_that_of_plain_torch(start, folder):
     gate = model.model.layers[0].mlp.gate_proj.weight.grad
     torch.testing.assert_close(ours["layers.0.feed_forward.w1.weight"].grad, gate, rtol=1e-3, atol=1e-5)
     assert norm > 0
+
+
+def make_setup(spec, sections=None):
+    """What the job tells its first rank."""
+    values = spec.model_dump(exclude_unset=True)
+    for name, section in (sections or {}).items():
+        values[name] = values.get(name, {}) | section
+    spec = type(spec).model_validate(values)
+    job = make_plan(spec)
+    ranks = TrainerRanks(None, [], spec, job, folders=[Path("model")], weights=Path("weights"))
+    return ranks._setup(job.ranks[0], ("host", 1))
+
+
+def test_steps_of_the_critic_alone_do_not_count_in_the_policy_s_schedule(folder):
+    falling = {"schedule": "linear", "lr": 1.0, "min_lr_ratio": 0.0}
+    spec = make_spec(folder, algorithm=PPO, **falling)
+    spec = type(spec).model_validate(spec.model_dump(exclude_unset=True) | {"critic": falling})
+    rank = make_rank(folder, spec, optimizer_steps=6, critic_only=2)
+    sequences = make_sequences(2)
+    steps = plan(sequences, spec)
+    known = with_returns(sequences, rank.values(sequences, all_micro_batches(steps)))
+    critic = [rank.train_critic(known, steps)[0]["train/critic/lr"] for _ in range(6)]
+    policy = [rank.train(sequences, steps)[0]["train/lr"] for _ in range(4)]
+    rank.close()
+    assert make_setup(spec).critic_only == 0
+    assert make_setup(spec, {"critic": {"only_steps": 3}, "trainer": {"steps": 5}}).critic_only == 3
+    assert critic == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+    assert policy == pytest.approx([1, 3 / 4, 2 / 4, 1 / 4])
 
 
 def test_critic_and_policy_do_not_touch_each_other(start):

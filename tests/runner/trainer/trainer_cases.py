@@ -93,7 +93,9 @@ def make_spec(model, parallel=None, algorithm=None, **trainer):
 NUMBERS = itertools.count(1)
 
 
-def make_rank(model, spec, *, rank=0, world_size=1, port=None, optimizer_steps=10, teacher=None):
+def make_rank(
+    model, spec, *, rank=0, world_size=1, port=None, optimizer_steps=10, critic_only=0, teacher=None
+):
     return TrainerRank(
         TrainerSetup(
             spec_json=spec.model_dump_json(),
@@ -105,6 +107,7 @@ def make_rank(model, spec, *, rank=0, world_size=1, port=None, optimizer_steps=1
             master_port=next(NUMBERS) if port is None else port,
             threads=1,
             optimizer_steps=optimizer_steps,
+            critic_only=critic_only,
             teacher_folder=None if teacher is None else str(teacher),
         )
     )

@@ -171,6 +171,20 @@ async def test_answers_are_cut_to_what_is_asked_and_to_what_there_is_room_for() 
 
 
 @pytest.mark.parametrize(
+    ("limit", "status"), [(3, Status.COMPLETED), (12, Status.TRUNCATED), (99, Status.TRUNCATED)]
+)
+async def test_only_the_job_s_own_limit_truncates_a_sample(limit: int, status: Status) -> None:
+    """An agent that asks for a short answer gets one, and what it gets is whole."""
+
+    async def act(client: Client) -> None:
+        _, answer = await client.post({"messages": [HI], "max_tokens": limit})
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+    [one], _ = await run(act, ["twenty letters or more than that"], max_new_tokens=12)
+    assert one.status is status
+
+
+@pytest.mark.parametrize(
     ("body", "message"),
     [
         ({}, "messages must be a list"),

@@ -129,7 +129,8 @@ async def _answer(served: Served, asked: "_Request", conversation: Conversation)
     served.answers += 1
     served.aborted |= made.finish == "abort"
     message = answer_message(_text(session, made), served.syntax if asked.tools else None, served.answers)
-    served.record.answer(conversation, made, message)
+    room = min(session.sampling.max_new_tokens, session.max_tokens - len(tokens))
+    served.record.answer(conversation, asked.as_ended(made, room), message)
     if made.finish == "length" and not len(made.tokens):
         why = f"the conversation has {len(tokens)} tokens, at most {session.max_tokens} are allowed"
         return _refused(400, why, "context_length_exceeded")
@@ -169,6 +170,11 @@ class _Request:
         if not isinstance(tools or [], list) or not all(isinstance(tool, Mapping) for tool in tools or ()):
             raise ValueError("tools must be a list of objects")
         return cls(messages, list(tools or ()), longest, tuple(stops))
+
+    def as_ended(self, made: Generation, room: int) -> Generation:
+        """An answer that only the agent's own limit ended is whole: the job had room for more."""
+        limited = self.max_tokens is not None and self.max_tokens < room
+        return replace(made, finish="stop") if limited and made.finish == "length" else made
 
     def sampling(self, own: Sampling) -> Sampling:
         """The job's, cut to what the agent wants."""

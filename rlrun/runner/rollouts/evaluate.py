@@ -4,12 +4,13 @@ Nothing here is shared with the training state: prompts are read once, seeds has
 """
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rlrun.plugins.generation import Generation, Trajectory
-from rlrun.plugins.types import Group, Prompt, Sample
+from rlrun.plugins.types import Group, Prompt, Status
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import JobError
 from rlrun.runner.interfaces import Policy
@@ -112,18 +113,18 @@ class Evaluator:
 
 
 def evaluation_metrics(groups: Sequence[Group], threshold: float) -> Mapping[str, float]:
-    """Mean reward, lengths, truncation and pass@k; a sample that failed or was cut short by us has reward 0
-    and does not pass.
+    """Mean reward, lengths, truncation and pass@k of the samples that came to an end.
+
+    One that failed, or that our deadline cut short, says nothing of the policy: it is only counted. Without a
+    sample that came to an end there is no reward either.
     """
     samples = [sample for group in groups for sample in group.samples]
-    finished = [sample for sample in samples if sample.status.is_finished]
-    rewards = [execution_rewards([_graded(sample) for sample in group.samples]) for group in groups]
+    finished = [[sample for sample in group.samples if sample.status.is_finished] for group in groups]
+    rewards = [execution_rewards(own) for own in finished]
     flat = [reward for group in rewards for reward in group]
-    metrics = {"reward": sum(flat) / len(flat) if flat else 0.0}
-    metrics |= pass_rates(rewards, threshold) | sample_metrics(finished)
-    metrics["failed"] = len(samples) - len(finished)
+    ended = [sample for own in finished for sample in own]
+    metrics = {"reward": math.fsum(flat) / len(flat)} if flat else {}
+    metrics |= pass_rates(rewards, threshold) | sample_metrics(ended)
+    metrics["failed"] = len(samples) - len(ended)
+    metrics["late"] = sum(sample.status is Status.ABORTED for sample in samples)
     return metrics
-
-
-def _graded(sample: Sample) -> Sample:
-    return sample if sample.status.is_finished else replace(sample, reward=0.0)

@@ -37,9 +37,7 @@ class Wanted:
         """What may be drawn after these tokens; None where there is no room."""
         sampling = given or self.sampling
         room = min(sampling.max_new_tokens, self.max_tokens - len(tokens))
-        if room == sampling.max_new_tokens:
-            return sampling
-        least = min(sampling.min_new_tokens, room)
+        least = min(sampling.min_new_tokens, room)  # a later turn, or an evaluation, may have less room
         return replace(sampling, max_new_tokens=room, min_new_tokens=least) if room > 0 else None
 
 

@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 
+from rlrun.plugins.generation import Sampling
 from rlrun.plugins.types import Group, Status
 from rlrun.runner.errors import JobError
 from rlrun.runner.rollouts.evaluate import Evaluator, eval_set, evaluation_metrics
+from rlrun.runner.rollouts.sessions import Wanted
 from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
 from rlrun.specs.rollout import RolloutSpec
 from tests.runner.loop_fakes import Engines, Grader, policy, prompt, sample
@@ -69,13 +71,13 @@ async def test_an_engine_that_does_not_answer_is_named() -> None:
         await Evaluator([held_out()], policy(engines), 0.01).run()
 
 
-async def test_a_sample_past_its_time_counts_as_not_passed_and_ends_nothing() -> None:
+async def test_a_sample_past_its_time_is_left_out_and_ends_nothing() -> None:
     engines = TypingEngines(lambda index, number: 10**9 if (index, number) == (1, 1) else 3)
     rollout = ROLLOUT.model_copy(update={"request_timeout": 0.3, "max_response_tokens": 10**9})
     spec = EvalDatasetSpec(name="held_out", type="jsonl", samples_per_prompt=2)
     one = eval_set(spec, EvalSpec(), rollout, [prompt(index) for index in range(3)])
     metrics = await Evaluator([one], policy(engines), 10).run()  # type: ignore[arg-type]
-    assert metrics["eval/held_out/failed"] == 1
+    assert (metrics["eval/held_out/failed"], metrics["eval/held_out/late"]) == (1, 1)
     assert all(np.isfinite(value) for value in metrics.values()), metrics
 
 
@@ -86,23 +88,49 @@ async def test_no_more_samples_are_asked_for_than_there_is_room_for() -> None:
     assert len(engines.requests) == 9
 
 
-async def test_a_failed_sample_counts_as_not_passed() -> None:
+async def test_a_failed_sample_is_counted_and_left_out() -> None:
     grader = Grader()
     grader.fails = {0}
     engines = Engines()
     engines.probability = 1.0
     metrics = await Evaluator([held_out(2)], policy(engines, grader), 10).run()
-    assert metrics["eval/held_out/reward"] == 0.5
+    assert metrics["eval/held_out/reward"] == metrics["eval/held_out/pass@1"] == 1.0
     assert metrics["eval/held_out/failed"] == 2
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.ABORTED])
-def test_what_never_finished_has_reward_0_and_no_length(status: Status) -> None:
+def test_what_never_finished_says_nothing_of_the_policy(status: Status) -> None:
     unscored = sample(0, 1, reward=float("nan"), length=9, status=status)
     metrics = evaluation_metrics([Group(prompt(0), [sample(reward=1.0, length=3), unscored])], 1.0)
-    assert metrics["reward"] == metrics["pass@1"] == 0.5
+    assert metrics["reward"] == metrics["pass@1"] == 1.0
+    assert "pass@2" not in metrics
     assert metrics["response_len/max"] == 3
-    assert metrics["failed"] == 1
+    assert (metrics["failed"], metrics["late"]) == (1, int(status is Status.ABORTED))
+
+
+def test_an_evaluation_in_which_nothing_finished_has_no_reward() -> None:
+    late = sample(0, 0, reward=float("nan"), status=Status.ABORTED)
+    assert evaluation_metrics([Group(prompt(0), [late])], 1.0) == {"failed": 1, "late": 1}
+
+
+@pytest.mark.parametrize(
+    ("used", "given", "limits"),
+    [
+        (0, None, (8, 16)),
+        (40, None, (8, 10)),
+        (45, None, (5, 5)),
+        (0, Sampling(4, min_new_tokens=8), (4, 4)),
+        (47, Sampling(4, min_new_tokens=8), (3, 3)),
+        (50, None, None),
+    ],
+)
+def test_no_more_tokens_are_required_than_allowed(
+    used: int, given: Sampling | None, limits: tuple[int, int] | None
+) -> None:
+    """Later turns have what is left, and evaluations a limit of their own."""
+    wanted = Wanted("eval", 1, Sampling(16, min_new_tokens=8), 50, 1.0)
+    found = wanted.sampling_for(np.zeros(used, np.int32), given)
+    assert (found and (found.min_new_tokens, found.max_new_tokens)) == limits
 
 
 def test_the_threshold_decides_what_passes() -> None:

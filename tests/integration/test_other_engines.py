@@ -1,8 +1,12 @@
 """Engines beside the job's own: one that runs elsewhere, a teacher and a judge that engines serve."""
 
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -48,6 +52,86 @@ def test_engines_that_sleep_meanwhile_or_run_elsewhere_change_nothing(
         assert job.curve == reference.curve[:STEPS]
     assert all(line["perf/sleep_time"] > 0 for line in asleep.metrics)
     assert not (external.folder.path / "weights").exists()
+
+
+class Claiming(BaseHTTPRequestHandler):
+    """An engine whose every token has this log-prob, and that can do nothing else."""
+
+    log_prob = -1.0
+    vocabulary = 0
+
+    def do_GET(self) -> None:
+        """Health, and what it serves."""
+        self.answer({"model_type": "qwen3", "vocab_size": self.vocabulary, "max_length": 4096})
+
+    def do_POST(self) -> None:
+        """Three tokens for each sample."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer([self.sample(name) for name in body["rid"]] if self.path == "/generate" else {})
+
+    def sample(self, name: str) -> dict[str, object]:
+        """As SGLang has it."""
+        meta = {"id": name, "finish_reason": {"type": "stop"}, "weight_version": "default"}
+        return {"output_ids": [5, 6, 7], "meta_info": meta | {"output_token_logprobs": self.log_probs()}}
+
+    def log_probs(self) -> list[object]:
+        return [[self.log_prob, token, None] for token in (5, 6, 7)]
+
+    def answer(self, answer: object) -> None:
+        raw = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def claiming(jobs: Jobs) -> Iterator[Callable[[float], str]]:
+    """Starts an engine that claims a log-prob; its address."""
+    vocabulary = json.loads((jobs.model / "config.json").read_text())["vocab_size"]
+    with ExitStack() as stack:
+
+        def start(log_prob: float) -> str:
+            handler = type("Handler", (Claiming,), {"log_prob": log_prob, "vocabulary": vocabulary})
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            server.daemon_threads = True
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield start
+
+
+def test_an_engine_that_lies_is_named_and_another_one_is_asked(
+    jobs: Jobs, claiming: Callable[[float], str]
+) -> None:
+    lying, honest = claiming(0.7), claiming(-1.0)
+    settings = {"debug__mode": "rollout", "deterministic": False, "trainer__steps": 1}
+    settings |= {"rollout__max_attempts": 1, "rollout__batch_size": 4}
+    whole = (jobs.folder / "job.toml").read_text()
+    (jobs.folder / "outside.toml").write_text(whole.replace("max_running = 64\n", ""))
+    alone = jobs.start(
+        "lied-to", spec="outside.toml", engine={"type": "external", "urls": [lying]}, **settings
+    )
+    both = jobs.start(
+        "lied-to-by-one",
+        spec="outside.toml",
+        engine={"type": "external", "urls": [lying, honest]},
+        **settings,
+    )
+    starved, made = alone.wait(), both.wait()
+    told = f"engine 0 at {lying} answered /generate with log-prob 0.7 at token 0 of sample rollout-"
+    assert starved.code == 3
+    assert "the rollout starved: of 4 groups tried 0 were kept" in starved.output
+    assert f"The last failure: BadAnswer: {told}" in starved.output.replace("\n", " ").replace("  ", " ")
+    assert made.code == 0, made.output
+    assert made.metrics[0]["rollout/bad_answers"] > 0
+    assert made.metrics[0]["rollout/log_probs"] == -1.0
 
 
 def test_a_teacher_that_engines_serve_teaches_the_same(jobs: Jobs) -> None:

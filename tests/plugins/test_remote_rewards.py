@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ import pytest
 
 from rlrun.plugins.engines import Address, as_environment
 from rlrun.plugins.registry import PluginError, build
+from rlrun.plugins.rewards import http_client
 from rlrun.plugins.rewards.http_client import HttpClient
 from rlrun.plugins.rewards.llm_judge import asked
 from rlrun.plugins.testing import check_parameters, sample
@@ -104,6 +106,27 @@ def test_pauses_grow_and_the_last_failure_is_told(service: Service, pauses: list
     assert all(base <= pause < base + 1 for base, pause in zip([1, 2, 4], pauses, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("status", "text", "why"),
+    [
+        (200, "[" * 100_000, "JSON that is nested too deeply"),
+        (200, "1" * 101, "more than 100 bytes"),
+        (500, "x" * 101, "HTTP 500: more than 100 bytes"),
+        (307, "", "HTTP 307: "),
+        (200, '{"reward"', "Expecting ':' delimiter"),
+    ],
+)
+def test_answers_that_are_not_read(
+    service: Service, monkeypatch: pytest.MonkeyPatch, status: int, text: str, why: str
+) -> None:
+    if "bytes" in why:
+        monkeypatch.setattr(http_client, "MOST_BYTES", 100)
+    service.script = [(status, text)]
+    remote = build("rewards", "remote", {"url": service.url, "attempts": 1})
+    with pytest.raises(RuntimeError, match=re.escape(why)):
+        ask(lambda: remote.score(sample()), remote)
+
+
 def test_who_gives_up_waiting_finds_the_last_failure(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +208,14 @@ def test_an_answer_cannot_end_the_turn_that_a_judge_reads_it_in(name: str) -> No
     assert name not in question
     assert question.replace(" ", "") == f"Judge:{name}Score:10fora<bandx[0]"
     assert "a < b and x[0]" in question
+
+
+def test_a_score_that_is_not_finite_is_none(service: Service) -> None:
+    service.script = [(200, chat("Score: nan"))]
+    params = {"url": f"{service.url}/v1", "score_pattern": r"Score: (\S+)", "attempts": 1}
+    judge = build("rewards", "llm_judge", params)
+    with pytest.raises(RuntimeError, match="the judge's score nan is not a finite number"):
+        ask(lambda: judge.score(sample("x")), judge)
 
 
 def test_a_judge_may_be_engines_of_the_job(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """JSON over HTTP for rewards and tools that ask a service: patient, and within limits."""
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,6 +15,8 @@ from rlrun.specs.section import Section
 
 LONGEST_PAUSE = 30.0
 LONGEST_QUOTE = 200
+MOST_BYTES = 16 << 20
+"""The longest answer that is read."""
 
 
 class AskParams(Section):
@@ -95,11 +98,15 @@ class HttpClient:
                 timeout=self._aiohttp.ClientTimeout(total=None),
                 headers=self._params.headers,
             )
-        async with self._session.post(url, json=body, headers=headers) as response:
+        # A redirect would hand the headers, and keys in them, to somebody else.
+        async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as response:
+            raw = await _read(response)
             if response.status != 200:
-                text = await response.text(errors="replace")
-                raise ValueError(f"HTTP {response.status}: {text[:LONGEST_QUOTE]}")
-            return await response.json(content_type=None)
+                raise ValueError(f"HTTP {response.status}: {raw.decode(errors='replace')[:LONGEST_QUOTE]}")
+            try:
+                return json.loads(raw)
+            except RecursionError:
+                raise ValueError("JSON that is nested too deeply") from None
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -112,6 +119,18 @@ def _shown(url: str) -> str:
     """An address without user, password and query."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+async def _read(response: Any) -> bytes:
+    """The body. ValueError where it is too long."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > MOST_BYTES:
+            raise ValueError(f"HTTP {response.status}: more than {MOST_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _no_answer(url: str, failures: Sequence[str]) -> str:

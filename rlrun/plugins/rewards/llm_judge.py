@@ -1,6 +1,7 @@
 """A language model's opinion of a response, asked for through an OpenAI-compatible server."""
 
 import itertools
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Self
@@ -110,7 +111,9 @@ class LlmJudge:
         found = last_match(text, self.params.score_pattern)
         if found is None:
             raise ValueError(f"no score in the judge's answer: {text[-200:]!r}")
-        return float(found)
+        if not math.isfinite(score := float(found)):
+            raise ValueError(f"the judge's score {found} is not a finite number")
+        return score
 
 
 def _judges(params: LlmJudgeParams) -> list[Address]:

@@ -28,7 +28,11 @@ class Reservation:
         """Ids of the GPUs of planned bundles that seats reach over."""
 
     async def make(self) -> None:
-        """JobError where the cluster has less, or does not free it in time."""
+        """JobError where the cluster has less, or does not free it in time. A job that generates alone, with
+        engines that run elsewhere, starts no process and reserves nothing.
+        """
+        if not self._placement.bundles:
+            return
         self._check_resources()
         bundles = [
             {name: amount for name, amount in (("CPU", bundle.cpus), ("GPU", bundle.gpus)) if amount}
@@ -49,6 +53,8 @@ class Reservation:
 
         JobError where GPUs of one server lie apart.
         """
+        if self._group is None:
+            return
         nodes = self._nodes()
         try:
             self._stands = reserved_bundles(self._placement, [nodes[one] for one in sorted(nodes)])

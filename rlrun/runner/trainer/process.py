@@ -10,6 +10,7 @@ import torch.distributed as dist
 from rlrun.runner.carriers import TrainerSetup
 from rlrun.runner.trainer.compat.device import ON_CPU
 from rlrun.runner.trainer.compat.meshes import ParallelDims, forget_meshes, leave_meshes, set_spmd_backend
+from rlrun.runner.weights.tcp_store import stay_within_host, store_server
 from rlrun.specs.trainer import ParallelSpec
 
 RENDEZVOUS_SECONDS = 300
@@ -28,6 +29,7 @@ def start_process(setup: TrainerSetup, deterministic: bool) -> torch.device:
     device = torch.device("cpu") if ON_CPU else torch.device("cuda", setup.local_rank)
     if not ON_CPU:
         torch.cuda.set_device(device)
+    stay_within_host(setup.master_addr)
     if setup.world_size > 1 and not dist.is_initialized():
         _join(setup, device)
     return device
@@ -86,13 +88,19 @@ def peak_memory(device: torch.device) -> int:
 
 
 def _join(setup: TrainerSetup, device: torch.device) -> None:
+    host, port, size = setup.master_addr, setup.master_port, setup.world_size
+    timeout = timedelta(seconds=RENDEZVOUS_SECONDS)
     try:
+        if setup.rank == 0:
+            store = store_server(host, port, size, timeout, wait_for_workers=True)
+        else:
+            store = dist.TCPStore(host, port, size, is_master=False, timeout=timeout)
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "nccl",
-            init_method=f"tcp://{setup.master_addr}:{setup.master_port}",
+            store=store,
             rank=setup.rank,
-            world_size=setup.world_size,
-            timeout=timedelta(seconds=RENDEZVOUS_SECONDS),
+            world_size=size,
+            timeout=timeout,
             device_id=None if device.type == "cpu" else device,
         )
     except dist.DistError as error:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rlrun.runner.carriers import GroupAddress
+from rlrun.runner.weights.tcp_store import store_server
 
 
 class BroadcastGroup:
@@ -24,9 +25,7 @@ class BroadcastGroup:
         """
         self._timeout = timedelta(seconds=seconds)
         self._device = device
-        self._store = dist.TCPStore(
-            host, 0, readers + 1, is_master=True, timeout=self._timeout, wait_for_workers=False
-        )
+        self._store = store_server(host, 0, readers + 1, self._timeout, wait_for_workers=False)
         self._group: dist.ProcessGroup | None = None
         self.address = GroupAddress(
             name, host, self._store.port, readers + 1, "gloo" if device.type == "cpu" else "nccl"

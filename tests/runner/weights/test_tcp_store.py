@@ -1,0 +1,57 @@
+"""Where processes meet: within one host only that host reaches it."""
+
+import os
+import threading
+from datetime import timedelta
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from rlrun.runner.weights.tcp_store import stay_within_host, store_server
+
+TIMEOUT = timedelta(seconds=60)
+
+
+def listeners(port: int) -> set[str]:
+    """Addresses at which this process listens at a port."""
+    connections = psutil.Process().net_connections("tcp")
+    return {one.laddr.ip for one in connections if one.status == "LISTEN" and one.laddr.port == port}
+
+
+def test_a_store_of_one_host_listens_there_alone() -> None:
+    server = store_server("127.0.0.1", 0, 2, TIMEOUT, wait_for_workers=False)
+    assert listeners(server.port) == {"127.0.0.1"}
+    client = dist.TCPStore("127.0.0.1", server.port, 2, is_master=False, timeout=TIMEOUT)
+    client.set("key", "value")
+    assert server.get("key") == b"value"
+
+
+def test_a_store_waits_for_its_workers_where_it_is_told_to() -> None:
+    probe = store_server("127.0.0.1", 0, 1, TIMEOUT, wait_for_workers=False)
+    port = probe.port
+    del probe
+    made: list[dist.TCPStore] = []
+    waiting = threading.Thread(
+        target=lambda: made.append(store_server("127.0.0.1", port, 2, TIMEOUT, wait_for_workers=True))
+    )
+    waiting.start()
+    client = dist.TCPStore("127.0.0.1", port, 2, is_master=False, timeout=TIMEOUT)
+    waiting.join(60)
+    assert [one.port for one in made] == [client.port]
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "interface"),
+    [("127.0.0.1", None, "lo"), ("127.0.0.1", "eth7", "eth7"), ("10.0.0.7", None, None)],
+)
+def test_interfaces(
+    monkeypatch: pytest.MonkeyPatch, host: str, given: str | None, interface: str | None
+) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, given or "")
+        if given is None:
+            monkeypatch.delenv(name)
+    stay_within_host(host)
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
+    assert os.environ.get("NCCL_SOCKET_IFNAME") == interface

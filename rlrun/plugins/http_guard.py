@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 _BEARER = re.compile(r"Bearer +(\S+) *", re.IGNORECASE)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -52,8 +53,7 @@ def is_known_host(host: str, address: str) -> bool:
     name = _name(host)
     if not name:
         return False
-    own = socket.gethostname().lower()
-    if name in (*_LOOPBACK, address.lower().strip("[]"), own, own.partition(".")[0]):
+    if name in _LOOPBACK or name == address.lower().strip("[]") or name in _own_names():
         return True
     # An address cannot be a name that somebody else's DNS server answers for.
     return address in ("0.0.0.0", "::", "") and _is_address(name)
@@ -73,6 +73,13 @@ def bearer(headers: Mapping[str, str]) -> str:
 def is_key(given: str, key: str) -> bool:
     """Whether this is the key; takes the same time however much of it is right."""
     return bool(key) and hmac.compare_digest(given.encode(errors="replace"), key.encode())
+
+
+@cache
+def _own_names() -> frozenset[str]:
+    """What this host is called; asked once, since the full name may have to come from a DNS server."""
+    name = socket.gethostname().lower()
+    return frozenset({name, name.partition(".")[0], socket.getfqdn().lower()})
 
 
 def _name(host: str) -> str:

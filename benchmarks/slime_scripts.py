@@ -17,20 +17,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import tomli
 
-from rlrun.converters.families import check_family
+from rlrun.converters.config_json import architecture
 from rlrun.converters.shell import Word
 from rlrun.converters.slime import import_command
 from rlrun.converters.slime_draft import Draft
 from rlrun.converters.slime_table import flag_table, table_markdown
 from rlrun.plugins.validation import load_checked_spec
+from rlrun.runner.preflight import check_files
 from rlrun.specs.problems import SpecError
 
 ROOT = Path(__file__).parents[1]
 FIXTURE = ROOT / "tests" / "data" / "slime_scripts.toml"
 PAGE = ROOT / "docs" / "slime.md"
-ROW = '{"prompt": "1 + 1", "label": "2", "input": "1 + 1", "messages": []}\n'
+ROW = {
+    **dict.fromkeys(("prompt", "problem", "input", "index"), "What is 1 + 1?"),
+    **dict.fromkeys(("label", "answer", "reward_model"), "2"),
+    "messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}],
+}
+"""A row with every column that the scripts name."""
 FUNCTIONS = (
     "--custom-generate-function-path",
     "--custom-rm-path",
@@ -43,11 +50,12 @@ INTRODUCTION = """\
 ## slime's own scripts
 
 Each of the 46 scripts of slime's main branch (August 2026) that start training, imported and then validated
-with a stub of its model: a config.json of the family, no weights. `keys` and `reasons` count the script's
-flags that became keys of the spec, and those that have none and say why; a flag may be both. `family` is the
-model's `model_type`, where the trainer has it. Written by `benchmarks/slime_scripts.py`.
+with a stub of its model (a config.json of the family and a tokenizer, no weights) and a row of data. `keys`
+and `reasons` count the script's flags that became keys of the spec, and those that have none and say why; a
+flag may be both. `spec` is what `rlrun validate` says about the spec and its data, and `family` the model's
+`model_type`, which is refused where the trainer does not have it. Written by `benchmarks/slime_scripts.py`.
 
-| script | keys | reasons | `rlrun validate` | family | left to you |
+| script | keys | reasons | spec | family | left to you |
 |---|---|---|---|---|---|"""
 
 
@@ -85,16 +93,29 @@ def slime_scripts() -> tuple[SlimeScript, ...]:
 
 
 def problems(script: SlimeScript, folder: Path) -> list[str]:
-    """What `rlrun validate` says about the imported spec, with stubs in `folder`; empty where it is valid."""
+    """What `rlrun validate` says about the imported spec, with stubs in `folder`; empty where it is valid.
+
+    Says nothing about a family that the trainer does not have, for which see `family_problem`.
+    """
     draft = script.draft()
     _use_stubs(draft, script.config, folder)
     file = folder / "job.toml"
     file.write_text(draft.toml(), "utf-8")
     try:
-        load_checked_spec([file])
+        check_files(load_checked_spec([file]))
     except SpecError as error:
-        return [problem.message for problem in error.problems]
+        family = family_problem(script)
+        return [problem.message for problem in error.problems if problem.message != family]
     return []
+
+
+def family_problem(script: SlimeScript) -> str | None:
+    """What `rlrun validate` says about the family of the script's model; None where the trainer has it."""
+    try:
+        architecture(script.config)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def page() -> str:
@@ -112,16 +133,8 @@ def _row(script: SlimeScript, folder: Path) -> str:
     reasons = sum(name in noted for name in draft.flags)
     found = problems(script, folder)
     verdict = "valid" if not found else f"refused: {'; '.join(found)}"
-    return f"| `{script.path}` | {keys} | {reasons} | {verdict} | {_family(script)} | {_left(draft)} |"
-
-
-def _family(script: SlimeScript) -> str:
-    name = str(script.config["model_type"])
-    try:
-        check_family(script.config)
-    except ValueError:
-        return f"`{name}`: not trained"
-    return f"`{name}`"
+    family = f"`{script.config['model_type']}`" + (": refused" if family_problem(script) else "")
+    return f"| `{script.path}` | {keys} | {reasons} | {verdict} | {family} | {_left(draft)} |"
 
 
 def _left(draft: Draft) -> str:
@@ -147,19 +160,31 @@ def _words(script: Mapping[str, Any], architecture: str) -> Iterator[Word]:
 def _use_stubs(draft: Draft, config: Mapping[str, Any], folder: Path) -> None:
     """Replace every path of the spec by one that is there."""
     values = draft.values
-    model, served = folder / "model", folder / "served"
-    for each, settings in ((model, config), (served, {**config, "quantization_config": {}})):
-        each.mkdir(exist_ok=True)
-        (each / "config.json").write_text(json.dumps(settings), "utf-8")
-    values["model"]["path"] = str(model)
+    model = _model(folder / "model", config)
+    values["model"]["path"] = model
     if "path" in values.get("teacher", {}):
-        values["teacher"]["path"] = str(model)
+        values["teacher"]["path"] = model
     if "model" in values.get("engine", {}):
-        values["engine"]["model"] = str(served)
+        values["engine"]["model"] = _model(folder / "served", {**config, "quantization_config": {}})
     for section in (values["data"], *values.get("eval", {}).get("datasets", [])):
-        rows = folder / f"rows.{section.get('type', 'jsonl')}"
-        rows.write_text(ROW, "utf-8")
-        section["path"] = str(rows)
+        section["path"] = _rows(folder, section.get("type", "jsonl"))
+
+
+def _model(folder: Path, config: Mapping[str, Any]) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    (folder / "tokenizer.json").write_text("{}", "utf-8")
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}', "utf-8")
+    return str(folder)
+
+
+def _rows(folder: Path, kind: str) -> str:
+    path = folder / f"rows.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([ROW] * 2), path)
+    else:
+        path.write_text(f"{json.dumps(ROW)}\n" * 2, "utf-8")
+    return str(path)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ _OF_DATASET = {
 _COLUMNS = (
     ("prompt_key", "input_key", "--eval-input-key", "--input-key", "input"),
     ("label_key", "label_key", "--eval-label-key", "--label-key", None),
-    ("tools_key", "tool_key", "--eval-tool-key", "--tool-key", None),
+    ("tools_key", "tool_key", "--eval-tool-key", "--tool-key", "tools"),
     ("metadata_key", "metadata_key", "--metadata-key", "--metadata-key", None),
 )
 _UNDERSTOOD = {"name", "path", "rm_type", "top_k", "metadata_overrides", *_OF_DATASET}

@@ -1,7 +1,7 @@
 """Flags of slime about the loss: algorithm, clipping, KL, corrections, distillation."""
 
 from rlrun.converters.slime_draft import Draft
-from rlrun.converters.slime_secrets import without_credentials
+from rlrun.converters.slime_secrets import bare_address
 from rlrun.converters.slime_table import flag_table
 
 _DEFAULT_CLIP = 0.2
@@ -209,7 +209,7 @@ def distillation(draft: Draft) -> None:
 def _teacher(draft: Draft, kind: str | None) -> None:
     """The teacher's Hugging Face folder, or the server that has it."""
     if kind == "sglang":
-        url = without_credentials((draft.text("--rm-url") or "http://HOST:PORT").removesuffix("/generate"))
+        url = bare_address((draft.text("--rm-url") or "http://HOST:PORT").removesuffix("/generate"))
         draft.set("engines.0.name", "teacher", ("--opd-type",))
         draft.set(
             "engines.0.type", "external", ("--opd-type",), "a server that the job neither starts nor ends"

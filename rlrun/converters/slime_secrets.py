@@ -21,3 +21,8 @@ def without_credentials(text: str) -> str:
     """A text whose addresses refer to the environment for the user, password or key in them."""
     text = _USER.sub(r"\g<start>${env:URL_CREDENTIALS}@", text)
     return _QUERY.sub(r"\g<start>${env:URL_KEY}", text)
+
+
+def bare_address(url: str) -> str:
+    """An address without the user and password in it, which requests to engines do not carry."""
+    return _USER.sub(r"\g<start>", url)

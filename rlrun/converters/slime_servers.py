@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from rlrun.converters.slime_draft import Draft
-from rlrun.converters.slime_secrets import without_credentials
+from rlrun.converters.slime_secrets import bare_address
 
 Settings = dict[str, Any]
 
@@ -54,7 +54,7 @@ def engine(draft: Draft) -> None:
     if addresses := draft.given("--rollout-external-engine-addrs"):
         urls = [each if "://" in each else f"http://{each}" for each in addresses[0].values]
         draft.set("engine.type", "external", (addresses[0].name,))
-        draft.set("engine.urls", [without_credentials(url) for url in urls], (addresses[0].name,))
+        draft.set("engine.urls", [bare_address(url) for url in urls], (addresses[0].name,))
     stages = draft.given("--sglang-pp-size", "--sglang-pipeline-parallel-size")
     degree = max([1, *(draft.whole(flag.name, 1) for flag in stages)])
     for flag in stages:

@@ -21,8 +21,10 @@ _KEY = re.compile(
 )
 """Names of keys that hold nothing but secrets."""
 _HEADER = re.compile(r"^((proxy-)?authorization|cookie|.*(api-?key|token|secret|password))$", re.IGNORECASE)
-_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:(?P<secret>[^/\s@]+)@", re.IGNORECASE)
-"""In a URL: `https://user:password@host`."""
+_PASSWORD = re.compile(
+    r"[a-z][a-z0-9+.-]*://(?!\$\{env:\w+\}@)[^/\s:@]*:(?P<secret>[^/\s@]+)@", re.IGNORECASE
+)
+"""In a URL: `https://user:password@host`, but not `https://${env:CREDENTIALS}@host`."""
 _QUERY = re.compile(
     r"[?&](api_?key|(access_)?token|secret|password|sig|signature)=(?P<secret>[^&\s#]+)", re.IGNORECASE
 )

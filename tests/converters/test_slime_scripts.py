@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.slime_scripts import PAGE, SlimeScript, page, problems, slime_scripts
+from benchmarks.slime_scripts import PAGE, SlimeScript, family_problem, page, problems, slime_scripts
+from rlrun.converters.config_json import FAMILIES
 from rlrun.converters.slime_table import flag_table
 
 SCRIPTS = slime_scripts()
@@ -38,6 +39,13 @@ def test_a_script_validates_or_is_refused_for_a_reason(script: SlimeScript, tmp_
     if script.path in REFUSED:
         cause = "--custom-rm-path" if script.path in WITH_FUNCTIONS else "which Megatron refuses too"
         assert cause in "\n".join(script.draft().messages())
+
+
+def test_families_are_refused_that_the_trainer_does_not_have() -> None:
+    refused = {str(each.config["model_type"]) for each in SCRIPTS if family_problem(each)}
+    assert not refused & set(FAMILIES)
+    assert all("is not supported" in str(family_problem(each)) for each in SCRIPTS if family_problem(each))
+    assert sum(not family_problem(each) for each in SCRIPTS) == 32
 
 
 @scripts

@@ -47,6 +47,7 @@ def test_literals_where_a_secret_belongs_are_refused(data: Any, message: str, re
         {"engine": {"api_key": ""}},
         {"rewards": [{"headers": {"Authorization": "Bearer ${env:KEY}", "Accept": "text/plain"}}]},
         {"rewards": [{"url": "https://${env:USER}:${env:PASSWORD}@host/?token=${env:TOKEN}"}]},
+        {"rewards": [{"url": "https://${env:USER_AND_PASSWORD}@host/"}]},
         {"rewards": [{"url": "http://[::1]:80/a:b@c"}], "cluster": {"address": "host:6379"}},
         {
             "data": {"label_key": "answer", "prompt_key": "q", "text_key": "x"},

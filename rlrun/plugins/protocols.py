@@ -100,7 +100,9 @@ class Reward(Plugin, Protocol):
 
     `score` may be async: then many samples are in flight at a time (`scoring.concurrency`). A reward that
     needs something of its rows may have a class method `check_row(params, row)`, which raises ValueError for
-    a row that it cannot score: `rlrun validate` then reports it, and a job counts the row as broken.
+    a row that it cannot score: `rlrun validate` then reports it, and a job counts the row as broken. One that
+    only reads the response may have a number as its attribute `late_score`: a sample gets that score where it
+    takes too long to grade (`scoring.timeout`) or too much memory, since the response is the cause.
     """
 
     def score(self, sample: Sample) -> Rewarded | Awaitable[Rewarded]:

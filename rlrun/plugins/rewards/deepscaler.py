@@ -20,6 +20,7 @@ class DeepScaler(NeedsLabel):
 
     Params = DeepScalerParams
     api_version = 1
+    late_score = 0.0
 
     def __init__(self, params: DeepScalerParams) -> None:
         self.params = params

@@ -20,6 +20,7 @@ class ExactMatch(NeedsLabel):
 
     Params = ExactMatchParams
     api_version = 1
+    late_score = 0.0
 
     def __init__(self, params: ExactMatchParams) -> None:
         self.params = params

@@ -30,6 +30,7 @@ class F1(NeedsLabel):
 
     Params = F1Params
     api_version = 1
+    late_score = 0.0
 
     def __init__(self, params: F1Params) -> None:
         self.params = params

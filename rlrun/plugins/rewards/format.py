@@ -21,6 +21,7 @@ class Format:
 
     Params = FormatParams
     api_version = 1
+    late_score = 0.0
 
     def __init__(self, params: FormatParams) -> None:
         self._pattern = re.compile(params.pattern, re.DOTALL)

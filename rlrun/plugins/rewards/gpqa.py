@@ -13,7 +13,8 @@ LETTERS = "ABCDEFGHIJ"
 _ANSWER_KEYS = ("correct_letter", "correct_answer", "answer_text")
 
 _STATED = re.compile(
-    r"(?i:answer|option|choice)\s*(?i:is\b|:|=)?\s*(?i:option|choice)?\s*[:=]?[\s(\[*\"']*"
+    # Possessive, since otherwise a run of white space can be divided among them in millions of ways.
+    r"(?i:answer|option|choice)\s*+(?i:is\b|:|=)?+\s*+(?i:option|choice)?+\s*+[:=]?+[\s(\[*\"']*+"
     r"\b([A-Z]|[a-z](?!\s+\w))\b"
 )
 _LOWER_OPTION = re.compile(r"(?i:option|choice)\s+([a-z])\b")
@@ -40,6 +41,7 @@ class Gpqa:
 
     Params = GpqaParams
     api_version = 1
+    late_score = 0.0
 
     def __init__(self, params: GpqaParams) -> None:
         self.params = params

@@ -27,6 +27,7 @@ class Math(NeedsLabel):
 
     Params = MathParams
     api_version = 1
+    late_score = 0.0
 
     def __init__(self, params: MathParams) -> None:
         self.params = params

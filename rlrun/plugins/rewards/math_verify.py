@@ -37,6 +37,7 @@ class MathVerify(NeedsLabel):
 
     Params = MathVerifyParams
     api_version = 1
+    late_score = 0.0
 
     def __init__(self, params: MathVerifyParams) -> None:
         import math_verify  # a second, paid before the first sample's clock runs

@@ -26,6 +26,7 @@ class ReasoningGym:
 
     Params = ReasoningGymParams
     api_version = 1
+    late_score = 0.0
 
     def __init__(self, params: ReasoningGymParams) -> None:
         import reasoning_gym  # noqa: F401  (a second, paid before the first sample's clock runs)

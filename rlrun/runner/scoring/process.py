@@ -26,10 +26,12 @@ LOG_BYTES = 10_000
 class ProcessDied(Exception):
     """The process ended in the middle of a call; the message says how."""
 
-    def __init__(self, how: str, call: Call | None = None) -> None:
+    def __init__(self, how: str, call: Call | None = None, *, late: bool = False) -> None:
         super().__init__(how)
         self.call = call
         """The call it was in; None where several were in flight."""
+        self.late = late
+        """It was killed because the call took too long."""
 
 
 class RewardProcess:
@@ -151,7 +153,7 @@ class RewardProcess:
             if answer is None:
                 how = await self._ending() if answers.ended else f"{late} (scoring.timeout)"
                 await self.stop()
-                raise ProcessDied(how, call)
+                raise ProcessDied(how, call, late=not answers.ended)
             if "loading" in answer:
                 deadline = asyncio.get_running_loop().time() + START_TIMEOUT
             elif "loaded" in answer:

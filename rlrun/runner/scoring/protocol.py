@@ -82,6 +82,8 @@ class Shape:
     """It is async: many of its calls are in flight at a time."""
     grouped: bool
     """It is given all samples of a prompt together."""
+    late_score: float | None = None
+    """What a sample scores that takes too long to grade, or too much memory; None: that is an error."""
 
 
 @dataclass(frozen=True, slots=True)

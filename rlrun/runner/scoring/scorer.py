@@ -3,7 +3,7 @@
     score(samples) -> chunks -> queue -> one task a process: RewardProcess.outcomes -> sample.reward, .rewards
 
 A reward that hangs, crashes, raises or returns nan makes an error of that sample; `on_error` says what then;
-the other samples keep their scores.
+the other samples keep their scores. A reward with a `late_score` gives that to a sample on which it hangs.
 """
 
 import asyncio
@@ -159,9 +159,10 @@ class Scorer:
                         self._record(tasks[outcome.task].sample, outcome, process)
             except ProcessDied as death:
                 if death.call is not None:
+                    value = process.shapes[death.call.reward].late_score if death.late else None
                     for at in death.call.tasks:
                         open_pairs.discard((at, death.call.reward))
-                        outcome = Outcome(at, death.call.reward, None, str(death))
+                        outcome = Outcome(at, death.call.reward, value, str(death))
                         self._record(tasks[at].sample, outcome, process)
                 await self._replace(place)
                 grouped = [] if death.call is not None else [shape.grouped for shape in process.shapes]
@@ -173,6 +174,11 @@ class Scorer:
         name = self.names[outcome.reward]
         if outcome.value is not None:
             sample.rewards[name] = outcome.value
+            if outcome.problem:
+                self.errors[name] += 1
+                logger.warning(
+                    "reward %r on sample %s: %s; scored %g", name, sample.id, outcome.problem, outcome.value
+                )
             if self.details is not None and outcome.detail is not None:
                 self.details[sample.id, name] = outcome.detail
             return

@@ -18,6 +18,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from rlrun.plugins import deadline
@@ -53,7 +54,7 @@ def main() -> None:
         except ValueError as error:
             send({"problem": str(error)})
             return
-        send({"shapes": [(shape.waits, shape.grouped) for shape in worker.shapes]})
+        send({"shapes": [astuple(shape) for shape in worker.shapes]})
         while True:
             try:
                 batch: Sequence[Task] = pickle.load(requests)
@@ -148,16 +149,21 @@ class _Worker:
         elif not problem:
             traceback.print_exception(error)
             problem = f"{type(error).__name__}: {error}"
-        fatal = isinstance(error, MissingKey)
+        answer: Answer = {
+            "reward": call.reward,
+            "problem": problem[:LONGEST_MESSAGE],
+            "fatal": isinstance(error, MissingKey),
+        }
+        if isinstance(error, RecursionError | MemoryError):
+            answer["value"] = self.shapes[call.reward].late_score
         for at in call.tasks:
-            self._send(
-                {"task": at, "reward": call.reward, "problem": problem[:LONGEST_MESSAGE], "fatal": fatal}
-            )
+            self._send({"task": at, **answer})
 
 
 def _shape(reward: Any) -> Shape:
     grouped = hasattr(reward, "score_group")
-    return Shape(inspect.iscoroutinefunction(reward.score_group if grouped else reward.score), grouped)
+    waits = inspect.iscoroutinefunction(reward.score_group if grouped else reward.score)
+    return Shape(waits, grouped, getattr(reward, "late_score", None))
 
 
 def too_late(error: BaseException, seconds: float) -> str:

@@ -55,7 +55,12 @@ MOODY = """
                 case "dict": return {"score": 1.0, "accuracy": 0.0}
                 case "stdin": return float(len(input()))
                 case "greedy": return float(len(bytearray(2**31)))
+                case "deep": return self.score(sample)
+                case "large": raise MemoryError
             return self.factor * len(sample.text)
+
+    class Patient(Moody):
+        late_score = -0.5
 """
 
 
@@ -263,6 +268,29 @@ async def test_a_bad_reward_costs_its_own_sample(
         assert sample.failure in caplog.text
         assert sample.status is (Status.FAILED if policy == "drop" else Status.COMPLETED)
         assert np.isnan(sample.reward) if policy == "drop" else sample.reward == 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "cause"), [("hang", "took longer"), ("deep", "RecursionError"), ("large", "MemoryError")]
+)
+async def test_a_late_score_counts_and_does_not_end_the_job(
+    install_plugin: InstallPlugin, bad: str, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    install_plugin("rewards", "patient", "moody_reward:Patient", MOODY)
+    samples = samples_of("a", bad, "ccc")
+    async with scoring(RewardSpec(type="patient"), timeout=0.5, on_error="stop") as scorer:
+        with caplog.at_level(logging.WARNING):
+            await scorer.score(samples)
+    assert [sample.reward for sample in samples] == [1, -0.5, 3]
+    assert scorer.errors == {"patient": 1}
+    assert cause in caplog.text and "scored -0.5" in caplog.text
+
+
+async def test_a_late_score_is_not_for_other_errors(install_plugin: InstallPlugin) -> None:
+    install_plugin("rewards", "patient", "moody_reward:Patient", MOODY)
+    async with scoring(RewardSpec(type="patient"), on_error="stop") as scorer:
+        with pytest.raises(RewardError, match="KeyError"):
+            await scorer.score(samples_of("raise"))
 
 
 async def test_the_second_reward_is_scored_after_the_first_one_died(moody: RewardSpec) -> None:

@@ -53,6 +53,7 @@ class Code:
 
     Params = CodeParams
     api_version = 1
+    late_score = 0.0
 
     def __init__(self, params: CodeParams) -> None:
         """SandboxError where this machine does not let programs be locked in."""

@@ -33,6 +33,7 @@ class Ifbench:
 
     Params = IfbenchParams
     api_version = 1
+    late_score = 0.0
 
     def __init__(self, params: IfbenchParams) -> None:
         self.params = params

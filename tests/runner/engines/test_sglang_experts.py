@@ -11,11 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from rlrun.runner.carriers import GenerateRequest, Sampling
 from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.engines.parsing import ModelLimits
 from rlrun.runner.engines.sglang.server import SglangServer
 from tests.sglang_cpu.servers import ARGUMENTS, tiny_setup
 
 LAYERS, CHOSEN = 2, 2
 PROMPT = np.arange(5, 25, dtype=np.int32)
+LIMITS = ModelLimits.of({"num_experts": 8}, experts=True)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def choices(model: Path, tokens: np.ndarray) -> np.ndarray:
 @pytest.mark.slow
 async def test_experts_come_with_the_tokens(server: SglangServer, model: Path) -> None:
     request = GenerateRequest("r", PROMPT, (1, 2, 3), Sampling(max_new_tokens=24, stop_token_ids=(1,)))
-    async with EngineClient(server.url, 120, 60, api_key="sesame", experts=True) as client:
+    async with EngineClient(server.url, 120, 60, api_key="sesame", limits=LIMITS) as client:
         generations = await client.generate(request)
         again = await client.generate(request)  # prompts are in the cache now
     for made in [*generations, *again]:

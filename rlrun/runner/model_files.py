@@ -9,6 +9,7 @@ from rlrun.runner.errors import JobError
 from rlrun.specs.hub import download
 from rlrun.specs.json_files import read_table
 from rlrun.specs.model import ModelSpec
+from rlrun.specs.model_defaults import completed
 
 _READ_BYTES = 1 << 22
 
@@ -22,8 +23,8 @@ class ModelFiles:
     """Commit on the hub; None for a folder that did not come from there."""
 
     def config(self) -> dict[str, Any]:
-        """config.json."""
-        return read_table(self.folder / "config.json")
+        """config.json, with what its family's models have where it leaves a key out."""
+        return completed(read_table(self.folder / "config.json"))
 
 
 def fetch_model(spec: ModelSpec) -> ModelFiles:

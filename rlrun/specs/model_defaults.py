@@ -7,6 +7,9 @@ is not absent: there the readers work out a value, as transformers does.
 from collections.abc import Mapping
 from typing import Any
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys that different versions of a family have for how many experts there are."""
+
 _COMMON: Mapping[str, Any] = {
     "hidden_act": "silu",
     "initializer_range": 0.02,
@@ -83,6 +86,8 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(family, str) or family not in _FAMILIES:
         return dict(config)
     defaults = dict(_COMMON) | dict(_FAMILIES[family])
+    if any(config.get(name) for name in EXPERT_COUNTS):
+        defaults.pop("num_local_experts", None)
     if family == "gpt_oss" and not (config.get("rope_parameters") or config.get("rope_scaling")):
         defaults["rope_scaling"] = _GPT_OSS_ROPE
     return defaults | dict(config)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlrun.specs.job import Spec
 from rlrun.specs.lengths import longest_sample
-from rlrun.specs.model_defaults import completed
+from rlrun.specs.model_defaults import EXPERT_COUNTS, completed
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
 from rlrun.specs.rules import given, no_effect
@@ -20,8 +20,6 @@ LENGTH_KEYS: tuple[KeyPath, ...] = (
 
 MOST_RANKS = 64
 """Larger degrees of tensor parallelism are not proposed."""
-
-EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def model_findings(spec: Spec) -> Iterator[Finding]:
@@ -117,7 +115,7 @@ def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
 
 def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     degree, moe = spec.trainer.parallel.expert, spec.trainer.moe
-    found = [config[name] for name in EXPERT_KEYS if isinstance(config.get(name), int)]
+    found = [config[name] for name in EXPERT_COUNTS if isinstance(config.get(name), int)]
     path, others = ("trainer", "parallel", "expert"), (("model", "path"),)
     for name, value in (("routing_replay", moe.routing_replay), ("balancing", moe.balancing)):
         if value != "off" and not found:

@@ -45,7 +45,7 @@ class RolloutSpec(Section):
     max_response_tokens: int = Field(default=1024, ge=1)
     """Longest response, all turns and what is given between them; one that reaches it is truncated."""
     min_response_tokens: int = Field(default=0, ge=0)
-    """No end-of-sequence before this many tokens."""
+    """No end-of-sequence before this many tokens, or as many as a turn or an evaluation may have."""
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Divides the logits; the trainer's log-probs are taken at the same temperature."""
     top_p: float = Field(default=1.0, gt=0, le=1)

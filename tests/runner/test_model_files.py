@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_models import make_tiny_model
 
-from rlrun.runner.model_files import check_weights
+from rlrun.runner.model_files import ModelFiles, check_weights
 from rlrun.specs.model import ModelSpec
 
 
@@ -63,3 +63,9 @@ def test_random_weights_need_no_files(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     (folder / "model.safetensors").unlink()
     check_weights(ModelSpec(path=str(folder), random_init=True), folder)
+
+
+def test_what_a_config_leaves_out_is_what_its_family_has(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 7}')
+    config = ModelFiles(tmp_path, None).config()
+    assert (config["vocab_size"], config["max_position_embeddings"]) == (7, 32768)

@@ -28,8 +28,7 @@ from rlrun.runner.engines.answer_fields import (
     table,
 )
 from rlrun.runner.errors import BadAnswer
-
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+from rlrun.specs.model_defaults import EXPERT_COUNTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class ModelLimits:
     @classmethod
     def of(cls, config: Mapping[str, Any], *, experts: bool = False) -> "ModelLimits":
         """Of a model with this config.json; `experts`: engines are asked which experts they chose."""
-        most = next((config[key] for key in _EXPERT_COUNTS if config.get(key)), np.iinfo(np.int16).max)
+        most = next((config[key] for key in EXPERT_COUNTS if config.get(key)), np.iinfo(np.int16).max)
         return cls(config.get("vocab_size", 2**31), int(most) if experts else None)
 
 

@@ -15,6 +15,8 @@ from rlrun.specs.section import Section
 
 LONGEST_PAUSE = 30.0
 LONGEST_QUOTE = 200
+LARGEST_NUMBER = 1e300
+"""No reward is larger; nor is NaN below it, or a whole number that no float can hold."""
 MOST_BYTES = 16 << 20
 """The longest answer that is read."""
 
@@ -140,7 +142,7 @@ def _no_answer(url: str, failures: Sequence[str]) -> str:
 
 def number_or_table(answer: Any) -> float | Mapping[str, float | str]:
     """A reward as services send it: a number, or a table. ValueError for anything else."""
-    if isinstance(answer, int | float):
+    if isinstance(answer, int | float) and abs(answer) < LARGEST_NUMBER:
         return float(answer)
     if isinstance(answer, dict) and any(isinstance(value, int | float) for value in answer.values()):
         return answer

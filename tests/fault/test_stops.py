@@ -1,0 +1,135 @@
+"""A job that is asked to stop saves its last finished step; resumed, it is the job that was not stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fault.conftest import STEPS
+from tests.fault.ids import trained_ids
+from tests.fault.moments import Fault, main_with
+from tests.fault.test_ends import assert_nothing_left
+from tests.integration.jobs import MAIN, Ended, Jobs, Running
+
+HELD = 6
+"""The step whose rewards wait while there is a file HOLD."""
+
+
+@pytest.fixture
+def hold(jobs: Jobs) -> Path:
+    """A file that keeps a step's rollout from ending."""
+    path = jobs.folder / "hold"
+    path.touch()
+    jobs.environment["HOLD"] = str(path)
+    return path
+
+
+def saved_steps(ended: Ended) -> list[str]:
+    return sorted(path.name for path in ended.folder.checkpoints.glob("step-*"))
+
+
+def is_at(running: Running, step: int) -> bool:
+    state = running.folder.read_state()
+    return bool(state["status"] == "running" and state["step"] == step)
+
+
+def rlrun_stop(jobs: Jobs, name: str) -> str:
+    """What `rlrun stop` prints."""
+    command = [sys.executable, "-c", MAIN, "stop", name]
+    environment = os.environ | jobs.environment
+    ended = subprocess.run(
+        command, cwd=jobs.folder, env=environment, capture_output=True, text=True, check=True
+    )
+    return ended.stdout
+
+
+def test_a_job_that_is_stopped_again_and_again_is_the_job_that_was_not(
+    jobs: Jobs, reference: Ended, hold: Path
+) -> None:
+    settings = {"trainer__steps": STEPS, "checkpoint__interval": 100}
+
+    def start(*arguments: str, main: str = MAIN) -> Running:
+        return jobs.start("stopped", *arguments, main=main, **settings)
+
+    running = start()
+    running.until_step(HELD - 1)
+    processes = running.children()
+    os.killpg(running.process.pid, signal.SIGINT)  # as a terminal does: every process of the group has it
+    ended = running.wait()
+    assert ended.code == 130
+    assert "giving up step 6 and saving step 5 (at most 60 s; once more to stop at once)" in ended.output
+    assert ended.output.endswith("--resume goes on from step 5 (checkpoints/step-5)\n")
+    assert saved_steps(ended) == ["step-5"]
+    assert_nothing_left(processes, ended)
+
+    running = start("--resume")
+    running.until(lambda: is_at(running, HELD - 1), "the checkpoint is loaded")
+    assert "--resume goes on from step 5" in rlrun_stop(jobs, "stopped")
+    assert saved_steps(running.wait()) == ["step-5"]
+
+    hold.unlink()
+    during_training = Fault("driver", "training", 2, number=signal.SIGHUP)
+    ended = start("--resume", main=main_with([during_training])).wait()
+    assert ended.code == 130
+    assert "finishing step 7 and saving" in ended.output
+    assert saved_steps(ended) == ["step-5", "step-7"]
+
+    ended = start("--resume").wait()
+    assert ended.code == 0, ended.output
+    assert ended.curve == reference.curve
+    assert trained_ids(ended) == trained_ids(reference)
+
+
+def test_when_ray_dies_the_last_step_is_saved(jobs: Jobs, reference: Ended, hold: Path) -> None:
+    settings = {"trainer__steps": STEPS, "checkpoint__interval": 100}
+    causes = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
+    started = {name: jobs.start(name.replace("_", "-"), **settings) for name in causes}
+    for name, running in started.items():
+        running.until_step(HELD - 1)
+        processes = running.children()
+        [victim] = [process for process in processes if process.name() == name]
+        victim.kill()
+        ended = running.wait()
+        assert ended.code == 3, ended.output
+        assert f"failed: {causes[name]} (process {victim.pid}) died: SIGKILL" in ended.output
+        assert "starting" not in ended.output.partition("step 1/")[2]  # nothing is restarted in vain
+        assert ended.folder.read_state()["status"] == "failed"
+        assert saved_steps(ended) == ["step-5"]
+        assert_nothing_left(processes, ended)
+        print(f"{name}: ended after {ended.seconds:.1f} s")
+    hold.unlink()
+    resumed = jobs.run("raylet", "--resume", **settings)
+    assert resumed.curve == reference.curve
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_or_stopped_at_any_moment_goes_on(jobs: Jobs, reference: Ended) -> None:
+    jobs.environment.pop("HOLD", None)
+    dataset = {"name": "held_out", "path": str(jobs.folder / "rows.jsonl"), "samples_per_prompt": 1}
+    settings = {"trainer__steps": STEPS, "eval": {"interval": 4, "datasets": [dataset]}}
+    faults = {
+        "start": (Fault("driver", "starting ranks", 1), []),
+        "evaluation": (Fault("driver", "evaluation", 3), ["step-4"]),  # after step 8
+        "weight sync": (Fault("driver", "weight sync", 4), ["step-4"]),
+        "evaluation, stopped": (
+            Fault("driver", "evaluation", 1, number=signal.SIGTERM),
+            ["step-4", "step-8"],
+        ),
+    }
+    resume: list[str] = []
+    for fault, saved in faults.values():
+        ended = jobs.start("killed", *resume, main=main_with([fault]), **settings).wait()
+        assert ended.code == (-signal.SIGKILL if fault.number == signal.SIGKILL else 130), ended.output
+        assert saved_steps(ended) == saved
+        resume = ["--resume"]
+    assert "putting the evaluation off and saving step 8" in ended.output
+    ended = jobs.run("killed", "--resume", **settings)
+    assert ended.code == 0, ended.output
+    lines = {line["step"]: line for line in ended.curve}
+    assert [step for step, line in lines.items() if "eval/held_out/reward" in line] == [0, 4, 8, 12]
+    trained = [{k: v for k, v in lines[step].items() if "eval/" not in k} for step in range(1, STEPS + 1)]
+    assert trained == reference.curve
+    assert trained_ids(ended) == trained_ids(reference)

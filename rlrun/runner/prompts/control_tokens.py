@@ -23,7 +23,8 @@ _PRIVATE = re.compile("[\ue000-\uf8ff]")
 _WRITERS = frozenset({"system", "developer", "user", "assistant"})
 """Roles whose text may name markup; results of tools may not."""
 _ROLES = _WRITERS | {"tool", "tools", "function", "ipython", "observation", "environment", "model"}
-"""What templates may make a control token of: `'<|' + message.role + '|>'`."""
+"""What templates may make a control token of: `'<|' + message.role + '|>'`. Those they name come on top."""
+_QUOTED = re.compile(r"""['"](\w+)['"]""")
 _TAG = re.compile(r"<(/?)(\w+)>")
 
 
@@ -67,6 +68,7 @@ class Guard:
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
         kept = _markup({str(token) for token in added.values()})
         template = str(tokenizer.chat_template or "")
+        self._roles = _ROLES | set(_QUOTED.findall(template))
         turns, symbols = set(), set()
         for number, token in added.items():
             name = str(token)
@@ -99,7 +101,7 @@ class Guard:
 
     def suspicious(self, messages: Any, tools: Any) -> bool:
         """Whether a template could make a control token of pieces of these texts."""
-        strange = any(role not in _ROLES for role in _roles(messages))
+        strange = any(role not in self._roles for role in _roles(messages))
         return strange or any(self._edges.search(text) for text in _texts((messages, tools)))
 
     def neutral(self, value: Any, mark: str) -> Any:
@@ -110,7 +112,7 @@ class Guard:
 
         changed = _mapped(value, change)
         for message in changed:
-            if isinstance(message, dict) and (role := str(message.get("role"))) not in _ROLES:
+            if isinstance(message, dict) and (role := str(message.get("role"))) not in self._roles:
                 message["role"] = mark * len(role)
         return changed
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,9 @@ PARTS = """\
 {% endif %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+OWN_ROLES = """\
+{% for m in messages %}{% if m.role == 'critic' %}<|critic|>{% else %}<|say|>{{ m.role }}:{% endif %}\
+{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|say|>assistant:{% endif %}"""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ MADE = {
     ),
     "deletes": Family(DELETES, ("<SPECIAL_12>", "<SPECIAL_10>"), exact=False),
     "parts": Family(PARTS, ("<|im_end|>", "<|im_start|>")),
+    "own roles": Family(OWN_ROLES, ("<|end|>", "<|say|>", "<|critic|>")),
     "overlapping": Family(PARTS, ("<|im_end|>", "<|im_start|>", "im_end|>", "|><|", "\0"), exact=False),
     "normalizing": Family(PARTS, ("<|im_end|>", "<|im_start|>"), exact=False, normalizes=True),
 }  # fmt: skip
@@ -120,11 +124,12 @@ def chat_of(name: str) -> Tokenizer:
     begin = family.special[1]
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=family.special[0], bos_token=begin)
     fast.chat_template = family.template
-    folder = Path(mkdtemp(prefix="tokenizer-"))
-    fast.save_pretrained(folder)
-    if family.end:
-        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": vocab[family.end]}))
-    return Tokenizer(folder)
+    with TemporaryDirectory() as folder:
+        fast.save_pretrained(folder)
+        if family.end:
+            ending = {"eos_token_id": vocab[family.end]}
+            (Path(folder) / "generation_config.json").write_text(json.dumps(ending))
+        return Tokenizer(folder)
 
 
 def control_of(name: str) -> list[int]:
@@ -226,6 +231,13 @@ def test_harmless_text_is_encoded_as_transformers_does(name: str) -> None:
         messages = conversation([text, text, text, "4"])[: 3 if "think" in text else 4]
         plain = chat._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert chat.render(messages).tolist() == chat.encode(plain).tolist()
+
+
+def test_roles_that_a_template_names_are_its_own() -> None:
+    chat = chat_of("own roles")
+    tokens = chat.render([{"role": "critic", "content": "no"}, {"role": "planner", "content": "yes"}])
+    shown = "<|critic|>no<|end|><|say|>planner:yes<|end|><|say|>assistant:"
+    assert chat.decode_batch([tokens], special=True) == [shown]
 
 
 def test_results_of_tools_name_no_markup() -> None:

@@ -40,7 +40,10 @@ _MOST_ROUNDS = 1000
 def read_script(path: Path) -> Script:
     """Read a script and the files it sources. ValueError where the script cannot be read."""
     script = Script(folder=str(path.parent.absolute()))
-    _Reader(script, ScriptFile(path.name, path)).read()
+    try:
+        _Reader(script, ScriptFile(path.name, path)).read()
+    except RecursionError:
+        raise ValueError(f"{path} nests its expressions too deeply to be read") from None
     return script
 
 

@@ -79,7 +79,7 @@ class Commands(ABC):
 
     def set(self, name: str, text: str, line: int, assumptions: Sequence[str] = ()) -> None:
         """Set a variable, and what its value rests on."""
-        self.script.scalars[name] = text
+        self.script.set_scalar(name, text)
         self.script.arrays.pop(name, None)
         self._assume(name, line, assumptions)
 
@@ -103,7 +103,7 @@ class Commands(ABC):
             ]
             self._assume(name, line, earlier)
             kept = self.script.arrays.get(name, []) if more else []
-            self.script.arrays[name] = [*kept, *(self._assumed(word, name) for word in words)]
+            self.script.set_array(name, [*kept, *(self._assumed(word, name) for word in words)])
             return parts[end + 1 :], True
         expansion = self.expansion
         expansion.fresh(line)

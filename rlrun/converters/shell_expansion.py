@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rlrun.converters.shell_arithmetic import evaluate
 from rlrun.converters.shell_parameters import PARAMETER, applied
-from rlrun.converters.shell_state import Script, ScriptFile, Word
+from rlrun.converters.shell_state import MOST_CHARACTERS, Script, ScriptFile, Word
 from rlrun.converters.shell_tokens import Piece, Token, pieces_of
 
 _UNRESOLVED = ("$(", "`")
@@ -64,7 +64,13 @@ class Expansion:
 
     def text(self, pieces: Sequence[Piece]) -> str:
         """Pieces as one text, not split."""
-        return "".join(self.expanded(piece) for piece in pieces)
+        texts, length = [], 0
+        for piece in pieces:
+            texts.append(self.expanded(piece))
+            length += len(texts[-1])
+            if length > MOST_CHARACTERS:
+                raise ValueError(f"{self.place}: the text grows to more than {MOST_CHARACTERS} characters")
+        return "".join(texts)
 
     def arithmetic(self, expression: str) -> int | None:
         """The value of an arithmetic expression; None where it is not known."""
@@ -124,7 +130,7 @@ class Expansion:
             return f"${{{piece.text}}}" if operation else value
         result = applied(operation, value, lambda word: self.text(pieces_of(word, quoted=piece.quoted)))
         if operation.lstrip(":")[:1] == "=" and result is not None and value is None:
-            self.script.scalars[name] = result
+            self.script.set_scalar(name, result)
         return self._outside(name, piece.text) if result is None else result
 
     def _outside(self, name: str, written: str) -> str:

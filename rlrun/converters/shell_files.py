@@ -3,6 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+_OF_THE_KERNEL = ("/proc", "/sys", "/dev")
+_LARGEST = 1 << 20
+"""Bytes of a file that is read."""
+
 
 def places(written: str, folder: Path, own: Path) -> Iterator[Path]:
     """Files that a path may mean: there, or with its last parts above the script's own folder."""
@@ -17,7 +21,10 @@ def places(written: str, folder: Path, own: Path) -> Iterator[Path]:
 
 
 def _is_file(path: Path) -> bool:
+    """Whether there is a file of text, and not a device or what the kernel tells of processes."""
     try:
-        return path.is_file()
+        real = path.resolve()
+        kernel = any(real.is_relative_to(root) for root in _OF_THE_KERNEL)
+        return not kernel and real.is_file() and real.stat().st_size <= _LARGEST
     except (OSError, ValueError):  # a name that no file can have
         return False

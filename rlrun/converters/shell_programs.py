@@ -12,7 +12,7 @@ _CLASSES = {
     "[:digit:]": "0123456789",
     "[:space:]": " \t\n\r\f\v",
 }
-_FORMAT = re.compile(r"%(?:(?P<percent>%)|(?P<spec>[-0 +#]*\d*(?:\.\d+)?)(?P<kind>[sdi]))")
+_FORMAT = re.compile(r"%(?:(?P<percent>%)|(?P<spec>[-0 +#]{0,5}\d{0,3}(?:\.\d{1,3})?)(?P<kind>[sdi]))")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 

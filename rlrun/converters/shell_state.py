@@ -6,6 +6,10 @@ from pathlib import Path
 from rlrun.converters.shell_tree import Block
 
 MOST_STEPS = 100_000
+MOST_CHARACTERS = 1_000_000
+"""The longest value of a variable."""
+MOST_WORDS = 100_000
+"""The most words of an array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,18 @@ class Script:
             raise ValueError(
                 f"{name} runs through more than {MOST_STEPS} statements, and is not read further"
             )
+
+    def set_scalar(self, name: str, text: str) -> None:
+        """Set a variable. ValueError for a value that a script doubles without end."""
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"{name} grows to more than {MOST_CHARACTERS} characters, and is not followed")
+        self.scalars[name] = text
+
+    def set_array(self, name: str, words: list[Word]) -> None:
+        """Set an array. ValueError for one that a script doubles without end."""
+        if len(words) > MOST_WORDS or sum(len(word.text) for word in words) > MOST_CHARACTERS:
+            raise ValueError(f"{name} grows to more than {MOST_WORDS} words, and is not followed")
+        self.arrays[name] = words
 
     def note(self, text: str) -> None:
         """Keep a note, once."""

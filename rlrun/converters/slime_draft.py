@@ -18,6 +18,8 @@ _OF_ROLLOUTS |= {"fault_tolerance", "reference", "teacher", "critic", "algorithm
 _IDLE = {"cluster.placement", "trainer.optimizer_steps", "trainer.old_log_probs", "deterministic"}
 _IDLE |= {"trainer.moe.routing_replay"}
 _OF_DEMONSTRATIONS = ("rollout.max_prompt_tokens", "rollout.max_response_tokens", "algorithm.type")
+_MOST_ALIASES = 20
+"""In a file of settings: each may stand for many, and these for many more."""
 _PURE_DISTILLATION = "on_policy_distillation.reward_func"
 
 
@@ -155,6 +157,9 @@ class Draft:
                 self.note(flag, "the file was not found: its settings are left out")
             return None
         try:
+            if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)) > _MOST_ALIASES:
+                self.note(flag, "has too many aliases to be read")
+                return None
             settings = yaml.safe_load(text)
         except (yaml.YAMLError, RecursionError) as error:
             self.note(flag, f"not YAML: {' '.join(str(error).split())[:120]}")

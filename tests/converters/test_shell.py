@@ -214,6 +214,32 @@ def test_a_script_without_end_is_read_or_refused(tmp_path: Path, text: str) -> N
         commands(tmp_path, text)
 
 
+GROWING = {
+    "a text": ("X=a\nfor i in $(seq 1000); do X=$X$X; done", "grows to more than"),
+    "an array": ('A=(a)\nfor i in $(seq 1000); do A+=("${A[@]}"); done', "grows to more than"),
+    "eval": ('X=\'eval "$X"\'\neval "$X"', "nests its expressions too deeply"),
+    "loops": (
+        "for a in $(seq 900); do for b in $(seq 900); do X=1; done; done",
+        "more than 100000 statements",
+    ),
+    "a function": ("f() { f; }\nf", "calls itself without end"),
+    "defaults": ("run " + "${A:-" * 500 + "x" + "}" * 500, "nests its expressions too deeply"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), GROWING.values(), ids=GROWING)
+def test_a_script_that_grows_without_end_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        commands(tmp_path, text)
+
+
+@pytest.mark.parametrize("path", ["/proc/self/environ", "/dev/zero"])
+def test_files_of_the_kernel_are_not_read(tmp_path: Path, path: str) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"source {path}\nrun x\n")
+    assert "was not found" in read_script(file).notes[0]
+
+
 PIECES = [
     "a",
     " ",

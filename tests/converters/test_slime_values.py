@@ -295,6 +295,13 @@ def test_a_secret_in_an_address_refers_to_the_environment(tmp_path: Path) -> Non
     validated(draft, tmp_path)
 
 
+def test_a_file_of_settings_that_multiplies_itself_is_not_read() -> None:
+    levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
+    words = [Word(word, "run.sh:1") for word in shlex.split(f"train.py {BASE} --sglang-config big.yaml")]
+    draft = import_command("run.sh", "run", words, (), {"big.yaml": f"a0: &a0 x\n{levels}sglang: *a8\n"}.get)
+    assert "too many aliases" in "\n".join(draft.messages())
+
+
 @pytest.mark.parametrize(
     ("flags", "note"),
     [

@@ -1,18 +1,16 @@
 """Memory cgroups, where this process may make them: they hold all processes of a jail to one limit."""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 MOUNTED = Path("/sys/fs/cgroup")
 PREFIX = "rlrun-jail-"
 MARGIN = 32 << 20
 """Bytes beyond a program's limit, for launcher, init, and what the kernel keeps for the processes."""
-
-_numbers = count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,8 @@ class MemoryCgroups:
 
     def make(self) -> Path:
         """A new cgroup with the limit."""
-        folder = self.parent / f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+        # Not by process id alone, which workers in other containers may share.
+        folder = self.parent / f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         folder.mkdir()
         try:
             for name, value in self._settings():

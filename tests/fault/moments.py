@@ -21,6 +21,7 @@ from rlrun.runner.rollouts.evaluate import Evaluator
 from rlrun.runner.trainer_group import TrainerGroup
 
 MOMENTS: dict[str, tuple[type, str]] = {
+    "starting Ray": (Cluster, "start"),
     "starting ranks": (TrainerRanks, "start"),
     "evaluation": (Evaluator, "run"),
     "generation": (EngineClient, "generate_batch"),

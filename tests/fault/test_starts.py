@@ -18,7 +18,7 @@ from tests.fault.test_ends import assert_nothing_left
 from tests.integration.jobs import ASLEEP, SECONDS, Jobs, Running
 
 AGENTS_SECONDS = 180.0
-"""How long Ray's agents may take to start, on a busy machine: only then do they see that their raylet is gone."""
+"""How long Ray's agents may take to start on a busy machine; only then do they see that their raylet ended."""
 
 ASK_RAY = """
 import os, sys
@@ -53,6 +53,7 @@ def living(running: Running) -> list[psutil.Process]:
     return [each for each in running.children() if each.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.slow
 def test_a_launch_that_is_killed_while_it_starts_leaves_nothing_that_the_next_does_not_remove(
     jobs: Jobs, temporary: Path
 ) -> None:

@@ -18,7 +18,7 @@ from tests.fault.test_ends import assert_nothing_left
 from tests.integration.jobs import ASLEEP, SECONDS, Jobs, Running
 
 AGENTS_SECONDS = 180.0
-"""How long Ray's agents may take to start on a busy machine; only then do they see that their raylet ended."""
+"""For Ray's agents to start on a busy machine; only then do they see that their raylet has ended."""
 
 ASK_RAY = """
 import os, sys

@@ -20,6 +20,8 @@ finally:
 
 _OF_OUR_PYTHON = {"PYTHONPATH", "PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__", "VIRTUAL_ENV"}
 """They would have another interpreter use the packages of ours; Ray's workers have some of them."""
+_OF_OTHERS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+"""Who has Ray's token can run anything as this user, which no server needs to."""
 
 
 def mortal(words: Sequence[str]) -> list[str]:
@@ -30,8 +32,8 @@ def mortal(words: Sequence[str]) -> list[str]:
 
 
 def variables(own: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables, without those that would lead another interpreter to our packages."""
-    return {name: value for name, value in own.items() if name not in _OF_OUR_PYTHON}
+    """This process's variables, without Ray's token, and without those that lead Python to our packages."""
+    return {name: value for name, value in own.items() if name not in _OF_OUR_PYTHON | _OF_OTHERS}
 
 
 def options(arguments: Mapping[str, Any]) -> list[str]:

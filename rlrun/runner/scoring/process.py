@@ -180,6 +180,7 @@ class RewardProcess:
 
 
 def _environment() -> dict[str, str]:
-    """The driver's import path, one thread, and the same hashes every time."""
+    """The driver's import path, one thread, the same hashes every time, and no token of Ray's."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_TOKEN")}
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}

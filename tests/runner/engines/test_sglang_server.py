@@ -319,7 +319,15 @@ def test_the_command_line_has_the_specs_arguments_last_and_no_key(tmp_path: Path
 
 def test_our_packages_are_kept_from_the_server(tmp_path: Path) -> None:
     setup = tiny_setup(tmp_path, tmp_path, environment={"A": "1"})
-    found = environment(setup, {"PYTHONPATH": "/ours", "PYTHONEXECUTABLE": "/ours/python", "HOME": "/root"})
+    found = environment(
+        setup,
+        {
+            "PYTHONPATH": "/ours",
+            "PYTHONEXECUTABLE": "/ours/python",
+            "RAY_AUTH_TOKEN": "x",
+            "HOME": "/root",
+        },
+    )
     ours = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
     direct = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
     assert found == {"HOME": "/root", "A": "1", **ours, **direct}

@@ -52,6 +52,7 @@ MOODY = """
                 case "none": return None
                 case "print": print('{"sample": 0, "reward": 0, "value": 99}', flush=True)
                 case "pid": return float(os.getpid())
+                case "token": return float("RAY_AUTH_TOKEN" in os.environ)
                 case "dict": return {"score": 1.0, "accuracy": 0.0}
                 case "stdin": return float(len(input()))
                 case "greedy": return float(len(bytearray(2**31)))
@@ -208,6 +209,14 @@ async def test_a_row_may_name_another_reward(moody: RewardSpec) -> None:
         await scorer.score(samples)
     assert [sample.reward for sample in samples[:3]] == [1, 0, 2]
     assert "no rewards plugin is named 'waiting'" in str(samples[3].failure)
+
+
+async def test_rewards_do_not_get_rays_token(moody: RewardSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "x")
+    samples = samples_of("token")
+    async with scoring(moody) as scorer:
+        await scorer.score(samples)
+    assert samples[0].reward == 0
 
 
 async def test_rewards_are_summed_by_weight(moody: RewardSpec) -> None:

@@ -39,6 +39,7 @@ SETTINGS = (
     "checkpoint.keep=2",
 )
 UNITS = {
+    "anonymous": "KiB",
     "pss": "KiB",
     "rss": "KiB",
     "shared": "KiB",

@@ -16,6 +16,9 @@ from rlrun.converters.shell_tokens import Piece, Token
 from rlrun.converters.shell_tree import Block
 
 _DECLARATIONS = {"export", "declare", "local", "readonly", "typeset"}
+_STATUSES = {"true": True, ":": True, "false": False}
+_BUILTINS = ("source", ".", "cd", "unset", "printf", "eval")
+_SHELLS = ("bash", "sh", "zsh")
 _DEEPEST_CALLS = 20
 
 
@@ -133,40 +136,41 @@ class Commands(ABC):
         words = [word for token in given.words for word in self.expansion.words(token)]
         self._write(given, words)
         name, arguments = (words[0].text, [word.text for word in words[1:]]) if words else (":", [])
-        line = given.words[0].line if given.words else 0
+        if name in _STATUSES:
+            return _STATUSES[name]
+        if name in ("[", "test"):
+            return self._test([word for word in given.words[1:] if word.plain != "]"])
+        if name in self.script.functions:
+            return self._call(name, arguments)
+        if name in _BUILTINS:
+            return self._builtin(name, arguments, given.words[0].line)
+        inner = _inner_script(words)
+        if inner is None and name in _SHELLS and given.document is not None and not arguments:
+            inner = self.expansion.text(given.document.pieces)
+        if inner is not None:
+            return self.run(self.parsed(inner))
+        doubts = tuple(doubt for doubt in self.doubts if doubt != "?")
+        self.script.commands.append([Word(word.text, word.place, (*word.notes, *doubts)) for word in words])
+        return None
+
+    def _builtin(self, name: str, arguments: list[str], line: int) -> bool | None:
+        """Follow a command of the shell itself that changes what the script says."""
         match name:
-            case "true" | ":":
-                return True
-            case "false":
-                return False
-            case "[" | "test":
-                return self._test([word for word in given.words[1:] if word.plain != "]"])
             case "source" | "." if arguments:
                 self.source(arguments[0], line)
-                return True
             case "cd":
                 target = [each for each in arguments if each not in ("--", "-P", "-L")]
                 self.script.folder = _joined(self.script.folder, target[0] if target else "/")
-                return True
             case "unset":
                 for each in arguments:
                     self.script.scalars.pop(each, None)
                     self.script.arrays.pop(each, None)
-                return True
-            case "printf" if arguments[:1] == ["-v"] and len(arguments) > 2:
-                return self._printed_into(arguments[1], arguments[2:], line)
+            case "printf":
+                if arguments[:1] == ["-v"] and len(arguments) > 2:
+                    return self._printed_into(arguments[1], arguments[2:], line)
             case "eval":
                 return self.run(self.parsed(" ".join(arguments)))
-            case "bash" | "sh" if "-c" in arguments and arguments[-1] != "-c":
-                return self.run(self.parsed(arguments[arguments.index("-c") + 1]))
-            case _ if name in self.script.functions:
-                return self._call(name, arguments)
-        if words:
-            doubts = tuple(doubt for doubt in self.doubts if doubt != "?")
-            self.script.commands.append(
-                [Word(word.text, word.place, (*word.notes, *doubts)) for word in words]
-            )
-        return None
+        return True
 
     def _call(self, name: str, arguments: list[str]) -> bool | None:
         """Follow a function of the script."""
@@ -207,6 +211,15 @@ class Commands(ABC):
             words.append(part.operator or expansion.text(part.pieces))
         self.tested += expansion.assumptions
         return decide(words)
+
+
+def _inner_script(words: Sequence[Word]) -> str | None:
+    """The commands of `bash -c '…'`, wherever in the words of a command it is."""
+    for shell, option, script in zip(words, words[1:], words[2:], strict=False):
+        is_shell = shell.text.rpartition("/")[2] in _SHELLS
+        if is_shell and option.text.startswith("-") and option.text.endswith("c"):
+            return script.text
+    return None
 
 
 def redirections(parts: Sequence[Token]) -> Redirections:

@@ -131,7 +131,8 @@ class Expansion:
         result = applied(operation, value, lambda word: self.text(pieces_of(word, quoted=piece.quoted)))
         if operation.lstrip(":")[:1] == "=" and result is not None and value is None:
             self.script.set_scalar(name, result)
-        return self._outside(name, piece.text) if result is None else result
+        required = operation.lstrip(":").startswith("?")
+        return self._outside(name, name if required else piece.text) if result is None else result
 
     def _outside(self, name: str, written: str) -> str:
         """A variable that the script does not set."""
@@ -152,6 +153,8 @@ class Expansion:
             return str(len(self.script.positional))
         if name == "PWD":
             return self.script.folder
+        if name == "HOME" and name not in self.script.scalars:
+            return "~"
         if name in self.script.arrays:
             words = [word.text for word in self.script.arrays[name]]
             if index in ("@", "*"):

@@ -30,7 +30,7 @@ _PROGRAMS = {"--sglang-": ("engine.sglang", SERVER), "--router-": ("engine.sglan
 _SERVER_KEYS = {"max-total-tokens": "engine.max_cache_tokens"}
 _SEPARATE_PREFILL = ("disaggregation-", "encoder-")
 _OUTSIDE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
-_LEFT_OVER = ("$(", "`")
+_LEFT_OVER = re.compile(r"\$\(|`|\$\{(?!var:|env:)")
 
 
 def import_script(path: Path) -> Draft:
@@ -231,7 +231,7 @@ def _refer_to_variables(draft: Draft) -> None:
         for name in sorted(outside)
     ]
     for key, text in _texts(draft.values, ""):
-        if any(mark in text for mark in _LEFT_OVER):
+        if _LEFT_OVER.search(text):
             draft.notes.append(f"{key}: {text} depends on how the script is run: fill it in")
 
 

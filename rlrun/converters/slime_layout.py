@@ -56,8 +56,11 @@ def _machines(draft: Draft, nodes: int, gpus: int) -> None:
         rollout = 0 if external else rollout
     apart = 0 if colocated else rollout
     per_node = draft.whole("--num-gpus-per-node", 8)
-    if apart and nodes == 1 and gpus + apart <= per_node:
-        gpus += apart
+    total = nodes * gpus + apart
+    if apart and nodes == 1 and total <= per_node:
+        gpus = total
+    elif apart and total % per_node == 0:
+        nodes, gpus = total // per_node, per_node
     elif apart:
         nodes += math.ceil(apart / gpus)
     used = draft.whole("--actor-num-nodes", 1) * draft.whole("--actor-num-gpus-per-node", 8) + apart

@@ -13,7 +13,7 @@ from rlrun.converters.shell import read_script
 from rlrun.converters.shell_state import Word
 
 BASH = shutil.which("bash")
-RUN = 'run() { printf "%s\\0" run "$@"; }\n'
+RUN = 'run() { printf "%s\\0" run "$@"; }\nexport -f run\n'
 
 
 def commands(tmp_path: Path, text: str) -> list[list[Word]]:
@@ -83,6 +83,8 @@ SNIPPETS = [
     "X='--a 1\n --b 2'; run $X",
     "! false && run x",
     'X=1; run "${X}"_"${Y:-2}" \'a\'"b"c',
+    "env A=1 bash -c 'run $((1 + 2))'",
+    "bash <<EOF\nrun in a document\nEOF",
     "run --flag=$((2*3)) --list={1}",
 ]
 
@@ -164,6 +166,8 @@ def test_the_environment_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("run `hostname -I`", ["run", "`hostname -I`"]),
         ("run $((NOT_SET - 1)) $((1 / 0))", ["run", "$((NOT_SET - 1))", "$((1 / 0))"]),
         ("run ${NOT_SET%/}", ["run", "${NOT_SET%/}"]),
+        ("run ${NOT_SET:?must be set}/x", ["run", "${NOT_SET}/x"]),
+        ("run $HOME/x", ["run", "~/x"]),
         ("run $((2 ** 10000000))", ["run", "$((2 ** 10000000))"]),
     ],
 )

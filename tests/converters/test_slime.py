@@ -148,6 +148,7 @@ def test_no_flag_is_dropped_in_silence(tmp_path: Path, row: FlagRow) -> None:
             {"nodes": 1, "gpus_per_node": 8, "placement": "disaggregated"},
         ),
         ("--actor-num-nodes 2 --rollout-num-gpus 16", "cluster.nodes", 4),
+        ("--actor-num-gpus-per-node 4 --rollout-num-gpus 12", "cluster.gpus_per_node", 8),
         ("--tensor-model-parallel-size 2 --context-parallel-size 2", "trainer.parallel.fsdp", 2),
         ("--use-tensorboard", "trackers", [{"type": "tensorboard"}]),
         (

@@ -70,6 +70,13 @@ def test_the_table_has_every_flag_of_slime(list_of_flags: str) -> None:
     assert set(flags) <= set(flag_table())
 
 
+def test_every_example_has_a_row() -> None:
+    page_of_examples = (PAGE.parent / "slime-examples.md").read_text("utf-8")
+    folders = {each.path.split("/")[1] for each in SCRIPTS if each.path.startswith("examples/")}
+    assert folders
+    assert not [name for name in folders if f"`examples/{name}`" not in page_of_examples]
+
+
 def test_flags_of_older_versions_are_marked() -> None:
     main = (Path(__file__).parents[1] / "data" / "slime_flags_main.txt").read_text().split()
     rows = flag_table().values()

@@ -77,11 +77,10 @@ def kl_in_loss(draft: Draft) -> None:
             draft.note(flag, "no effect without --use-kl-loss")
         return
     named, coefficient = draft.text("--kl-loss-type"), draft.number("--kl-loss-coef", 0.0)
-    if (named or "k1") == "k1" and not coefficient:
+    if (named or "k1") == "k1" and not (coefficient and draft.given("--use-unbiased-kl")):
         for flag in flags:
-            draft.note(
-                flag, "k1 at 0 trains nothing: left out; `algorithm.kl.in_loss` can measure a distance"
-            )
+            note = "k1 in a loss trains nothing, since its mean gradient is 0: left out; low_var_kl trains"
+            draft.note(flag, note)
         return
     comment = f"--kl-loss-type{'' if named else ' (default)'}"
     draft.set("algorithm.kl.in_loss.type", named or "k1", (comment,))

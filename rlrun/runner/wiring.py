@@ -27,6 +27,7 @@ from rlrun.runner.turns import Turns
 from rlrun.specs.companions import ReferenceSpec, TeacherSpec
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
+from rlrun.specs.old_policy import old_log_probs_of
 
 
 def make_job(
@@ -68,7 +69,7 @@ def make_job(
         pack_critic=_packer(spec, parts.plan, model, critics, budget) if needs.critic else None,
         critic_only_steps=spec.critic.only_steps,
         reference_interval=spec.reference.update_interval,
-        recompute_old=spec.trainer.old_log_probs == "trainer",
+        recompute_old=old_log_probs_of(spec, corrected=needs.trainer_log_probs) == "trainer",
         eval_before_training=spec.eval.before_training,
         eval_interval=spec.eval.interval,
         checkpoint_interval=spec.checkpoint.interval,

@@ -22,7 +22,14 @@ from rlrun.specs.optimizer_rules import optimizer_sections
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding, dotted
 from rlrun.specs.rules import given, no_effect
-from rlrun.specs.term_rules import TermDemands, bootstrapping, off_policy_masking, old_log_probs, pairs
+from rlrun.specs.term_rules import (
+    TermDemands,
+    bootstrapping,
+    off_policy_masking,
+    old_log_probs,
+    pairs,
+    truncated_sampling,
+)
 
 LAYOUT_KEYS: tuple[KeyPath, ...] = (
     ("cluster", "gpus_per_node"),
@@ -156,6 +163,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     without_rollouts,
     old_log_probs,
     off_policy_masking,
+    truncated_sampling,
     bootstrapping,
     pairs,
     lone_samples,

@@ -30,6 +30,7 @@ from rlrun.specs.repair import rule_findings, table_at
 from rlrun.specs.secrets import unset_references, wrong_references
 from rlrun.specs.strict import validated
 from rlrun.specs.suggestions import KeyIndex, section_models
+from rlrun.specs.term_rules import stale_ratio
 
 
 @dataclass(slots=True)
@@ -79,8 +80,9 @@ class LoadedSpec:
         return [self.composition.place(finding) for finding in unset_references(self.composition.data)]
 
     def warnings(self) -> list[Problem]:
-        """What looks like a secret in the files and in `--set`."""
-        return list(secret_warnings([*self.composition.files, *self.composition.overrides]))
+        """What looks like a secret in the files and in `--set`, and a ratio that ignores stale samples."""
+        secrets = secret_warnings([*self.composition.files, *self.composition.overrides])
+        return [*secrets, *(self.composition.place(finding) for finding in stale_ratio(self.spec))]
 
     def _origin(self, path: KeyPath) -> Origin | None:
         return self.composition.origins.get(path)

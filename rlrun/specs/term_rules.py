@@ -5,6 +5,7 @@ from typing import Protocol
 
 from rlrun.specs.batch import BATCH_KEYS, batch_numbers
 from rlrun.specs.job import Spec
+from rlrun.specs.old_policy import may_be_stale, old_log_probs_of
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
 from rlrun.specs.rules import given, no_effect
@@ -49,7 +50,8 @@ def old_log_probs(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
 
 def off_policy_masking(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
     """Samples can be off the policy: it has moved, or another one's log-probs are the old ones."""
-    if spec.algorithm.params.get("opsm") is None or spec.trainer.old_log_probs == "rollout":
+    old = old_log_probs_of(spec, corrected=demands.trainer_log_probs)
+    if spec.algorithm.params.get("opsm") is None or old == "rollout":
         return
     try:
         steps = batch_numbers(spec, demands.rollout).optimizer_steps
@@ -59,6 +61,31 @@ def off_policy_masking(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
         why = "before the one update of a rollout step the policy is its own old one"
         cure = 'remove it, raise trainer.optimizer_steps, or set trainer.old_log_probs = "rollout"'
         yield no_effect(("algorithm", "opsm"), why, cure, (OLD, *BATCH_KEYS))
+
+
+def stale_ratio(spec: Spec) -> Iterator[Finding]:
+    """Warns where the ratio is 1 however old the samples are: nothing accounts for their age."""
+    corrected = spec.algorithm.params.get("correction") is not None
+    if may_be_stale(spec) and spec.trainer.old_log_probs == "trainer" and not corrected:
+        message = (
+            "with one optimizer step the ratio to the trainer's own log-probs is 1, however old a sample is"
+        )
+        yield Finding(OLD, message, 'write "rollout", or add algorithm.correction', "rollout", "trainer")
+
+
+def truncated_sampling(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+    """Samples are drawn from the distribution whose log-probs are trained, or something corrects for it."""
+    if not demands.old_log_probs or demands.trainer_log_probs:
+        return
+    for name, full in (("top_p", 1.0), ("top_k", -1)):
+        value = getattr(spec.rollout, name)
+        if value not in (full, 0):  # 0 has a rule of its own
+            message = (
+                f"samples would be drawn from a part of the vocabulary, while {spec.algorithm.type} trains "
+                "log-probs over the whole of it"
+            )
+            cure = f"{full:g} turns it off; or add algorithm.correction"
+            yield Finding(("rollout", name), message, cure, f"{full:g}", value)
 
 
 def bootstrapping(spec: Spec, demands: TermDemands) -> Iterator[Finding]:

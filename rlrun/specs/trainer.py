@@ -94,9 +94,10 @@ class TrainerSpec(OptimizerSpec):
     """Parameters that are not trained, by patterns of their Hugging Face names: `model.embed_tokens.*`."""
     reduction: Literal["per_sample_mean", "per_token", "dr_grpo"] = "per_sample_mean"
     """How token losses become one number (docs/algorithms.md)."""
-    old_log_probs: Literal["trainer", "rollout"] = "trainer"
-    """Denominator of the ratio: recomputed by the trainer (skipped where one optimizer step is taken), or the
-    engine's."""
+    old_log_probs: Literal["trainer", "rollout"] | None = None
+    """Denominator of the ratio: recomputed by the trainer (skipped where one optimizer step is taken, as the
+    ratio is 1 then), or the engine's. None: the engine's where samples may be of older weights
+    (`rollout.mode = "async"`, `rollout.partial`) and the algorithm has no correction, else the trainer's."""
     non_finite: Literal["stop", "skip"] = "stop"
     """A non-finite loss or gradient ends the job, or skips that optimizer step and counts it."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"

@@ -92,9 +92,9 @@ def test_no_flag_is_dropped_in_silence(tmp_path: Path, row: FlagRow) -> None:
         ("--loss-type sft_loss", "algorithm.type", "sft"),
         ("--advantage-estimator gspo", "algorithm.type", "gspo"),
         (
-            "--use-kl-loss --kl-loss-coef 0.1",
+            "--use-kl-loss --kl-loss-coef 0.1 --use-unbiased-kl",
             "algorithm.kl.in_loss",
-            {"type": "k1", "coef": 0.1},
+            {"type": "k1", "coef": 0.1, "unbiased": True},
         ),
         (
             "--use-kl-loss --kl-loss-type k2 --kl-loss-coef 0.1 --use-unbiased-kl",

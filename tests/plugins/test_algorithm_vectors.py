@@ -57,7 +57,8 @@ def grpo_rewards(rewards: list[float], n: int, std: bool) -> Any:
 def approx_kl(type: Any, log_probs: list[float], base: list[float], importance_ratio: Any = None) -> Any:
     new = tensor(log_probs)
     old = new if importance_ratio is None else new - tensor(importance_ratio).log()
-    return token_kl(KLTerm(type=type, unbiased=importance_ratio is not None), new, tensor(base), old)
+    term = KLTerm(type=type, coef=0.0, unbiased=importance_ratio is not None)
+    return token_kl(term, new, tensor(base), old)
 
 
 def policy_loss(

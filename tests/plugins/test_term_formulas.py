@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun.plugins.registry import build
+from rlrun.plugins.algorithms.correction import Correction
+from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.types import LossInputs
 
 LENGTHS = [4, 1, 6, 3]
@@ -157,8 +158,24 @@ SLOPES = {
 }
 
 
-@pytest.mark.parametrize("unbiased", [False, True])
-@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_k1_in_the_loss_is_refused_where_it_trains_nothing() -> None:
+    """The mean gradient of log π over π's own samples is 0 (http://joschu.net/blog/kl-approx.html)."""
+    with pytest.raises(PluginError, match="k1 in the loss trains nothing"):
+        build("algorithms", "grpo", {"kl": {"in_loss": {"type": "k1", "coef": 0.1}}})
+    build("algorithms", "grpo", {"kl": {"in_loss": {"type": "k1", "coef": 0.0}}})
+
+
+def test_icepop_is_two_sided_by_default() -> None:
+    """α = 0.5, β = 5 as published (https://arxiv.org/abs/2510.18855, https://arxiv.org/abs/2512.16144)."""
+    assert Correction(type="icepop").bounds == (0.5, 5.0)
+    assert Correction(type="icepop", high=2.0).bounds == (0.5, 2.0)
+    assert Correction().bounds == (0.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unbiased"),
+    [*((kind, True) for kind in ESTIMATORS), *((kind, False) for kind in SLOPES if kind != "k1")],
+)
 def test_kl_estimators(kind: str, unbiased: bool) -> None:
     """Schulman's k1, k2, k3 of d = log π - log π_ref, values and slopes; times π / π_old where unbiased."""
     samples, inputs = Samples(), Samples().inputs()

@@ -19,10 +19,10 @@ class Correction(Section):
     """`tis` keeps a token's weight within the bounds (https://fengyao.notion.site/off-policy-rl); `icepop`
     zeroes it outside of them (https://arxiv.org/abs/2510.18855); `mis` takes weights of tokens or of whole
     samples, bounds them by `mode`, and can veto samples (https://richardli.xyz/rl-collapse)."""
-    low: float = Field(default=0.0, ge=0)
-    """Lower bound of the weight."""
-    high: float = Field(default=2.0, gt=0)
-    """Upper bound of the weight."""
+    low: float | None = Field(default=None, ge=0)
+    """Lower bound of the weight. None: 0.5 for `icepop`, else 0."""
+    high: float | None = Field(default=None, gt=0)
+    """Upper bound of the weight. None: 5 for `icepop`, else 2."""
     level: Literal["token", "sequence", "geometric"] = "token"
     """`mis`: each token's own ratio, the product over its sample's tokens, or their geometric mean."""
     mode: Literal["truncate", "clip", "mask"] = "truncate"
@@ -32,14 +32,21 @@ class Correction(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.low >= self.high:
-            raise ValueError(f"low ({self.low:g}) must be below high ({self.high:g})")
+        low, high = self.bounds
+        if low >= high:
+            raise ValueError(f"low ({low:g}) must be below high ({high:g})")
         unused = sorted(self.model_fields_set & {"level", "mode", "veto"})
         if self.type != "mis" and unused:
             raise ValueError(f'{" and ".join(unused)} would do nothing: only type = "mis" heeds it')
         if self.type == "mis" and self.mode == "truncate" and "low" in self.model_fields_set:
             raise ValueError('low would do nothing: mode = "truncate" has no lower bound')
         return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Bounds of the weight: those given, or the published ones of its type."""
+        low, high = (0.5, 5.0) if self.type == "icepop" else (0.0, 2.0)
+        return low if self.low is None else self.low, high if self.high is None else self.high
 
 
 class CorrectionWeight(NamedTuple):
@@ -59,8 +66,9 @@ def correction_weight(correction: Correction, inputs: LossInputs) -> CorrectionW
     """The weight of each token; what is masked still counts in the loss's denominators."""
     difference = (inputs.old_log_probs - inputs.rollout_log_probs).detach()
     ratio = _level(correction, difference, inputs).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
-    low = 0.0 if correction.type == "mis" and correction.mode == "truncate" else correction.low
-    bounded = ratio.clamp(low, correction.high)
+    low, high = correction.bounds
+    low = 0.0 if correction.type == "mis" and correction.mode == "truncate" else low
+    bounded = ratio.clamp(low, high)
     outside = (bounded != ratio).to(ratio.dtype)
     zeroes = correction.type == "icepop" or (correction.type == "mis" and correction.mode == "mask")
     weight = ratio * (1 - outside) if zeroes else bounded

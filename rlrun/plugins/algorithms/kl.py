@@ -23,7 +23,17 @@ class KLTerm(Section):
     coef: float = Field(default=0.001, ge=0)
     """Weight in the loss; 0 measures the divergence and trains nothing with it."""
     unbiased: bool = False
-    """Multiply by policy/old probabilities, which makes the gradient unbiased off-policy."""
+    """Multiply by policy/old probabilities, which makes the gradient unbiased off-policy. `k1` needs it: its
+    own gradient is 0 in expectation."""
+
+    @model_validator(mode="after")
+    def _trains(self) -> Self:
+        if self.type == "k1" and self.coef > 0 and not self.unbiased:
+            raise ValueError(
+                "k1 in the loss trains nothing: its gradient is the score function, whose mean is 0; take "
+                'unbiased = true, type = "k2" or "low_var_kl", or coef = 0 to measure it'
+            )
+        return self
 
 
 class KLPenalty(Section):

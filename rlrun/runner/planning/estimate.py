@@ -16,6 +16,7 @@ from rlrun.runner.planning.memory import cache_token_bytes
 from rlrun.runner.planning.model_size import active_parameters, parameter_count
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.specs.job import Spec
+from rlrun.specs.old_policy import old_log_probs_of
 from rlrun.specs.server_size import gpus_of
 from rlrun.specs.weight_sync import lie_on_devices
 
@@ -168,7 +169,8 @@ def sync_seconds(case: Case) -> float:
 def _passes(case: Case) -> float:
     """Forward passes of a step, a backward pass counted as two."""
     several = case.plan.batch.optimizer_steps > 1
-    old = case.needs.old_log_probs and case.spec.trainer.old_log_probs == "trainer" and several
+    denominator = old_log_probs_of(case.spec, corrected=case.needs.trainer_log_probs)
+    old = case.needs.old_log_probs and denominator == "trainer" and several
     critic = 4.0 if case.needs.critic else 0.0  # values, and an update of its own
     larger = active_parameters(case.teacher) / active_parameters(case.model) if case.teacher else 0.0
     return 3.0 + old + case.needs.reference + critic + larger

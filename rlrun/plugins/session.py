@@ -82,7 +82,9 @@ class Session(Protocol):
         """What the policy makes of `tokens`, by `sampling` or else the spec's, within `max_tokens`.
 
         Once the execution is no longer wanted the answer is empty, its finish `abort`; where `max_tokens`
-        leaves no room it is empty, its finish `length`. Let errors pass: they fail the execution.
+        leaves no room it is empty, its finish `length`. A limit in `sampling` gives `length` as well, which
+        makes the trajectory a truncated one: set its `status` where the rollout wanted a short answer. Let
+        errors pass: they fail the execution.
         """
 
 

@@ -92,21 +92,24 @@ def slime_scripts() -> tuple[SlimeScript, ...]:
     )
 
 
-def problems(script: SlimeScript, folder: Path) -> list[str]:
-    """What `rlrun validate` says about the imported spec, with stubs in `folder`; empty where it is valid.
+@cache
+def problems(path: str) -> tuple[str, ...]:
+    """What `rlrun validate` says about the spec of the script at `path`, with stubs; empty where it is valid.
 
     Says nothing about a family that the trainer does not have, for which see `family_problem`.
     """
+    script = next(each for each in slime_scripts() if each.path == path)
     draft = script.draft()
-    _use_stubs(draft, script.config, folder)
-    file = folder / "job.toml"
-    file.write_text(draft.toml(), "utf-8")
-    try:
-        check_files(load_checked_spec([file]))
-    except SpecError as error:
-        family = family_problem(script)
-        return [problem.message for problem in error.problems if problem.message != family]
-    return []
+    with tempfile.TemporaryDirectory() as folder:
+        _use_stubs(draft, script.config, Path(folder))
+        file = Path(folder) / "job.toml"
+        file.write_text(draft.toml(), "utf-8")
+        try:
+            check_files(load_checked_spec([file]))
+        except SpecError as error:
+            family = family_problem(script)
+            return tuple(each.message for each in error.problems if each.message != family)
+    return ()
 
 
 def family_problem(script: SlimeScript) -> str | None:
@@ -120,18 +123,17 @@ def family_problem(script: SlimeScript) -> str | None:
 
 def page() -> str:
     """The whole of docs/slime.md."""
-    with tempfile.TemporaryDirectory() as folder:
-        rows = [_row(script, Path(folder)) for script in slime_scripts()]
+    rows = [_row(script) for script in slime_scripts()]
     return "\n".join([table_markdown(), INTRODUCTION, *rows, ""])
 
 
-def _row(script: SlimeScript, folder: Path) -> str:
+def _row(script: SlimeScript) -> str:
     draft = script.draft()
     commented = " ".join(draft.comments.values()).replace(",", " ").split()
     keys = sum(name in commented for name in draft.flags)
     noted = {flag.name for flag, _ in draft.flag_notes}
     reasons = sum(name in noted for name in draft.flags)
-    found = problems(script, folder)
+    found = problems(script.path)
     verdict = "valid" if not found else f"refused: {'; '.join(found)}"
     family = f"`{script.config['model_type']}`" + (": refused" if family_problem(script) else "")
     return f"| `{script.path}` | {keys} | {reasons} | {verdict} | {family} | {_left(draft)} |"

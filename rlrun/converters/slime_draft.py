@@ -1,6 +1,7 @@
 """The spec that an importer is writing: values, the flag each came from, and notes for the user."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,7 @@ _OF_ROLLOUTS |= {"fault_tolerance", "reference", "teacher", "critic", "algorithm
 _IDLE = {"cluster.placement", "trainer.optimizer_steps", "trainer.old_log_probs", "deterministic"}
 _IDLE |= {"trainer.moe.routing_replay"}
 _OF_DEMONSTRATIONS = ("rollout.max_prompt_tokens", "rollout.max_response_tokens", "algorithm.type")
+_LARGEST = 1 << 62
 _MOST_ALIASES = 20
 """In a file of settings: each may stand for many, and these for many more."""
 _PURE_DISTILLATION = "on_policy_distillation.reward_func"
@@ -110,19 +112,33 @@ class Draft:
         return [self.flags[name] for name in names if name in self.flags]
 
     def number(self, name: str, default: float) -> float:
-        """A flag's value as a number; the default, and a note, where it is none."""
+        """A flag's value as a number; the default, and a note, where it is not a finite one."""
         text = self.text(name)
         if text is None:
             return default
         try:
-            return float(text)
+            value = float(text)
         except ValueError:
-            self.note(self.flags[name], f"no number; taken as {default:g}")
+            value = math.nan
+        if not math.isfinite(value):
+            self.note(self.flags[name], f"not a number; taken as {default:g}")
             return default
+        return value
 
     def whole(self, name: str, default: int) -> int:
-        """A flag's value as a whole number."""
-        return int(self.number(name, default))
+        """A flag's value as a whole number; the default, and a note, where it is not one."""
+        value = self.number(name, default)
+        if value != int(value) or abs(value) > _LARGEST:
+            self.note(self.flags[name], f"not a whole number; taken as {default}")
+            return default
+        return int(value)
+
+    def count(self, name: str, default: int) -> int:
+        """A flag's value as a number of things, of which there is at least one."""
+        value = self.whole(name, default)
+        if value < 1:
+            self.note(self.flags[name], f"not at least 1; taken as {max(default, 1)}")
+        return value if value >= 1 else max(default, 1)
 
     def set(self, key: str, value: Any, flags: Sequence[str], comment: str = "") -> None:
         """Set a dotted key, `*` or a number for an element of an array, with where it came from.
@@ -182,6 +198,7 @@ class Draft:
         """Keep the flags that a key came from, all that say the same, and a remark."""
         names = ", ".join(name for name in flags if name.split()[0] in self.flags)
         text = f"{names}: {comment}" if names and comment else names or comment or ", ".join(flags)
+        text = "".join(each if each.isprintable() else " " for each in text)
         earlier = self.comments.get(key) if same else None
         self.comments[key] = f"{earlier}, {text}" if earlier and earlier != text else text
 

@@ -9,13 +9,13 @@ _LAYOUT = ("tensor", "pipeline", "context", "expert")
 
 def layout(draft: Draft) -> None:
     """Nodes, GPUs and the degrees of parallelism; what is left over for data is `fsdp`."""
-    nodes, gpus = draft.whole("--actor-num-nodes", 1), draft.whole("--actor-num-gpus-per-node", 8)
+    nodes, gpus = draft.count("--actor-num-nodes", 1), draft.count("--actor-num-gpus-per-node", 8)
     ranks = nodes * gpus
     degrees = {}
     for name, megatron in zip(
         _LAYOUT, ("tensor-model", "pipeline-model", "context", "expert-model"), strict=True
     ):
-        degrees[name] = draft.whole(f"--{megatron}-parallel-size", 1)
+        degrees[name] = draft.count(f"--{megatron}-parallel-size", 1)
         if f"--{megatron}-parallel-size" in draft.flags:
             draft.set(f"trainer.parallel.{name}", degrees[name], (f"--{megatron}-parallel-size",))
     for flag in draft.given("--sequence-parallel"):
@@ -41,7 +41,7 @@ def layout(draft: Draft) -> None:
 def _machines(draft: Draft, nodes: int, gpus: int) -> None:
     """Where ranks and engines are."""
     external = bool(draft.given("--rollout-external-engine-addrs"))
-    colocated, rollout = "--colocate" in draft.flags, draft.whole("--rollout-num-gpus", 0)
+    colocated, rollout = "--colocate" in draft.flags, max(0, draft.whole("--rollout-num-gpus", 0))
     if draft.algorithm == "sft":
         for flag in draft.given("--rollout-num-gpus", "--colocate", "--num-gpus-per-node"):
             draft.note(flag, "no effect: there are no engines")
@@ -55,7 +55,7 @@ def _machines(draft: Draft, nodes: int, gpus: int) -> None:
             )
         rollout = 0 if external else rollout
     apart = 0 if colocated else rollout
-    per_node = draft.whole("--num-gpus-per-node", 8)
+    per_node = draft.count("--num-gpus-per-node", 8)
     total = nodes * gpus + apart
     if apart and nodes == 1 and total <= per_node:
         gpus = total
@@ -63,7 +63,7 @@ def _machines(draft: Draft, nodes: int, gpus: int) -> None:
         nodes, gpus = total // per_node, per_node
     elif apart:
         nodes += math.ceil(apart / gpus)
-    used = draft.whole("--actor-num-nodes", 1) * draft.whole("--actor-num-gpus-per-node", 8) + apart
+    used = draft.count("--actor-num-nodes", 1) * draft.count("--actor-num-gpus-per-node", 8) + apart
     if used != nodes * gpus:
         draft.notes.append(
             f"{used} GPUs are asked for and {nodes} nodes of {gpus} have {nodes * gpus}: see [cluster]"

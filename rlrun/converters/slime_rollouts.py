@@ -106,13 +106,20 @@ def template(draft: Draft) -> None:
     for given in draft.given("--apply-chat-template-kwargs"):
         try:
             arguments = json.loads(draft.text(given.name) or "")
-        except ValueError:
-            draft.note(given, "not JSON: set model.chat_template_args by hand")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict) or not all(map(_is_setting, arguments.items())):
+            draft.note(given, "not a JSON object of plain values: set model.chat_template_args by hand")
             continue
-        for name, value in arguments.items() if isinstance(arguments, dict) else ():
+        for name, value in arguments.items():
             draft.set(f"model.chat_template_args.{name}", value, (given.name,))
         if not arguments:
             draft.note(given, "no arguments")
+
+
+def _is_setting(item: tuple[str, object]) -> bool:
+    """Whether an argument of a template has a plain name and a plain value."""
+    return item[0].isidentifier() and isinstance(item[1], (bool, int, float, str))
 
 
 def debug(draft: Draft) -> None:

@@ -56,7 +56,7 @@ def engine(draft: Draft) -> None:
         draft.set("engine.type", "external", (addresses[0].name,))
         draft.set("engine.urls", [bare_address(url) for url in urls], (addresses[0].name,))
     stages = draft.given("--sglang-pp-size", "--sglang-pipeline-parallel-size")
-    degree = max([1, *(draft.whole(flag.name, 1) for flag in stages)])
+    degree = max([1, *(draft.count(flag.name, 1) for flag in stages)])
     for flag in stages:
         if degree == 1:
             draft.note(flag, "1 is no pipeline")
@@ -180,4 +180,4 @@ def _other_servers(draft: Draft, named: Settings, groups: list[Settings]) -> Non
 def _size(draft: Draft, named: Settings, group: Settings) -> int:
     """GPUs of one server of a group."""
     own = group.get("num_gpus_per_engine") or named.get("num_gpus_per_engine")
-    return int(own or draft.whole("--rollout-num-gpus-per-engine", 1))
+    return int(own or draft.count("--rollout-num-gpus-per-engine", 1))

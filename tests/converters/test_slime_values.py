@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import tomli
 
 from rlrun.converters.shell import Word
 from rlrun.converters.slime import import_command
@@ -306,7 +307,10 @@ def test_a_file_of_settings_that_multiplies_itself_is_not_read() -> None:
     ("flags", "note"),
     [
         ("--eval-interval 1 --eval-config gone.yaml", "gone.yaml: the file was not found"),
-        ("--apply-chat-template-kwargs nonsense", "not JSON: set model.chat_template_args by hand"),
+        (
+            "--apply-chat-template-kwargs nonsense",
+            "not a JSON object of plain values: set model.chat_template_args by hand",
+        ),
         ("--prefill-num-servers 1", "prefill and decode run on the same servers"),
         ("--sglang-disaggregation-mode prefill", "prefill and decode run on the same servers"),
         ("--custom-rm-path my.reward", "make the function a reward plugin"),
@@ -317,3 +321,35 @@ def test_a_file_of_settings_that_multiplies_itself_is_not_read() -> None:
 )
 def test_what_has_no_equal_is_noted(flags: str, note: str) -> None:
     assert note in "\n".join(imported(f"{BASE} {flags}").messages())
+
+
+NASTY = [
+    "",
+    "0",
+    "-1",
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "abc",
+    "0x10",
+    "true",
+    "[1",
+    "${X}",
+    "$(date)",
+    "é",
+    "1 2 3",
+]
+NASTY += ["'\"'", "a\\\\b", "9" * 30, "2024-01-01", "'{\"a\": null}'", "--", "'a\nb'"]
+
+
+@pytest.mark.parametrize("row", flag_table().values(), ids=lambda row: row.name)
+def test_no_value_of_a_flag_breaks_the_importer(row: FlagRow) -> None:
+    for value in NASTY:
+        for flags in (f"{row.name} {value}", f"{flags_for(row)} {row.name} {value}"):
+            tomli.loads(imported(flags).toml())
+
+
+@pytest.mark.parametrize("value", NASTY)
+def test_no_argument_of_a_server_breaks_the_importer(value: str) -> None:
+    tomli.loads(imported(f"{BASE} --sglang-some-argument {value} --router-policy {value}").toml())

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -23,7 +24,7 @@ def test_a_process_is_known_until_it_ends_though_nobody_has_asked_how() -> None:
         assert one.is_running
         assert not one.model_copy(update={"start_ticks": one.start_ticks + 1}).is_running
         process.kill()
-        process.stdout.read()  # it has ended, and is a zombie
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
         assert not one.is_running
     assert not one.is_running
 

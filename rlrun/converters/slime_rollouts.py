@@ -124,7 +124,7 @@ def _is_setting(item: tuple[str, object]) -> bool:
 
 def debug(draft: Draft) -> None:
     """A part of the job alone, and samples kept whole."""
-    for flag in draft.given("--save-debug-rollout-data", "--dump-details"):
+    for flag in draft.given("--save-debug-rollout-data", "--save-debug-train-data", "--dump-details"):
         draft.set("debug.save_rollouts", True, (flag.name,))
     for flag in draft.given("--debug-rollout-only"):
         draft.set("debug.mode", "rollout", (flag.name,))

@@ -117,8 +117,12 @@ class EngineClient:
         """End every running request; each answers with what it has."""
         await self._post("/abort_request", {"abort_all": True})
 
-    async def pause(self, mode: Literal["abort", "in_place", "retract"] = "in_place") -> None:
-        """Stop generating until `resume`."""
+    async def pause(self, mode: Literal["abort", "in_place", "retract"]) -> None:
+        """Stop generating until `resume`.
+
+        Updates of the weights need "retract": after an in-place pause SGLang keeps cached prefixes of the old
+        weights, and serves new requests from them.
+        """
         await self._post("/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:

@@ -5,7 +5,6 @@ is asked again.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,14 +94,6 @@ class EnginePool:
         """End every running request; each answers with what it has."""
         await self._router.tell_all(lambda seat: seat.client.abort_all())
 
-    async def pause(self, mode: Literal["abort", "in_place", "retract"] = "in_place") -> None:
-        """Stop generating until `resume`."""
-        await self._router.tell_all(lambda seat: seat.client.pause(mode))
-
-    async def resume(self) -> None:
-        """Go on after `pause`."""
-        await self._router.tell_all(lambda seat: seat.client.resume())
-
     async def sleep(self) -> None:
         """Give the memory of weights and cache away until `wake`; what runs is aborted."""
         self._awake.clear()
@@ -117,10 +108,6 @@ class EnginePool:
     async def awake(self) -> None:
         """Return once engines are not asleep: there is memory for one to start."""
         await self._awake.wait()
-
-    async def flush_cache(self) -> None:
-        """Forget cached prefixes. EngineError while requests run."""
-        await self._router.tell_all(lambda seat: seat.client.flush_cache())
 
     async def health(self) -> dict[str, bool]:
         """Whether each engine works, by URL."""

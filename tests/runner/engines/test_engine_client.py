@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from rlrun.runner.carriers import (
     GenerateRequest,
     GroupAddress,
     Sampling,
+    SerializedWeights,
     TensorSlot,
     WeightBucket,
     WeightManifest,
@@ -198,6 +200,71 @@ async def test_a_bucket_is_broadcast_in_the_group_that_was_met(make_peer: Any) -
     }
 
 
+class Caching:
+    """An SGLang server with a request that runs: it keeps cached prefixes unless that request is retracted.
+
+    As the real one, it changes its weights even where it then refuses to flush.
+    """
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.stale = False
+        """It serves prefixes that other weights made than it has."""
+        self._held = True
+        self._refuses = refuses
+
+    async def __call__(self, path: str, body: Any) -> web.Response:
+        if path == "/pause_generation":
+            self._held = body["mode"] == "in_place" or self._refuses
+        elif path == "/continue_generation":
+            self._held = True
+        elif path.startswith("/update_weights"):
+            self.stale = self._held or not body["flush_cache"]
+            return web.json_response({}, status=400 if self._held and body["flush_cache"] else 200)
+        return web.json_response({"success": True, "weight_version": "3"})
+
+
+async def serialized(client: EngineClient) -> int:
+    return await client.update_weights(SerializedWeights(("x",), 1, 3))
+
+
+async def folder(client: EngineClient) -> int:
+    return await client.update_weights(FolderWeights("/models/x", 8, 3))
+
+
+async def buckets(client: EngineClient, payloads: tuple[str, ...]) -> int:
+    group = None if payloads else GroupAddress("g", "10.0.0.1", 999, 2, "gloo")
+    await client.begin_update(group, 1)
+    for _ in range(2):
+        await client.load_bucket(WeightBucket(3, (TensorSlot("a", "float32", (2,), 0),), payloads))
+    return await client.end_update(None)
+
+
+WAYS = [serialized, folder, partial(buckets, payloads=("x",)), partial(buckets, payloads=())]
+NAMES = ["serialized", "folder", "buckets in memory", "buckets broadcast"]
+
+
+@pytest.mark.parametrize("update", WAYS, ids=NAMES)
+async def test_no_prefix_of_the_old_weights_outlives_an_update_while_a_request_runs(
+    make_peer: Any, update: Callable[[EngineClient], Awaitable[int]]
+) -> None:
+    server = Caching()
+    async with EngineClient((await make_peer(server)).url) as client:
+        assert await update(client) == 3
+    assert not server.stale
+
+
+@pytest.mark.parametrize("update", WAYS, ids=NAMES)
+async def test_an_engine_that_keeps_its_prefixes_over_an_update_does_not_serve_it(
+    make_peer: Any, update: Callable[[EngineClient], Awaitable[int]]
+) -> None:
+    server = Caching(refuses=True)
+    async with EngineClient((peer := await make_peer(server)).url) as client:
+        with pytest.raises(EngineError, match="answered 400"):
+            await update(client)
+    assert server.stale
+    assert "/continue_generation" not in [path for path, _ in peer.asked]
+
+
 async def test_a_refusal_carries_the_engine_s_message(make_peer: Any) -> None:
     async def refuse(path: str, body: Any) -> web.Response:
         return web.json_response({"error": {"message": "too long"}}, status=400)
@@ -285,14 +352,14 @@ async def test_a_router_s_own_failure_is_of_the_engine_behind_it(
     peer = await make_peer(fail)
     async with EngineClient(peer.url) as client:
         with pytest.raises(EngineError) as caught:
-            await client.pause()
+            await client.pause("retract")
     assert isinstance(caught.value, EngineGone) == gone
 
 
 async def test_a_client_that_was_closed_asks_nothing_more(make_peer: Any) -> None:
     peer = await make_peer(echo)
     async with EngineClient(peer.url) as client:
-        await client.pause()
+        await client.pause("retract")
     with pytest.raises(EngineGone, match="is asked nothing more"):
         await client.resume()
     assert len(peer.asked) == 1

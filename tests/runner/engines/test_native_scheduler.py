@@ -206,6 +206,26 @@ def test_a_sample_that_starts_after_new_weights_has_nothing_of_the_old(
     assert free_blocks(scheduler) == total
 
 
+@pytest.mark.parametrize("retract", [False, True], ids=["in place", "retract"])
+def test_a_request_after_new_weights_shares_no_prompt_with_one_that_runs_from_before(
+    make_scheduler: MakeScheduler, tmp_path: Path, retract: bool
+) -> None:
+    other = make_scheduler(make_tiny_model(tmp_path, seed=7, max_position_embeddings=8192))
+    scheduler = make_scheduler()
+    early = job(PROMPTS[0], 1, max_new_tokens=20, ignore_eos=True)
+    scheduler.add(group_jobs([early]))
+    for _ in range(5):
+        scheduler.step()
+    if retract:
+        scheduler.retract_all()
+    scheduler.set_weights(other.model.weights, 4)
+    late = [job(PROMPTS[0], seed, str(seed), max_new_tokens=8, ignore_eos=True) for seed in (2, 3)]
+    run(scheduler, late)
+    again = [job(PROMPTS[0], seed, str(seed), max_new_tokens=8, ignore_eos=True) for seed in (2, 3)]
+    assert_same(late, run(other, again))
+    assert [one.spans for one in (early, *late)] == [[(0, 0, 6), (4, 6, 20)], [(4, 0, 8)], [(4, 0, 8)]]
+
+
 def test_stop_tokens_end_a_sample_and_stay_in_it(make_scheduler: MakeScheduler) -> None:
     free = run(make_scheduler(), [job(PROMPTS[0], 3, max_new_tokens=40, ignore_eos=True)])[0]
     stop = int(free.tokens[12])

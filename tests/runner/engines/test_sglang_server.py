@@ -126,6 +126,42 @@ async def test_log_probs_are_the_models_own_before_and_after_each_way_of_updatin
         assert not (tmp_path / "weights").exists()
 
 
+async def test_a_prefix_cached_before_an_update_is_not_used_after_it_while_requests_run(
+    client: EngineClient, models: list[Path], tmp_path: Path
+) -> None:
+    pool, version = EnginePool([client]), 100
+    for settings in WAYS:
+        policy = LocalPolicy(models[0], tmp_path, **settings)
+        pool.connect(policy)
+        assert await pool.update_weights(policy.write(models[1], version)) == version
+        endless = replace(request(2, max_new_tokens=480, min_new_tokens=480), id="endless")
+        running = asyncio.create_task(pool.generate(endless))
+        await until_busy(client)
+        assert max(one.cached_tokens for one in await pool.generate(request(1))) > 0
+        during = replace(request(), id="during")
+        _, meanwhile = await asyncio.gather(
+            pool.update_weights(policy.write(models[2], version + 1)), pool.generate(during)
+        )
+        after = await pool.generate(request())
+        assert {span.version for one in after for span in one.versions} == {version + 1}
+        newest = [one for one in meanwhile if one.versions[0].version == version + 1]
+        assert largest_difference(models[2], PROMPT, [*after, *newest]) < 1e-4
+        await pool.abort_all()
+        for one in await running:
+            assert [span.version for span in one.versions] == [version, version + 1]
+        version += 2
+        policy.writer.close()
+
+
+async def until_busy(client: EngineClient) -> None:
+    """Return once a request runs: a server flushes its cache only while none does."""
+    while True:
+        try:
+            await client.flush_cache()
+        except EngineError:
+            return
+
+
 async def test_weights_that_are_not_there_are_refused(
     client: EngineClient, models: list[Path], tmp_path: Path
 ) -> None:

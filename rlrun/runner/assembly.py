@@ -15,11 +15,11 @@ from rlrun.runner.cluster.scratch import Scratch
 from rlrun.runner.cluster.start import Models, Started, start_processes
 from rlrun.runner.engines.gateway import Gateway, gateway_of
 from rlrun.runner.engines.pool import EnginePool
-from rlrun.runner.errors import JobError
 from rlrun.runner.interfaces import Timed
 from rlrun.runner.model_files import ModelFiles, check_weights, fetch_files
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.prompts.inputs import Inputs, read_inputs
+from rlrun.runner.prompts.same_tokens import check_same_tokens
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.rollouts.saved_source import SavedSource
 from rlrun.runner.rollouts.sources import saved_source
@@ -114,22 +114,12 @@ def _fetch_models(spec: Spec, policy: ModelFiles) -> Models:
         one.name: fetch_files(f"engines[{number}].path", one.path, one.revision) if one.path else None
         for number, one in enumerate(spec.engines)
     }
-    for role, section in (("teacher", spec.teacher), ("reference", spec.reference)):
-        if section is not None and section.engine is not None:
-            _check_vocabulary(policy, role, others[section.engine])
+    sections = (("teacher", spec.teacher), ("reference", spec.reference))
+    served = [(role, others[one.engine]) for role, one in sections if one is not None and one.engine]
+    for role, other in [("teacher", teacher), *served]:
+        if other is not None:
+            check_same_tokens(policy, role, other)
     return Models(policy, teacher, others)
-
-
-def _check_vocabulary(policy: ModelFiles, role: str, other: ModelFiles | None) -> None:
-    """JobError where a teacher or reference has other tokens than the policy."""
-    if other is None:
-        return
-    sizes = [one.config()["vocab_size"] for one in (other, policy)]
-    if sizes[0] != sizes[1]:
-        raise JobError(
-            f"the {role} {other.folder} has {sizes[0]} tokens and the policy {sizes[1]}; they are compared "
-            "token by token, so both must have the same tokenizer"
-        )
 
 
 async def _start_scorer(scorer: Scorer, starting: asyncio.Task[Started] | None) -> None:

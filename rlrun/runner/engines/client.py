@@ -81,6 +81,7 @@ class EngineClient:
         and whether it is asked which experts tokens are routed to.
         """
         self._limits = limits
+        self.vocabulary = limits.vocabulary
         self._connection = Connection(url, api_key, name)
         self.url, self.name = self._connection.url, self._connection.name
         self.api_key = api_key

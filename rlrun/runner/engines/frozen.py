@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.engines.pool import EnginePool
+from rlrun.runner.prompts.same_tokens import known_tokens
 
 
 class ServedModel:
@@ -17,7 +18,8 @@ class ServedModel:
 
     async def log_probs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
         """`[R]` log-probs of each sequence's response, at temperature 1."""
-        found = await self._pool.score([sequence.tokens for sequence in sequences])
+        vocabulary = self._pool.vocabulary
+        found = await self._pool.score([known_tokens(one.tokens, vocabulary) for one in sequences])
         # entry t is of token t + 1
         return [
             values[sequence.prompt_length - 1 :] for values, sequence in zip(found, sequences, strict=True)

@@ -52,6 +52,11 @@ class EnginePool:
         """Of the engines, by number."""
         return self._router.seats
 
+    @property
+    def vocabulary(self) -> int:
+        """Token numbers of the served model are below this."""
+        return min(seat.client.vocabulary for seat in self._router.seats)
+
     def take_bad_answers(self) -> int:
         """How many answers were not what an engine was asked for, since this was last asked."""
         count, self._router.bad_answers = self._router.bad_answers, 0

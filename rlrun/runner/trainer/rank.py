@@ -49,7 +49,7 @@ class TrainerRank:
         self._learner = Learner(setup, spec, self._algorithm, model=model, device=device)
         self._parameters = self._learner.parameters
         self._reference = Reference(self._learner) if self._holds_reference else None
-        self._teacher = Teacher(setup, spec, model, device) if self._holds_teacher else None
+        self._teacher = Teacher(setup, spec, device) if self._holds_teacher else None
         self._critic = self._make_critic() if self._algorithm.needs.critic else None
         self._writer = make_writer(setup, spec, model, self._parameters, device)
         self._parking = Parking(device)

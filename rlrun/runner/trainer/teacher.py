@@ -1,16 +1,17 @@
 """The teacher on one rank: another model that is only asked, in a layout of its own on all ranks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlrun.converters.architecture import Architecture
 from rlrun.converters.config_json import read_architecture
 from rlrun.converters.safetensors_folder import WeightFolder
 from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import TrainerSetup
+from rlrun.runner.prompts.same_tokens import known_tokens
 from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.forward import Sequences, response_values
 from rlrun.runner.trainer.layout import data_rank, speaks
@@ -25,16 +26,12 @@ from rlrun.specs.job import Spec
 class Teacher:
     """Holds one rank's share of the teacher."""
 
-    def __init__(self, setup: TrainerSetup, spec: Spec, student: Architecture, device: torch.device) -> None:
-        """ValueError where the teacher cannot be used, or has other tokens than the student."""
+    def __init__(self, setup: TrainerSetup, spec: Spec, device: torch.device) -> None:
+        """ValueError where the teacher cannot be used."""
         assert setup.teacher_folder is not None and spec.teacher is not None
         folder = Path(setup.teacher_folder)
         model = read_architecture(folder)
-        if model.vocab != student.vocab:
-            raise ValueError(
-                f"the teacher {folder} has {model.vocab} tokens and the policy {student.vocab}; "
-                "distillation compares them token by token, so both must have the same tokenizer"
-            )
+        self._vocabulary = model.vocab
         layout = side_layout(spec.teacher.parallel, setup.world_size)
         dims = build_mesh(layout, setup.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
@@ -53,7 +50,13 @@ class Teacher:
 
         From one rank of those that share the data.
         """
-        found = response_values(self._policy, sequences, micro_batches[self._data_rank])
+        own = micro_batches[self._data_rank]
+        known = {
+            i: replace(sequences[i], tokens=known_tokens(sequences[i].tokens, self._vocabulary))
+            for members in own
+            for i in members
+        }
+        found = response_values(self._policy, known, own)
         return found if self._speaks else {}
 
     def release(self) -> list[torch.Tensor]:

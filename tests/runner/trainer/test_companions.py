@@ -188,10 +188,18 @@ def test_the_teacher_says_what_transformers_says(start, teacher, dtype):
             np.testing.assert_allclose(found[i], theirs.numpy(), atol=1e-4 if dtype == "float32" else 1.0)
 
 
-def test_a_teacher_of_other_tokens_is_refused(start, tmp_path):
-    other = make_tiny_model(tmp_path / "other", vocab=352)
-    with pytest.raises(ValueError, match="has 352 tokens and the policy 320"):
-        start(DISTILLATION, {"teacher": {"path": str(other)}}, teacher=other)
+@pytest.mark.parametrize("vocabulary", [288, 352], ids=["less padding", "more padding"])
+def test_a_teacher_may_have_a_vocabulary_of_another_size(start, tmp_path, vocabulary):
+    other = make_tiny_model(tmp_path / "other", vocab=vocabulary)
+    rank, spec = start(DISTILLATION, {"teacher": {"path": str(other)}}, teacher=other)
+    sequences = make_sequences()
+    found = rank.teacher_log_probs(sequences, all_micro_batches(plan(sequences, spec)))
+    reference = Reference(other, spec)
+    with torch.no_grad():
+        for i, sequence in enumerate(sequences):
+            known = np.minimum(sequence.tokens, vocabulary - 1)
+            theirs, _ = reference.log_probs(dataclasses.replace(sequence, tokens=known))
+            np.testing.assert_allclose(found[i], theirs.numpy(), atol=1e-4)
 
 
 def test_the_reference_can_follow_the_policy_and_is_saved_then(start, tmp_path):

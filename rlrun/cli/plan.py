@@ -9,6 +9,7 @@ import typer
 from rlrun.cli.arguments import AsJson, Overrides, Profiles, Specs, load
 
 if TYPE_CHECKING:
+    from rlrun.converters.architecture import Architecture
     from rlrun.runner.planning.estimate import Case
     from rlrun.runner.planning.plan import Plan
     from rlrun.specs.job import Spec
@@ -61,12 +62,15 @@ def command(
     The batch equation, every rank and engine in its place, memory, disk and time.
     """
     from rlrun.runner.planning.plan import make_plan
+    from rlrun.specs.lengths import fitted
 
     spec = load(specs, overrides, profiles, planning=True).spec
     if deep and (sweep or simulate):
         raise ValueError("--deep traces the spec's own layout: leave --sweep and --simulate out")
+    model = _model(spec)
+    spec = fitted(spec, None if isinstance(model, ValueError) else model.max_positions)
     plan = make_plan(spec)
-    case, reason = _case(spec, plan, gpu, (prompt_tokens, response_tokens))
+    case, reason = _case(spec, plan, model, gpu, (prompt_tokens, response_tokens))
     if rank is not None and not deep:
         raise ValueError("--rank is one to trace: add --deep")
     if deep:
@@ -117,8 +121,22 @@ def _show(spec: "Spec", plan: "Plan", case: "Case | None", reason: str, price: f
         console.print(part, soft_wrap=isinstance(part, Text))
 
 
+def _model(spec: "Spec") -> "Architecture | ValueError":
+    """Returns the policy's architecture, or why it is not known."""
+    from rlrun.runner.planning.planned_model import planned_architecture
+
+    try:
+        return planned_architecture(spec.model)
+    except ValueError as error:
+        return error
+
+
 def _case(
-    spec: "Spec", plan: "Plan", gpu: str | None, lengths: tuple[float | None, float | None]
+    spec: "Spec",
+    plan: "Plan",
+    model: "Architecture | ValueError",
+    gpu: str | None,
+    lengths: tuple[float | None, float | None],
 ) -> tuple["Case | None", str]:
     """What an estimate looks at; None, with the reason, where the model is not known."""
     from rlrun.plugins.validation import needs_of
@@ -133,8 +151,9 @@ def _case(
         device = this_gpu() or find_gpu(USUAL_GPU)
     else:
         device = this_host(sum(rank.threads for rank in plan.ranks if rank.place.node == 0))
+    if isinstance(model, ValueError):
+        return None, str(model)
     try:
-        model = planned_architecture(spec.model)
         path = spec.teacher.path if spec.teacher else None
         teacher = planned_architecture(ModelSpec(path=path)) if path else None
         others = other_architectures(spec)

@@ -33,6 +33,11 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
         ("samples of a data rank", per_rank, "G / (fsdp · replicate)"),
         ("steps", epochs if plan.steps is None else plan.steps, "trainer.steps or epochs"),
         ("optimizer steps in all", plan.optimizer_steps or f"{epochs} · S", "steps · S"),
+        (
+            "tokens of the longest prompt",
+            spec.rollout.prompt_limit,
+            "rollout.max_prompt_tokens, or what fits",
+        ),
         ("tokens of the longest sample", plan.max_sample_tokens, "prompt + response, evaluation too"),
         ("tokens of a micro-batch", plan.micro_batch_tokens, f"trainer.{cut}"),
     ]

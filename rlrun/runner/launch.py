@@ -10,6 +10,7 @@ import logging
 import resource
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from rlrun.runner.scoring.scorer import unique_names
 from rlrun.runner.signals import INTERRUPTED, stop_on_signals
 from rlrun.runner.stopping import StopRequest, outcome
 from rlrun.runner.watching import diagnose_engines, watch
+from rlrun.specs.lengths import fitted
 from rlrun.specs.loading import LoadedSpec
 from rlrun.specs.paths import shown_path
 
@@ -123,6 +125,8 @@ async def _run(
         console.say(f"{folder.name}: starting; everything it leaves is in {folder.shown}")
         model = await in_background(fetch_model, spec.model)
         locking = asyncio.create_task(in_background(lock, loaded, model))
+        spec = fitted(spec, model.config().get("max_position_embeddings"))
+        loaded = replace(loaded, spec=spec)
         parts = await start_parts(spec, model, folder, scratch, stack, timed=console.timed)
         _write_specs(loaded, folder, await locking)
         journal.note(parts.cluster.note_processes())

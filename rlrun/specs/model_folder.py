@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.specs.job import Spec
-from rlrun.specs.lengths import longest_sample
+from rlrun.specs.lengths import longest_response, longest_sample
 from rlrun.specs.model_defaults import EXPERT_COUNTS, completed
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
@@ -54,16 +54,21 @@ def _quantised(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
 
 def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     holds = config.get("max_position_embeddings")
-    sample = longest_sample(spec)
-    if isinstance(holds, int) and sample > holds:
-        response = sample - spec.rollout.max_prompt_tokens
+    if not isinstance(holds, int) or (sample := longest_sample(spec, holds)) <= holds:
+        return
+    others = (*LENGTH_KEYS, ("model", "path"))
+    prompt, response = spec.rollout.max_prompt_tokens, longest_response(spec)
+    if prompt is None:
         message = (
-            f"max_prompt_tokens {spec.rollout.max_prompt_tokens} + max_response_tokens {response} = {sample} "
-            f"tokens; the model holds {holds}"
+            f"max_response_tokens {response} leaves no room for a prompt; the model holds {holds} tokens"
         )
-        yield Finding(
-            LENGTH_KEYS[0], message, f"at most {holds} together", others=(*LENGTH_KEYS, ("model", "path"))
-        )
+        yield Finding(LENGTH_KEYS[0], message, f"less than {holds}", others=others)
+        return
+    message = (
+        f"max_prompt_tokens {prompt} + max_response_tokens {response} = {sample} tokens; "
+        f"the model holds {holds}"
+    )
+    yield Finding(LENGTH_KEYS[0], message, f"at most {holds} together", others=others)
 
 
 def _teacher(spec: Spec) -> Iterator[Finding]:

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from rlrun.specs.section import PluginSection, Section
 
+USUAL_PROMPT_TOKENS = 4096
+"""The longest prompt where the spec sets no limit and the model has room for it."""
+
 
 class ToolSpec(PluginSection):
     """A tool that the policy may call; its parameters stand beside `type`."""
@@ -40,8 +43,9 @@ class RolloutSpec(Section):
     """Groups submitted at a time while fewer than `batch_size` are in flight or kept. None: `batch_size`."""
     max_attempts: int = Field(default=8, ge=1)
     """Ends the job when a step tried this many times `batch_size` groups and filters still left too few."""
-    max_prompt_tokens: int = Field(default=1024, ge=1)
-    """Longer prompts are dropped when the data is loaded, and counted."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Longer prompts are dropped, and the console says how many when the data is loaded. None: what the
+    longest response leaves of the model's positions (and of `engine.max_cache_tokens`), at most 4096."""
     max_response_tokens: int = Field(default=1024, ge=1)
     """Longest response, all turns and what is given between them; one that reaches it is truncated."""
     min_response_tokens: int = Field(default=0, ge=0)
@@ -80,3 +84,8 @@ class RolloutSpec(Section):
     """Partial: which of the kept groups go on first, and which are given up."""
     max_concurrency: int | None = Field(default=None, ge=1)
     """Samples that engines are asked for at a time, all engines together; whole groups wait. None: all."""
+
+    @property
+    def prompt_limit(self) -> int:
+        """Tokens of the longest prompt (rlrun.specs.lengths.fitted fits it to the model)."""
+        return self.max_prompt_tokens or USUAL_PROMPT_TOKENS

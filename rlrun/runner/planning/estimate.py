@@ -63,7 +63,7 @@ class Estimate:
 
 def usual_workload(spec: Spec) -> Workload:
     """Half of the longest response and a quarter of the longest prompt."""
-    return Workload(spec.rollout.max_prompt_tokens / 4, spec.rollout.max_response_tokens / 2)
+    return Workload(spec.rollout.prompt_limit / 4, spec.rollout.max_response_tokens / 2)
 
 
 @dataclass(frozen=True, slots=True)

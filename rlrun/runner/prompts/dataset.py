@@ -2,8 +2,10 @@
 
     DataSource[i] -> Row -> encode -> Prompt      (i from the epoch's permutation)
 
-Up to 10,000 rows are read and tokenised when the stream is made, so that what is wrong shows at once; rows of
-a larger dataset when their turn comes. Which prompts come, and in which order, is the same either way.
+Up to 10,000 rows are read and tokenised when the stream is made, so that what is wrong shows at once. Of a
+larger dataset only the first rows of the epoch are, and a warning estimates how many of all rows are too
+long; other rows are read when their turn comes. Which prompts come, and in which order, is the same either
+way.
 """
 
 import logging
@@ -23,6 +25,8 @@ Tokens = NDArray[np.int32]
 
 EAGER_ROWS = 10_000
 """The largest dataset that is tokenised when it is loaded."""
+PROBED_ROWS = 256
+"""How many rows of a larger dataset are read when it is loaded, to estimate how many are too long."""
 NAMED_ROWS = 5
 """How many of the broken rows a message names."""
 
@@ -52,10 +56,14 @@ class PromptStream:
         self._ready: dict[int, tuple[Row, Tokens]] = {}
         self._broken: dict[int, str] = {}
         self._too_long: set[int] = set()
+        self._longest = 0
+        """Tokens of the longest prompt that was dropped, as far as it was tokenised."""
         if not len(source):
             raise ValueError("the dataset has no rows")
         if len(source) <= EAGER_ROWS:
             self._load_all()
+        else:
+            self._probe()
 
     def __len__(self) -> int:
         """Rows that can be used, as far as they have been read."""
@@ -116,9 +124,33 @@ class PromptStream:
             logger.warning("skipped %d of %d rows: %s", len(self._broken), len(self._source), self._named())
         if self._too_long:
             logger.warning(
-                "dropped %d of %d prompts, longer than rollout.max_prompt_tokens = %d",
-                *(len(self._too_long), len(self._source), self._max_tokens),
+                "%sdropped %d of %d prompts, longer than rollout.max_prompt_tokens = %d: %s",
+                *(self._whose(), len(self._too_long), len(self._source), self._max_tokens, self._cure()),
             )
+
+    def _probe(self) -> None:
+        """Reads the first rows of the epoch, and says what share of all prompts will probably be dropped."""
+        probed = self._order[:PROBED_ROWS]
+        for index in probed:
+            self._read(int(index))
+        if dropped := len(self._too_long):
+            logger.warning(
+                "%s%d of the first %d prompts are longer than rollout.max_prompt_tokens = %d and are "
+                "dropped, so about %d of all %d will be: %s",
+                *(self._whose(), dropped, len(probed), self._max_tokens),
+                *(round(dropped / len(probed) * len(self._source)), len(self._source), self._cure()),
+            )
+
+    def _whose(self) -> str:
+        """Names a held-out dataset before a message; training data need no name."""
+        name = getattr(self._spec, "name", None)
+        return f"eval dataset {name}: " if name else ""
+
+    def _cure(self) -> str:
+        return (
+            f"the longest has {self._longest} tokens or more; raise rollout.max_prompt_tokens to keep it "
+            "(prompt and response must fit the model's positions)"
+        )
 
     def _read(self, index: int) -> tuple[Row, Tokens] | None:
         """Row `index` with its tokens, or None where it cannot be used."""
@@ -138,6 +170,7 @@ class PromptStream:
             if len(tokens) <= self._max_tokens:
                 return row, tokens
             self._too_long.add(index)
+            self._longest = max(self._longest, len(tokens))
         self._refuse_empty()
         return None
 

@@ -60,7 +60,7 @@ def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool, pairs: bool = 
     """
     tokenizer = Tokenizer(model_folder, spec.model.chat_template_args)
     source = build("data", spec.data.type, spec.data.params)
-    limit = spec.rollout.max_prompt_tokens
+    limit = spec.rollout.prompt_limit
     demonstrations = None
     if not rollout:
         demonstrations = Demonstrations(spec, tokenizer, keep=len(source) <= EAGER_ROWS, pairs=pairs)
@@ -175,7 +175,7 @@ def _eval_sets(spec: Spec, tokenizer: Tokenizer, tools: Tools, check: Callable[[
     for dataset in spec.eval.datasets:
         source = build("data", dataset.type, dataset.params)
         in_order = dataset.model_copy(update={"shuffle": False})
-        limit = spec.rollout.max_prompt_tokens
+        limit = spec.rollout.prompt_limit
         encode = _prompt_encoder(tokenizer, dataset, tools, limit, check)
         stream = PromptStream(source, encode, in_order, limit, spec.seed)
         sets.append(eval_set(dataset, spec.eval, spec.rollout, stream.epoch()))

@@ -29,7 +29,7 @@ class Answers:
         self._policy = policy
         self._filters = filters
         self._room = room_for(spec.max_concurrency, spec.samples_per_prompt)
-        longest = spec.max_prompt_tokens + spec.max_response_tokens
+        longest = spec.prompt_limit + spec.max_response_tokens
         self._executions = Executions(
             policy,
             Wanted("rollout", spec.samples_per_prompt, sampling_of(spec), longest, spec.request_timeout),

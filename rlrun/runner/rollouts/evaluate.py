@@ -50,7 +50,7 @@ def eval_set(
         ),
     )
     samples = _first(dataset.samples_per_prompt, defaults.samples_per_prompt, rollout.samples_per_prompt)
-    longest = rollout.max_prompt_tokens + sampling.max_new_tokens
+    longest = rollout.prompt_limit + sampling.max_new_tokens
     wanted = Wanted(f"eval-{dataset.name}", samples, sampling, longest, rollout.request_timeout)
     return EvalSet(dataset.name, prompts, wanted, dataset.pass_threshold)
 

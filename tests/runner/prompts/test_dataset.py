@@ -84,6 +84,7 @@ def test_large_datasets_are_read_when_needed_in_the_same_order(monkeypatch: pyte
     lengths = [1, -1, 2, 9, 3] * 10
     eager = stream(lengths, max_bad_share=0.2)
     monkeypatch.setattr(dataset, "EAGER_ROWS", 10)
+    monkeypatch.setattr(dataset, "PROBED_ROWS", 0)
     lazy = stream(lengths, max_bad_share=0.2)
     assert (len(eager), len(lazy)) == (30, 50)
     assert [prompt.row.id for prompt in eager.take(70)] == [prompt.row.id for prompt in lazy.take(70)]
@@ -127,7 +128,8 @@ def test_too_many_broken_rows_of_a_large_dataset_are_an_error_when_met(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dataset, "EAGER_ROWS", 0)
-    source = stream([1, -1, 2, -1], max_bad_share=0.25)
+    monkeypatch.setattr(dataset, "PROBED_ROWS", 1)
+    source = stream([1, -1, 2, -1], max_bad_share=0.25, shuffle=False)
     with pytest.raises(ValueError, match=r"mend them or raise data\.max_bad_share"):
         source.take(10)
 
@@ -137,6 +139,19 @@ def test_long_prompts_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) 
         source = stream([4, 5, 4, 6])
     assert {prompt.row.id for prompt in source.take(10)} == {"0", "2"}
     assert "dropped 2 of 4 prompts, longer than rollout.max_prompt_tokens = 4" in caplog.text
+    assert "the longest has 6 tokens or more; raise rollout.max_prompt_tokens" in caplog.text
+
+
+def test_a_large_dataset_says_at_the_start_how_many_prompts_will_be_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dataset, "EAGER_ROWS", 0)
+    monkeypatch.setattr(dataset, "PROBED_ROWS", 4)
+    with caplog.at_level(logging.WARNING):
+        source = stream([4, 5, 4, 4] * 5, shuffle=False)
+    assert "1 of the first 4 prompts are longer than rollout.max_prompt_tokens = 4" in caplog.text
+    assert "so about 5 of all 20 will be" in caplog.text
+    assert [prompt.row.id for prompt in source.take(4)] == ["0", "2", "3", "4"]
 
 
 @pytest.mark.parametrize("eager_rows", [0, 100])

@@ -1,12 +1,27 @@
 """Finished conversations for SFT and DPO: which tokens are the prompt, and which of the rest are trained."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlrun.plugins.types import Row
 from rlrun.runner.prompts.tokenizer import Mask, Tokenizer, Tokens, messages_of
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """One training sample made from a row of data."""
+
+    prompt: Tokens
+    """Up to the first token that is trained."""
+    response: Tokens
+    """`[R]` from there on."""
+    mask: Mask
+    """`[R]` 1 on tokens that are trained."""
+    text: str
+    """The last answer, as the row has it."""
 
 
 def encode_demonstration(tokenizer: Tokenizer, row: Row, apply_chat_template: bool) -> tuple[Tokens, Tokens]:
@@ -27,12 +42,17 @@ def encode_demonstration(tokenizer: Tokenizer, row: Row, apply_chat_template: bo
     return prompt, _ended(response, tokenizer.eos_token_ids)
 
 
-def encode_conversation(tokenizer: Tokenizer, row: Row) -> tuple[Tokens, Tokens, Mask]:
-    """A finished chat: tokens up to the first answer, those from there on, which of these are trained.
+def encode_conversation(tokenizer: Tokenizer, row: Row) -> list[Demonstration]:
+    """Returns the training samples of a finished chat, in which every assistant turn is trained once.
 
-    Trained are the assistant's turns, as the template marks them (`{% generation %}`) or, where it marks
-    none, as it renders them turn by turn, each up to the token that ends it. ValueError for a chat that
-    does not end with an answer, or whose turns come out differently once others follow.
+    Turns are those that the template marks (`{% generation %}`), all in one sample. Where it marks none, each
+    turn is trained as the template renders it while it is the last, up to the token that ends it. Turns share
+    a sample as long as the template keeps what it rendered before. Where it changes earlier turns once other
+    messages follow, as Qwen3's drops their thoughts, another sample begins, so that the policy is trained on
+    the context that it generates from.
+
+    ValueError for a chat that does not end with an answer, or whose generation prompt is no prefix of the
+    answer's turn.
     """
     messages = messages_of(row)
     if messages[-1].get("role") != "assistant":
@@ -40,26 +60,38 @@ def encode_conversation(tokenizer: Tokenizer, row: Row) -> tuple[Tokens, Tokens,
             f"row {row.id}: SFT needs a demonstration; end the messages with an assistant's, or set the "
             "data source's response_key"
         )
-    tokens, mask = tokenizer.encode_marked(row, messages) or _by_turn(tokenizer, row, messages)
-    trained = np.flatnonzero(mask)
-    if not len(trained):
+    marked = tokenizer.encode_marked(row, messages)
+    chats = [(*marked, messages[-1])] if marked else _by_turn(tokenizer, row, messages)
+    samples = [_demonstration(*chat) for chat in chats if chat[1].any()]
+    if not samples:
         raise ValueError(f"row {row.id}: the chat template leaves nothing of the assistant's turns")
-    begin, end = trained[0], trained[-1] + 1
-    return tokens[:begin], tokens[begin:end], mask[begin:end]
+    return samples
 
 
-def _by_turn(tokenizer: Tokenizer, row: Row, messages: Sequence[Any]) -> tuple[Tokens, Mask]:
-    """The chat's tokens, and 1 on those that an assistant's turn adds to what generation starts from."""
-    tokens = tokenizer.encode_chat(row, messages, generation_prompt=False)
-    mask = np.zeros(len(tokens), dtype=np.float32)
-    for turn in (place for place, one in enumerate(messages) if one.get("role") == "assistant"):
+def _by_turn(tokenizer: Tokenizer, row: Row, messages: Sequence[Any]) -> list[tuple[Tokens, Mask, Any]]:
+    """Returns each sample's tokens, 1 on those of the assistant's turns, and its last message."""
+    chats: list[tuple[Tokens, Mask, Any]] = []
+    for turn, message in enumerate(messages):
+        if message.get("role") != "assistant":
+            continue
         before = tokenizer.encode_chat(row, messages[:turn], generation_prompt=True)
         after = tokenizer.encode_chat(row, messages[: turn + 1], generation_prompt=False)
-        _continuation(row, before, tokens)
-        _continuation(row, after, tokens)
-        ends = np.flatnonzero(np.isin(after, tokenizer.eos_token_ids))
-        mask[len(before) : ends[-1] + 1 if len(ends) else len(after)] = 1
-    return tokens, mask
+        answer = _continuation(row, before, after)
+        ends = np.flatnonzero(np.isin(answer, tokenizer.eos_token_ids))
+        end = len(before) + (ends[-1] + 1 if len(ends) else len(answer))
+        mask = np.zeros(end, dtype=np.float32)
+        mask[len(before) :] = 1
+        if chats and np.array_equal(chats[-1][0], before[: len(chats[-1][0])]):
+            _, earlier, _ = chats.pop()
+            mask[: len(earlier)] = earlier
+        chats.append((after[:end], mask, message))
+    return chats
+
+
+def _demonstration(tokens: Tokens, mask: Mask, last: Any) -> Demonstration:
+    trained = np.flatnonzero(mask)
+    begin, end = trained[0], trained[-1] + 1
+    return Demonstration(tokens[:begin], tokens[begin:end], mask[begin:end], str(last.get("content", "")))
 
 
 def _continuation(row: Row, prompt: Tokens, conversation: Tokens) -> Tokens:

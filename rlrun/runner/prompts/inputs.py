@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rlrun.plugins.registry import build
 from rlrun.plugins.row_checks import row_check
 from rlrun.plugins.types import Group, Prompt, Row
-from rlrun.runner.prompts.conversations import encode_conversation, encode_demonstration
+from rlrun.runner.prompts.conversations import Demonstration, encode_conversation, encode_demonstration
 from rlrun.runner.prompts.dataset import EAGER_ROWS, PromptStream
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.runner.rollouts.ahead import ReadAhead
@@ -86,34 +86,34 @@ class Demonstrations:
         self._spec = spec
         self._tokenizer = tokenizer
         self._keep = keep
-        self._responses: dict[str, list[_Response]] = {}
+        self._responses: dict[str, list[Demonstration]] = {}
 
     def encode(self, row: Row) -> Tokens:
         """The prompt's tokens. ValueError where a response is missing or too long."""
         template = self._spec.data.apply_chat_template
         if template and not self._pairs and row.response is None and not isinstance(row.prompt, str):
-            prompt, answers, mask = encode_conversation(self._tokenizer, row)
-            responses = [_Response(answers, mask, str(row.prompt[-1].get("content", "")))]
+            responses = encode_conversation(self._tokenizer, row)
+            prompt = responses[0].prompt
         else:
             prompt, preferred = encode_demonstration(self._tokenizer, row, template)
-            responses = [_Response.whole(preferred, row.response)]
+            responses = [_whole(prompt, preferred, row.response)]
         if self._pairs:
             if row.rejected is None:
                 raise ValueError(f"row {row.id}: DPO needs a pair; set the data source's rejected_key")
             other = replace(row, response=row.rejected)
             _, rejected = encode_demonstration(self._tokenizer, other, template)
-            responses.append(_Response.whole(rejected, row.rejected))
-        for response in responses:
-            self._check(row, response.tokens)
+            responses.append(_whole(prompt, rejected, row.rejected))
+        for one in responses:
+            self._check(row, len(one.prompt) + len(one.response) - len(prompt))
         self._responses[row.id] = responses
         return prompt
 
-    def _check(self, row: Row, response: Tokens) -> None:
+    def _check(self, row: Row, length: int) -> None:
+        """`length` counts all tokens after the row's prompt, those of earlier turns too."""
         longest = self._spec.rollout.max_response_tokens
-        if len(response) > longest:
+        if length > longest:
             raise ValueError(
-                f"row {row.id}: the response has {len(response)} tokens, rollout.max_response_tokens "
-                f"is {longest}"
+                f"row {row.id}: the response has {length} tokens, rollout.max_response_tokens is {longest}"
             )
 
     def groups(self, prompts: Sequence[Prompt]) -> list[Group]:
@@ -125,23 +125,14 @@ class Demonstrations:
 
     def _group(self, prompt: Prompt) -> Group:
         samples = [
-            demonstration(prompt, number, one.tokens, one.mask, one.text)
+            demonstration(replace(prompt, tokens=one.prompt), number, one.response, one.mask, one.text)
             for number, one in enumerate(self._responses[prompt.row.id])
         ]
         return Group(prompt, samples)
 
 
-@dataclass(frozen=True, slots=True)
-class _Response:
-    """What follows a prompt, and which of it is trained."""
-
-    tokens: Tokens
-    mask: NDArray[np.float32]
-    text: str
-
-    @classmethod
-    def whole(cls, tokens: Tokens, text: str | None) -> "_Response":
-        return cls(tokens, np.ones(len(tokens), dtype=np.float32), text or "")
+def _whole(prompt: Tokens, response: Tokens, text: str | None) -> Demonstration:
+    return Demonstration(prompt, response, np.ones(len(response), dtype=np.float32), text or "")
 
 
 def _shown_tools(spec: Spec, function: Any, tokenizer: Tokenizer) -> Tools:

@@ -1,5 +1,5 @@
 """Batches for algorithms that need no rollout: a row's demonstration is a group of one finished sample, a
-pair of responses a group of two.
+pair of responses a group of two, a chat whose template changes earlier turns a group of several.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def demonstration(
 ) -> Sample:
     """A row's response as the loop takes it; no engine made it: no log-probs, no version.
 
-    Responses of one row are one execution: a pair counts once.
+    Responses of one row are one execution: a pair counts once, and so does a chat of several samples.
     """
     return Sample(
         id=f"{prompt.index}-{number}",

@@ -9,6 +9,7 @@ from rlrun.plugins.types import Prompt, Row
 from rlrun.runner.prompts.inputs import Demonstrations, read_inputs
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.specs.job import Spec
+from tests.chat_templates import make_chat_tokenizer
 from tests.tiny_models import make_tiny_model
 
 
@@ -55,6 +56,37 @@ def test_a_chat_is_trained_on_all_of_its_answers(tmp_path: Path) -> None:
     [sample] = group.samples
     assert sample.text == "two"
     assert 0 < sample.loss_mask.sum() < len(sample.loss_mask)
+
+
+def test_a_chat_whose_earlier_turns_are_rendered_anew_is_several_samples_that_count_once(
+    tmp_path: Path,
+) -> None:
+    folder = make_tiny_model(tmp_path, "qwen3")
+    make_chat_tokenizer(folder, "qwen3")
+    limits = {"max_response_tokens": 80}
+    spec = Spec.model_validate(
+        {
+            "model": {"path": str(folder)},
+            "data": {"path": "unused"},
+            "rollout": limits,
+            "trainer": {"steps": 1},
+        }
+    )
+    demonstrations = Demonstrations(spec, Tokenizer(folder), keep=False)
+    turns = [("user", "1?"), ("assistant", "one"), ("user", "2?"), ("assistant", "two")]
+    row = Row(id="7", prompt=[{"role": role, "content": content} for role, content in turns])
+    [group] = demonstrations.groups([Prompt(row, 4, demonstrations.encode(row))])
+    assert [(one.id, one.execution_id, one.text) for one in group.samples] == [
+        ("4-0", "4", "one"),
+        ("4-1", "4", "two"),
+    ]
+    first, second = (one.prompt.tokens for one in group.samples)
+    assert first.tolist() == group.prompt.tokens.tolist()
+    assert len(second) > len(first)
+    assert all(one.loss_mask.all() for one in group.samples)
+    long = Row(id="8", prompt=[*row.prompt[:3], {"role": "assistant", "content": "t" * 60}])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"row 8: the response has \d\d tokens, rollout.max_response_tokens"):
+        demonstrations.encode(long)
 
 
 TOOLS = {"type": "multi_turn_tools", "tools": [{"type": "python"}]}

@@ -15,6 +15,7 @@ from rlrun.plugins.types import Row
 from rlrun.runner.prompts.conversations import encode_conversation, encode_demonstration
 from rlrun.runner.prompts.end_tokens import end_token_ids
 from rlrun.runner.prompts.tokenizer import Tokenizer
+from tests.chat_templates import make_chat_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -174,9 +175,6 @@ MARKED = CHATML.replace(
     "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
     "{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '' }}",
 )
-FORGETS_THOUGHTS = CHATML.replace(
-    "{{ m.content }}", "{% if loop.last %}{{ m.content }}{% else %}{{ m.content[-2:] }}{% endif %}"
-)
 CHAT = Row(
     "9",
     [
@@ -191,7 +189,8 @@ CHAT = Row(
 @pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by turn", "marked"])
 def test_every_answer_of_a_chat_is_trained_and_nothing_else(tmp_path: Path, template: str) -> None:
     tokenizer = make(tmp_path, template)
-    prompt, response, mask = encode_conversation(tokenizer, CHAT)
+    [sample] = encode_conversation(tokenizer, CHAT)
+    prompt, response, mask = sample.prompt, sample.response, sample.mask
     assert raw(tokenizer, prompt) == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
     assert raw(tokenizer, response[mask > 0]) == "4<|im_end|>It is 6.<|im_end|>"
     between = "\n<|im_start|>user\nAnd 3 + 3?<|im_end|>\n<|im_start|>assistant\n"
@@ -205,17 +204,72 @@ def test_the_tools_of_a_chat_stand_in_what_is_trained(tmp_path: Path, template: 
     tool = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
     told = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + template
     tokenizer = make(tmp_path, told)
-    prompt, _, _ = encode_conversation(tokenizer, replace(CHAT, metadata={"tools": [tool]}))
-    assert raw(tokenizer, prompt).startswith("add <|im_start|>user")
+    [sample] = encode_conversation(tokenizer, replace(CHAT, metadata={"tools": [tool]}))
+    assert raw(tokenizer, sample.prompt).startswith("add <|im_start|>user")
 
 
 def test_chats_that_cannot_be_demonstrations_are_refused(tmp_path: Path) -> None:
     tokenizer = make(tmp_path / "plain")
     with pytest.raises(ValueError, match="row 9: SFT needs a demonstration; end the messages"):
         encode_conversation(tokenizer, Row("9", list(CHAT.prompt[:3])))  # type: ignore[arg-type]
-    forgetful = make(tmp_path / "forgetful", FORGETS_THOUGHTS)
+    forgetful = make(tmp_path / "forgetful", THOUGHT_IN_PROMPT)
     with pytest.raises(ValueError, match="row 9: the chat template renders the prompt of a finished"):
-        encode_conversation(
-            forgetful,
-            Row("9", [*CHAT.prompt[:1], {"role": "assistant", "content": "long"}, *CHAT.prompt[2:]]),  # type: ignore[list-item]
-        )
+        encode_conversation(forgetful, CHAT)
+
+
+FORGETS_THOUGHTS = """\
+{% set ns = namespace(question=-1) %}{% for m in messages %}{% if m.role == 'user' %}\
+{% set ns.question = loop.index0 %}{% endif %}{% endfor %}""" + CHATML.replace(
+    "{{ m.content }}",
+    "{{ m.content if loop.index0 > ns.question else m.content.split('</think>')[-1] }}",
+)
+"""As Qwen3's: what was thought before the last question is dropped."""
+TURNS = [
+    ("user", "q1"),
+    ("assistant", "<think>t1</think>a1"),
+    ("user", "q2"),
+    ("assistant", "<think>t2</think>call"),
+    ("tool", "result"),
+    ("assistant", "<think>t3</think>a2"),
+]
+THINKING = Row("9", [{"role": role, "content": content} for role, content in TURNS])
+
+
+def as_text(tokenizer: Tokenizer, row: Row) -> list[tuple[str, str]]:
+    """Each sample with its trained tokens in brackets, and its text."""
+    texts = []
+    for sample in encode_conversation(tokenizer, row):
+        text = raw(tokenizer, sample.prompt)
+        for token, trained in zip(sample.response, sample.mask, strict=True):
+            piece = raw(tokenizer, [token])
+            text += f"[{piece}]" if trained else piece
+        texts.append((text.replace("][", ""), sample.text))
+    return texts
+
+
+def test_turns_that_the_template_changes_later_are_trained_as_they_are_generated(tmp_path: Path) -> None:
+    tokenizer = make(tmp_path, FORGETS_THOUGHTS)
+    start = "<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n"
+    assert as_text(tokenizer, THINKING) == [
+        (f"{start}[<think>t1</think>a1<|im_end|>]", "<think>t1</think>a1"),
+        (
+            f"{start}a1<|im_end|>\n<|im_start|>user\nq2<|im_end|>\n<|im_start|>assistant\n"
+            "[<think>t2</think>call<|im_end|>]\n<|im_start|>tool\nresult<|im_end|>\n<|im_start|>assistant\n"
+            "[<think>t3</think>a2<|im_end|>]",
+            "<think>t3</think>a2",
+        ),
+    ]
+
+
+def test_chats_by_a_template_as_qwen3_s_train_every_turn_once(tmp_path: Path) -> None:
+    make_chat_tokenizer(tmp_path, "qwen3")
+    tokenizer = Tokenizer(tmp_path)
+    texts = as_text(tokenizer, CHAT)
+    assert [text.partition("[")[2] for text, _ in texts] == [
+        "<think>\n\n</think>\n\n4<|im_end|>]",
+        "<think>\n\n</think>\n\nIt is 6.<|im_end|>]",
+    ]
+    assert "<|im_start|>assistant\n4<|im_end|>" in texts[1][0]
+    for sample, turn in zip(encode_conversation(tokenizer, CHAT), (1, 3), strict=True):
+        prompt = tokenizer.encode_chat(CHAT, list(CHAT.prompt[:turn]), generation_prompt=True)
+        assert sample.prompt.tolist() == prompt.tolist()

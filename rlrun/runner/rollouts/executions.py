@@ -17,7 +17,7 @@ from rlrun.runner.background import cancel_all
 from rlrun.runner.errors import JobError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.rollouts.barrier import AskAll, Barrier, Seat
-from rlrun.runner.rollouts.punctual import GRACE_SECONDS
+from rlrun.runner.rollouts.punctual import GRACE_SECONDS, run_in_time
 from rlrun.runner.rollouts.sessions import Ask, PolicyGroup, PolicySession, Wanted
 from rlrun.runner.seeds import sample_seed
 
@@ -97,11 +97,10 @@ class Executions:
     async def _alone(self, session: PolicySession, seconds: float | None) -> list[Trajectory]:
         """One execution; whatever goes wrong is its own failure."""
         try:
-            async with self._policy.timeout(seconds) as deadline:
-                left = await self._policy.rollout.run(session)
+            run = self._policy.rollout.run(session)
+            left = await (run if seconds is None else run_in_time(self._policy, run, session, seconds))
         except Exception as error:  # the boundary to other people's rollouts, and to engines that refuse
-            late = TimeoutError(f"it took longer than rollout.request_timeout = {seconds} s")
-            return self._failed(session.prompt, session.number, late if deadline.expired() else error)
+            return self._failed(session.prompt, session.number, error)
         return self._checked(left, session.prompt, session.number)
 
     def _group(self, prompt: Prompt, ask: Ask) -> PolicyGroup:

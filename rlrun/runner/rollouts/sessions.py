@@ -54,10 +54,16 @@ class PolicySession:
         self.chat = group.chat
         self.ask = group.ask
         self._wanted = group.wanted
+        self.running: dict[str, GenerateRequest] = {}
+        """Requests that the engines have not answered yet, by id."""
+        self.late = False
+        """The execution's time is up: it gets no more answers."""
         self._turns = 0
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> Generation:
         """What the policy makes of `tokens` (rlrun.plugins.session.Session)."""
+        if self.late:
+            return nothing("abort")
         chosen = self._wanted.sampling_for(tokens, sampling)
         if chosen is None:
             return nothing("length")
@@ -65,7 +71,12 @@ class PolicySession:
         prompt = f"{self._wanted.purpose}-{self.prompt.index}"
         name, session = f"{prompt}-{self.number}.{turn}", f"{prompt}/{self.number}"
         seeds = (turn_seed(self.seed, turn),)
-        [made] = await self.ask(GenerateRequest(name, tokens, seeds, chosen, session))
+        request = GenerateRequest(name, tokens, seeds, chosen, session)
+        self.running[name] = request
+        try:
+            [made] = await self.ask(request)
+        finally:
+            del self.running[name]
         return made
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from rlrun.plugins.generation import Generation, Sampling, Trajectory
 from rlrun.plugins.session import Session, SessionGroup
 from rlrun.plugins.types import Status, VersionSpan
+from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import EngineError, JobError
+from rlrun.runner.rollouts import punctual
 from rlrun.runner.rollouts.answers import Answers
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.filtering import Filters
@@ -142,13 +145,56 @@ async def test_samples_of_one_execution_share_its_id_and_have_prompts_of_their_o
     ],
 )
 async def test_an_execution_that_fails_fails_alone(
-    rollout: object, failure: str, caplog: pytest.LogCaptureFixture
+    rollout: object, failure: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
     tally = Tally()
     group = await answer(rollout, Engines(), tally)
     assert [one.id for one in group.samples] == ["3-1"]
     assert (tally.failed, tally.failure) == (1, failure)
     assert f"execution 3-0 failed, and is left out: {failure}" in caplog.text
+
+
+class SlowTurn(Engines):
+    """The second turn of execution 0 takes until it is aborted, or for ever."""
+
+    def __init__(self, *, deaf: bool = False) -> None:
+        super().__init__()
+        self.deaf = deaf
+
+    async def generate(self, request: GenerateRequest) -> list[Generation]:
+        if not request.id.endswith("-0.1"):
+            return await super().generate(request)
+        self.requests.append(request)
+        await self._abort.wait()
+        return [self._generation(seed, "abort", self.version) for seed in request.seeds]
+
+    async def abort(self, request: GenerateRequest) -> None:
+        assert request.id == "rollout-3-0.1"
+        if not self.deaf:
+            await super().abort(request)
+
+
+async def test_a_late_turn_is_aborted_with_the_tokens_of_all_turns() -> None:
+    engines = SlowTurn()
+    executions = Executions(policy(engines, rollout=Turns((3, 2))), replace(WANTED, timeout=0.05))
+    [[late], [other]] = await executions.of(prompt(3), engines.generate)
+    assert (late.status, other.status) == (Status.ABORTED, Status.COMPLETED)
+    first, second = late.turns
+    assert late.response()[0].tolist() == [*first.tokens, 7, 7, *second.tokens]
+    assert [one.id for one in engines.requests if "-0." in one.id] == ["rollout-3-0.0", "rollout-3-0.1"]
+
+
+@pytest.mark.parametrize(("deaf", "dropped", "failed"), [(False, 1, 0), (True, 0, 1)])
+async def test_a_late_turn_counts_as_late_and_one_that_hangs_as_failed(
+    monkeypatch: pytest.MonkeyPatch, deaf: bool, dropped: int, failed: int
+) -> None:
+    monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
+    tally = Tally()
+    group = await answer(Turns((2, 2)), SlowTurn(deaf=deaf), tally)
+    assert [one.id for one in group.samples] == ["3-1"]
+    assert tally.dropped_samples["generation", "timeout"] == dropped
+    assert tally.failed == failed
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,9 @@ def _vetoed(correction: Correction, difference: Any, inputs: LossInputs) -> Any:
 def off_policy_mask(inputs: LossInputs, largest_divergence: float) -> Any:
     """`[T]` 0 on whole samples with a negative advantage that the policy has left behind, 1 elsewhere.
 
-    DeepSeek-V3.2's off-policy sequence masking (https://arxiv.org/abs/2512.02556).
+    DeepSeek-V3.2's off-policy sequence masking (https://arxiv.org/abs/2512.02556). There the old policy is
+    the engine that made the sample; here it is the ratio's, which is the engine's with
+    `trainer.old_log_probs = "rollout"`.
     """
     count = inputs.sample_sum(inputs.mask).clamp(min=1)
     advantages = inputs.sample_sum(inputs.advantages * inputs.mask) / count

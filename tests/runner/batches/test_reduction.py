@@ -56,6 +56,21 @@ def test_siblings_of_an_execution(reduction, expected):
     assert reduce(losses, masks, ["a", "a", "b"], reduction, 10) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("reduction", "lost", "masked"),
+    [
+        ("per_sample_mean", (3 + 6 + 8) / 3, (3 + 6 + 8) / 4),
+        ("per_token", 5, 5),
+        ("dr_grpo", 20 / 30, 20 / 40),
+    ],
+)
+def test_a_sample_that_was_lost_is_not_in_the_divisor_and_a_masked_one_is(reduction, lost, masked):
+    losses, masks, executions = [[2, 4], [6], [8]], [[1, 1], [1], [1]], ["a", "b", "c"]
+    assert reduce(losses, masks, executions, reduction, 10) == pytest.approx(lost)
+    with_masked = [*losses, [9, 9]], [*masks, [0, 0]], [*executions, "d"]
+    assert reduce(*with_masked, reduction, 10) == pytest.approx(masked)
+
+
 def test_dr_grpo_of_one_execution():
     assert reduce([[6]], [[1]], ["a"], "dr_grpo", 3) == 2
 

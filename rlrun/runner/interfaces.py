@@ -3,10 +3,8 @@
 PromptSource -> Engines -> Grader -> filters -> Algorithm -> Trainer -> Engines (weights)
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +16,8 @@ from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Group, Needs, Prompt, Sample
 from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightUpdate
+from rlrun.runner.rollouts.line import Line
+from rlrun.runner.rollouts.patience import Patience
 
 Result = TypeVar("Result")
 
@@ -102,8 +102,10 @@ class Policy:
     """The rollout plugin: a `Rollout` or a `GroupRollout`."""
     deterministic: bool
     """Ask in whole batches, so that answers do not depend on timing."""
-    timeout: Callable[[float | None], AbstractAsyncContextManager[asyncio.Timeout]] = asyncio.timeout
-    """Deadlines for whoever waits for the engines."""
+    patience: Patience = field(default_factory=Patience)
+    """The deadlines of what is asked of the engines."""
+    line: Line = field(default_factory=Line)
+    """The requests that the engines have not answered."""
 
 
 class Trainer(Protocol):

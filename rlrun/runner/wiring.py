@@ -19,6 +19,7 @@ from rlrun.runner.records.gpus import Gpus, gpus_of_job
 from rlrun.runner.records.journal import Journal
 from rlrun.runner.rollouts.between import BetweenGenerations
 from rlrun.runner.rollouts.evaluate import Evaluator
+from rlrun.runner.rollouts.line import Line
 from rlrun.runner.rollouts.overlap import OverlappedSource
 from rlrun.runner.rollouts.rollout_only import RolloutJob
 from rlrun.runner.rollouts.sources import demonstration_source, policy_source
@@ -108,8 +109,16 @@ def _engine_counts(parts: Parts) -> dict[str, float]:
 def _policy(spec: Spec, parts: Parts) -> Policy | None:
     if parts.pool is None:
         return None
-    inputs = parts.inputs
-    return Policy(parts.pool, inputs.tokenizer, parts.scorer, spec.seed, inputs.rollout, spec.deterministic)
+    inputs, pool = parts.inputs, parts.pool
+    return Policy(
+        pool,
+        inputs.tokenizer,
+        parts.scorer,
+        spec.seed,
+        inputs.rollout,
+        spec.deterministic,
+        line=Line(spec.engine.max_running * len(pool.seats)),
+    )
 
 
 def _evaluation(spec: Spec, parts: Parts, policy: Policy | None) -> Evaluator | None:

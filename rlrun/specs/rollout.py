@@ -63,7 +63,9 @@ class RolloutSpec(Section):
     truncated: Literal["train", "mask", "drop"] = "train"
     """What becomes of a response that reached `max_response_tokens`."""
     request_timeout: float = Field(default=600.0, gt=0)
-    """Seconds a sample may take to generate before it is dropped, counted and replaced."""
+    """Seconds a sample may take before it is dropped, counted and replaced, with all turns and tools of its
+    execution. Time in which a request waits for engines to have room (`engine.max_running` samples each) does
+    not count."""
     function: RolloutFunctionSpec = RolloutFunctionSpec()
     """How a prompt is answered: in one go, over several turns with tools, or by an agent of your own."""
     mode: Literal["sync", "async"] = "sync"

@@ -24,6 +24,7 @@ from rlrun.runner.interfaces import Timed
 from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.planning.plan import Plan
 from rlrun.runner.records.run_folder import RunFolder
+from rlrun.specs.deadlines import answer_seconds
 from rlrun.specs.engine import EngineSpec
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
@@ -135,7 +136,7 @@ def _engines(
 
 
 def _external(spec: Spec, name: str, section: EngineSpec, wanted: Wanted) -> list[Handle]:
-    seconds = (spec.rollout.request_timeout, spec.fault_tolerance.engine_timeout, section.start_timeout)
+    seconds = (answer_seconds(spec), spec.fault_tolerance.engine_timeout, section.start_timeout)
     return [
         ExternalEngine(f"{name} {number}", url, section.api_key, wanted, seconds)
         for number, url in enumerate(section.urls)

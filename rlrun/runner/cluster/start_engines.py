@@ -18,6 +18,7 @@ from rlrun.runner.engines.parsing import ModelLimits
 from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.runner.planning.plan import EnginePlan
 from rlrun.runner.records.run_folder import RunFolder
+from rlrun.specs.deadlines import answer_seconds
 from rlrun.specs.engine import EngineSpec
 from rlrun.specs.job import Spec
 
@@ -86,7 +87,7 @@ class EngineHandle:
             self._setups[0] = replace(first, port=URL(url).port)
         return EngineClient(
             url,
-            self._spec.rollout.request_timeout + _ANSWER_SECONDS,
+            answer_seconds(self._spec) + _ANSWER_SECONDS,
             api_key=first.api_key,
             name=self.name,
             limits=ModelLimits.of(

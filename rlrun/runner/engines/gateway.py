@@ -25,6 +25,7 @@ from rlrun.runner.engines.wire import sample_body
 from rlrun.runner.errors import BadAnswer, EngineError, JobError
 from rlrun.runner.model_files import ModelFiles
 from rlrun.runner.records.run_folder import RunFolder
+from rlrun.specs.deadlines import answer_seconds
 from rlrun.specs.job import Spec
 from rlrun.specs.secrets import reveal
 
@@ -161,7 +162,7 @@ def gateway_of(spec: Spec, model: ModelFiles, folder: RunFolder) -> Gateway | No
             log=log,
             secrets=log.with_suffix(".key.json"),
             api_key=secrets.token_hex(16),
-            request_timeout=spec.rollout.request_timeout + _ANSWER_SECONDS,
+            request_timeout=answer_seconds(spec) + _ANSWER_SECONDS,
             arguments=engine.sglang_router,
             environment=reveal(engine.environment),
             start_timeout=engine.start_timeout,

@@ -15,7 +15,6 @@ from rlrun.runner.interfaces import Policy
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.filtering import Filters, Judged
 from rlrun.runner.rollouts.grouping import groups_of, mask_truncated, without
-from rlrun.runner.rollouts.punctual import generate_in_time
 from rlrun.runner.rollouts.sessions import Wanted, nothing
 from rlrun.runner.rollouts.tally import Tally
 from rlrun.specs.rollout import RolloutSpec
@@ -44,7 +43,7 @@ class Answers:
         async def ask(request: GenerateRequest) -> list[Generation]:
             if enough.is_set():
                 return [nothing("abort") for _ in request.seeds]
-            made = await generate_in_time(self._policy, request, self._spec.request_timeout)
+            made = await self._policy.engines.generate(request)
             tally().count(request, made)
             return made
 

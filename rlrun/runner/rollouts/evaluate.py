@@ -9,16 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from rlrun.plugins.generation import Generation, Trajectory
+from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.types import Group, Prompt, Status
-from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import JobError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.records.metrics import execution_rewards, pass_rates, prefixed, sample_metrics
 from rlrun.runner.rollouts.answers import room_for, sampling_of
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.grouping import groups_of
-from rlrun.runner.rollouts.punctual import generate_in_time
 from rlrun.runner.rollouts.sessions import Wanted
 from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
 from rlrun.specs.rollout import RolloutSpec
@@ -102,12 +100,9 @@ class Evaluator:
 
         room = room_for(self._concurrency, one.wanted.samples)
 
-        async def ask(request: GenerateRequest) -> list[Generation]:
-            return await generate_in_time(self._policy, request, one.wanted.timeout)
-
         async def answer(prompt: Prompt) -> list[list[Trajectory]]:
             async with room:
-                return await executions.of(prompt, ask)
+                return await executions.of(prompt, self._policy.engines.generate)
 
         return await asyncio.gather(*map(answer, one.prompts))
 

@@ -17,7 +17,7 @@ from rlrun.runner.background import cancel_all
 from rlrun.runner.errors import JobError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.rollouts.barrier import AskAll, Barrier, Seat
-from rlrun.runner.rollouts.punctual import GRACE_SECONDS, run_in_time
+from rlrun.runner.rollouts.punctual import GRACE_SECONDS, in_time, run_in_time
 from rlrun.runner.rollouts.sessions import Ask, PolicyGroup, PolicySession, Wanted
 from rlrun.runner.seeds import sample_seed
 
@@ -39,11 +39,11 @@ class Executions:
 
         Where executions run together, TimeoutError and what the engines raise are the caller's.
         """
-        if self._grouped:
-            async with self._policy.timeout(self._wanted.timeout + GRACE_SECONDS):
-                return await self._together(prompt, ask)
-        sessions = self._group(prompt, ask).sessions
         seconds = self._wanted.timeout
+        if self._grouped:
+            async with self._policy.patience.timeout(seconds + GRACE_SECONDS) as deadline:
+                return await self._together(prompt, in_time(self._policy, ask, seconds, deadline))
+        sessions = self._group(prompt, ask).sessions
         return await asyncio.gather(*(self._alone(session, seconds) for session in sessions))
 
     async def wave(self, prompts: Sequence[Prompt], ask_all: AskAll) -> list[list[list[Trajectory]]]:

@@ -25,6 +25,7 @@ from rlrun.runner.rollouts.answers import Answers
 from rlrun.runner.rollouts.feed import BUFFER, FILTERS, PromptFeed
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.grouping import prompt_index
+from rlrun.runner.rollouts.line import Line
 from rlrun.runner.rollouts.patience import Patience
 from rlrun.runner.rollouts.punctual import abort_all
 from rlrun.runner.rollouts.resuming import ResumingEngines
@@ -50,7 +51,8 @@ class PartialSource:
         self._strategy = strategy
         self._patience = Patience()
         self._engines = ResumingEngines(policy.engines, partial(policy.tokenizer.decode_batch, special=True))
-        policy = replace(policy, engines=self._engines, timeout=self._patience.timeout)
+        line = Line(policy.line.capacity)  # its own: evaluations do not queue behind parked requests
+        policy = replace(policy, engines=self._engines, patience=self._patience, line=line)
         self._answers = Answers(spec, policy, filters)
         self._filters = filters
         self._feed = PromptFeed(prompts)

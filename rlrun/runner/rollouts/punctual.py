@@ -10,30 +10,54 @@ from rlrun.runner.background import cancel_all
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import EngineError
 from rlrun.runner.interfaces import Engines, Policy
-from rlrun.runner.rollouts.sessions import PolicySession
+from rlrun.runner.rollouts.sessions import Ask, PolicySession
 
 Result = TypeVar("Result")
 GRACE_SECONDS = 5.0
 """How long an engine may take to answer with what a late request has."""
 
 
-async def generate_in_time(policy: Policy, request: GenerateRequest, seconds: float) -> list[Generation]:
-    """The samples of a request; those that are not finished after `seconds` end there, their finish `abort`.
+def in_time(policy: Policy, ask: Ask, seconds: float, execution: asyncio.Timeout) -> Ask:
+    """Returns `ask` with a deadline for each request, which is a part of the given execution."""
 
-    TimeoutError where the engine does not answer then either. EngineError as the engines raise it.
+    async def ask_in_time(request: GenerateRequest) -> list[Generation]:
+        return await generate_in_time(policy, ask, request, seconds, execution)
+
+    return ask_in_time
+
+
+async def generate_in_time(
+    policy: Policy, ask: Ask, request: GenerateRequest, seconds: float, execution: asyncio.Timeout
+) -> list[Generation]:
+    """Returns the samples of a request, asked for by `ask`.
+
+    Samples that are not finished `seconds` after engines took the request end there, their finish `abort`.
+    The deadline of the execution does not run while the request queues. TimeoutError where the engine does
+    not answer after the request's time either. Raises EngineError as the engines do.
     """
-    asking = asyncio.ensure_future(policy.engines.generate(request))
+    asking = asyncio.ensure_future(ask(request))
     try:
-        async with policy.timeout(seconds) as deadline:
+        with policy.line.enter(len(request.seeds)) as taken:
+            with policy.patience.held(execution):
+                events: list[asyncio.Future[Any]] = [asking, taken]
+                await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+            return await _answer(policy, request, asking, seconds)
+    finally:
+        asking.cancel()
+
+
+async def _answer(
+    policy: Policy, request: GenerateRequest, asking: asyncio.Future[list[Generation]], seconds: float
+) -> list[Generation]:
+    try:
+        async with policy.patience.timeout(seconds) as deadline:
             return await asyncio.shield(asking)
     except TimeoutError:
         if not deadline.expired():
             raise
-        async with policy.timeout(GRACE_SECONDS):
+        async with policy.patience.timeout(GRACE_SECONDS):
             await policy.engines.abort(request)
             return await asking
-    finally:
-        asking.cancel()
 
 
 async def run_in_time(
@@ -47,14 +71,15 @@ async def run_in_time(
     """
     running = asyncio.ensure_future(run)
     try:
-        async with policy.timeout(seconds) as deadline:
+        async with policy.patience.timeout(seconds) as deadline:
+            session.ask = in_time(policy, session.ask, seconds, deadline)  # before `running` gets its turn
             return await asyncio.shield(running)
     except TimeoutError:
         if not deadline.expired():
             raise
         session.late = True
         with suppress(TimeoutError):
-            async with policy.timeout(GRACE_SECONDS):
+            async with policy.patience.timeout(GRACE_SECONDS):
                 for request in list(session.running.values()):
                     await policy.engines.abort(request)
                 return await running

@@ -67,3 +67,28 @@ async def test_a_deadline_that_is_over_stays_over(monkeypatch: pytest.MonkeyPatc
             finally:
                 patience.stop()
                 patience.resume()
+
+
+async def test_a_deadline_may_be_held_alone_several_times_and_with_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, patience = Clock(monkeypatch), Patience()
+    async with patience.timeout(10) as deadline, patience.timeout(20) as other:
+        clock.now = 104
+        with patience.held(deadline):
+            assert (deadline.when(), other.when()) == (None, 120)
+            with patience.held(deadline):
+                clock.now = 110
+            patience.stop()
+            clock.now = 115
+        assert (deadline.when(), other.when()) == (None, None)
+        patience.resume()
+        assert (deadline.when(), other.when()) == (121, 125)
+
+
+async def test_a_deadline_may_end_while_it_is_held() -> None:
+    patience = Patience()
+    async with patience.timeout(10) as deadline:
+        hold = patience.held(deadline)
+        hold.__enter__()
+    hold.__exit__(None, None, None)

@@ -234,8 +234,8 @@ async def test_a_sample_goes_on_by_new_weights(
     pool, policy = EnginePool([client]), LocalPolicy(first, tmp_path, weight_sync="tensor")
     await pool.update_weights(policy.write(first, 60))
     update = partial(pool.update_weights, policy.write(second, 61))
-    both = (first, second)  # an uncut sample of this server is as far from transformers
-    await check_a_sample_goes_on_by_new_weights(client, both, update, length=40, atol=2e-3)
+    # Single tokens of this server were up to 2.6e-3 off transformers; old weights in a cache are 1 to 7 off.
+    await check_a_sample_goes_on_by_new_weights(client, (first, second), update, length=40, atol=1e-2)
     policy.writer.close()
 
 

@@ -95,13 +95,13 @@ def _row(line: bytes, params: RowKeys, row_id: str, where: str) -> Row:
 
 def _some_lines(path: Path, count: int) -> Iterator[tuple[str, bytes]]:
     """Yields lines with their number, or further into a large file with their byte offset."""
-    head = count if path.stat().st_size <= _READ_WHOLE else (count + 1) // 2
+    size = path.stat().st_size
+    head = count if size <= _READ_WHOLE else (count + 1) // 2
     with path.open("rb") as file:
         numbered = ((str(number), line) for number, line in enumerate(file, start=1) if not line.isspace())
         yield from itertools.islice(numbered, head)
-    with path.open("rb") as file:
         for part in range(1, count - head + 1):
-            file.seek(part * (path.stat().st_size // (count - head + 1)))
+            file.seek(part * (size // (count - head + 1)))
             file.readline()  # the rest of a line whose beginning lies before
             offset, line = file.tell(), file.readline()
             if line and not line.isspace():

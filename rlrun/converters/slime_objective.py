@@ -168,10 +168,16 @@ def off_policy_masking(draft: Draft) -> None:
     elif draft.updates == 1 and "--use-rollout-logprobs" not in draft.flags and draft.algorithm != "sft":
         for flag in flags:
             draft.note(
-                flag, "no effect: before the one update of a rollout step the policy is its own old one"
+                flag,
+                "no effect in slime: before the one update of a rollout step the policy is its own old one; "
+                "algorithm.opsm compares with the engine's log-probs instead, and would have one",
             )
     else:
         names = tuple(flag.name for flag in flags)
+        if "--use-rollout-logprobs" not in draft.flags:
+            draft.notes.append(
+                "algorithm.opsm compares with the engine's log-probs, slime with the trainer's"
+            )
         draft.set("algorithm.opsm", draft.number("--opsm-delta", _DEFAULT_DELTA), names)
 
 

@@ -7,7 +7,7 @@ Plain numpy, so that every carrier crosses process borders cheaply and tests nee
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -238,7 +238,6 @@ class TrainerSetup:
     """Of the whole job; the schedules end there."""
     critic_only: int = 0
     """How many of them, the first, the critic alone takes; the policy's schedule does not count them."""
-    eos_token_ids: tuple[int, ...] = field(default=())
     teacher_folder: str | None = None
     """Local HF folder of the teacher; None unless the algorithm needs one."""
     weights_folder: str = ""

@@ -25,7 +25,6 @@ from rlrun.specs.rules import given, no_effect
 from rlrun.specs.term_rules import (
     TermDemands,
     bootstrapping,
-    off_policy_masking,
     old_log_probs,
     pairs,
     truncated_sampling,
@@ -162,7 +161,6 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     rewards,
     without_rollouts,
     old_log_probs,
-    off_policy_masking,
     truncated_sampling,
     bootstrapping,
     pairs,

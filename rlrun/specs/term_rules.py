@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from rlrun.specs.batch import BATCH_KEYS, batch_numbers
 from rlrun.specs.job import Spec
-from rlrun.specs.old_policy import may_be_stale, old_log_probs_of
+from rlrun.specs.old_policy import may_be_stale
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
 from rlrun.specs.rules import given, no_effect
@@ -46,21 +45,6 @@ def old_log_probs(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
             "the algorithm's correction compares the trainer's log-probs with the engine's, and needs both"
         )
         yield Finding(OLD, message, 'write "trainer", or remove algorithm.correction', "trainer", "rollout")
-
-
-def off_policy_masking(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
-    """Samples can be off the policy: it has moved, or another one's log-probs are the old ones."""
-    old = old_log_probs_of(spec, corrected=demands.trainer_log_probs)
-    if spec.algorithm.params.get("opsm") is None or old == "rollout":
-        return
-    try:
-        steps = batch_numbers(spec, demands.rollout).optimizer_steps
-    except ValueError:
-        return
-    if steps == 1:
-        why = "before the one update of a rollout step the policy is its own old one"
-        cure = 'remove it, raise trainer.optimizer_steps, or set trainer.old_log_probs = "rollout"'
-        yield no_effect(("algorithm", "opsm"), why, cure, (OLD, *BATCH_KEYS))
 
 
 def stale_ratio(spec: Spec) -> Iterator[Finding]:

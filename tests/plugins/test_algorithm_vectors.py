@@ -15,7 +15,7 @@ from rlrun.plugins.algorithms import shaping
 from rlrun.plugins.algorithms.advantages import centred, group_relative, whiten
 from rlrun.plugins.algorithms.correction import Correction, correction_weight, off_policy_mask
 from rlrun.plugins.algorithms.kl import KLTerm, token_kl
-from rlrun.plugins.algorithms.policy_loss import cispo_loss, clip_loss, sequence_divergence
+from rlrun.plugins.algorithms.policy_loss import cispo_loss, clip_loss, mean_divergence
 from rlrun.plugins.registry import build
 from rlrun.plugins.testing import group
 from rlrun.plugins.types import Group, LossInputs, Sample, ValueInputs
@@ -75,7 +75,7 @@ def cispo(ratio: Any, adv: Any, log_probs: Any, eps_clip: float, eps_clip_high: 
 
 
 def gspo_ratio(old: Any, new: Any, mask: Any) -> Any:
-    divergence = sequence_divergence(inputs(new, old, mask))
+    divergence = mean_divergence(inputs(new, old, mask), tensor(old))
     return {"seq_kl": divergence[0], "ratio_every_token": (-divergence).exp()[0]}
 
 

@@ -162,12 +162,16 @@ def test_a_clip_that_is_given_alone_bounds_both_sides(name: str) -> None:
     assert not torch.equal(gradient(clip=0.5), gradient(clip=0.5, clip_high=0.01))
 
 
-def test_off_policy_masking_takes_whole_samples() -> None:
+@pytest.mark.parametrize("old", [-1.0, None], ids=["rollout", "trainer"])
+def test_off_policy_masking_takes_whole_samples_that_the_engine_rates_higher(old: float | None) -> None:
+    """Whether the ratio's denominator is the engine's, or the trainer's own, to which the ratio is 1."""
+    new = torch.tensor([-9.0, 0.0, -9.0, 0.0, -1.0, -1.0], requires_grad=True)
     inputs = micro_batch(
         num_tokens=6,
         num_samples=3,
-        log_probs=torch.tensor([-9.0, 0.0, -9.0, 0.0, -1.0, -1.0], requires_grad=True),
-        old_log_probs=torch.tensor([-1.0] * 6),
+        log_probs=new,
+        old_log_probs=new.detach() if old is None else torch.full((6,), old),
+        rollout_log_probs=torch.full((6,), -1.0),
         advantages=torch.tensor([-1.0, -1.0, 1.0, 1.0, -1.0, -1.0]),
         mask=torch.ones(6),
     )

@@ -118,12 +118,14 @@ def test_masked_importance_sampling(level: str, mode: str, veto: float | None) -
 
 @pytest.mark.parametrize("delta", [0.05, 0.3, 2.0])
 def test_off_policy_sequence_masking(delta: float) -> None:
-    """DeepSeek-V3.2, section 3.1: M = 0 where A < 0 and the mean of log(π_old / π) exceeds δ."""
+    """DeepSeek-V3.2, section 3.1: M = 0 where A < 0 and the mean of log(π_old / π) exceeds δ, π_old being the
+    probability that the inference engine returned, whatever the ratio's denominator is.
+    """
 
     def weight(samples: Samples, i: int, t: int) -> float:
         gaps = [
-            (old - new) * counts
-            for old, new, counts in zip(samples.old[i], samples.new[i], samples.mask[i], strict=True)
+            (engine - new) * counts
+            for engine, new, counts in zip(samples.engine[i], samples.new[i], samples.mask[i], strict=True)
         ]
         return 0.0 if ADVANTAGES[i] < 0 and sum(gaps) / sum(samples.mask[i]) > delta else 1.0
 

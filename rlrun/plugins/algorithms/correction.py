@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.plugins.algorithms.policy_loss import sequence_divergence
+from rlrun.plugins.algorithms.policy_loss import mean_divergence
 from rlrun.plugins.types import LossInputs
 from rlrun.specs.section import Section
 
@@ -97,12 +97,12 @@ def _vetoed(correction: Correction, difference: Any, inputs: LossInputs) -> Any:
 def off_policy_mask(inputs: LossInputs, largest_divergence: float) -> Any:
     """`[T]` 0 on whole samples with a negative advantage that the policy has left behind, 1 elsewhere.
 
-    DeepSeek-V3.2's off-policy sequence masking (https://arxiv.org/abs/2512.02556). There the old policy is
-    the engine that made the sample; here it is the ratio's, which is the engine's with
-    `trainer.old_log_probs = "rollout"`.
+    DeepSeek-V3.2's off-policy sequence masking (https://arxiv.org/abs/2512.02556, section 3.1). Its old
+    policy is the sampling probability that the inference engine returned, so that the divergence sees both
+    stale weights and the engine's other numerics. `trainer.old_log_probs` decides about the ratio alone.
     """
     count = inputs.sample_sum(inputs.mask).clamp(min=1)
     advantages = inputs.sample_sum(inputs.advantages * inputs.mask) / count
-    far = sequence_divergence(inputs).detach() > largest_divergence
+    far = mean_divergence(inputs, inputs.rollout_log_probs).detach() > largest_divergence
     keep = ~(far & (advantages < 0))
     return keep.to(inputs.mask.dtype)[inputs.sample]

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from rlrun.plugins.algorithms.grpo import GRPO, GRPOParams
 from rlrun.plugins.algorithms.objective import SymmetricClip, clipped_objective
-from rlrun.plugins.algorithms.policy_loss import sequence_divergence
+from rlrun.plugins.algorithms.policy_loss import mean_divergence
 from rlrun.plugins.types import LossInputs, LossOutputs
 
 
@@ -24,4 +24,5 @@ class GSPO(GRPO):
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         """Clipped loss of the sequence ratio; the gradient flows through the mean."""
-        return clipped_objective(self.params, inputs, -sequence_divergence(inputs)[inputs.sample])
+        log_ratio = -mean_divergence(inputs, inputs.old_log_probs)
+        return clipped_objective(self.params, inputs, log_ratio[inputs.sample])

@@ -27,7 +27,7 @@ class ObjectiveParams(Section):
     distillation: Distillation | None = None
     """Distance to the model of [teacher], `{ coef = 1.0 }`, taken off the advantages. None: none."""
     opsm: float | None = Field(default=None, gt=0)
-    """Whole samples with A < 0 and a mean old - new log-prob above this are left out. None: none."""
+    """Leaves out whole samples with A < 0 whose mean engine - new log-prob exceeds this. None: none."""
 
 
 class SymmetricClip(BaseModel):

@@ -31,7 +31,10 @@ def cispo_loss(
     return -weight * advantages * log_probs, (weight != ratio).to(ratio.dtype)
 
 
-def sequence_divergence(inputs: LossInputs) -> Any:
-    """`[B]` mean of old - new log-probs over each sample's trained tokens, with gradient."""
-    total = inputs.sample_sum((inputs.old_log_probs - inputs.log_probs) * inputs.mask)
+def mean_divergence(inputs: LossInputs, earlier: Any) -> Any:
+    """Returns `[B]` the mean of earlier - new log-probs over each sample's trained tokens, with gradient.
+
+    `earlier` `[T]`: the log-probs of the policy that is compared with the new one.
+    """
+    total = inputs.sample_sum((earlier - inputs.log_probs) * inputs.mask)
     return total / inputs.sample_sum(inputs.mask).clamp(min=1)

@@ -142,7 +142,7 @@ class Grader:
 
     async def score(self, samples: Sequence[Sample]) -> None:
         await asyncio.sleep(0)
-        for one in (one for one in samples if one.status is not Status.FAILED):
+        for one in (one for one in samples if one.status.is_finished):
             one.reward = float(one.tokens[0])
             one.rewards["good"] = one.reward
             if one.prompt.index in self.fails:

@@ -4,6 +4,7 @@ prompt ──▶ rollout, engines ──▶ decode ──▶ rewards ──▶ f
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
@@ -51,7 +52,7 @@ class Answers:
             async with self._room:
                 left = await self._executions.of(prompt, ask)
         except TimeoutError as error:
-            tally().failure = f"TimeoutError: {error}" if str(error) else "TimeoutError: no answer in time"
+            tally().failure = f"TimeoutError: {error}"
             tally().dropped["generation", "timeout"] += 1
             return None
         except EngineError as error:
@@ -67,7 +68,7 @@ class Answers:
     async def wave(self, prompts: Sequence[Prompt], tally: Tally) -> list[Group]:
         """All groups in one go, in the order of prompts, less those that are dropped.
 
-        JobError past `request_timeout`.
+        JobError past `request_timeout` for each round that the engines need to take all samples.
         """
 
         async def ask_all(requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
@@ -76,7 +77,9 @@ class Answers:
                 tally.count(request, generations)
             return answers
 
-        seconds = self._spec.request_timeout
+        capacity = self._policy.line.capacity
+        samples = len(prompts) * self._spec.samples_per_prompt
+        seconds = self._spec.request_timeout * math.ceil(samples / (capacity or samples))
         try:
             async with asyncio.timeout(seconds):
                 left = await self._executions.wave(prompts, ask_all)

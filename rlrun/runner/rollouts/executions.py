@@ -14,11 +14,11 @@ from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.protocols import Executed
 from rlrun.plugins.types import Prompt, Status
 from rlrun.runner.background import cancel_all
-from rlrun.runner.errors import JobError
+from rlrun.runner.errors import EngineError, JobError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.rollouts.barrier import AskAll, Barrier, Seat
-from rlrun.runner.rollouts.punctual import GRACE_SECONDS, in_time, run_in_time
-from rlrun.runner.rollouts.sessions import Ask, PolicyGroup, PolicySession, Wanted
+from rlrun.runner.rollouts.punctual import run_in_time
+from rlrun.runner.rollouts.sessions import Ask, PolicyGroup, PolicySession, Requests, Wanted
 from rlrun.runner.seeds import sample_seed
 
 logger = logging.getLogger(__name__)
@@ -39,12 +39,16 @@ class Executions:
 
         Where executions run together, TimeoutError and what the engines raise are the caller's.
         """
-        seconds = self._wanted.timeout
+        seconds, group = self._wanted.timeout, self._group(prompt, ask)
         if self._grouped:
-            async with self._policy.patience.timeout(seconds + GRACE_SECONDS) as deadline:
-                return await self._together(prompt, in_time(self._policy, ask, seconds, deadline))
-        sessions = self._group(prompt, ask).sessions
-        return await asyncio.gather(*(self._alone(session, seconds) for session in sessions))
+            try:
+                return await run_in_time(self._policy, self._together(group), group.requests, seconds)
+            except (TimeoutError, EngineError) as error:
+                self._tell(f"all executions of prompt {prompt.index} failed, and are left out", error)
+                raise
+        for session in group.sessions:
+            session.requests = Requests(ask)
+        return await asyncio.gather(*(self._alone(session, seconds) for session in group.sessions))
 
     async def wave(self, prompts: Sequence[Prompt], ask_all: AskAll) -> list[list[list[Trajectory]]]:
         """`of` for many prompts in lockstep, so that answers do not depend on timing.
@@ -70,7 +74,7 @@ class Executions:
         if self._grouped:
             seats = [barrier.seat((place,)) for place in range(len(prompts))]
             return [
-                _leaving(seat, self._together(prompt, seat.ask))
+                _leaving(seat, self._together(self._group(prompt, seat.ask)))
                 for prompt, seat in zip(prompts, seats, strict=True)
             ]
         runs: list[Coroutine[Any, Any, Any]] = []
@@ -78,14 +82,14 @@ class Executions:
             own = [barrier.seat((place, number)) for number in range(self._wanted.samples)]
             sessions = self._group(prompt, own[0].ask).sessions
             for seat, session in zip(own, sessions, strict=True):
-                session.ask = seat.ask
+                session.requests = Requests(seat.ask)
                 runs.append(_leaving(seat, self._alone(session, None)))
         return runs
 
-    async def _together(self, prompt: Prompt, ask: Ask) -> list[list[Trajectory]]:
-        samples = self._wanted.samples
+    async def _together(self, group: PolicyGroup) -> list[list[Trajectory]]:
+        prompt, samples = group.prompt, self._wanted.samples
         try:
-            left = await self._policy.rollout.run_group(self._group(prompt, ask))
+            left = await self._policy.rollout.run_group(group)
             if len(left) != samples:
                 raise ValueError(f"{len(left)} results for {samples} executions")
         except (TimeoutError, JobError):
@@ -98,7 +102,9 @@ class Executions:
         """One execution; whatever goes wrong is its own failure."""
         try:
             run = self._policy.rollout.run(session)
-            left = await (run if seconds is None else run_in_time(self._policy, run, session, seconds))
+            left = await (
+                run if seconds is None else run_in_time(self._policy, run, session.requests, seconds)
+            )
         except Exception as error:  # the boundary to other people's rollouts, and to engines that refuse
             return self._failed(session.prompt, session.number, error)
         return self._checked(left, session.prompt, session.number)
@@ -133,12 +139,17 @@ class Executions:
             raise ValueError(f"a trajectory has {one.sample_length()} tokens, at most {longest} may be")
 
     def _failed(self, prompt: Prompt, number: int, error: Exception) -> list[Trajectory]:
-        """A trajectory that says why there is none. The first is told on the console, all are in the log."""
+        """Returns a trajectory that says why there is no answer."""
+        why = self._tell(f"execution {prompt.index}-{number} failed, and is left out", error)
+        return [Trajectory(prompt.tokens, status=Status.FAILED, failure=why)]
+
+    def _tell(self, what: str, error: Exception) -> str:
+        """Returns the reason of a failure. The console shows the first one, the log has all of them."""
         why = f"{type(error).__name__}: {error}"
         level, self._told = (logging.INFO if self._told else logging.WARNING), True
-        logger.log(level, "execution %d-%d failed, and is left out: %s", prompt.index, number, why)
+        logger.log(level, "%s: %s", what, why)
         logger.info("its trace", exc_info=error)
-        return [Trajectory(prompt.tokens, status=Status.FAILED, failure=why)]
+        return why
 
 
 async def _leaving(seat: Seat, run: Coroutine[Any, Any, Result]) -> Result:

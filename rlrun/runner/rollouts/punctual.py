@@ -10,7 +10,7 @@ from rlrun.runner.background import cancel_all
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import EngineError
 from rlrun.runner.interfaces import Engines, Policy
-from rlrun.runner.rollouts.sessions import Ask, PolicySession
+from rlrun.runner.rollouts.sessions import Ask, Requests, nothing
 
 Result = TypeVar("Result")
 GRACE_SECONDS = 5.0
@@ -31,9 +31,9 @@ async def generate_in_time(
 ) -> list[Generation]:
     """Returns the samples of a request, asked for by `ask`.
 
-    Samples that are not finished `seconds` after engines took the request end there, their finish `abort`.
-    The deadline of the execution does not run while the request queues. TimeoutError where the engine does
-    not answer after the request's time either. Raises EngineError as the engines do.
+    Samples that are not finished `seconds` after engines took the request end there, their finish `abort`;
+    without their tokens where the engine does not answer then either. The deadline of the execution does not
+    run while the request queues. Raises EngineError as the engines do.
     """
     asking = asyncio.ensure_future(ask(request))
     try:
@@ -55,37 +55,48 @@ async def _answer(
     except TimeoutError:
         if not deadline.expired():
             raise
-        async with policy.patience.timeout(GRACE_SECONDS):
-            await policy.engines.abort(request)
-            return await asking
+        with suppress(TimeoutError):
+            async with policy.patience.timeout(GRACE_SECONDS):
+                await policy.engines.abort(request)
+                return await asking
+        return [nothing("abort") for _ in request.seeds]
 
 
 async def run_in_time(
-    policy: Policy, run: Coroutine[Any, Any, Result], session: PolicySession, seconds: float
+    policy: Policy, run: Coroutine[Any, Any, Result], requests: Requests, seconds: float
 ) -> Result:
-    """Returns what one execution's `run` leaves.
+    """Returns what `run` leaves: one execution, or all executions of a prompt, that makes these requests.
 
-    After `seconds` the requests of its session are aborted, which answers them with the tokens made so far;
-    later requests are answered with nothing. It then has GRACE_SECONDS to return, so that a conversation of
-    several turns keeps its tokens. TimeoutError where it does not return.
+    After `seconds` the requests are aborted, which answers them with the tokens made so far; an engine that
+    does not answer within GRACE_SECONDS is not waited for, and later requests are answered with nothing. So
+    `run` can return the tokens of its earlier turns and of its finished executions. It has GRACE_SECONDS for
+    that; TimeoutError where it does not return.
     """
     running = asyncio.ensure_future(run)
     try:
         async with policy.patience.timeout(seconds) as deadline:
-            session.ask = in_time(policy, session.ask, seconds, deadline)  # before `running` gets its turn
+            requests.ask = in_time(policy, requests.ask, seconds, deadline)  # before `running` gets its turn
             return await asyncio.shield(running)
     except TimeoutError:
         if not deadline.expired():
             raise
-        session.late = True
+        requests.late = True
         with suppress(TimeoutError):
             async with policy.patience.timeout(GRACE_SECONDS):
-                for request in list(session.running.values()):
-                    await policy.engines.abort(request)
+                await _abort(policy, requests)
+                return await asyncio.shield(running)
+        requests.give_up()
+        with suppress(TimeoutError):
+            async with policy.patience.timeout(GRACE_SECONDS):
                 return await running
-        raise TimeoutError(f"it took longer than rollout.request_timeout = {seconds} s") from None
+        raise TimeoutError(f"it took longer than rollout.request_timeout = {seconds:g} s") from None
     finally:
         await cancel_all([running])
+
+
+async def _abort(policy: Policy, requests: Requests) -> None:
+    with suppress(EngineError):  # an engine that is lost has nothing to abort
+        await asyncio.gather(*(policy.engines.abort(request) for request in requests.unanswered))
 
 
 async def abort_all(engines: Engines) -> None:

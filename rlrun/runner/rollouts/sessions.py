@@ -1,5 +1,6 @@
 """Sessions: how an execution asks the policy (rlrun.plugins.session.Session). Pure but for the asking."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -41,6 +42,42 @@ class Wanted:
         return replace(sampling, max_new_tokens=room, min_new_tokens=least) if room > 0 else None
 
 
+class Requests:
+    """The requests of everything that shares one deadline: of an execution, or of a whole group of them."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.late = False
+        """The time is up: later requests are answered with nothing."""
+        self._running: dict[asyncio.Future[list[Generation]], GenerateRequest] = {}
+
+    @property
+    def unanswered(self) -> list[GenerateRequest]:
+        """The requests that the engines have not answered yet."""
+        return list(self._running.values())
+
+    async def answer(self, request: GenerateRequest) -> list[Generation]:
+        """Returns one answer for each seed of the request; empty ones once the time is up."""
+        if self.late:
+            return [nothing("abort") for _ in request.seeds]
+        asking = asyncio.ensure_future(self.ask(request))
+        self._running[asking] = request
+        try:
+            await asyncio.wait([asking])
+            if self.late and asking.cancelled():
+                return [nothing("abort") for _ in request.seeds]
+            return asking.result()
+        finally:
+            del self._running[asking]
+            asking.cancel()
+
+    def give_up(self) -> None:
+        """Answers what is unanswered with nothing: an engine that was told to stop did not answer either."""
+        assert self.late, "nothing is given up before its time"
+        for asking in self._running:
+            asking.cancel()
+
+
 class PolicySession:
     """One execution's way to the policy."""
 
@@ -52,18 +89,13 @@ class PolicySession:
         self.sampling = group.wanted.sampling
         self.max_tokens = group.wanted.max_tokens
         self.chat = group.chat
-        self.ask = group.ask
+        self.requests = group.requests
+        """Shared by the sessions of a group, unless each runs on its own."""
         self._wanted = group.wanted
-        self.running: dict[str, GenerateRequest] = {}
-        """Requests that the engines have not answered yet, by id."""
-        self.late = False
-        """The execution's time is up: it gets no more answers."""
         self._turns = 0
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> Generation:
         """What the policy makes of `tokens` (rlrun.plugins.session.Session)."""
-        if self.late:
-            return nothing("abort")
         chosen = self._wanted.sampling_for(tokens, sampling)
         if chosen is None:
             return nothing("length")
@@ -72,11 +104,7 @@ class PolicySession:
         name, session = f"{prompt}-{self.number}.{turn}", f"{prompt}/{self.number}"
         seeds = (turn_seed(self.seed, turn),)
         request = GenerateRequest(name, tokens, seeds, chosen, session)
-        self.running[name] = request
-        try:
-            [made] = await self.ask(request)
-        finally:
-            del self.running[name]
+        [made] = await self.requests.answer(request)
         return made
 
 
@@ -87,7 +115,7 @@ class PolicyGroup:
         self.chat = chat
         self.wanted = wanted
         self.prompt = prompt
-        self.ask = ask
+        self.requests = Requests(ask)
         self._seeds = seeds
         self._turns = 0
 
@@ -104,9 +132,8 @@ class PolicyGroup:
         turn, self._turns = self._turns, self._turns + 1
         seeds = tuple(turn_seed(seed, turn) for seed in self._seeds)
         name = f"{self.wanted.purpose}-{self.prompt.index}"
-        return await self.ask(
-            GenerateRequest(f"{name}.{turn}" if turn else name, tokens, seeds, chosen, session=name)
-        )
+        request = GenerateRequest(f"{name}.{turn}" if turn else name, tokens, seeds, chosen, session=name)
+        return await self.requests.answer(request)
 
 
 def nothing(finish: Literal["length", "abort"]) -> Generation:

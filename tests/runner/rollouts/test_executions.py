@@ -185,16 +185,88 @@ async def test_a_late_turn_is_aborted_with_the_tokens_of_all_turns() -> None:
     assert [one.id for one in engines.requests if "-0." in one.id] == ["rollout-3-0.0", "rollout-3-0.1"]
 
 
-@pytest.mark.parametrize(("deaf", "dropped", "failed"), [(False, 1, 0), (True, 0, 1)])
-async def test_a_late_turn_counts_as_late_and_one_that_hangs_as_failed(
-    monkeypatch: pytest.MonkeyPatch, deaf: bool, dropped: int, failed: int
+class TurnsTogether:
+    """The same as Turns, all executions of a prompt together."""
+
+    def __init__(self, turns: Sequence[int]) -> None:
+        self.alone = Turns(turns)
+
+    async def run_group(self, group: SessionGroup) -> list[Trajectory]:
+        return list(await asyncio.gather(*map(self.alone.run, group.sessions)))
+
+
+class AskedTogether:
+    """Two turns, each a single request of the whole group."""
+
+    async def run_group(self, group: SessionGroup) -> list[Trajectory]:
+        talks = [Trajectory(group.prompt.tokens) for _ in group.sessions]
+        for _ in range(2):
+            answers = await group.generate(talks[0].tokens())
+            for talk, made in zip(talks, answers, strict=True):
+                talk.add(made)
+        return talks
+
+
+@pytest.mark.parametrize("rollout", [Turns((2, 2)), TurnsTogether((2, 2))])
+@pytest.mark.parametrize("deaf", [False, True])
+async def test_a_late_turn_counts_as_late_and_costs_no_other_execution(
+    monkeypatch: pytest.MonkeyPatch, rollout: object, deaf: bool
 ) -> None:
     monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
     tally = Tally()
-    group = await answer(Turns((2, 2)), SlowTurn(deaf=deaf), tally)
+    group = await answer(rollout, SlowTurn(deaf=deaf), tally)
     assert [one.id for one in group.samples] == ["3-1"]
-    assert tally.dropped_samples["generation", "timeout"] == dropped
-    assert tally.failed == failed
+    assert tally.dropped_samples["generation", "timeout"] == 1
+    assert tally.failed == 0
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+async def test_executions_that_run_together_keep_the_tokens_of_a_late_turn(
+    monkeypatch: pytest.MonkeyPatch, deaf: bool
+) -> None:
+    monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
+    engines = SlowTurn(deaf=deaf)
+    asked = policy(engines, rollout=TurnsTogether((3, 2)))
+    executions = Executions(asked, replace(WANTED, timeout=0.05))
+    [[late], [other]] = await executions.of(prompt(3), engines.generate)
+    assert (late.status, other.status) == (Status.ABORTED, Status.COMPLETED)
+    assert (len(late.turns), len(other.turns)) == (1 if deaf else 2, 2)
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+async def test_a_late_request_of_a_whole_group_keeps_the_tokens_of_earlier_ones(
+    monkeypatch: pytest.MonkeyPatch, deaf: bool
+) -> None:
+    class SlowSecond(SlowTurn):
+        async def generate(self, request: GenerateRequest) -> list[Generation]:
+            return await super().generate(replace(request, id=request.id.replace("-3.1", "-3-0.1")))
+
+        async def abort(self, request: GenerateRequest) -> None:
+            await super().abort(replace(request, id="rollout-3-0.1"))
+
+    monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
+    engines = SlowSecond(deaf=deaf)
+    executions = Executions(policy(engines, rollout=AskedTogether()), replace(WANTED, timeout=0.05))
+    left = await executions.of(prompt(3), engines.generate)
+    assert [one.status for [one] in left] == [Status.ABORTED] * 2
+    assert [len(one.turns) for [one] in left] == [1 if deaf else 2] * 2
+
+
+async def test_a_group_that_hangs_without_a_request_is_dropped_and_told_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hangs:
+        async def run_group(self, group: SessionGroup) -> list[Trajectory]:
+            await asyncio.Event().wait()
+            return []
+
+    monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
+    tally = Tally()
+    assert await answer(Hangs(), Engines(), tally) is None
+    assert tally.dropped["generation", "timeout"] == 1
+    why = "TimeoutError: it took longer than rollout.request_timeout = 0.05 s"
+    assert tally.failure == why
+    assert f"all executions of prompt 3 failed, and are left out: {why}" in caplog.text
 
 
 @pytest.mark.parametrize(

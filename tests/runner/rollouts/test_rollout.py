@@ -10,8 +10,9 @@ from rlrun.plugins.generation import Generation
 from rlrun.plugins.types import Drop, Group, Sample, Status
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import JobError
-from rlrun.runner.rollouts import executions, punctual, rollout
+from rlrun.runner.rollouts import punctual, rollout
 from rlrun.runner.rollouts.filtering import Filters
+from rlrun.runner.rollouts.line import Line
 from rlrun.runner.rollouts.rollout import RolloutSource
 from rlrun.specs.rollout import RolloutSpec
 from tests.runner.loop_fakes import Engines, Grader, Prompts, drop_even, policy
@@ -130,8 +131,7 @@ async def test_a_sample_past_its_time_leaves_its_group_and_is_counted() -> None:
 async def test_an_engine_that_does_not_hear_that_a_sample_is_late_costs_the_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (punctual, executions):
-        monkeypatch.setattr(module, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
     engines = TypingEngines(lambda index, number: 10**9 if (index, number) == (2, 1) else 3)
     engines.deaf = True
     spec = SPEC.model_copy(update={"request_timeout": 0.3, "max_response_tokens": 10**9})
@@ -178,6 +178,18 @@ async def test_a_wave_past_its_time_ends_a_deterministic_job() -> None:
     spec = SPEC.model_copy(update={"request_timeout": 0.3})
     with pytest.raises(JobError, match=r"4 prompts were not answered within 0\.3 s"):
         await source(engines, spec, deterministic=True).next(0)
+
+
+async def test_a_wave_has_the_time_of_every_round_that_engines_need() -> None:
+    engines = Engines()
+    engines.never = {2}
+    spec = SPEC.model_copy(update={"request_timeout": 0.1})
+    asked = replace(policy(engines, deterministic=True), line=Line(5))
+    rollouts = RolloutSource(spec, asked, Prompts().ahead(4), Filters([]))
+    with pytest.raises(
+        JobError, match=r"4 prompts were not answered within 0\.3 s"
+    ):  # 12 samples, 5 at a time
+        await rollouts.next(0)
 
 
 async def test_an_engine_error_fails_the_group() -> None:

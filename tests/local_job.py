@@ -1,10 +1,10 @@
 """A whole job in this process: one trainer rank and one engine, no Ray, rewards scored where they stand."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Group, Sample
@@ -29,6 +29,8 @@ from rlrun.runner.stopping import StopRequest
 from rlrun.runner.trainer_group import TrainerGroup
 from rlrun.runner.wiring import make_job
 from rlrun.specs.job import Spec
+
+Result = TypeVar("Result")
 
 
 class LocalRank:
@@ -80,8 +82,11 @@ class Lines:
     def step(self, step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
         self.lines.append({"step": step, **metrics})
 
-    def doing(self, what: str) -> None:
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         pass
+
+    async def timed(self, phase: str, work: Awaitable[Result]) -> Result:
+        return await work
 
     async def flush(self) -> None:
         pass

@@ -98,7 +98,10 @@ class Attempts:
     async def _train(self, job: Job, *, resume: bool) -> None:
         if job.turns is not None:
             await job.turns.to_trainer()
-        loaded = await go_on(self._folder, job.checkpoints, job.source, job.trainer) if resume else None
+        loaded = None
+        if resume:
+            going_on = go_on(self._folder, job.checkpoints, job.source, job.trainer)
+            loaded = await self._journal.timed("loading the checkpoint", going_on)
         self._progress = loaded or await begin(self._loaded.spec.debug, job.trainer)
         self._first = first = self._progress.step
         if self._lost_at is None:
@@ -112,10 +115,9 @@ class Attempts:
         await run(job, self._progress)
         await self._journal.flush()
         if self._loaded.spec.checkpoint.export_hf and not self._stop.asked:
-            self._journal.doing("exporting")
             if job.turns is not None:
                 await job.turns.to_trainer()
-            await _export(job, self._folder)
+            await self._journal.timed("writing the final model", _export(job, self._folder))
 
     def _bearable(self, failure: ProcessFailure) -> ProcessFailure:
         """The failure, where the trainer is to be started again; it is raised where not."""

@@ -18,9 +18,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlrun.specs.cache import cache_folder
+
+TRAINER_OPERATORS = Path(__file__).parent / "trainer" / "cpu_ops" / "operators.cpp"
+ENGINE_OPERATORS = Path(__file__).parent / "engines" / "native" / "kernels" / "ops.cpp"
 
 _FLAGS = (
     "-O3",
@@ -57,6 +61,15 @@ def load_operators(source: Path) -> bool:
     return True
 
 
+def is_built(source: Path) -> bool:
+    """Whether nothing will be compiled for `source`: it is in the cache, or cannot be compiled here."""
+    compiler = find_compiler()
+    try:
+        return compiler is None or _path(source, compiler).exists()
+    except (OSError, subprocess.SubprocessError):  # the process that loads the operators says what is wrong
+        return True
+
+
 def find_compiler() -> str | None:
     """CXX, or the first of c++, g++ and clang++ in PATH; None without any, or where it is not wanted."""
     if os.environ.get("RLRUN_NO_COMPILER") == "1":
@@ -66,8 +79,8 @@ def find_compiler() -> str | None:
 
 def _library(source: Path, compiler: str) -> Path:
     """The compiled library of `source`, from the cache or built now."""
-    folder = cache_folder() / "operators"
-    library = folder / f"{source.stem}-{_key(source, compiler)}.so"
+    library = _path(source, compiler)
+    folder = library.parent
     if not library.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_nobody_else_writes(folder)
@@ -95,16 +108,27 @@ def _remove_unfinished(library: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _key(source: Path, compiler: str) -> str:
-    import torch
+def _path(source: Path, compiler: str) -> Path:
+    """Where the library of `source` is, or will be."""
+    return cache_folder() / "operators" / f"{source.stem}-{_key(source, compiler)}.so"
 
+
+def _torch_folder() -> Path:
+    """Where torch is installed; importing it would take seconds."""
+    spec = find_spec("torch")
+    assert spec is not None, "operators are compiled where torch is installed"
+    assert spec.origin is not None, "torch has an __init__.py"
+    return Path(spec.origin).parent
+
+
+def _key(source: Path, compiler: str) -> str:
     macros = subprocess.run(
         [compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull], check=True, capture_output=True, timeout=60
     ).stdout
     headers = sorted(source.parent.glob("*.h"))
     parts = (
         *(file.read_bytes() for file in (source, *headers)),
-        torch.__version__.encode(),
+        (_torch_folder() / "version.py").read_bytes(),
         " ".join(_FLAGS).encode(),
         macros,
     )
@@ -112,15 +136,13 @@ def _key(source: Path, compiler: str) -> str:
 
 
 def _compile(source: Path, compiler: str, library: Path) -> None:
-    import torch
-
     descriptor, name = tempfile.mkstemp(prefix=f"{library.stem}.", suffix=".tmp", dir=library.parent)
     os.close(descriptor)
     unfinished = Path(name)
     started = time.monotonic()
     command = [compiler, *_FLAGS, "-shared", "-fPIC", str(source), "-o", str(unfinished)]
-    torch_folder = Path(torch.__file__).parent
-    command += [f"-isystem{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
+    torch = _torch_folder()
+    command += [f"-isystem{torch / 'include'}", f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
         unfinished.replace(library)

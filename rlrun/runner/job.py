@@ -1,9 +1,9 @@
 """What a run is made of, as the loop sees it, and how far it is."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rlrun.plugins.types import Group
 from rlrun.runner.batches.passes import Pack
@@ -12,6 +12,8 @@ from rlrun.runner.records.gpus import Gpus
 from rlrun.runner.rollouts.rollout import Batch
 from rlrun.runner.stopping import StopRequest
 from rlrun.runner.turns import Turns
+
+Result = TypeVar("Result")
 
 
 class BatchSource(Protocol):
@@ -62,8 +64,11 @@ class Journal(Protocol):
     def samples(self, step: int, groups: Sequence[Group]) -> None:
         """The groups of a step whose metrics are not complete yet."""
 
-    def doing(self, what: str) -> None:
-        """What the job is busy with now."""
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        """What the job is busy with now, and how much of it is done where `total` is given."""
+
+    async def timed(self, phase: str, work: Awaitable[Result]) -> Result:
+        """Await a phase that may take long, and show it."""
 
     async def flush(self) -> None:
         """Return when every step so far is on disk."""
@@ -129,6 +134,8 @@ class Job:
     """Metrics that count what engines did since the last call."""
     gpus: Gpus | None = None
     """What speeds are measured against; None on CPUs."""
+    compiles: bool = False
+    """torch compiles the trainer's layers in the first step of a launch, which takes longer then."""
     stop: StopRequest = field(default_factory=StopRequest)
     """Whether the run was asked to stop."""
     turns: Turns | None = None

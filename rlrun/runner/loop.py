@@ -37,13 +37,14 @@ async def run(job: Job, progress: Progress) -> None:
     with job.stop.listening():
         try:
             await begin(job, progress)
+            first = progress.step
             while progress.step < job.steps:
-                await take_step(job, progress)
+                await take_step(job, progress, compiling=job.compiles and progress.step == first)
                 job.stop.check()
         except Stopped:
             if progress.step:
                 await save(job, progress)
-        await job.checkpoints.settle()
+        await job.journal.timed("writing the last checkpoint", job.checkpoints.settle())
 
 
 async def begin(job: Job, progress: Progress) -> None:
@@ -58,10 +59,11 @@ async def begin(job: Job, progress: Progress) -> None:
         job.journal.step(0, await evaluate(job, progress), [])
 
 
-async def take_step(job: Job, progress: Progress) -> None:
-    """One step of the data flow."""
+async def take_step(job: Job, progress: Progress, *, compiling: bool = False) -> None:
+    """One step of the data flow. `compiling`: the trainer compiles its layers in it, which takes long."""
     clock, step = StepClock(), progress.step + 1
-    batch, sequences, steps = await job.stop.unless_asked(prepare(job, progress, clock), "preparing", step)
+    preparing = prepare(job, progress, clock, "compiling and training" if compiling else "training")
+    batch, sequences, steps = await job.stop.unless_asked(preparing, "preparing", step)
     with clock.part("train"):
         training = asyncio.create_task(update(job, progress.step, sequences, steps))  # 7
         await asyncio.sleep(0)  # the trainer begins, and has the driver's time meanwhile
@@ -84,9 +86,12 @@ async def take_step(job: Job, progress: Progress) -> None:
 
 
 async def prepare(
-    job: Job, progress: Progress, clock: StepClock
+    job: Job, progress: Progress, clock: StepClock, training: str
 ) -> tuple[Batch, list[TrainSequence], list[TrainStep]]:
-    """Everything of a step that leaves the trainer as it is: what it will train on."""
+    """Everything of a step that leaves the trainer as it is: what it will train on.
+
+    `training` is what the console calls the rest of the step.
+    """
     job.journal.doing("rollout")
     with clock.part("rollout"):
         batch = await job.source.next(progress.version)  # 1-4
@@ -95,7 +100,7 @@ async def prepare(
             await job.turns.to_trainer()
     sequences = to_sequences(batch.groups)
     steps = job.pack(sequences)  # 5
-    job.journal.doing("training")
+    job.journal.doing(training)
     passes = Passes(
         job.algorithm,
         job.trainer,
@@ -126,6 +131,7 @@ async def push_weights(job: Job, version: int) -> int:
     """Give the trainer's weights to the engines; the bytes they take, 0 where there are no engines."""
     if job.engines is None:
         return 0
+    job.journal.doing("weights to the engines")
     if job.turns is not None:
         await job.turns.to_trainer()
     manifest = await job.trainer.write_weights(version)
@@ -158,11 +164,11 @@ async def conclude(job: Job, progress: Progress, batch: Batch, metrics: dict[str
 
 async def save(job: Job, progress: Progress) -> None:
     """Write a checkpoint of the last finished step, where there is none yet."""
-    job.journal.doing("saving")
     await job.journal.flush()
     if job.turns is not None:
         await job.turns.to_trainer()
-    await job.checkpoints.save(job.trainer, progress.step, progress.saved())
+    saving = job.checkpoints.save(job.trainer, progress.step, progress.saved())
+    await job.journal.timed(f"saving the checkpoint of step {progress.step}", saving)
 
 
 async def evaluate(job: Job, progress: Progress) -> dict[str, float]:

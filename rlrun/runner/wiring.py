@@ -63,7 +63,7 @@ def make_job(
         journal=journal,
         checkpoints=checkpoints,
         engines=engines,
-        evaluation=_evaluation(spec, parts, policy),
+        evaluation=_evaluation(spec, parts, policy, journal),
         pack_teacher=_packer(spec, parts.plan, model, teachers, budget) if needs.teacher else None,
         teacher=_served(parts, spec.teacher),
         reference=_served(parts, spec.reference),
@@ -77,6 +77,7 @@ def make_job(
         peak_memory=parts.cluster.peak_memory,
         engine_counts=partial(_engine_counts, parts),
         gpus=_gpus(spec, parts.plan, model),
+        compiles=spec.trainer.compile,
         stop=stop,
         turns=_turns(spec, parts),
     )
@@ -92,7 +93,7 @@ def make_rollout_job(
         _source(spec, parts, policy),
         journal,
         checkpoints,
-        _evaluation(spec, parts, policy) if spec.eval.before_training else None,
+        _evaluation(spec, parts, policy, journal) if spec.eval.before_training else None,
         spec.checkpoint.interval,
         stop,
         partial(_engine_counts, parts),
@@ -121,14 +122,14 @@ def _policy(spec: Spec, parts: Parts) -> Policy | None:
     )
 
 
-def _evaluation(spec: Spec, parts: Parts, policy: Policy | None) -> Evaluator | None:
+def _evaluation(spec: Spec, parts: Parts, policy: Policy | None, journal: Journal) -> Evaluator | None:
     if policy is None or not parts.inputs.eval_sets:
         return None
     rollout, engine = spec.rollout, spec.engine
     in_a_step = rollout.batch_size * rollout.samples_per_prompt
     engines = len(parts.started.engines.clients) or 1
     room = rollout.max_concurrency or max(in_a_step, engine.max_running * engines)
-    return Evaluator(parts.inputs.eval_sets, policy, rollout.request_timeout, room)
+    return Evaluator(parts.inputs.eval_sets, policy, rollout.request_timeout, room, show=journal.doing)
 
 
 def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> Gpus | None:

@@ -2,8 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, Tr
 from rlrun.runner.errors import EngineError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.rollouts.ahead import ReadAhead
+
+Result = TypeVar("Result")
 
 
 def prompt(index: int, length: int = 3) -> Prompt:
@@ -274,8 +277,11 @@ class Journal:
     def samples(self, step: int, groups: Sequence[Group]) -> None:
         self.events.append(f"samples {step}")
 
-    def doing(self, what: str) -> None:
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         pass
+
+    async def timed(self, phase: str, work: Awaitable[Result]) -> Result:
+        return await work
 
     async def flush(self) -> None:
         self.events.append("flush")

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlrun.plugins.engines import Address
+from rlrun.runner.background import in_background
 from rlrun.runner.cluster.engine_setups import other_served, policy_served
 from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process
 from rlrun.runner.cluster.start_engines import EngineHandle, engine_handles, engine_requests
 from rlrun.runner.cluster.start_trainer import TrainerRanks, trainer_requests
+from rlrun.runner.cpp_build import ENGINE_OPERATORS, TRAINER_OPERATORS, is_built
 from rlrun.runner.engines.client import EngineClient
 from rlrun.runner.engines.external import ExternalEngine, Wanted
 from rlrun.runner.errors import JobError
@@ -30,7 +32,6 @@ from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
 from rlrun.specs.weight_sync import shares_memory
 
-_LOADING_TRAINER, _LOADING_ENGINES = "loading the trainer", "loading the engines"
 _BOOT_SECONDS = 120.0
 """Deadline for a process to come up."""
 
@@ -88,23 +89,34 @@ async def start_processes(
     await timed("starting Ray" if cluster.is_local else "joining the cluster", cluster.start())
     processes = cluster.launch(trainer_requests(plan, cluster.placement, folder))
     groups = _engines(spec, plan, models, folder, cluster)
+    loading_trainer, loading_engines = await in_background(_phases, spec)
     if not cluster.is_local:
         await _check_hosts(spec, processes, groups[None], [*models.of_trainer, folder.path])
     trainer = TrainerRanks(cluster, processes, spec, plan, folders=models.of_trainer, weights=folder.weights)
     handles = [handle for group in groups.values() for handle in group]
     if sleeps(spec) and processes and groups[None]:
-        await timed(_LOADING_TRAINER, trainer.start())
+        await timed(loading_trainer, trainer.start())
         await trainer.offload()  # an engine takes what memory it finds
         starts = [handle.start() for handle in handles]
-        found = await timed(_LOADING_ENGINES, gather_or_first_cause(starts))
+        found = await timed(loading_engines, gather_or_first_cause(starts))
     else:
         starts = [handle.start() for handle in handles]
-        serving = asyncio.create_task(timed(_LOADING_ENGINES, gather_or_first_cause(starts)))
-        await gather_or_first_cause([asyncio.create_task(timed(_LOADING_TRAINER, trainer.start())), serving])
+        serving = asyncio.create_task(timed(loading_engines, gather_or_first_cause(starts)))
+        await gather_or_first_cause([asyncio.create_task(timed(loading_trainer, trainer.start())), serving])
         found = serving.result()
     clients = iter(found)
     engines = {name: Engines(group, [next(clients) for _ in group]) for name, group in groups.items()}
     return Started(trainer, engines.pop(None), {name or "": one for name, one in engines.items()})
+
+
+def _phases(spec: Spec) -> tuple[str, str]:
+    """Names the phases that load the trainer and the engines; compiling operators adds a minute to them."""
+    compiling = ", with operators to compile once for this CPU"
+    on_cpu = not spec.cluster.gpus_per_node
+    trainer = compiling if on_cpu and not is_built(TRAINER_OPERATORS) else ""
+    native = on_cpu and spec.engine.type == "native"
+    engines = compiling if native and not is_built(ENGINE_OPERATORS) else ""
+    return f"loading the trainer{trainer}", f"loading the engines{engines}"
 
 
 def _engines(

@@ -1,5 +1,6 @@
 """What a person sees while the job runs: a live panel on a terminal, plain lines elsewhere."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Mapping
@@ -31,6 +32,10 @@ _PARTS = {
 """What the driver waits for in a step, one after the other, and its name on the console."""
 _SHOWN_SECONDS = 0.1
 """Shorter phases of the start are not worth a line."""
+_LONG_SECONDS = 2.0
+"""Between steps, only phases that take longer get a line; the panel shows the seconds of longer work."""
+_PLAIN_SECONDS = 30.0
+"""Without a terminal, unfinished work is mentioned once in this time."""
 _SMOOTHING = 0.8
 """How much of the time a step takes comes from the steps before, for the time left."""
 
@@ -45,6 +50,10 @@ class Console:
         self._steps = 0
         self._step = 0
         self._doing = ""
+        self._count = ""
+        """How far the work is, as in `120/512`; empty where it is not counted."""
+        self._since = self._said = time.monotonic()
+        """When the work began, and when a line last mentioned unfinished work."""
         self._metrics: dict[str, float] = {}
         """The newest value of each."""
         self._last: Mapping[str, float] = {}
@@ -52,7 +61,7 @@ class Console:
         self._seconds: float | None = None
         self._clock = time.monotonic()
         self._phases: dict[str, float] = {}
-        """Phases of the start that are under way, and when they began."""
+        """Phases that are under way, and when they began."""
 
     @property
     def width(self) -> int:
@@ -60,16 +69,28 @@ class Console:
         return self._terminal.width
 
     async def timed(self, phase: str, work: Awaitable[Result]) -> Result:
-        """Await a phase of the start, shown on a terminal while it lasts; a line says how long it took."""
+        """Awaits a phase, which a terminal shows while it lasts, and prints how long it took.
+
+        Between steps only a long phase is printed. Without a terminal, a line every half a minute says that
+        the phase is not finished.
+        """
         self._phases[phase] = begun = time.monotonic()
         self._show_panel()
+        reminder = asyncio.create_task(self._remind(phase, begun))
         try:
             result = await work
         finally:
+            reminder.cancel()
             del self._phases[phase]
-        if (seconds := time.monotonic() - begun) >= _SHOWN_SECONDS:
+        seconds = time.monotonic() - begun
+        if seconds >= (_LONG_SECONDS if self._steps else _SHOWN_SECONDS):
             self.say(f"  {phase}: {seconds:.1f} s", style="dim")
         return result
+
+    async def _remind(self, phase: str, begun: float) -> None:
+        while not self._terminal.is_terminal:
+            await asyncio.sleep(_PLAIN_SECONDS)
+            self.say(f"  {phase}: {time.monotonic() - begun:.0f} s so far")
 
     def start(self, step: int, steps: int) -> None:
         """Begin to show progress, `step` of `steps` done."""
@@ -97,9 +118,18 @@ class Console:
         with suppress(OSError):  # the terminal was closed; the run goes on, or saves, without it
             self._terminal.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    def doing(self, what: str) -> None:
-        """What the job is busy with; shown on a terminal only."""
-        self._doing = what
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Shows what the job is busy with, and how much of it is done where `total` is given.
+
+        Without a terminal, a line every half a minute says how far counted work is.
+        """
+        now = time.monotonic()
+        if what != self._doing or not done:
+            self._doing, self._since, self._said = what, now, now
+        self._count = f"{done}/{total}" if total else ""
+        if self._count and not self._terminal.is_terminal and now - self._said >= _PLAIN_SECONDS:
+            self._said = now
+            self.say(f"  {what} {self._count}: {now - self._since:.0f} s so far")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a finished step."""
@@ -124,13 +154,10 @@ class Console:
 
     def __rich__(self) -> RenderableType:
         """The live panel, drawn again four times a second."""
+        busy = (self._busy(), "cyan")
         if not self._steps:
-            now = time.monotonic()
-            running = (f"{phase} ({now - begun:.0f} s)" for phase, begun in self._phases.items())
-            return Text.assemble((self._name, "bold"), "  ", (", ".join(running), "cyan"))
-        head = Text.assemble(
-            (self._name, "bold"), f"  step {self._step}/{self._steps}  ", (self._doing, "cyan")
-        )
+            return Text.assemble((self._name, "bold"), "  ", busy)
+        head = Text.assemble((self._name, "bold"), f"  step {self._step}/{self._steps}  ", busy)
         bar = Table.grid()  # a bar by itself leaves its line open
         width = min(60, self._terminal.width)
         bar.add_row(ProgressBar(total=max(self._steps, 1), completed=self._step, width=width))
@@ -138,6 +165,15 @@ class Console:
         for name, value in self._rows():
             table.add_row(Text(name, style="dim"), value)
         return Group(head, bar, table)
+
+    def _busy(self) -> str:
+        """The phases that are under way, or what the job is busy with, and since when."""
+        now = time.monotonic()
+        if self._phases:
+            return ", ".join(f"{phase} ({now - begun:.0f} s)" for phase, begun in self._phases.items())
+        seconds = now - self._since
+        since = f"({seconds:.0f} s)" if seconds >= _LONG_SECONDS else ""
+        return " ".join(part for part in (self._doing, self._count, since) if part)
 
     def _rows(self) -> list[tuple[str, str]]:
         rows = [

@@ -10,10 +10,10 @@ import logging
 import math
 import threading
 from asyncio import to_thread
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from rlrun.plugins.protocols import Tracker
 from rlrun.plugins.types import Group, Sample
@@ -23,6 +23,8 @@ from rlrun.runner.records.owner import Owner
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.tracking import Tracking, close_all
 from rlrun.runner.rollouts.saved_rollouts import rollout_file, write_samples
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +85,13 @@ class Journal:
         self._state |= facts
         self._submit(self._write_state)
 
-    def doing(self, what: str) -> None:
-        """Show what the job is busy with."""
-        self._console.doing(what)
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Show what the job is busy with, and how much of it is done where `total` is given."""
+        self._console.doing(what, done, total)
+
+    async def timed(self, phase: str, work: Awaitable[Result]) -> Result:
+        """Await a phase, shown while it lasts; a line says how long it took where it was long."""
+        return await self._console.timed(phase, work)
 
     def step(self, step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
         """Metrics of a step and the groups it trained on. JobError when an earlier step was not written."""

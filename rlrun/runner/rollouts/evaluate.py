@@ -5,7 +5,7 @@ Nothing here is shared with the training state: prompts are read once, seeds has
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -22,6 +22,13 @@ from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
 from rlrun.specs.rollout import RolloutSpec
 
 Number = TypeVar("Number", int, float)
+
+Show = Callable[[str, int, int], None]
+"""Takes the name of some work, how much of it is done, and how much there is."""
+
+
+def _show_nothing(what: str, done: int, total: int) -> None:
+    """Shows no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +70,19 @@ class Evaluator:
     """Answers and grades every dataset."""
 
     def __init__(
-        self, sets: Sequence[EvalSet], policy: Policy, timeout: float, concurrency: int | None = None
+        self,
+        sets: Sequence[EvalSet],
+        policy: Policy,
+        timeout: float,
+        concurrency: int | None = None,
+        *,
+        show: Show = _show_nothing,
     ) -> None:
         """`timeout` is the seconds a prompt may take; `concurrency` the samples asked for at a time (None:
-        all), so that none is late only because it waited for the others.
+        all), so that none is late only because it waited for the others. `show` is called as prompts are
+        answered.
         """
+        self._show = show
         self._sets = sets
         self._policy = policy
         self._timeout = timeout
@@ -76,6 +91,7 @@ class Evaluator:
     async def run(self) -> dict[str, float]:
         """`eval/<dataset>/…` of the weights that the engines serve. JobError where no answer comes."""
         metrics: dict[str, float] = {}
+        self._answered = 0
         for one in self._sets:
             metrics |= prefixed(
                 f"eval/{one.name}", evaluation_metrics(await self._answer(one), one.pass_threshold)
@@ -96,15 +112,24 @@ class Evaluator:
 
     async def _run(self, one: EvalSet, executions: Executions) -> Sequence[Sequence[Sequence[Trajectory]]]:
         if self._policy.deterministic:
-            return await executions.wave(one.prompts, self._policy.engines.generate_batch)
+            trajectories = await executions.wave(one.prompts, self._policy.engines.generate_batch)
+            self._count(len(one.prompts))
+            return trajectories
 
         room = room_for(self._concurrency, one.wanted.samples)
 
         async def answer(prompt: Prompt) -> list[list[Trajectory]]:
             async with room:
-                return await executions.of(prompt, self._policy.engines.generate)
+                trajectories = await executions.of(prompt, self._policy.engines.generate)
+            self._count(1)
+            return trajectories
 
         return await asyncio.gather(*map(answer, one.prompts))
+
+    def _count(self, prompts: int) -> None:
+        """Shows that so many more prompts are answered, of all datasets."""
+        self._answered += prompts
+        self._show("evaluation", self._answered, sum(len(one.prompts) for one in self._sets))
 
 
 def evaluation_metrics(groups: Sequence[Group], threshold: float) -> Mapping[str, float]:

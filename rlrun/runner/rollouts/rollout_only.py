@@ -66,6 +66,6 @@ async def _step(job: RolloutJob, progress: Progress) -> None:
 
 
 async def _save(job: RolloutJob, progress: Progress) -> None:
-    job.journal.doing("saving")
     await job.journal.flush()
-    await job.checkpoints.save(None, progress.step, progress.saved())
+    saving = job.checkpoints.save(None, progress.step, progress.saved())
+    await job.journal.timed(f"saving the checkpoint of step {progress.step}", saving)

@@ -21,6 +21,7 @@ from rlrun.plugins.registry import build
 from rlrun.runner.batches.packing import MicroBatches
 from rlrun.runner.carriers import GroupAddress, Readers, TrainerSetup, TrainStep, WeightBucket, WeightUpdate
 from rlrun.runner.trainer.checkpoint import write_state
+from rlrun.runner.trainer.cpu_ops.library import load as load_operators
 from rlrun.runner.trainer.critic import Critic
 from rlrun.runner.trainer.exports import export_folder, make_writer
 from rlrun.runner.trainer.forward import Sequences
@@ -46,6 +47,8 @@ class TrainerRank:
         self._algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
         self._model = model = read_model(Path(setup.model_folder), spec.model.implementation)
         self._device = device = start_process(setup, spec.deterministic)
+        if device.type == "cpu":
+            load_operators()  # compiling takes a minute: better now than in the first step
         self._learner = Learner(setup, spec, self._algorithm, model=model, device=device)
         self._parameters = self._learner.parameters
         self._reference = Reference(self._learner) if self._holds_reference else None

@@ -1,3 +1,4 @@
+import asyncio
 import io
 
 import pytest
@@ -149,3 +150,77 @@ def test_nothing_measured_shows_nothing() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def shown(console: Console, width: int = 100) -> str:
+    terminal = Terminal(file=io.StringIO(), width=width)
+    terminal.print(console)
+    return terminal.file.getvalue()
+
+
+def test_the_panel_says_how_far_counted_work_is_and_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [10.0]
+    monkeypatch.setattr("rlrun.runner.records.console.time.monotonic", lambda: now[0])
+    console = Console("run", Terminal(file=io.StringIO(), width=100))
+    console.start(0, 2)
+    console.doing("evaluation", 1, 512)
+    assert "step 0/2  evaluation 1/512\n" in shown(console).replace(" \n", "\n")
+    now[0] += 4
+    console.doing("evaluation", 120, 512)
+    assert "step 0/2  evaluation 120/512 (4 s)" in shown(console)
+    console.doing("rollout")
+    assert "120/512" not in shown(console)
+    assert "(4 s)" not in shown(console)
+
+
+def test_without_a_terminal_counted_work_is_mentioned_every_half_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [10.0]
+    monkeypatch.setattr("rlrun.runner.records.console.time.monotonic", lambda: now[0])
+    file = io.StringIO()
+    console = Console("run", Terminal(file=file, width=100))
+    console.start(0, 2)
+    for done in range(1, 71):
+        now[0] += 1
+        console.doing("evaluation", done, 512)
+    assert file.getvalue().splitlines() == [
+        "  evaluation 31/512: 30 s so far",
+        "  evaluation 61/512: 60 s so far",
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "printed"), [(1.9, ""), (2.5, "  saving: 2.5 s\n")])
+async def test_between_steps_only_long_phases_are_printed(
+    seconds: float, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [10.0]
+    monkeypatch.setattr("rlrun.runner.records.console.time.monotonic", lambda: now[0])
+    file = io.StringIO()
+    console = Console("run", Terminal(file=file, width=100))
+    console.start(0, 2)
+    console.doing("training")
+
+    async def save() -> None:
+        now[0] += seconds
+        assert f"step 0/2  saving ({seconds:.0f} s)" in shown(console)
+
+    await console.timed("saving", save())
+    assert file.getvalue() == printed
+
+
+async def test_without_a_terminal_a_phase_that_takes_long_is_mentioned_before_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlrun.runner.records.console._PLAIN_SECONDS", 0.0)
+    file = io.StringIO()
+    console = Console("run", Terminal(file=file, width=100))
+
+    async def load() -> None:
+        for _ in range(3):  # the console's own task gets its turns
+            await asyncio.sleep(0)
+
+    await console.timed("loading the trainer", load())
+    assert file.getvalue().startswith("  loading the trainer: 0 s so far\n")

@@ -3,11 +3,9 @@
 They exist after `load` was true.
 """
 
-from pathlib import Path
-
 import torch
 
-from rlrun.runner.cpp_build import load_operators
+from rlrun.runner.cpp_build import ENGINE_OPERATORS, load_operators
 from rlrun.runner.engines.native.sampling import Limits
 
 KERNELS = torch.ops.rlrun_engine
@@ -15,7 +13,7 @@ KERNELS = torch.ops.rlrun_engine
 
 def load() -> bool:
     """Make the kernels available, built once for this machine; False where there is no compiler."""
-    return load_operators(Path(__file__).parent / "kernels" / "ops.cpp")
+    return load_operators(ENGINE_OPERATORS)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from rlrun.runner.cpp_build import load_operators
+from rlrun.runner.cpp_build import TRAINER_OPERATORS, load_operators
 from rlrun.runner.trainer.cpu_ops.shapes import register_shapes
 
 operators = torch.ops.rlrun_trainer
@@ -18,7 +17,7 @@ _PRETENDING = ContextVar("pretending", default=False)
 
 
 def serves(*tensors: torch.Tensor) -> bool:
-    """Whether the C++ operators can take these tensors; compiles them at the first plain CPU tensor.
+    """Whether the C++ operators can take these tensors.
 
     They know float32 and bfloat16, one type a call, and of torch's subclasses only what has no content. Where
     torch compiles, it fuses plain operations itself.
@@ -34,7 +33,7 @@ def serves(*tensors: torch.Tensor) -> bool:
             and tensor.dtype == tensors[0].dtype
             for tensor in tensors
         )
-        and _loaded()
+        and load()
     )
 
 
@@ -60,7 +59,8 @@ def serves_attention(dtype: torch.dtype) -> bool:
 
 
 @cache
-def _loaded() -> bool:
-    if loaded := load_operators(Path(__file__).with_name("operators.cpp")):
+def load() -> bool:
+    """Make the operators available, compiled once for this machine; False where there is no compiler."""
+    if loaded := load_operators(TRAINER_OPERATORS):
         register_shapes()
     return loaded

@@ -56,11 +56,32 @@ HOSTILE = {
     "options": "option " * 10_000 + "A",
     "an empty matrix": r"\begin{pmatrix}\end{pmatrix}",
     "an empty set": r"\{\}",
+    "a sine to an imaginary power": r"\sin^{i} x",
+    "sines to the power of sines": r"\sin^" * 80 + "2 x",
+    "logarithms to bad bases": r"\log_1 2+\log_0 3+\log_{\log_2 1} 4",
+    "a large binomial coefficient": r"\binom{10^{9}}{10^{8}}+\binom{-1}{0.5}",
+    "a long set": r"\{" + "1/2," * 400 + r"3\}",
+    "many signs": r"1\pm" * 80 + "2",
+    "many unions": r"(1,2)\cup" * 150 + "(3,4)",
+    "many decimals that repeat": r"0.\overline{3}" * 100,
 }
 LONGEST_FOR_THE_LIBRARY = 500
 """Longer ones may keep math-verify busy until the sample's time is over, and then score its `late_score`."""
+ENDLESS_FOR_THE_LIBRARY = {"a power tower", "a large binomial coefficient"}
 WRAPPED = ("{}", r"\boxed{{{}}}", "</think>Answer: {}", "so ${}$.")
-PARTS = [*"0123456789.,+-*/^_(){}[]!%$&=<>|\\;: aex", r"\frac", r"\sqrt", r"\pi", r"\sin", r"\text", "½"]
+PARTS = [
+    *"0123456789.,+-*/^_(){}[]!%$&=<>|\\;: aex",
+    r"\frac",
+    r"\sqrt",
+    r"\pi",
+    r"\sin",
+    r"\text",
+    "½",
+    r"\pm",
+    r"\cup",
+    r"\log_",
+    r"\binom",
+]
 MATHEMATICAL = st.lists(st.sampled_from(PARTS)).map("".join)
 
 
@@ -85,7 +106,8 @@ def is_scored(name: str, text: str, label: str = "42") -> None:
         pytest.param(name, text, id=f"{name}: {kind}")
         for name in REWARDS
         for kind, text in HOSTILE.items()
-        if name != "math_verify" or (len(text) < LONGEST_FOR_THE_LIBRARY and kind != "a power tower")
+        if name != "math_verify"
+        or (len(text) < LONGEST_FOR_THE_LIBRARY and kind not in ENDLESS_FOR_THE_LIBRARY)
     ],
 )
 def test_a_hostile_response_is_scored(name: str, text: str) -> None:

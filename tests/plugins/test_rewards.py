@@ -9,9 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlrun.plugins.registry import PluginError, build
+from rlrun.plugins.rewards.answer_parts import elements
 from rlrun.plugins.rewards.equivalence import same_answer
 from rlrun.plugins.rewards.extraction import last_boxed, last_match
-from rlrun.plugins.rewards.latex import elements, normalised
+from rlrun.plugins.rewards.latex import normalised
 from rlrun.plugins.testing import check_reward, sample
 from rlrun.plugins.types import Sample
 
@@ -78,6 +79,47 @@ BILLION_DIGITS = "9^{9^{9}}"
         (r"\left(\frac12, \pi\right)", r"\\left( \\frac{1}{2}, \\pi \\right)"),
         (r"\begin{pmatrix}1\\x\end{pmatrix}", r"\\begin{pmatrix} 1 \\ x \\end{pmatrix}"),
         (r"12\text{ cm}", r"12 \\text{ cm}"),
+        (r"\{3,2,1\}", r"\{1,2,3\}"),
+        (r"\{\frac12,0\}", r"\left\lbrace 0, 0.5 \right\rbrace"),
+        (r"3 \pm \sqrt{8}", r"3\pm 2\sqrt2"),
+        (r"3 + \sqrt{2}, 3 - \sqrt{2}", r"3\pm\sqrt{2}"),
+        (r"\pm 3", "-3, 3"),
+        (r"\frac{1\mp\sqrt5}{2}", r"\frac{1\pm\sqrt{5}}{2}"),
+        (r"\begin{pmatrix} \frac12 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix}0.5&2\\3&2^2\end{bmatrix}"),
+        (r"(1,2) \cup (-\infty, \frac12]", r"(-\infty,0.5]\cup(1,2)"),
+        (r"x \in [1,2)", "[1,2)"),
+        ("x >= 3", r"x \geqslant 3"),
+        (r"x \le 3", "x ≤ 3"),
+        (r"\emptyset", r"\{\}"),
+        ("2π", r"2\pi"),
+        ("2√3", r"2\sqrt{3}"),
+        ("−5", "-5"),
+        ("½", r"\frac12"),
+        ("x² + 3×10⁵", "x^2+300000"),
+        (r"\lvert x \rvert", "|x|"),
+        (r"\displaystyle\frac{1}{2}", "1/2"),
+        (r"\(5\)", "5"),
+        (r"\[5\]", "5"),
+        (r"\textcolor{red}{5}\hspace{1cm}", "5"),
+        (r"\fbox{5}", "5"),
+        ("€5", "£5"),
+        ("5; ", "5,"),
+        (r"5 \text{ million}", "5000000"),
+        ("15 m/s", "15"),
+        (r"18^\circ C", "18"),
+        (r"12:30\text{ p.m.}", "12:30 p.m."),
+        (r"0.1\overline{6}", r"\frac16"),
+        ("x=1, x=2", "1,2"),
+        (r"x=1 \text{ or } x=2", "1,2"),
+        ("f(x)=x^2", "x^2"),
+        (r"\log_{2}{3}", r"\frac{\ln 3}{\ln 2}"),
+        (r"\cos^2 x", r"(\cos x)^{2}"),
+        (r"\dbinom{n}{2}", r"\frac{n(n-1)}{2}"),
+        (r"{n \choose 2}", r"\binom{n}{2}"),
+        (r"\vec{v}", r"\vec v"),
+        (r"25\%", "0.25"),
+        (r"100 \%", "1"),
+        (r"x^2\frac12", r"\frac{x^2}{2}"),
     ],
 )
 def test_the_same_in_another_spelling(answer: str, label: str) -> None:
@@ -114,6 +156,27 @@ def test_the_same_in_another_spelling(answer: str, label: str) -> None:
         (r"3 \times 10^5", "3105"),
         (r"\begin{pmatrix}1\\x\end{pmatrix}", r"\begin{pmatrix}1x\end{pmatrix}"),
         (r"\\frac12", r"\\frac13"),
+        ("(3,2,1)", "(1,2,3)"),
+        (r"\{1,2\}", r"\{1,2,3\}"),
+        (r"\{1,1,2\}", r"\{1,2,2\}"),
+        (r"3\pm\sqrt2", r"3+\sqrt2"),
+        ("3,3", r"\pm3"),
+        (r"\begin{pmatrix}1&2\\4&3\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+        (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+        (r"(1,2)\cup(3,4)", r"(1,2]\cup(3,4)"),
+        (r"(1,2)\cup(3,4)", "(1,2)"),
+        ("x>3", r"x\ge3"),
+        (r"5\text{ million}", "5"),
+        (r"12:30\text{ a.m.}", r"12:30\text{ p.m.}"),
+        ("y=1,x=2", "x=1,y=2"),
+        (r"0.\overline{3}", "0.3"),
+        (r"\log_2 3", r"\log_3 2"),
+        (r"\sin^{-1}x", r"\frac{1}{\sin x}"),
+        (r"\binom{n}{2}", r"\binom{n}{3}"),
+        (r"5\%", "0.5"),
+        (r"5\%", r"500\%"),
+        ("x²", "x2"),
+        (r"x^2\frac12", r"x^{2.5}"),
     ],
 )
 def test_not_the_same(answer: str, label: str) -> None:
@@ -128,6 +191,9 @@ def test_not_the_same(answer: str, label: str) -> None:
         ("6*7", "42"),
         (r"\frac{84}{2}", "42"),
         ("5!", "120"),
+        (r"\binom52", "10"),
+        (r"\log_2 8", "3"),
+        (r"\sin^2 x+\cos^2 x", "1"),
         (r"\sqrt{16}", "4"),
         (r"3 \times 100000", "300000"),
         (r"3 \times 10", "30"),

@@ -37,6 +37,13 @@ def factorial(value: Any) -> Any:
     return mp.factorial(value)
 
 
+def binomial(above: Any, below: Any) -> Any:
+    """The binomial coefficient, of any small numbers."""
+    if max(abs(above), abs(below)) > LARGEST_FACTORIAL:
+        raise NotAnExpression("a binomial coefficient of numbers that are not small")
+    return bounded(mp.binomial(above, below))
+
+
 def _check_exponent(exponent: Any) -> None:
     if abs(exponent) > LARGEST_EXPONENT:
         raise NotAnExpression("an exponent is too large")

@@ -2,13 +2,16 @@
 
 import re
 from functools import lru_cache
+from itertools import chain
 from math import gcd
 
-from rlrun.plugins.rewards.latex import elements, normalised
+from rlrun.plugins.rewards.answer_parts import both_signs, cells, elements, intervals, is_unordered, matches
+from rlrun.plugins.rewards.latex import normalised
 
 LONGEST_ANSWER = 2000
 
 _CALCULABLE = re.compile(r"\d|[-+*/^()\\]|^[a-zA-Z]{1,2}$")
+_PERCENT = re.compile(r"\d\s*\\?%[\s$.]*$")
 _WHOLE = re.compile(r"[-+]?\d+")
 _NUMBER = re.compile(
     r"[({]*[-+]*(?:\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\^(?:\{[-+]?\d+\}|\d+))?|\*10\^\{[-+]?\d+\}|"
@@ -30,7 +33,10 @@ def same_answer(answer: str, label: str) -> bool:
     left, right = normalised(answer), _normalised_label(label)
     if not left or not right:
         return False
-    return left.casefold() == right.casefold() or _same_elements(left, right)
+    if left.casefold() == right.casefold() or _same_unions(left, right):
+        return True
+    hundredths = _hundredths(answer, left, label, right)
+    return hundredths is not None and _same_value(*hundredths)
 
 
 @lru_cache(maxsize=4096)
@@ -39,12 +45,36 @@ def _normalised_label(label: str) -> str:
     return normalised(label)
 
 
+def _hundredths(answer: str, left: str, label: str, right: str) -> tuple[str, str] | None:
+    """Both, the percentage over 100: 25% is 25 and also 0.25. None unless exactly one is a percentage."""
+    percent = [_PERCENT.search(text) is not None for text in (answer, label)]
+    if percent[0] == percent[1]:
+        return None
+    return (f"{left}*10^{{-2}}", right) if percent[0] else (left, f"{right}*10^{{-2}}")
+
+
+def _same_unions(left: str, right: str) -> bool:
+    return matches(intervals(left), intervals(right), _same_elements)
+
+
 def _same_elements(left: str, right: str) -> bool:
     left_brackets, left_parts = elements(left)
     right_brackets, right_parts = elements(right)
-    if left_brackets != right_brackets or len(left_parts) != len(right_parts):
+    if left_brackets != right_brackets:
         return False
-    return all(map(_same_value, left_parts, right_parts))
+    if is_unordered(left) or is_unordered(right):
+        return matches(both_signs(left_parts), both_signs(right_parts), _same_part)
+    return len(left_parts) == len(right_parts) and all(map(_same_part, left_parts, right_parts))
+
+
+def _same_part(answer: str, label: str) -> bool:
+    """A matrix is compared cell by cell, anything else by value."""
+    rows, label_rows = cells(answer), cells(label)
+    if rows is None or label_rows is None:
+        return _same_value(answer, label)
+    if [len(row) for row in rows] != [len(row) for row in label_rows]:
+        return False
+    return all(map(_same_value, chain.from_iterable(rows), chain.from_iterable(label_rows)))
 
 
 def _same_value(answer: str, label: str) -> bool:

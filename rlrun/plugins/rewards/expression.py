@@ -1,7 +1,7 @@
 r"""Whether two expressions are equal: both are evaluated at a few points, to 60 digits.
 
     sum = product {("+" | "-") product}    product = factor {["*" | "/"] factor}    factor = ["-" | "+"] power
-    power = atom ["^" factor]    atom = number | letter | "(" sum ")" | \frac{}{} | \sqrt[]{} | \sin power …
+    power = atom ["^" factor]    atom = number | letter | "(" sum ")" | \frac{}{} | \sqrt[]{} | \sin^2 power …
 
 Nothing is executed or simplified, and every number is bounded, so that no answer takes more than milliseconds
 or much memory: `9^{9^{9}}` is refused, not computed.
@@ -15,7 +15,7 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from rlrun.plugins.rewards.bounded_numbers import bounded, exponential, factorial, power
+from rlrun.plugins.rewards.bounded_numbers import binomial, bounded, exponential, factorial, power
 from rlrun.plugins.rewards.expression_tokens import NotAnExpression, tokens_of
 
 DIGITS = 60
@@ -156,9 +156,24 @@ class _Evaluation:
             return self._root()
         if token == r"\exp":
             return exponential(self._atom())
+        if token == r"\binom":
+            return binomial(self._braced(), self._braced())
         if token in _FUNCTIONS:
-            return bounded(_FUNCTIONS[token](self._power()))
+            return self._function(token)
         raise NotAnExpression(f"{token} is not known")
+
+    def _function(self, name: str) -> Any:
+        r"""The function's value: `\sin^2 x` is the square of the sine, `\log_2 x` has a base of its own."""
+        base, exponent = mp.e, mp.one
+        if name == r"\log" and self._peek().startswith("_"):
+            base = _Evaluation(tokens_of(self._next()[1:].strip("{}")), self._point).value()
+        if self._peek() == "^":
+            self._next()
+            exponent = self._atom()
+            if mp.im(exponent) != 0 or mp.re(exponent) <= 0:
+                raise NotAnExpression("a function to a negative power may be its inverse")
+        value = bounded(_FUNCTIONS[name](self._power()))
+        return power(value if base == mp.e else bounded(value / mp.log(base)), exponent)
 
     def _root(self) -> Any:
         if self._peek() != "[":

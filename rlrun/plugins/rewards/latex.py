@@ -5,6 +5,7 @@ r"""Mathematical answers as text: one spelling for what LaTeX and plain text can
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 
 Replacement = str | Callable[[re.Match[str]], str]
 
@@ -12,6 +13,17 @@ _UNIT = (
     r"inch(?:es)?|f(?:oo|ee)t|yards?|miles?|mph|[ckm]m|kg|(?:kilo|centi|milli)?(?:meter|metre|gram)s?|pounds?|"
     r"(?:second|minute|hour|day|week|month|year)s?|(?:liter|litre|gallon)s?|(?:degree|dollar|cent|unit|point)s?|percent"
 )
+_SPEED = rf"(?:{_UNIT}|m)\s*(?:/|per\s)\s*(?:{_UNIT}|[sh])"
+_TIME_OF_DAY = r"[ap]\.?\s?m\b"
+_SYMBOLS = str.maketrans(
+    dict.fromkeys("−–‐‑", "-")
+    | {"π": r"\pi ", "√": r"\sqrt ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset "}
+    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∈": r"\in ", "€": "", "£": ""}
+    | {"½": r"\frac12", "⅓": r"\frac13", "⅔": r"\frac23", "¼": r"\frac14", "¾": r"\frac34"}
+    | {raised: f"^{{{digit}}}" for digit, raised in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+)
+"""Characters that stand for commands."""
+_PUNCTUATION = re.compile(r"(?<![\\\s.,;:])[.,;:][.,;:\s]*$")
 _POWERS_OF_TEN = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _COMMAND = (
     r"(?:[dtc]?frac|sqrt|pi|times|cdot|div|pm|left|right|begin|end|text\w*|math\w*|[mhf]?box|overline|boxed|"
@@ -34,6 +46,19 @@ def _fraction(found: re.Match[str]) -> str:
     return rf"\frac{{{found[1] or found[2] or ''}}}{{{found[3] or found[4] or ''}}}"
 
 
+def _without_name(found: re.Match[str]) -> str:
+    """`x=1, x=2` -> `1, 2`; another variable keeps its name."""
+    return re.sub(rf"(?<![a-zA-Z\\]){found[1]}\s*=(?!=)", "", found[2])
+
+
+def _repeating(found: re.Match[str]) -> str:
+    """A decimal that repeats without end as a fraction in lowest terms: 0.1666… is 1/6."""
+    whole, start, period = found[1], found[2], found[3]
+    over = int(whole + start + period or "0") - int(whole + start or "0")
+    value = Fraction(over, (10 ** len(period) - 1) * 10 ** len(start))
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
 def _rules(*rules: tuple[str, Replacement]) -> list[tuple[re.Pattern[str], Replacement]]:
     return [(re.compile(pattern), replacement) for pattern, replacement in rules]
 
@@ -41,49 +66,69 @@ def _rules(*rules: tuple[str, Replacement]) -> list[tuple[re.Pattern[str], Repla
 _RULES = _rules(
     # Data sets that were written as JSON twice have two backslashes before a command.
     (rf"(?<!\\)(?:\\\\)+(?={_COMMAND})", lambda _: "\\"),
+    (r"^\\[(\[](.*)\\[)\]]$", r"\1"),
     (r"^\\(?:text|mbox)\s*\{([^{}]*)\}$", r"\1"),
     (r"(?:\\\\)+$", ""),
     (r"\s*\\\\\s*(?!\[)", lambda _: r"\\"),
     (r"\\(begin|end)\s*\{bmatrix\}", r"\\\1{pmatrix}"),
-    (r"\\?\$|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])|\\[!]", ""),
+    (r"\\?\$|\\(?:left|right|[bB]igg?[lr]?|(?:display|text)style|limits|pounds|euro)(?![a-zA-Z])|\\[!]", ""),
+    (r"\\(?:[hv]?phantom|[hv]space|color)\s*\{[^{}]*\}", " "),
+    (r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\(?:fbox|underline)(?![a-zA-Z])", ""),
+    (r"\\([lr])brace(?![a-zA-Z])", lambda found: r"\{" if found[1] == "l" else r"\}"),
+    (r"\\(?:[lr]vert|mid|vert)(?![a-zA-Z])", "|"),
+    (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
+    (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
+    (r"\\([lg])t(?![a-zA-Z])", lambda found: "<" if found[1] == "l" else ">"),
+    (r"([<>])=", lambda found: r"\le " if found[1] == "<" else r"\ge "),
     (r"(?<=\d)(?:\\,|\{,\})(?=\d{3})", ""),
     (r"(?<!\\)\\[,;: ]|\\q?quad\b|~", " "),
     (r"\\[dtc]frac", r"\\frac"),
-    (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ|\\degree\b|°|\\?%", ""),
+    (r"(?:\^\s*\{\s*\\circ\s*\}|\^\s*\\circ|\\degree\b|°|\\?%)(?:\s*[CF]$)?", ""),
     # What stands after a number is its unit: any words in \text, known units in plain text.
-    (r"(?<=[\d})])\s*\\(?:text|mathrm|mbox)\s*\{\s*(?!and\b|or\b)[^{}\d]*\}(?:\^\{?\d\}?)?\s*$", ""),
-    (rf"(?<=[\d}})])\s*(?:(?:square|cubic|sq)\s+)?(?:(?:{_UNIT})|(?<=\s)m)(?:\s*\^\s*\{{?\d\}}?)?\s*$", ""),
+    (
+        rf"(?<=[\d}})])\s*\\(?:text|mathrm|mbox)\s*\{{(?!\s*(?:and\b|or\b|{_TIME_OF_DAY}|(?:{'|'.join(_POWERS_OF_TEN)})s?\b))"
+        r"[^{}\d]*\}(?:\^\{?\d\}?)?\s*$",
+        "",
+    ),
+    (
+        rf"(?<=[\d}})])\s*(?:(?:square|cubic|sq\.?)\s+)?(?:{_SPEED}|(?:{_UNIT})|(?<=\s)m)(?:\s*\^\s*\{{?\d\}}?)?\s*$",
+        "",
+    ),
     (r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf)|[mh]box)\s*\{([^{}]*)\}", r" \1 "),
     (r"\\overline\s*\{([A-Za-z]+)\}", r"\1"),
-    (r"\\(le|ge|ne)q(?![a-zA-Z])", r"\\\1"),
-    (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
-    (r"_\{(\w)\}", r"_\1"),
+    (r"\\(le|ge|ne)q(?:slant)?(?![a-zA-Z])", r"\\\1"),
+    (r"\\(mathbb|mathcal|vec|hat|bar|ln|log|sin|cos|tan)\s*\{(\w)\}", r"\\\1 \2"),
+    (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset"),
+    (r"_\s*\{\s*(\w)\s*\}", r"_\1"),
     (r"\\([{}])\s*", r"\\\1"),
     (rf"(?<=\d)\s*({'|'.join(_POWERS_OF_TEN)})s?\b", _scale),
     (r"(?<=\d)\s*(?:\\times|\\cdot|[*·×xX])\s*10\s*\^\s*(?:\{\s*([-+]?\d+)\s*\}|([-+]?\d+))", _power_of_ten),
     (r"\s+(?:or|and)\s+", ","),
     (r"^([+-]?\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?)$", lambda found: re.sub("[, ]", "", found[1])),
     (r"\\infty(?![a-zA-Z])|\binfinity\b", "inf"),
-    (r"^\s*[a-zA-Z]{1,2}\s*=(?!=)", ""),
+    (r"^\s*[a-zA-Z]\s*(?:\(\s*[a-zA-Z]\s*\)\s*=(?!=)|\\in(?![a-zA-Z]))", ""),
+    (r"^\s*([a-zA-Z]{1,2})\s*=(?!=)(.*)$", _without_name),
+    (r"(\d{0,50})\.(\d{0,50})\\overline\s*\{(\d{1,9})\}", _repeating),
     (r"(?<!\d)\.(?=\d)", "0."),
     (r"(?<=\d)\.(?!\d)", ""),
     (rf"\\frac\s*{_PLAIN_ARGUMENT}\s*{_PLAIN_ARGUMENT}", _fraction),
     (rf"\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}", _fraction),
+    (r"\\binom\s*(\w)\s*(\w)", r"\\binom{\1}{\2}"),
     (r"\\sqrt\s*(\w)", r"\\sqrt{\1}"),
-    (r"(?<![\d.])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\2/\3)"),
+    (r"(?<![\d.^_])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\2/\3)"),
     (r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"(\1+\2/\3)"),
     (r"(\\[a-zA-Z]+)\s+(?![a-zA-Z])", r"\1"),
-    (r"(?<![\da-zA-Z])\s+|\s+(?![\da-zA-Z])", ""),
     (r"\s+", " "),
+    (r"(?<![\da-zA-Z])\s|\s(?![\da-zA-Z])", ""),
 )
 
 
 def normalised(answer: str) -> str:
     """The answer without decoration, units, needless spaces and alternatives of spelling."""
-    text = answer.strip().removesuffix(".").strip()
+    text = _PUNCTUATION.sub("", answer.strip().translate(_SYMBOLS))
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text.strip())
-    return text
+    return _PUNCTUATION.sub("", text)
 
 
 _SPELLING = _rules(
@@ -105,32 +150,3 @@ def spelled(answer: str) -> str:
     for pattern, replacement in _SPELLING:
         text = pattern.sub(replacement, text)
     return text.strip()
-
-
-def elements(text: str) -> tuple[str, list[str]]:
-    """The brackets around a list, pair or interval, and what its commas separate; ("", [text]) for one thing.
-
-    `"(1,2]"` -> `("(]", ["1", "2"])`, `"1,2"` and `"\\{1,2\\}"` -> `("", ["1", "2"])`
-    """
-    for opening, closing in (("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"), (r"\{", r"\}")):
-        if text.startswith(opening) and text.endswith(closing):
-            inner = _split(text[len(opening) : -len(closing)])
-            if len(inner) > 1:
-                return ("" if opening == r"\{" else opening + closing), inner
-    return "", _split(text)
-
-
-def _split(text: str) -> list[str]:
-    """Parts between the commas that stand in no bracket; all of the text where brackets don't match."""
-    parts, depth, begin = [], 0, 0
-    for position, character in enumerate(text):
-        if character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-            if depth < 0:
-                return [text]
-        elif character == "," and depth == 0:
-            parts.append(text[begin:position])
-            begin = position + 1
-    return [*parts, text[begin:]]

@@ -20,9 +20,11 @@ class Math(NeedsLabel):
     r"""1 where the last box holds the label's value, whatever its spelling; 0 otherwise and without a box.
 
     Equal are texts that normalise to the same, whatever their case, lists and pairs whose elements are equal
-    in order, and expressions with the same value: `\frac12` and 0.5, `(x+1)(x-1)` and `x^2-1`, `2^{10}` and
-    1024, `5 million` and 5000000. A number and its rounding are not: `\pi` and 3.14159. An answer has to be
-    worked out: `40+2` is not 42, `2/4` is not `1/2`. Units behind it don't count. The label may be boxed.
+    in order, sets in any order, matrices with equal cells, and expressions with the same value: `\frac12` and
+    0.5, `(x+1)(x-1)` and `x^2-1`, `2^{10}` and 1024, `5 million` and 5000000, `\pm 3` and `3, -3`. A
+    percentage is its number and also a hundredth of it: 25% is 25 and 0.25. A number and its rounding are not
+    equal: `\pi` and 3.14159. An answer has to be worked out: `40+2` is not 42, `2/4` is not `1/2`. Units
+    behind it don't count. The label may be boxed.
     """
 
     Params = MathParams

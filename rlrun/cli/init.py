@@ -25,9 +25,14 @@ def command(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="JSON lines or Parquet instead of a task: columns are read, answers graded as mathematics."
+            help="JSON lines or Parquet instead of a task: columns are read, answers graded by --reward."
         ),
     ] = None,
+    prompt_key: Annotated[
+        str | None, typer.Option(help="Column of --data with the prompt, if not plain.")
+    ] = None,
+    label_key: Annotated[str | None, typer.Option(help="Column of --data with the right answer.")] = None,
+    reward: Annotated[str, typer.Option(help="How rows of --data are graded: rlrun plugins list.")] = "math",
     gpus: Annotated[int | None, typer.Option(help="GPUs of each node; 0 runs on CPU.", min=0)] = None,
     nodes: Annotated[int, typer.Option(help="Nodes of a Ray cluster.", min=1)] = 1,
     algorithm: Annotated[str, typer.Option(help="How rewards become a loss.")] = "grpo",
@@ -46,17 +51,20 @@ def command(
         raise ValueError(f"{path} is there already; choose another name: rlrun init NAME.toml")
     if task is not None and data is not None:
         raise ValueError("--task and --data are two sources of prompts: give one of them")
+    if data is None and (prompt_key or label_key or reward != "math"):
+        raise ValueError("--prompt-key, --label-key and --reward are about the rows of --data: add it")
     asks = sys.stdin.isatty()
     model = _given(model, "model (HF id or folder)", _MODEL, asks)
     if task is None and data is None:
         answer = _given(
             None, "what to learn: a reasoning-gym task, or a .jsonl or .parquet file", _TASK, asks
         )
-        is_file = answer.endswith((".jsonl", ".parquet"))
+        is_file = answer.endswith((".jsonl", ".parquet")) or Path(answer).exists()
         task, data = (None, Path(answer)) if is_file else (answer, None)
     _check_learns_from_rewards(algorithm)
     gpus = gpus if gpus is not None else _whole(_given(None, "GPUs of each node (0: CPU)", "0", asks))
-    chosen = Choices(_run_name(path), path.parent, model, task, data, gpus, nodes, algorithm)
+    run, keys = _run_name(path), (prompt_key, label_key)
+    chosen = Choices(run, path.parent, model, task, data, gpus, nodes, algorithm, *keys, reward)
     _write(path, spec_text(chosen))
     print(f"wrote {path}; next: rlrun validate {path}, rlrun plan {path}, rlrun launch {path}")
 

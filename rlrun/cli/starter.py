@@ -7,7 +7,8 @@ from pathlib import Path
 from string import Template
 
 from rlrun.plugins.data.columns import LABEL_NAMES, PROMPT_NAMES, likely
-from rlrun.plugins.registry import load
+from rlrun.plugins.registry import PluginError, checked_params, load
+from rlrun.plugins.types import Row
 from rlrun.specs.paths import absolute_path
 
 _STARTER = Path(__file__).parent / "starter.toml"
@@ -16,6 +17,8 @@ _ANSWER = (
     'answer_pattern = "<answer>(.*?)</answer>"\n'
     "threshold = 1.0                # right or wrong: no credit for what merely contains the answer\n"
 )
+_ABOUT = {"math": "the last \\boxed{} is the answer"}
+"""What the file says about a reward."""
 _LEAST_BATCH, _SAMPLES, _USUAL_TOKENS = 32, 8, 512
 
 
@@ -31,11 +34,16 @@ class Choices:
     gpus: int
     nodes: int
     algorithm: str
+    prompt_key: str | None = None
+    """Column of the prompt in `data`; None: found by its name."""
+    label_key: str | None = None
+    reward: str = "math"
+    """How rows of `data` are graded."""
 
 
 def spec_text(chosen: Choices) -> str:
     """The file. ValueError for what no TOML string holds, or for data that is not there."""
-    for value in (chosen.model, chosen.task or "", str(chosen.data or ""), chosen.algorithm):
+    for value in (chosen.model, chosen.task or "", str(chosen.data or ""), chosen.algorithm, chosen.reward):
         if '"' in value or "\\" in value or not value.isprintable():
             raise ValueError(f"{value!r} cannot stand in a TOML string")
     ranks = max(chosen.gpus, 1) * chosen.nodes
@@ -67,9 +75,10 @@ def _positions(chosen: Choices) -> int:
 def _task_parts(chosen: Choices) -> dict[str, str]:
     """The sections that depend on where prompts come from."""
     if chosen.data is not None:
+        about = _ABOUT.get(chosen.reward, f"rlrun plugins show {chosen.reward}")
         return {
-            "data": _table(chosen.data),
-            "reward": _reward("math", "the last \\boxed{} is the answer"),
+            "data": _table(chosen, chosen.data),
+            "reward": _reward(chosen.reward, about),
             "eval": "",
         }
     kind = 'type = "reasoning_gym"         # procedurally generated (rlrun plugins list)'
@@ -81,33 +90,57 @@ def _task_parts(chosen: Choices) -> dict[str, str]:
     }
 
 
-def _table(data: Path) -> str:
-    """The section of a file with rows, its keys chosen by the names of its columns."""
-    if not data.is_file():
+def _table(chosen: Choices, data: Path) -> str:
+    """The section of a file with rows; keys that are not given are chosen by the names of its columns."""
+    if not data.exists():
         raise ValueError(
-            f"there is no file {data}; --data takes JSON lines or Parquet, each row with prompt and label"
+            f"there is no file {data}; --data takes JSON lines, or Parquet files, with a prompt in each row"
         )
-    kind = "parquet" if data.suffix == ".parquet" else "jsonl"
+    kind = "parquet" if data.suffix == ".parquet" or any(data.glob("*.parquet")) else "jsonl"
     source = load("data", kind)
     columns = source.columns(source.Params(path=str(data)))
-    prompt = _column(likely(columns, PROMPT_NAMES), "prompt", columns)
-    label = _column(likely(columns, LABEL_NAMES), "label", columns)
+    prompt = _column(chosen.prompt_key, "prompt", PROMPT_NAMES, columns)
+    if prompt is None:
+        raise ValueError(
+            f"none of the columns ({', '.join(columns)}) looks like the prompt: name it with --prompt-key"
+        )
+    label = _column(chosen.label_key, "label", LABEL_NAMES, columns)
+    if label is None and _needs_label(chosen.reward):
+        raise ValueError(
+            f"none of the columns ({', '.join(columns)}) looks like the label, which the reward "
+            f"{chosen.reward!r} compares with: name it with --label-key, or choose a --reward that needs "
+            "none (rlrun plugins list)"
+        )
     return (
         f"[data]                         # its columns: {', '.join(columns)}\n"
         f'type = "{kind}"\npath = "{data.absolute()}"\n'
-        f"prompt_key = {prompt:19} # text, or a list of chat messages\n"
-        f"label_key = {label:20} # what the reward compares with\n"
+        f"prompt_key = {_quoted(prompt):19} # text, or a list of chat messages\n"
+        + (f"label_key = {_quoted(label):20} # what the reward compares with\n" if label else "")
     )
 
 
-def _column(found: str | None, usual: str, columns: Sequence[str]) -> str:
-    """The column as TOML; ValueError where none looks like it."""
-    if found is None:
-        raise ValueError(
-            f"none of the columns ({', '.join(columns) or 'there are none'}) looks like the {usual}: rename "
-            f"one to {usual!r}, or copy a recipe (rlrun init --list) and set {usual}_key"
-        )
-    return json.dumps(found, ensure_ascii=False)
+def _column(given: str | None, role: str, names: Sequence[str], columns: Sequence[str]) -> str | None:
+    """The column that was given, or the one with a likely name. ValueError for one that does not exist."""
+    if given is not None and given not in columns:
+        raise ValueError(f"--{role}-key {given}: the rows have {', '.join(columns)}")
+    return given or likely(columns, names)
+
+
+def _needs_label(reward: str) -> bool:
+    """Whether a reward refuses rows without a label; unknown rewards are left to the spec's own check."""
+    try:
+        check_row = getattr(load("rewards", reward), "check_row", None)
+        if check_row is not None:
+            check_row(checked_params("rewards", reward, {}), Row("1", "?"))
+    except PluginError:
+        return False
+    except ValueError:
+        return True
+    return False
+
+
+def _quoted(column: str) -> str:
+    return json.dumps(column, ensure_ascii=False)
 
 
 def _reward(kind: str, about: str) -> str:

@@ -59,7 +59,7 @@ def _model(spec: Spec) -> Iterator[Finding]:
 def _data(spec: Spec) -> Iterator[Finding]:
     needs = needs_of(spec)
     try:
-        check = row_check(spec.rewards) if needs.rollout else _demonstration_check(needs)
+        check = _prompt_check(spec) if needs.rollout else _demonstration_check(needs)
     except PluginError as error:
         yield Finding(("rewards",), str(error))
         return
@@ -94,6 +94,21 @@ def _outcome(row: Row | ValueError, check: RowCheck) -> ValueError | None:
     except ValueError as error:
         return error
     return None
+
+
+def _prompt_check(spec: Spec) -> RowCheck:
+    """Rows that the policy answers must not hold an answer already, and suit the rewards."""
+    suits_rewards = row_check(spec.rewards)
+
+    def check(row: Row) -> None:
+        if not isinstance(row.prompt, str) and row.prompt[-1].get("role") == "assistant":
+            raise ValueError(
+                f"row {row.id}: its messages end with an answer, so that the policy would answer itself: "
+                'leave the answer out, or train on the answers with algorithm.type = "sft"'
+            )
+        suits_rewards(row)
+
+    return check
 
 
 def _demonstration_check(needs: Needs) -> RowCheck:

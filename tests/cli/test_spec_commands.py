@@ -343,6 +343,31 @@ def test_init_of_a_file_of_problems(rlrun: Command, tmp_path: Path) -> None:
     assert (both.code, "give one of them" in both.err) == (2, True)
 
 
+def test_init_takes_the_names_of_columns_and_a_reward_for_rows_without_label(
+    rlrun: Command, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"Frage": "1 + 1?"}\n{"Frage": "2 + 2?", "Lösung": 4}\n')
+    data = ("--data", rows)
+    guessed = rlrun("init", tmp_path / "no.toml", *data)
+    assert (guessed.code, "name it with --prompt-key" in guessed.err) == (2, True)
+    unlabelled = rlrun("init", tmp_path / "no.toml", *data, "--prompt-key", "Frage")
+    assert (unlabelled.code, "name it with --label-key, or choose a --reward" in unlabelled.err) == (2, True)
+    missing = rlrun("init", tmp_path / "no.toml", *data, "--prompt-key", "frage")
+    assert "--prompt-key frage: the rows have Frage, Lösung" in missing.err
+    stray = rlrun("init", tmp_path / "no.toml", "--task", "chain_sum", "--label-key", "Lösung")
+    assert (stray.code, "are about the rows of --data" in stray.err) == (2, True)
+    assert not (tmp_path / "no.toml").exists()
+    own = rlrun("init", tmp_path / "own.toml", *data, "--prompt-key", "Frage", "--label-key", "Lösung")
+    assert own.code == 0
+    assert load_checked_spec([tmp_path / "own.toml"]).spec.data.params["label_key"] == "Lösung"
+    assert (
+        rlrun("init", tmp_path / "any.toml", *data, "--prompt-key", "Frage", "--reward", "random").code == 0
+    )
+    any_label = load_checked_spec([tmp_path / "any.toml"]).spec
+    assert (any_label.rewards[0].type, "label_key" in any_label.data.params) == ("random", False)
+
+
 def test_init_leaves_nothing_that_is_not_valid(rlrun: Command, tmp_path: Path) -> None:
     path = tmp_path / "first.toml"
     outcome = rlrun("init", path, "--algorithm", "gpro")

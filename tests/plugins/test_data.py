@@ -86,7 +86,7 @@ def test_the_last_line_may_lack_its_end_and_text_may_be_any_language(tmp_path: P
         ('{"question": "q"}', "the row has no 'prompt'; it has 'question'"),
         ('{"prompt": "", "label": 1}', "'prompt' must be text or a list of messages"),
         ('{"prompt": [], "label": 1}', "'prompt' must be text or a list of messages"),
-        ('{"prompt": ["q"], "label": 1}', "'prompt' must be text or a list of messages"),
+        ('{"prompt": ["q"], "label": 1}', "'prompt', message 1 is not a table with role and content"),
         ('{"prompt": "q", "label": 1, "metadata": 3}', "'metadata' is not a table but int"),
     ],
     ids=lambda value: value[:24],
@@ -221,3 +221,68 @@ def test_reasoning_gym_templates() -> None:
 def test_reasoning_gym_settings_are_checked(params: dict[str, Any], message: str) -> None:
     with pytest.raises(PluginError, match=message):
         build("data", "reasoning_gym", params)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"from": "human", "value": "q"}], "as in ShareGPT's form: rename them to 'role' and 'content'"),
+        ([{"role": "user", "content": "q"}, {"role": "gpt", "content": "a"}], "message 2 has the role 'gpt'"),
+        ([{"content": "q"}], "message 1 has no role"),
+        ([{"role": "user"}], "its content must be text, and there is none"),
+        ([{"role": "user", "content": None}], "its content must be text, and there is none"),
+        ([{"role": "user", "content": 5}], "its content must be text, and it is int"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "a part of type 'image_url'"),
+        (json.dumps([{"role": "user", "content": "q"}]), "store the list itself"),
+    ],
+)
+def test_messages_that_a_template_would_print_as_python_are_refused(
+    tmp_path: Path, messages: object, message: str
+) -> None:
+    source = build("data", "jsonl", {"path": write(tmp_path, {"prompt": messages})})
+    with pytest.raises(ValueError, match=message):
+        source[0]
+
+
+def test_content_in_parts_of_text_is_one_text_and_a_call_needs_none(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+    chat = [{"role": "user", "content": parts}, call, {"role": "tool", "content": "2"}]
+    source = build("data", "jsonl", {"path": write(tmp_path, {"prompt": chat})})
+    assert source[0].prompt == [{"role": "user", "content": "1 + 1?"}, *chat[1:]]
+    assert build("data", "jsonl", {"path": write(tmp_path, {"prompt": "[1, 2] or [3]?"})})[0].prompt
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x1f\x8b\x08", "is compressed by gzip"),
+        (b"\x28\xb5\x2f\xfd", "is compressed by zstd"),
+        (b"PAR1....", 'is a Parquet file, and rlrun reads JSON lines: use type = "parquet"'),
+        ('{"prompt": "q"}'.encode("utf-16"), "is UTF-16"),
+        (b'[{"prompt": "q"}]', r"jq -c '\.\[\]' rows.jsonl"),
+        (b'{\n "prompt": "q"\n}\n', r"jq -c '\.' rows.jsonl"),
+        (b"question,answer\n1,2\n", "it begins with 'question,answer': write each row as an object"),
+        (b"", "has no rows"),
+        (b"\n \n", "has no rows"),
+    ],
+)
+def test_files_of_another_format_are_named_with_the_cure(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    params = Jsonl.Params(path=str(path))
+    for read in (Jsonl, Jsonl.columns, lambda params: list(Jsonl.preview(params, 4))):
+        with pytest.raises(ValueError, match=message):
+            read(params)
+    with pytest.raises(ValueError, match="is a folder"):
+        Jsonl(Jsonl.Params(path=str(tmp_path)))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "q"}\r\n\r\n{"prompt": "r"}\r\n')
+    params = Jsonl.Params(path=str(path))
+    assert [row.prompt for row in Jsonl.preview(params, 4) if isinstance(row, Row)] == ["q", "r"]
+    assert Jsonl(params)[0].prompt == "q"

@@ -95,6 +95,20 @@ def test_a_chat_that_ends_with_an_answer_is_a_demonstration(tmp_path: Path) -> N
     assert problems_of(tmp_path, [{"prompt": chat}], reward=None, sections=sections) == []
 
 
+def test_a_chat_that_ends_with_an_answer_is_no_prompt(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "2"}]
+    [problem] = problems_of(tmp_path, [{"prompt": chat, "label": "2"}])
+    assert "its messages end with an answer" in problem.message
+
+
+@pytest.mark.parametrize("label", [["2"], {"value": 2}, "", " "])
+def test_a_label_that_no_answer_can_equal_is_refused(tmp_path: Path, label: object) -> None:
+    rows = [{"prompt": "1?", "label": label}]
+    for reward in ("math", "exact_match", "f1", "math_verify", "deepscaler", "dapo"):
+        [problem] = problems_of(tmp_path, rows, reward={"type": reward})
+        assert f"reward '{reward}' compares with" in problem.message
+
+
 def test_held_out_data_are_looked_at_too(tmp_path: Path) -> None:
     (tmp_path / "held-out.jsonl").write_text('{"text": "1?"}\n')
     held_out = '[[eval.datasets]]\nname = "a"\npath = "held-out.jsonl"\n'

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlrun.plugins.data.line_files import check_line_file
 from rlrun.plugins.data.rows import RowKeys, SlicedPath, first_of_each_prompt, row_of, split_slice
 from rlrun.plugins.types import Row
 
@@ -21,6 +22,9 @@ else:
 
 _READ_WHOLE = 1 << 16
 """Bytes of a file whose first lines stand for the rest in a preview."""
+
+_NAMING_ROWS = 16
+"""How many rows are looked at for the names of columns."""
 
 
 class JsonlParams(RowKeys):
@@ -37,12 +41,11 @@ class Jsonl:
     api_version = 1
 
     def __init__(self, params: JsonlParams) -> None:
-        """Finds where lines begin. ValueError for a missing or empty file."""
+        """Finds where lines begin. ValueError for a file that is missing, empty or of another format."""
         self.params = params
         path, rows = split_slice(params.path)
         self.path = Path(path)
-        if not self.path.is_file():
-            raise ValueError(f"there is no file {self.path}")
+        check_line_file(self.path)
         offsets, lines = _index_lines(self.path)
         self._offsets, self._lines = offsets[rows], lines[rows]
         if not len(self._offsets):
@@ -64,8 +67,12 @@ class Jsonl:
 
     @classmethod
     def preview(cls, params: JsonlParams, count: int) -> Iterator[Row | ValueError]:
-        """Yields about `count` rows, or what is wrong with them: the first, and some of the rest."""
+        """Yields about `count` rows, or what is wrong with them: the first, and some of the rest.
+
+        ValueError for a file that is missing, empty or of another format.
+        """
         path = Path(split_slice(params.path)[0])
+        check_line_file(path)
         for where, line in _some_lines(path, count):
             try:
                 yield _row(line, params, where, f"{path.name}:{where}")
@@ -74,12 +81,18 @@ class Jsonl:
 
     @classmethod
     def columns(cls, params: JsonlParams) -> list[str]:
-        """Returns the keys of the first line; empty where it is not an object."""
-        for _, line in _some_lines(Path(split_slice(params.path)[0]), 1):
+        """Returns the keys of some of the rows, in the order in which they come up.
+
+        ValueError for a file that is missing, empty or of another format.
+        """
+        path = Path(split_slice(params.path)[0])
+        check_line_file(path)
+        columns: dict[str, None] = {}
+        for _, line in _some_lines(path, _NAMING_ROWS):
             with suppress(ValueError, RecursionError):
                 values = json.loads(line)
-                return list(values) if isinstance(values, dict) else []
-        return []
+                columns |= dict.fromkeys(values) if isinstance(values, dict) else {}
+        return list(columns)
 
 
 def _row(line: bytes, params: RowKeys, row_id: str, where: str) -> Row:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Protocol, Self
 from pydantic import AfterValidator, model_validator
 
 from rlrun.plugins.data.columns import PROMPT_NAMES, likely
+from rlrun.plugins.data.messages import read_messages, refuse_encoded
 from rlrun.plugins.types import Row
 from rlrun.specs.paths import SpecPath
 from rlrun.specs.section import Section
@@ -161,9 +162,10 @@ def _prompt(values: Mapping[str, Any], keys: RowKeys) -> str | list[dict[str, An
         raise ValueError(f'the row has no {key!r}; it has {_listed(values)}: set prompt_key = "{column}"')
     value = required(values, key)
     if isinstance(value, str) and value:
+        refuse_encoded(value, key)
         return value
-    if isinstance(value, list) and value and all(isinstance(item, dict) and "role" in item for item in value):
-        return value
+    if isinstance(value, list) and value:
+        return read_messages(value, key)
     raise ValueError(f"{key!r} must be text or a list of messages with a role, neither empty")
 
 

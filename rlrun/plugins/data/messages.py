@@ -1,0 +1,61 @@
+"""Chat messages of a row, checked before a chat template renders them: it would print anything."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "ai": "assistant"}
+"""Other names of roles, which templates do not know."""
+
+
+def read_messages(value: list[Any], key: str) -> list[dict[str, Any]]:
+    """Returns the messages, with content that was given in parts of text as one text.
+
+    ValueError, which names the key and the message, for what no template can render as it is meant.
+    """
+    return [_read(message, f"{key!r}, message {number}") for number, message in enumerate(value, start=1)]
+
+
+def refuse_encoded(text: str, key: str) -> None:
+    """ValueError for a list of messages that was stored as text, and would become a prompt of JSON."""
+    if not text.lstrip().startswith("[") or '"role"' not in text:
+        return
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(value, list) and value and all(isinstance(one, dict) and "role" in one for one in value):
+        raise ValueError(f"{key!r} is the text of a list of messages: store the list itself (json.loads)")
+
+
+def _read(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise ValueError(f"{where} is not a table with role and content but {type(message).__name__}")
+    if "role" not in message and {"from", "value"} <= message.keys():
+        raise ValueError(
+            f"{where} has 'from' and 'value', as in ShareGPT's form: rename them to 'role' and 'content', "
+            "and their roles human and gpt to user and assistant"
+        )
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise ValueError(f"{where} has no role: give it one such as user, assistant or system")
+    if role in _ROLES:
+        raise ValueError(f"{where} has the role {role!r}; chat templates call it {_ROLES[role]!r}")
+    return {**message, "content": _content(message, where)}
+
+
+def _content(message: Mapping[str, Any], where: str) -> str | None:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(_text(part, where) for part in content)
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+        return content
+    found = "there is none" if content is None else f"it is {type(content).__name__}"
+    raise ValueError(f"{where}: its content must be text, and {found}")
+
+
+def _text(part: Any, where: str) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise ValueError(f"{where}: its content has a part of type {kind!r}, and prompts can only hold text")

@@ -12,8 +12,11 @@ setup: .venv/.ready
 	$(BIN)/pip install -e '.[run]'
 	touch $@
 
-.venv/.ready: .venv/.run
-	$(BIN)/pip install -q -e '.[run,dev]'
+# The plugin packages of this repository, as editable installs beside rlrun.
+PACKAGES := $(wildcard packages/*)
+
+.venv/.ready: .venv/.run $(PACKAGES:%=%/pyproject.toml)
+	$(BIN)/pip install -q -e '.[run,dev]' $(PACKAGES:%=-e %)
 	touch $@
 
 # The real SGLang server on a CPU, for the tests, in an environment of its own: 1.7 GB.

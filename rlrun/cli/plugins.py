@@ -41,10 +41,13 @@ def show(
 ) -> None:
     """Show what a plugin does and the parameters it takes."""
     from rlrun.plugins.kinds import METHODS
+    from rlrun.plugins.known_packages import how_to_install
     from rlrun.plugins.registry import entries
 
     kinds = [kind for kind in METHODS if any(entry.name == name for entry in entries(kind))]
     if not kinds:
+        if install := next(filter(None, (how_to_install(kind, name) for kind in METHODS)), None):
+            raise ValueError(f'no plugin is named "{name}": {install}')
         known = sorted({entry.name for kind in METHODS for entry in entries(kind)})
         meant = nearest(name, known)
         guess = f'did you mean "{meant}"? ' if meant else ""

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlrun.plugins.kinds import METHODS, fault_of
+from rlrun.plugins.known_packages import how_to_install, names_in_packages
 from rlrun.specs.messages import in_words
 from rlrun.specs.secrets import reveal
 
@@ -189,8 +190,10 @@ def _scan() -> Iterator[PluginEntry]:
 
 
 def _unknown(kind: str, name: str) -> str:
+    if cure := how_to_install(kind, name):
+        return f"no {kind} plugin is named {name!r}: {cure}"
     installed = names(kind)
-    nearest = difflib.get_close_matches(name, installed, n=1)
+    nearest = difflib.get_close_matches(name, [*installed, *names_in_packages(kind)], n=1)
     guess = f"did you mean {nearest[0]!r}? " if nearest else ""
     listed = ", ".join(installed) or "none"
     return f"no {kind} plugin is named {name!r}; {guess}installed: {listed}"

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rlrun.plugins.kinds import METHODS
+from rlrun.plugins.known_packages import how_to_install, names_in_packages
 from rlrun.plugins.registry import PluginError, build, load, names
 from rlrun.plugins.types import Needs
 from rlrun.specs.data import DataSpec
@@ -136,8 +137,10 @@ def _unusable(path: KeyPath, kind: str, name: str, error: PluginError) -> Findin
     known = names(kind)
     if name in known or ".py:" in name:
         return Finding(path, str(error), found=name)
-    suggestion = nearest(name, known)
     noun = _noun(kind)
+    if install := how_to_install(kind, name):
+        return Finding(path, f'there is no {noun} "{name}"', install, found=name)
+    suggestion = nearest(name, [*known, *names_in_packages(kind)])
     listed = f"installed: {', '.join(known) or 'none'}"
     if others := [_noun(other) for other in METHODS if other != kind and name in names(other)]:
         message = f'"{name}" is a {" and a ".join(others)}, not a {noun}'

@@ -47,30 +47,30 @@ def test_parameters_are_set_and_tables_shown(rlrun: Command, tmp_path: Path) -> 
 
 
 def test_what_cannot_be_scored_is_said_on_its_own_line(rlrun: Command, tmp_path: Path) -> None:
-    instruction = {"instruction_id_list": ["format:no_whitespce"], "kwargs": [{}]}
     file = write(
         tmp_path / "rows.jsonl",
         "{broken",
         "[1]",
-        {"response": "x", "metadata": instruction},
+        {"response": "x", "metadata": {"rm_type": "reasoning_gym"}},
         {"response": "x", "metadata": {"rm_type": "no_such_reward"}},
-        {"response": "x", "metadata": "text"},
+        {"response": "x", "label": "y", "metadata": "text"},
         {"id": "\ud800", "response": "Answer: \ud800\x00", "metadata": {"rm_type": "dapo"}},
         {"respons": "x", "label": "y"},
     )
-    done = rlrun("score", file, "--reward", "ifbench")
+    done = rlrun("score", file, "--reward", "exact_match")
     assert done.code == 0
     errors = [result["detail"].get("error", "") for result in results(done.out)]
     assert [result["reward"] for result in results(done.out)] == [None, None, None, None, 0.0, -1.0, None]
     assert "line 1: Expecting property name" in errors[0]
     assert "expected a JSON object, found list" in errors[1]
-    assert "did you mean 'format:no_whitespace'" in errors[2]
+    assert "the row has no reasoning-gym entry" in errors[2]
     assert "no rewards plugin is named 'no_such_reward'" in errors[3]
     assert errors[6] == "line 7: no response; the line has respons, label"
-    assert results(rlrun("score", file, "--reward", "ifbench", "--on-error", "zero").out)[2]["reward"] == 0
-    stopped = rlrun("score", file, "--reward", "ifbench", "--on-error", "stop")
+    zeroed = rlrun("score", file, "--reward", "exact_match", "--on-error", "zero")
+    assert results(zeroed.out)[2]["reward"] == 0
+    stopped = rlrun("score", file, "--reward", "exact_match", "--on-error", "stop")
     assert stopped.code == 3
-    assert "reward 'ifbench' on sample 3" in stopped.err
+    assert "reward 'exact_match' on sample 3" in stopped.err
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ PAGES = sorted(
         *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "examples").glob("*/README.md"),
+        *(ROOT / "packages").glob("*/README.md"),
     ]
 )
 

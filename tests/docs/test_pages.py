@@ -60,9 +60,13 @@ def test_links_lead_somewhere(page: Page) -> None:
 
 @pages
 def test_files_exist(page: Page) -> None:
-    names = {path.name for folder in ("rlrun", "tests", "benchmarks", "examples") for path in files(folder)}
+    names = {
+        path.name
+        for folder in ("rlrun", "tests", "benchmarks", "examples", "packages")
+        for path in files(folder)
+    }
     for span in page.spans() if not of_slime(page) else ():
-        if re.fullmatch(r"(rlrun|tests|benchmarks|examples|docs)/[\w./-]+", span):
+        if re.fullmatch(r"(rlrun|tests|benchmarks|examples|packages|docs)/[\w./-]+", span):
             assert (ROOT / span).exists(), span
         elif re.fullmatch(r"runner/[\w./-]+", span):
             assert (ROOT / "rlrun" / span).exists(), span

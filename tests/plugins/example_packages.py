@@ -1,4 +1,4 @@
-"""The packages under `examples`, built as wheels and installed beside rlrun."""
+"""The packages under `examples` and `packages`, built as wheels and installed beside rlrun."""
 
 import os
 import shutil
@@ -6,27 +6,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
 
 
-def wheel_of(example: str, folder: Path) -> Path:
-    """An example's wheel, built in a folder."""
-    source = shutil.copytree(EXAMPLES / example, folder / "source")
+def wheel_of(package: str, folder: Path) -> Path:
+    """Builds the wheel of `examples/NAME` or `packages/NAME` in a folder and returns its path."""
+    source = shutil.copytree(ROOT / package, folder / "source")
     _pip("wheel", source, "--no-build-isolation", "--wheel-dir", folder)
-    (wheel,) = folder.glob(f"{example.replace('-', '_')}-0.1.0-*.whl")
+    (wheel,) = folder.glob(f"{Path(package).name.replace('-', '_')}-0.1.0-*.whl")
     return wheel
 
 
-def install(example: str, folder: Path) -> Path:
-    """A folder for the import path with the example installed from its wheel."""
-    _pip("install", wheel_of(example, folder), "--target", folder / "site")
+def install(package: str, folder: Path) -> Path:
+    """Installs a package from its wheel into a folder for the import path, and returns that folder."""
+    _pip("install", wheel_of(package, folder), "--target", folder / "site")
     return folder / "site"
 
 
 def run_own_tests(tests: str, site: Path) -> None:
     """Pass the tests that come with an example, installed in `site`."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", EXAMPLES / tests],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ROOT / tests],
         env={**os.environ, "PYTHONPATH": str(site)},
         capture_output=True,
         text=True,

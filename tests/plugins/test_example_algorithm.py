@@ -11,7 +11,7 @@ from tests.plugins.example_packages import install, run_own_tests
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 from tests.tiny_models import make_tiny_model
 
-EXAMPLE = "rlrun-algorithm-topr"
+EXAMPLE = "examples/rlrun-algorithm-topr"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from rlrun.specs.paths import RECIPES
 from rlrun.specs.scoring import RewardSpec, ScoringSpec
 from tests.plugins.example_packages import install, run_own_tests, wheel_of
 
-EXAMPLE = "rlrun-reward-wordcount"
+EXAMPLE = "examples/rlrun-reward-wordcount"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ ROWS = [
     for line in (Path(__file__).parents[1] / "data" / "reward_cases.jsonl").read_text().splitlines()
 ]
 SHIPPED: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "ifbench": ("ifbench", {}),
     "math": ("math", {}),
     "deepscaler": ("deepscaler", {}),
     "dapo": ("dapo", {}),

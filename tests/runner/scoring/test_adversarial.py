@@ -57,7 +57,6 @@ BOMBS = {
     "macro": r"\def\a{\a\a}\a",
     "expanding macro": r"\newcommand{\b}[1]{#1#1}\b{\b{\b{\b{x}}}}",
 }
-IFBENCH = {"instruction_id_list": ["words:keywords_specific_position", "format:quote_unquote"]}
 PROGRAMS = {
     "endless loop": "while True: pass",
     "fork bomb": "import os\nwhile True: os.fork()",
@@ -78,8 +77,6 @@ def cases() -> dict[str, tuple[str, str, dict[str, Any]]]:
     for name in ("10 MB of words", "10 MB of dollars", "null and surrogates"):
         for reward in ("f1", "gpqa", "dapo", "deepscaler"):
             found[f"{reward}: {name}"] = (reward, f"</think>Answer: {BOMBS[name]}", {})
-        arguments = {"kwargs": [{"keyword": "x", "n": 1, "m": 1}, {}]}
-        found[f"ifbench: {name}"] = ("ifbench", BOMBS[name], IFBENCH | arguments)
     for name, program in PROGRAMS.items():
         found[f"code: {name}"] = ("code", program, {"tests": [{"input": "", "output": "1"}]})
     return found

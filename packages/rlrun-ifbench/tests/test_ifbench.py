@@ -1,14 +1,17 @@
 """Every instruction of IFBench and IFEval: a text that follows it and one that does not."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlrun.plugins.registry import build
-from rlrun.plugins.rewards.ifbench import language
-from rlrun.plugins.rewards.ifbench.reward import CHECKS, follows
 from rlrun.plugins.testing import check_reward, sample
+from rlrun_ifbench import language
+from rlrun_ifbench.reward import CHECKS, follows
 
 ALPHABET = " ".join(f"{letter}nd so it went." for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 CAPITALS = ", ".join(language.word_list("capitals"))
@@ -202,3 +205,37 @@ def test_sentences_and_tokens() -> None:
         *("I", "do", "n't", "know", ",", "it", "'s", "Bob", "'s", "well-known", "cat", "."),
     ]
     assert json.dumps(language.sentences("")) == "[]"
+
+
+ROWS = [
+    json.loads(line)
+    for line in Path(__file__).with_name("ifbench_cases.jsonl").read_text("utf-8").splitlines()
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
+def test_responses_of_real_models_get_the_benchmarks_scores(row: dict[str, Any]) -> None:
+    graded = sample(row["response"] or "", label=row["label"], metadata=row["metadata"])
+    assert check_reward("ifbench", {}, [graded]) == [row["expected"]["reward"]]
+
+
+HOSTILE = {
+    "10 MB of words": "word " * 2_000_000,
+    "10 MB of dollars": "$" * 10_000_000,
+    "null and surrogates": "\x00\ud800\udfff",
+}
+
+
+@pytest.mark.slow
+def test_hostile_responses_cost_at_most_the_deadline(tmp_path: Path) -> None:
+    """`rlrun score` grades in the same processes as a job, with a deadline for each sample."""
+    metadata = {
+        "instruction_id_list": ["words:keywords_specific_position", "format:quote_unquote"],
+        "kwargs": [{"keyword": "x", "n": 1, "m": 1}, {}],
+    }
+    rows = [json.dumps({"response": text, "metadata": metadata}) for text in HOSTILE.values()]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(rows) + "\n")
+    command = [sys.executable, "-m", "rlrun", "score", file, "--reward", "ifbench", "--timeout", "1.5"]
+    scored = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert [json.loads(line)["reward"] for line in scored.splitlines()] == [0, 0, 0]

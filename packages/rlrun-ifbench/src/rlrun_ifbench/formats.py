@@ -5,7 +5,7 @@ import string
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
-from rlrun.plugins.rewards.ifbench import language
+from rlrun_ifbench import language
 
 DEEPEST_PARENTHESES = 5
 DEEPEST_QUOTES = 3

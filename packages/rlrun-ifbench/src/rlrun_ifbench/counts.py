@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 
-from rlrun.plugins.rewards.ifbench import language
+from rlrun_ifbench import language
 
 CONJUNCTIONS = frozenset({"and", "but", "for", "nor", "or", "so", "yet"})
 KEYWORD_COUNTS = (1, 2, 3, 5, 7)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
-from rlrun.plugins.rewards.ifbench import language
+from rlrun_ifbench import language
 
 PALINDROMES = 10
 SHORTEST_PALINDROME = 5

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from rlrun.plugins.rewards.ifbench import language
+from rlrun_ifbench import language
 
 ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
-from rlrun.plugins.rewards.ifbench import language
+from rlrun_ifbench import language
 
 AFRICAN_COUNTRIES = 52
 CAPITALS = tuple(language.word_list("capitals"))

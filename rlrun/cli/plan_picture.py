@@ -38,6 +38,7 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
             spec.rollout.prompt_limit,
             "rollout.max_prompt_tokens, or what fits",
         ),
+        *_response_rows(spec, plan),
         ("tokens of the longest sample", plan.max_sample_tokens, "prompt + response, evaluation too"),
         ("tokens of a micro-batch", plan.micro_batch_tokens, f"trainer.{cut}"),
     ]
@@ -45,6 +46,21 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
         rows.append(("KV cache of an engine, tokens", plan.cache_tokens, "engine.max_cache_tokens"))
     product = f"P·n = {batch.samples} = G·S" if plan.rollout else f"G = {batch.global_batch_size}"
     return table(f"{spec.name}: {product}", ("number", "value", "from"), rows)
+
+
+def _response_rows(spec: Spec, plan: Plan) -> list[tuple[object, ...]]:
+    """The limits of a response; demonstrations have no turns and no deadline."""
+    rollout = spec.rollout
+    limits: list[tuple[object, ...]] = [
+        ("tokens of a response, all turns", rollout.max_response_tokens, "rollout.max_response_tokens")
+    ]
+    if plan.rollout:
+        if rollout.function.type != "single_turn":
+            turn = rollout.max_turn_tokens or rollout.max_response_tokens
+            limits.append(("tokens of one turn", turn, "rollout.max_turn_tokens, or the response's"))
+        seconds = f"{rollout.seconds_for(rollout.max_response_tokens):g}"
+        limits.append(("seconds of a sample", seconds, "rollout.request_timeout, or 600 and 5 tokens/s"))
+    return limits
 
 
 def placement_title(spec: Spec, plan: Plan) -> str:

@@ -58,6 +58,16 @@ def command(
         print(json.dumps({"valid": True, "problems": [], "warnings": warnings}))
     else:
         print(f"{' + '.join(specs)}: valid")
+        print(_limits(loaded))
+
+
+def _limits(loaded: "LoadedSpec") -> str:
+    """Says how long samples may get: what is longer is dropped or cut in every run of the spec."""
+    from rlrun.plugins.validation import needs_of
+    from rlrun.runner.preflight import fitted_to_model
+    from rlrun.specs.limits import sample_limits
+
+    return sample_limits(fitted_to_model(loaded.spec), rollout=needs_of(loaded.spec).rollout)
 
 
 def _explain(loaded: "LoadedSpec", key: str, as_json: bool) -> None:

@@ -33,6 +33,7 @@ class ScriptedSession:
         prompt: str = "a question",
         row: Row | None = None,
         max_new_tokens: int = 4096,
+        max_turn_tokens: int | None = None,
         id: str = "0-0",
     ) -> None:
         """An answer that ends in `…` is cut off there (finish `length`); others end with the end token."""
@@ -43,6 +44,7 @@ class ScriptedSession:
         self.seed = 7
         self.sampling = Sampling(max_new_tokens)
         self.max_tokens = len(tokens) + max_new_tokens
+        self.max_turn_tokens = max_turn_tokens or max_new_tokens
         self.made: list[Generation] = []
         """What was answered so far."""
         self.asked: list[Tokens] = []
@@ -53,7 +55,8 @@ class ScriptedSession:
         """The next answer, cut to what may be made; its log-probs are -1, -2, … by turn."""
         await asyncio.sleep(0)
         answer = self._answers[min(len(self.made), len(self._answers) - 1)]
-        room = min((sampling or self.sampling).max_new_tokens, self.max_tokens - len(tokens))
+        longest = min((sampling or self.sampling).max_new_tokens, self.max_turn_tokens)
+        room = min(longest, self.max_tokens - len(tokens))
         whole = not answer.endswith("…")
         made = self.chat.encode(answer + "\0" if whole else answer[:-1])
         finish = "stop" if whole and len(made) <= room else "length"

@@ -75,11 +75,16 @@ class Session(Protocol):
         """The longest sample, its prompt included."""
 
     @property
+    def max_turn_tokens(self) -> int:
+        """The longest answer to one `generate`."""
+
+    @property
     def chat(self) -> Chat:
         """Text to tokens and back."""
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> Generation:
-        """What the policy makes of `tokens`, by `sampling` or else the spec's, within `max_tokens`.
+        """What the policy makes of `tokens`, by `sampling` or else the spec's, within `max_tokens` and
+        `max_turn_tokens`.
 
         Once the execution is no longer wanted the answer is empty, its finish `abort`; where `max_tokens`
         leaves no room it is empty, its finish `length`. A limit in `sampling` gives `length` as well, which

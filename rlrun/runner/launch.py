@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.plugins.registry import build
+from rlrun.plugins.validation import needs_of
 from rlrun.runner.assembly import start_parts
 from rlrun.runner.atomic import write_json, write_text
 from rlrun.runner.attempts import Attempts, roll_out_alone
@@ -39,6 +40,7 @@ from rlrun.runner.signals import INTERRUPTED, stop_on_signals
 from rlrun.runner.stopping import StopRequest, outcome
 from rlrun.runner.watching import diagnose_engines, watch
 from rlrun.specs.lengths import fitted
+from rlrun.specs.limits import sample_limits
 from rlrun.specs.loading import LoadedSpec
 from rlrun.specs.paths import shown_path
 
@@ -127,6 +129,7 @@ async def _run(
         locking = asyncio.create_task(in_background(lock, loaded, model))
         spec = fitted(spec, model.config().get("max_position_embeddings"))
         loaded = replace(loaded, spec=spec)
+        console.say(sample_limits(spec, rollout=needs_of(spec).rollout))
         parts = await start_parts(spec, model, folder, scratch, stack, timed=console.timed)
         _write_specs(loaded, folder, await locking)
         journal.note(parts.cluster.note_processes())

@@ -20,6 +20,7 @@ from rlrun.plugins.validation import needs_of
 from rlrun.runner.prompts.template_files import template_problem
 from rlrun.specs.data import DataSpec
 from rlrun.specs.job import Spec
+from rlrun.specs.lengths import fitted
 from rlrun.specs.loading import LoadedSpec
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding, SpecError
@@ -39,6 +40,16 @@ def check_files(loaded: LoadedSpec) -> None:
     findings = [*_model(loaded.spec), *_data(loaded.spec)]
     if findings:
         raise SpecError([loaded.composition.place(finding) for finding in findings])
+
+
+def fitted_to_model(spec: Spec) -> Spec:
+    """Returns the spec with the prompt limit of its model, as far as the model's folder is here already."""
+    folder = Path(spec.model.path)
+    try:
+        positions = read_config(folder).get("max_position_embeddings") if folder.is_dir() else None
+    except ValueError:
+        positions = None
+    return fitted(spec, positions if isinstance(positions, int) else None)
 
 
 def _model(spec: Spec) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from rlrun.runner.turns import Turns
 from rlrun.specs.companions import ReferenceSpec, TeacherSpec
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
+from rlrun.specs.lengths import longest_response
 from rlrun.specs.old_policy import old_log_probs_of
 
 
@@ -129,7 +130,8 @@ def _evaluation(spec: Spec, parts: Parts, policy: Policy | None, journal: Journa
     in_a_step = rollout.batch_size * rollout.samples_per_prompt
     engines = len(parts.started.engines.clients) or 1
     room = rollout.max_concurrency or max(in_a_step, engine.max_running * engines)
-    return Evaluator(parts.inputs.eval_sets, policy, rollout.request_timeout, room, show=journal.doing)
+    seconds = rollout.seconds_for(longest_response(spec))
+    return Evaluator(parts.inputs.eval_sets, policy, seconds, room, show=journal.doing)
 
 
 def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> Gpus | None:

@@ -3,6 +3,7 @@
 import math
 
 from rlrun.specs.job import Spec
+from rlrun.specs.lengths import longest_response
 
 
 def answer_seconds(spec: Spec) -> float:
@@ -15,4 +16,4 @@ def answer_seconds(spec: Spec) -> float:
     ahead = rollout.max_staleness if rollout.mode == "async" else 1
     groups = (rollout.oversample or rollout.batch_size) + ahead * rollout.batch_size
     rounds = math.ceil(groups * rollout.samples_per_prompt / spec.engine.max_running)
-    return (1 + rounds) * rollout.request_timeout
+    return (1 + rounds) * rollout.seconds_for(longest_response(spec))

@@ -8,6 +8,10 @@ from rlrun.specs.section import PluginSection, Section
 
 USUAL_PROMPT_TOKENS = 4096
 """The longest prompt where the spec sets no limit and the model has room for it."""
+LEAST_SECONDS = 600.0
+"""Seconds that a sample may take where the spec sets no limit and its response is short."""
+SLOWEST_TOKENS = 5.0
+"""Tokens of one sample per second, as slow as a full engine on a GPU gets; longer responses get more time."""
 
 
 class ToolSpec(PluginSection):
@@ -48,6 +52,9 @@ class RolloutSpec(Section):
     longest response leaves of the model's positions (and of `engine.max_cache_tokens`), at most 4096."""
     max_response_tokens: int = Field(default=1024, ge=1)
     """Longest response, all turns and what is given between them; one that reaches it is truncated."""
+    max_turn_tokens: int | None = Field(default=None, ge=1)
+    """Longest answer of one turn, in rollouts of several turns and their evaluations; a sample whose turn
+    reaches it is truncated there. None: what the earlier turns leave of `max_response_tokens`."""
     min_response_tokens: int = Field(default=0, ge=0)
     """No end-of-sequence before this many tokens, or as many as a turn or an evaluation may have."""
     temperature: float = Field(default=1.0, gt=0, le=10)
@@ -61,11 +68,11 @@ class RolloutSpec(Section):
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response, besides the model's own end-of-sequence tokens."""
     truncated: Literal["train", "mask", "drop"] = "train"
-    """What becomes of a response that reached `max_response_tokens`."""
-    request_timeout: float = Field(default=600.0, gt=0)
+    """What becomes of a response that reached `max_response_tokens` or `max_turn_tokens`."""
+    request_timeout: float | None = Field(default=None, gt=0)
     """Seconds a sample may take before it is dropped, counted and replaced, with all turns and tools of its
     execution. Time in which a request waits for engines to have room (`engine.max_running` samples each) does
-    not count."""
+    not count. None: 600, or as long as the longest response takes at 5 tokens per second."""
     function: RolloutFunctionSpec = RolloutFunctionSpec()
     """How a prompt is answered: in one go, over several turns with tools, or by an agent of your own."""
     mode: Literal["sync", "async"] = "sync"
@@ -91,3 +98,9 @@ class RolloutSpec(Section):
     def prompt_limit(self) -> int:
         """Tokens of the longest prompt (rlrun.specs.lengths.fitted fits it to the model)."""
         return self.max_prompt_tokens or USUAL_PROMPT_TOKENS
+
+    def seconds_for(self, response_tokens: int) -> float:
+        """Returns the seconds that a sample with a response of at most so many tokens may take."""
+        if self.request_timeout is not None:
+            return self.request_timeout
+        return max(LEAST_SECONDS, response_tokens / SLOWEST_TOKENS)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from rlrun.specs.job import Spec
+from rlrun.specs.lengths import longest_response
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
 from rlrun.specs.rules import Rule, given, no_effect
@@ -28,6 +29,14 @@ def token_limits(spec: Spec) -> Iterator[Finding]:
         yield Finding(
             ("rollout", "min_response_tokens"), message, found=rollout.min_response_tokens, others=others
         )
+    turn = rollout.max_turn_tokens
+    if turn is not None and rollout.function.type == "single_turn":
+        why = "a response of single_turn is one turn, which max_response_tokens limits"
+        yield no_effect(("rollout", "max_turn_tokens"), why, "remove it", (("rollout", "function", "type"),))
+    elif turn is not None and turn > longest_response(spec):
+        message = f"must be at most max_response_tokens = {longest_response(spec)}, which is for all turns"
+        lengths: tuple[KeyPath, ...] = (("rollout", "max_response_tokens"), ("eval", "max_response_tokens"))
+        yield Finding(("rollout", "max_turn_tokens"), message, found=turn, others=lengths)
     if rollout.top_k == 0:
         yield Finding(("rollout", "top_k"), "0 leaves nothing to sample from", "-1 turns it off", "-1", 0)
 

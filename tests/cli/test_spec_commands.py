@@ -82,7 +82,9 @@ def test_an_unknown_command_is_exit_2(rlrun: Command) -> None:
 
 def test_validate(rlrun: Command) -> None:
     outcome = rlrun("validate", BASE)
-    assert (outcome.code, outcome.out, outcome.err) == (0, f"{BASE}: valid\n", "")
+    limits = "a prompt of 3072 (longer ones are dropped), and a response of 1024; it may take 600 s"
+    assert outcome.out == f"{BASE}: valid\na sample may have 4096 tokens: {limits}\n"
+    assert (outcome.code, outcome.err) == (0, "")
 
 
 def test_validate_tells_every_problem(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:

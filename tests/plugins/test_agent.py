@@ -184,6 +184,31 @@ async def test_only_the_job_s_own_limit_truncates_a_sample(limit: int, status: S
     assert one.status is status
 
 
+async def test_all_turns_of_a_conversation_share_the_limit_of_a_response() -> None:
+    """A short prompt leaves room in the sample, but not in the response."""
+
+    async def act(client: Client) -> None:
+        first = await client.say(HI)
+        _, answer = await client.post({"messages": [HI, first, HI]})
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+    question = "x" * 200  # the sample has room for it, the agent asks something shorter
+    [one], session = await run(
+        act, ["four", "and more than there is room for"], max_new_tokens=48, prompt=question
+    )
+    assert one.status is Status.TRUNCATED
+    assert len(one.response()[0]) == 48 < session.max_tokens - len(one.prompt)
+
+
+async def test_a_turn_that_reaches_its_own_limit_truncates_the_sample() -> None:
+    async def act(client: Client) -> None:
+        _, answer = await client.post({"messages": [HI], "max_tokens": 30})
+        assert answer["usage"]["completion_tokens"] == 5
+
+    [one], _ = await run(act, ["four and more"], max_turn_tokens=5)
+    assert one.status is Status.TRUNCATED
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

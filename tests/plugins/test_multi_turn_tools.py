@@ -53,9 +53,9 @@ def call(say: str, name: str = "echo") -> str:
 
 
 async def run(
-    answers: list[str], max_new_tokens: int = 4096, **params: Any
+    answers: list[str], max_new_tokens: int = 4096, max_turn_tokens: int | None = None, **params: Any
 ) -> tuple[Trajectory, ScriptedSession]:
-    session = ScriptedSession(answers, max_new_tokens=max_new_tokens)
+    session = ScriptedSession(answers, max_new_tokens=max_new_tokens, max_turn_tokens=max_turn_tokens)
     rollout = build("rollouts", "multi_turn_tools", {"tools": [{"type": "echo"}], **params})
     return await rollout.run(session), session
 
@@ -138,6 +138,8 @@ async def test_an_answer_that_a_stop_string_ended_is_ended_for_the_policy() -> N
         ([call("a"), "done"], {"max_new_tokens": len(call("a")) + 20}, Status.TRUNCATED, 1),
         ([call("a"), "a longer answer"], {"max_new_tokens": len(call("a")) + 30}, Status.TRUNCATED, 2),
         (["thinking…"], {}, Status.TRUNCATED, 1),
+        ([call("a"), "a longer answer"], {"max_turn_tokens": len(call("a")) + 1}, Status.COMPLETED, 2),
+        ([call("a"), "a" * 99], {"max_turn_tokens": len(call("a")) + 1}, Status.TRUNCATED, 2),
     ],
 )
 async def test_a_conversation_ends_at_its_limits(

@@ -190,7 +190,13 @@ class Console:
     def _short_line(self, metrics: Mapping[str, float]) -> str:
         """What stays above the panel of a finished step."""
         seconds = f"{metrics['perf/step_time']:.2f} s" if "perf/step_time" in metrics else ""
-        parts = [f"step {self._step}/{self._steps}", score(metrics), _evaluation(metrics), seconds]
+        parts = [
+            f"step {self._step}/{self._steps}",
+            score(metrics),
+            _evaluation(metrics),
+            lost(metrics),
+            seconds,
+        ]
         return "  ".join(part for part in parts if part)
 
     def _line(self, metrics: Mapping[str, float]) -> str:
@@ -198,6 +204,7 @@ class Console:
             f"step {self._step}/{self._steps}",
             score(metrics),
             _evaluation(metrics),
+            lost(metrics),
             speed(metrics),
             shares(metrics),
         ]
@@ -217,6 +224,14 @@ def score(metrics: Mapping[str, float]) -> str:
             f"  length {metrics['rollout/response_len/mean']:.0f}"
         )
     return f"loss {metrics['train/loss']:.4f}" if "train/loss" in metrics else ""
+
+
+def lost(metrics: Mapping[str, float]) -> str:
+    """Says how many samples were left out because they did not come to an end."""
+    late = metrics.get("rollout/dropped_samples/generation/timeout", 0)
+    failed = metrics.get("rollout/failed", 0)
+    parts = [f"{count:.0f} {why}" for count, why in ((late, "late"), (failed, "failed")) if count]
+    return f"left out: {', '.join(parts)}" if parts else ""
 
 
 def speed(metrics: Mapping[str, float]) -> str:
@@ -250,10 +265,15 @@ def duration(seconds: float) -> str:
 
 
 def _evaluation(metrics: Mapping[str, float]) -> str:
-    sets = sorted(
-        name.split("/")[1] for name in metrics if name.startswith("eval/") and name.endswith("/reward")
-    )
-    return ", ".join(
-        f"{name} reward {metrics[f'eval/{name}/reward']:.3f}, pass@1 {metrics[f'eval/{name}/pass@1']:.3f}"
-        for name in sets
-    )
+    """The held-out rewards; an evaluation of which no sample finished shows that."""
+    found = (name.split("/") for name in metrics if name.startswith("eval/"))
+    sets = sorted({parts[1] for parts in found if parts[2:] in (["reward"], ["failed"])})
+    return ", ".join(_evaluated(metrics, name) for name in sets)
+
+
+def _evaluated(metrics: Mapping[str, float], name: str) -> str:
+    values = {key: metrics.get(f"eval/{name}/{key}") for key in ("reward", "pass@1", "failed")}
+    parts = [f"{key} {values[key]:.3f}" for key in ("reward", "pass@1") if values[key] is not None]
+    if values["failed"]:
+        parts.append(f"{values['failed']:.0f} samples late or failed")
+    return f"{name} {', '.join(parts)}" if parts else ""

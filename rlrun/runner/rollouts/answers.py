@@ -29,11 +29,9 @@ class Answers:
         self._policy = policy
         self._filters = filters
         self._room = room_for(spec.max_concurrency, spec.samples_per_prompt)
-        longest = spec.prompt_limit + spec.max_response_tokens
-        self._executions = Executions(
-            policy,
-            Wanted("rollout", spec.samples_per_prompt, sampling_of(spec), longest, spec.request_timeout),
-        )
+        wanted = wanted_of(spec, "rollout", spec.samples_per_prompt, sampling_of(spec))
+        self._executions = Executions(policy, wanted)
+        self._seconds = wanted.timeout
 
     async def one(self, prompt: Prompt, tally: Callable[[], Tally], enough: asyncio.Event) -> Group | None:
         """One group from prompt to verdict; None when it is dropped, or no longer wanted.
@@ -54,6 +52,7 @@ class Answers:
         except TimeoutError as error:
             tally().failure = f"TimeoutError: {error}"
             tally().dropped["generation", "timeout"] += 1
+            tally().dropped_samples["generation", "timeout"] += self._spec.samples_per_prompt
             return None
         except EngineError as error:
             tally().failure = f"{type(error).__name__}: {error}"
@@ -79,7 +78,7 @@ class Answers:
 
         capacity = self._policy.line.capacity
         samples = len(prompts) * self._spec.samples_per_prompt
-        seconds = self._spec.request_timeout * math.ceil(samples / (capacity or samples))
+        seconds = self._seconds * math.ceil(samples / (capacity or samples))
         try:
             async with asyncio.timeout(seconds):
                 left = await self._executions.wave(prompts, ask_all)
@@ -132,6 +131,13 @@ class Answers:
 def room_for(concurrency: int | None, samples: int) -> AbstractAsyncContextManager[None]:
     """For as many groups of so many samples as may be asked for at a time; None: for all."""
     return nullcontext() if concurrency is None else asyncio.Semaphore(max(1, concurrency // samples))
+
+
+def wanted_of(spec: RolloutSpec, purpose: str, samples: int, sampling: Sampling) -> Wanted:
+    """Returns what is wanted of the policy for every prompt, within the limits of the spec."""
+    longest = spec.prompt_limit + sampling.max_new_tokens
+    seconds = spec.seconds_for(sampling.max_new_tokens)
+    return Wanted(purpose, samples, sampling, longest, seconds, spec.max_turn_tokens)
 
 
 def sampling_of(spec: RolloutSpec) -> Sampling:

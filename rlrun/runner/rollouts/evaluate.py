@@ -14,7 +14,7 @@ from rlrun.plugins.types import Group, Prompt, Status
 from rlrun.runner.errors import JobError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.records.metrics import execution_rewards, pass_rates, prefixed, sample_metrics
-from rlrun.runner.rollouts.answers import room_for, sampling_of
+from rlrun.runner.rollouts.answers import room_for, sampling_of, wanted_of
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.grouping import groups_of
 from rlrun.runner.rollouts.sessions import Wanted
@@ -55,8 +55,7 @@ def eval_set(
         ),
     )
     samples = _first(dataset.samples_per_prompt, defaults.samples_per_prompt, rollout.samples_per_prompt)
-    longest = rollout.prompt_limit + sampling.max_new_tokens
-    wanted = Wanted(f"eval-{dataset.name}", samples, sampling, longest, rollout.request_timeout)
+    wanted = wanted_of(rollout, f"eval-{dataset.name}", samples, sampling)
     return EvalSet(dataset.name, prompts, wanted, dataset.pass_threshold)
 
 

@@ -33,11 +33,19 @@ class Wanted:
     """The longest sample, its prompt included."""
     timeout: float
     """Seconds for an execution."""
+    max_turn_tokens: int | None = None
+    """The longest answer; None: as long as the sample has room."""
+
+    @property
+    def turn_limit(self) -> int:
+        """Tokens of the longest answer."""
+        longest = self.sampling.max_new_tokens
+        return longest if self.max_turn_tokens is None else min(longest, self.max_turn_tokens)
 
     def sampling_for(self, tokens: Tokens, given: Sampling | None) -> Sampling | None:
         """What may be drawn after these tokens; None where there is no room."""
         sampling = given or self.sampling
-        room = min(sampling.max_new_tokens, self.max_tokens - len(tokens))
+        room = min(sampling.max_new_tokens, self.turn_limit, self.max_tokens - len(tokens))
         least = min(sampling.min_new_tokens, room)  # a later turn, or an evaluation, may have less room
         return replace(sampling, max_new_tokens=room, min_new_tokens=least) if room > 0 else None
 
@@ -88,6 +96,7 @@ class PolicySession:
         self.seed = seed
         self.sampling = group.wanted.sampling
         self.max_tokens = group.wanted.max_tokens
+        self.max_turn_tokens = group.wanted.turn_limit
         self.chat = group.chat
         self.requests = group.requests
         """Shared by the sessions of a group, unless each runs on its own."""

@@ -35,6 +35,20 @@ def test_without_a_terminal_every_step_is_a_plain_line() -> None:
     assert "\x1b" not in file.getvalue()
 
 
+def test_samples_that_were_left_out_are_on_the_line_of_their_step() -> None:
+    file = io.StringIO()
+    console = Console("run", Terminal(file=file, width=300))
+    console.start(0, 2)
+    counts = {"rollout/dropped_samples/generation/timeout": 3, "rollout/failed": 2}
+    console.step(1, STEP | counts | HELD_OUT | {"eval/held-out/failed": 4, "eval/held-out/late": 1})
+    console.step(2, STEP | {"rollout/failed": 0, "eval/none/failed": 6, "eval/none/late": 6})
+    first, second = file.getvalue().splitlines()
+    assert "left out: 3 late, 2 failed" in first
+    assert "held-out reward 0.750, pass@1 0.700, 4 samples late or failed" in first
+    assert "left out" not in second
+    assert "none 6 samples late or failed" in second
+
+
 @pytest.mark.parametrize("width", [60, 200])
 def test_the_panel_shows_the_reward_at_any_width(width: int) -> None:
     console = Console("run", Terminal(file=io.StringIO(), width=width))

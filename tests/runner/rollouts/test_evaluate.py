@@ -133,6 +133,23 @@ def test_no_more_tokens_are_required_than_allowed(
     assert (found and (found.min_new_tokens, found.max_new_tokens)) == limits
 
 
+@pytest.mark.parametrize(
+    ("used", "given", "limit"),
+    [(0, None, 6), (40, None, 6), (45, None, 5), (0, Sampling(4), 4), (0, Sampling(9), 6), (50, None, None)],
+)
+def test_a_turn_has_a_limit_of_its_own(used: int, given: Sampling | None, limit: int | None) -> None:
+    wanted = Wanted("eval", 1, Sampling(16), 50, 1.0, max_turn_tokens=6)
+    found = wanted.sampling_for(np.zeros(used, np.int32), given)
+    assert (found and found.max_new_tokens) == limit
+
+
+def test_a_long_evaluation_has_more_time_and_the_same_limit_per_turn() -> None:
+    rollout = ROLLOUT.model_copy(update={"max_turn_tokens": 32})
+    dataset = EvalDatasetSpec(name="held_out", type="jsonl", max_response_tokens=10_000)
+    wanted = eval_set(dataset, EvalSpec(), rollout, []).wanted
+    assert (wanted.timeout, wanted.turn_limit) == (2000, 32)
+
+
 def test_the_threshold_decides_what_passes() -> None:
     group = Group(prompt(0), [sample(reward=0.5), sample(0, 1, reward=0.2, status=Status.TRUNCATED)])
     assert evaluation_metrics([group], 0.4)["pass@1"] == 0.5

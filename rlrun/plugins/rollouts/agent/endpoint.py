@@ -121,20 +121,29 @@ class Endpoint:
 async def _answer(served: Served, asked: "_Request", conversation: Conversation) -> "web.Response":
     session = served.session
     tokens = conversation.trajectory.tokens()
+    room = _room(session, conversation)
     try:
-        made = await session.generate(tokens, asked.sampling(session.sampling))
+        made = await session.generate(tokens, asked.sampling(session.sampling, room))
     except Exception as error:  # whatever the engines raise: told to the agent, and to whoever runs it
         served.error = error
         return _refused(503, f"{type(error).__name__}: {error}", "engine_error")
     served.answers += 1
     served.aborted |= made.finish == "abort"
     message = answer_message(_text(session, made), served.syntax if asked.tools else None, served.answers)
-    room = min(session.sampling.max_new_tokens, session.max_tokens - len(tokens))
     served.record.answer(conversation, asked.as_ended(made, room), message)
     if made.finish == "length" and not len(made.tokens):
-        why = f"the conversation has {len(tokens)} tokens, at most {session.max_tokens} are allowed"
+        most = min(session.max_tokens, len(conversation.trajectory.prompt) + session.sampling.max_new_tokens)
+        why = f"the conversation has {len(tokens)} tokens, at most {most} are allowed"
         return _refused(400, why, "context_length_exceeded")
     return _json(_completion(message, made, len(tokens), f"chatcmpl-{session.id}-{served.answers}"))
+
+
+def _room(session: Session, conversation: Conversation) -> int:
+    """Tokens that the next answer may have: all turns of a conversation together are one response."""
+    tokens = len(conversation.trajectory)
+    response = tokens - len(conversation.trajectory.prompt)
+    left = min(session.sampling.max_new_tokens - response, session.max_tokens - tokens)
+    return max(0, min(left, session.max_turn_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +185,9 @@ class _Request:
         limited = self.max_tokens is not None and self.max_tokens < room
         return replace(made, finish="stop") if limited and made.finish == "length" else made
 
-    def sampling(self, own: Sampling) -> Sampling:
-        """The job's, cut to what the agent wants."""
-        most = min(own.max_new_tokens, self.max_tokens or own.max_new_tokens)
+    def sampling(self, own: Sampling, room: int) -> Sampling:
+        """The job's, cut to the room that there is and to what the agent wants."""
+        most = min(room, self.max_tokens or room)
         least = min(own.min_new_tokens, most)
         return replace(own, max_new_tokens=most, min_new_tokens=least, stop=(*own.stop, *self.stop))
 

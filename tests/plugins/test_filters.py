@@ -125,6 +125,14 @@ def test_repetition_drops_groups_that_repeat_themselves() -> None:
     assert [verdict and verdict.reason for verdict in stricter] == ["repetition", None, None]
 
 
+@pytest.mark.parametrize(("repeated", "words"), [(1, 10), (1, 5), (3, 10), (7, 10)])
+def test_a_share_of_repetitions_is_not_missed_by_rounding(repeated: int, words: int) -> None:
+    one = group([1.0, 0.0])
+    one.samples[0].text = "again " * (repeated + 1) + " ".join(map(str, range(words - repeated - 1)))
+    params = {"ngram": 1, "share": repeated / words, "single": "drop"}
+    assert check_filter("repetition", params, [one]) == [Drop("repetition", (0,))]
+
+
 @pytest.mark.parametrize(
     ("single", "verdict"), [("drop", Drop("repetition", (0,))), ("mask", Mask("repetition", (0,)))]
 )

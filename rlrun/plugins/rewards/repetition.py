@@ -39,4 +39,4 @@ def repeated_share(text: str, ngram: int) -> float:
     if total <= 0:
         return 0.0
     distinct = len({tuple(words[at : at + ngram]) for at in range(total)})
-    return 1 - distinct / total
+    return (total - distinct) / total  # 1 - distinct / total would be rounded twice: 1 of 10 below 0.1

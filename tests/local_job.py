@@ -175,6 +175,7 @@ def _server(spec: Spec, plan: Plan, model: Path) -> NativeServer:
             model_folder=str(model),
             job=spec.name,
             dtype=spec.engine.dtype,
+            head_dtype=spec.trainer.head_dtype,
             max_running=spec.engine.max_running,
             max_length=plan.max_sample_tokens,
             threads=1,

@@ -28,6 +28,7 @@ _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
 _PROGRAMS = {"--sglang-": ("engine.sglang", SERVER), "--router-": ("engine.sglang_router", ROUTER)}
 """Whose arguments flags of a prefix are, and where these go."""
 _SERVER_KEYS = {"max-total-tokens": "engine.max_cache_tokens"}
+_SERVER_SWITCHES = {"enable-fp32-lm-head": ("trainer.head_dtype", "float32")}
 _SEPARATE_PREFILL = ("disaggregation-", "encoder-")
 _OUTSIDE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 _LEFT_OVER = re.compile(r"\$\(|`|\$\{(?!var:|env:)")
@@ -161,6 +162,8 @@ def _take_argument(draft: Draft, flag: Flag, prefix: str) -> None:
             draft.set("engine.router", "sglang-router", (flag.name,))
     elif program is SERVER and name in _SERVER_KEYS and isinstance(value, int):
         draft.set(_SERVER_KEYS[name], value, (flag.name,))
+    elif program is SERVER and name in _SERVER_SWITCHES and value is True:
+        draft.set(*_SERVER_SWITCHES[name], (flag.name,))
     else:
         decides = program.own[name]
         draft.note(flag, f"set by rlrun: {decides}" if decides else "set by rlrun")

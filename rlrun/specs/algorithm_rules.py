@@ -122,6 +122,16 @@ def cache_size(spec: Spec, demands: Demands) -> Iterator[Finding]:
         )
 
 
+def head_precision(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """A float32 head changes something: trainer or engines compute the other layers in bfloat16."""
+    sections = (spec.engine, *spec.engines) if demands.rollout else ()
+    computed = {spec.trainer.dtype, *(section.dtype for section in sections)}
+    if spec.trainer.head_dtype == "float32" and computed == {"float32"}:
+        why = "logits are float32 without it, as trainer and engines compute in float32"
+        others: tuple[KeyPath, ...] = (("trainer", "dtype"), ("engine", "dtype"))
+        yield no_effect(("trainer", "head_dtype"), why, "remove it", others)
+
+
 def warm_up(spec: Spec, demands: Demands) -> Iterator[Finding]:
     """The learning rate reaches its peak, and does not fall before."""
     try:
@@ -168,6 +178,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     unrewarded,
     removed_before,
     cache_size,
+    head_precision,
     warm_up,
     answers,
     idle_companions,

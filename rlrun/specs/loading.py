@@ -31,6 +31,7 @@ from rlrun.specs.secrets import unset_references, wrong_references
 from rlrun.specs.strict import validated
 from rlrun.specs.suggestions import KeyIndex, section_models
 from rlrun.specs.term_rules import stale_ratio
+from rlrun.specs.trainer_rules import external_heads
 
 
 @dataclass(slots=True)
@@ -80,9 +81,12 @@ class LoadedSpec:
         return [self.composition.place(finding) for finding in unset_references(self.composition.data)]
 
     def warnings(self) -> list[Problem]:
-        """What looks like a secret in the files and in `--set`, and a ratio that ignores stale samples."""
+        """What looks like a secret in the files and in `--set`, a ratio that ignores stale samples, and
+        external engines that may compute logits in another precision.
+        """
         secrets = secret_warnings([*self.composition.files, *self.composition.overrides])
-        return [*secrets, *(self.composition.place(finding) for finding in stale_ratio(self.spec))]
+        findings = [*stale_ratio(self.spec), *external_heads(self.spec)]
+        return [*secrets, *(self.composition.place(finding) for finding in findings)]
 
     def _origin(self, path: KeyPath) -> Origin | None:
         return self.composition.origins.get(path)

@@ -53,6 +53,7 @@ _OF_SERVER = {
     "admin-api-key": None,
     "config": None,
     "enable-return-routed-experts": "trainer.moe.routing_replay",
+    "enable-fp32-lm-head": "trainer.head_dtype",
 }
 _OF_ROUTER = {
     "host": None,

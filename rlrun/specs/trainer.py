@@ -90,6 +90,10 @@ class TrainerSpec(OptimizerSpec):
     """Samples of a micro-batch, whatever their tokens. None: as many as the token budget takes."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision of matrix products and activations; parameters, gradients and optimizer state are float32."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Precision of logits, on the trainer and on the job's engines. `model`: that of `trainer.dtype` and
+    `engine.dtype`; `float32`: the head multiplies in float32, by weights that stay as they are, so that
+    trainer and engines agree better (MiniMax-M1, arXiv:2506.13585)."""
     freeze: tuple[str, ...] = ()
     """Parameters that are not trained, by patterns of their Hugging Face names: `model.embed_tokens.*`."""
     reduction: Literal["per_sample_mean", "per_token", "dr_grpo"] = "per_sample_mean"

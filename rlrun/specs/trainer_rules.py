@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 
+from rlrun.specs.engine_sections import POLICY, engine_sections
 from rlrun.specs.job import Spec
 from rlrun.specs.optimizer_rules import optimizer_sections
 from rlrun.specs.positions import KeyPath
-from rlrun.specs.problems import Finding
+from rlrun.specs.problems import Finding, dotted
 from rlrun.specs.rules import Rule, given, no_effect
 
 SPLIT_SCHEDULES = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 OFFLOAD: KeyPath = ("trainer", "offload")
+HEAD_DTYPE: KeyPath = ("trainer", "head_dtype")
 
 
 def offloading(spec: Spec) -> Iterator[Finding]:
@@ -64,6 +66,24 @@ def balancing(spec: Spec) -> Iterator[Finding]:
         yield no_effect(switch, why, "remove it", others)
 
 
+def external_heads(spec: Spec) -> Iterator[Finding]:
+    """Warns that engines which rlrun does not start compute logits in a precision of their own.
+
+    Only engines whose log-probs are compared with the trainer's matter: not a judge's.
+    """
+    if spec.trainer.head_dtype != "float32":
+        return
+    compared = {spec.reference.engine, spec.teacher.engine if spec.teacher else None} - {None}
+    for path, section in engine_sections(spec):
+        matters = path == POLICY or getattr(section, "name", None) in compared
+        if matters and section.type == "external":
+            message = (
+                f"does not reach the external engines of {dotted(path)}, which compute as they were started"
+            )
+            cure = "start them with --enable-fp32-lm-head (SGLang) or --head-dtype float32 (rlrun's engine)"
+            yield Finding(HEAD_DTYPE, message, cure, at_value=False, others=((*path, "type"),))
+
+
 def compilation(spec: Spec) -> Iterator[Finding]:
     """What looks into layers, operation by operation, cannot do so in compiled ones."""
     if not spec.trainer.compile:
@@ -90,4 +110,10 @@ def micro_batches(spec: Spec) -> Iterator[Finding]:
         yield no_effect(("trainer", "max_tokens_per_rank"), why, "remove it, or micro_batch_size", others)
 
 
-TRAINER_RULES: tuple[Rule, ...] = (offloading, routing_replay, balancing, compilation, micro_batches)
+TRAINER_RULES: tuple[Rule, ...] = (
+    offloading,
+    routing_replay,
+    balancing,
+    compilation,
+    micro_batches,
+)

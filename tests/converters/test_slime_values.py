@@ -212,6 +212,7 @@ def test_the_same_flag_beside_demonstrations_validates(tmp_path: Path, row: Flag
         ),
         ("--advantage-estimator gspo", "algorithm", {"type": "gspo", "clip": 0.2, "clip_high": 0.2}),
         ("--sglang-server-concurrency 64", "engine.max_running", 64),
+        ("--sglang-enable-fp32-lm-head", "trainer.head_dtype", "float32"),
         ("--sglang-server-concurrency 64 --sglang-max-running-requests 32", "engine.max_running", 32),
         ("--rollout-num-gpus-per-engine 8 --sglang-pp-size 2", "engine.tensor", 4),
         ("", "trainer.weight_decay", 0.01),

@@ -69,6 +69,7 @@ def _native_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process
     return EngineSetup(
         model_folder=str(what.model.folder),
         dtype=what.section.dtype,
+        head_dtype=spec.trainer.head_dtype,
         max_running=what.section.max_running,
         max_cache_tokens=what.section.max_cache_tokens,
         max_length=what.max_length,
@@ -130,4 +131,5 @@ def _arguments(spec: Spec, what: Served) -> dict[str, Any]:
     """The server's further arguments."""
     tells = {"enable_return_routed_experts": True} if tells_experts(spec, what) else {}
     saves = {"enable_memory_saver": True} if sleeps(spec) and what.is_policy else {}
-    return what.section.sglang | tells | saves
+    wide = {"enable_fp32_lm_head": True} if spec.trainer.head_dtype == "float32" else {}
+    return what.section.sglang | tells | saves | wide

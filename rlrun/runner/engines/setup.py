@@ -33,3 +33,6 @@ class EngineSetup:
     """Name of the job whose shared-memory segments it may adopt as weights; None: it adopts none."""
     weight_folders: tuple[str, ...] = ()
     """It may read new weights from folders below these, and below `model_folder`, and from no others."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Precision of logits. `model`: `dtype`; `float32`: the head multiplies in float32, by weights that stay
+    in `dtype`."""

@@ -57,8 +57,12 @@ def _selected(model: Architecture, shared: int, tensor: int) -> float:
 
 
 def logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
-    """A chunk's logits and their slopes, what is kept of them, and the head's own gradient."""
+    """A chunk's logits and their slopes, what is kept of them, and the head's own gradient; with float32
+    logits nothing is kept, and weights and gradient of the head have a float32 copy each.
+    """
     vocab, item = -(-model.vocab // trainer.parallel.tensor), ITEM[trainer.dtype]
     rows = min(trainer.logits_chunk, tokens)
+    if trainer.head_dtype == "float32" and item < 4:
+        return rows * vocab * (4 + 4) + vocab * model.hidden * (4 + 4)
     kept = tokens * vocab * item if item < 4 else 0
     return rows * vocab * (item + 4) + (kept if kept <= KEPT_LOGITS else 0) + vocab * model.hidden * item

@@ -49,7 +49,9 @@ def _engine(case: Case, model: Architecture, section: EngineSpec, free: int, lon
         free = min(free, int(case.device.memory * _static_share(section)))
     share = CACHE_SHARE if section.type == "native" else 1.0
     over = gpus_of(section) if case.on_gpu else 1
-    return generating(model, section, longest, over * free, share)
+    # GPUs multiply halves and return float32; on a CPU the head's weights become float32 first.
+    copies = case.spec.trainer.head_dtype == "float32" and not case.on_gpu
+    return generating(model, section, longest, over * free, share, head_copy=copies)
 
 
 def _on_a_device(case: Case, engine: EngineMemory, section: EngineSpec, count: int) -> Phase:

@@ -150,23 +150,31 @@ class EngineMemory:
 
 
 def generating(
-    model: Architecture, engine: EngineSpec, longest: int, free: int | None, share: float = CACHE_SHARE
+    model: Architecture,
+    engine: EngineSpec,
+    longest: int,
+    free: int | None,
+    share: float = CACHE_SHARE,
+    *,
+    head_copy: bool = False,
 ) -> EngineMemory:
     """An engine whose samples have at most `longest` tokens.
 
     `free`: bytes that are free on its device when it starts; None: enough. `share`: of what the weights leave
-    of it, for the cache.
+    of it, for the cache. `head_copy`: it makes a float32 copy of its head.
     """
     each = cache_token_bytes(model, engine.dtype)
     wanted = engine.max_cache_tokens or engine.max_running * (longest + 2 * CACHE_BLOCK)
     weights = parameter_count(model) * ITEM[engine.dtype]
-    left = None if free is None else max(free - weights, 0)
+    head = model.vocab * model.hidden * 4 if head_copy and engine.dtype != "float32" else 0
+    left = None if free is None else max(free - weights - head, 0)
     tokens = wanted if left is None else min(wanted, int(left * share) // each // CACHE_BLOCK * CACHE_BLOCK)
     blocks = -(-tokens // CACHE_BLOCK) + 2  # the spare one, and one for the block that a sample begins
     phase = Phase(
         "generation",
         (
             Part("weights", weights, f"{parameter_count(model):,} × {ITEM[engine.dtype]} bytes"),
+            *([Part("float32 head", head, "trainer.head_dtype")] if head else []),
             Part("KV cache", blocks * CACHE_BLOCK * each, f"{tokens:,} tokens × {each:,} bytes"),
         ),
     )

@@ -25,7 +25,17 @@ def build_decoders(
     if spec.model.implementation == "transformers":
         from rlrun.runner.trainer.foreign import build_foreign
 
-        return [build_foreign(folder, model, dims, dtype, device, trainer.activation_checkpointing)]
+        return [
+            build_foreign(
+                folder,
+                model,
+                dims,
+                dtype,
+                device,
+                checkpointing=trainer.activation_checkpointing,
+                head_dtype=trainer.head_dtype,
+            )
+        ]
     return build_model(
         model,
         dims,
@@ -35,6 +45,7 @@ def build_decoders(
         checkpointing=trainer.activation_checkpointing,
         on_host=trainer.offload == "all",
         router_dtype=trainer.moe.router_dtype,
+        head_dtype=trainer.head_dtype,
         compiled=trainer.compile,
         balanced=trainer.moe.balancing == "bias",
     )

@@ -67,6 +67,7 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             META,
             checkpointing=spec.trainer.activation_checkpointing,
             router_dtype=spec.trainer.moe.router_dtype,
+            head_dtype=spec.trainer.head_dtype,
         )
         ledger = Ledger(ON_HOST[spec.trainer.offload])
         fake = FakeTensorMode(allow_non_fake_inputs=True)

@@ -38,8 +38,10 @@ class _Told:
 class ForeignDecoder(nn.Module):
     """transformers' decoder with a head of ours; as `PackedDecoder` to those who call it."""
 
-    def __init__(self, network: PreTrainedModel, model: Architecture) -> None:
-        """ValueError where the model is not laid out as Llama is, or has other parameters than its files."""
+    def __init__(self, network: PreTrainedModel, model: Architecture, *, wide_head: bool = False) -> None:
+        """`wide_head`: logits are float32. ValueError where the model is not laid out as Llama is, or has
+        other parameters than its files.
+        """
         super().__init__()
         base = getattr(network, "model", None)
         if base is None or not all(hasattr(base, part) for part in ("embed_tokens", "layers", "norm")):
@@ -47,9 +49,10 @@ class ForeignDecoder(nn.Module):
                 f"transformers' {model.family} has no model.embed_tokens, model.layers, model.norm"
             )
         self.model = base
-        self.lm_head = ResponseHead.Config(
-            in_features=model.hidden, out_features=model.vocab, param_init={}
-        ).build()
+        head = ResponseHead.Config(
+            in_features=model.hidden, out_features=model.vocab, wide=wide_head, param_init={}
+        )
+        self.lm_head = head.build().to(network.dtype)
         self.enable_weight_tying = model.tied
         self.inputs: Sequence[DecoderInputs] = ()
         self._layers = model.layers
@@ -115,13 +118,15 @@ class ForeignDecoder(nn.Module):
             )
 
 
-def build_foreign(  # noqa: PLR0917
+def build_foreign(
     folder: Path,
     model: Architecture,
     dims: ParallelDims | None,
     dtype: torch.dtype,
     device: torch.device,
-    checkpointing: str,
+    *,
+    checkpointing: str = "none",
+    head_dtype: str = "model",
 ) -> ForeignDecoder:
     """The decoder in memory with undefined parameters; as `build_model` otherwise. ValueError where
     transformers does not have the model, or it cannot be told of documents.
@@ -132,7 +137,7 @@ def build_foreign(  # noqa: PLR0917
         network = AutoModelForCausalLM.from_config(
             config, attn_implementation=ATTENTION, dtype=torch.float32 if dims is not None else dtype
         )
-        decoder = ForeignDecoder(network, model)
+        decoder = ForeignDecoder(network, model, wide_head=head_dtype == "float32")
     if checkpointing != "none":
         checkpoint_activations(decoder.model, checkpointing)
     if dims is not None:

@@ -6,7 +6,7 @@ parallelism each rank holds a slice of the vocabulary; maxima, sums and targets 
 gathered.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from rlrun.runner.trainer.compat.modules import Linear
 from rlrun.runner.trainer.cpu_ops.softmax import softmax_slopes_, softmax_statistics
+from rlrun.runner.trainer.wide_products import wide_product
 
 KEPT_BYTES = 64 * 2**20
 """Half-precision logits of at most this size are kept between the passes rather than computed twice."""
@@ -68,11 +69,18 @@ class ResponseHead(Head):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Head.Config):
-        pass
+        wide: bool = False
+        """Logits of half-precision weights and hidden states are float32 (`trainer.head_dtype`)."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._wide = config.wide
 
     def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies, `[R]` float32, from `[1, T, hidden]` hidden states of packed tokens."""
-        outputs: tuple[torch.Tensor, torch.Tensor] = _LogProbs.apply(*self._asked(input), self._group)
+        hidden, weight, query = self._asked(input)
+        apply = _WideLogProbs.apply if self._wide and weight.dtype != torch.float32 else _LogProbs.apply
+        outputs: tuple[torch.Tensor, torch.Tensor] = apply(hidden, weight, query, self._group)
         return outputs
 
 
@@ -87,44 +95,99 @@ class _LogProbs(torch.autograd.Function):
         query: HeadQuery,
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        local, ours = _local_targets(query.targets, weight.shape[0], group)
-        stats = hidden.new_empty((4, len(hidden)), dtype=torch.float32)
         ctx.kept = _room(hidden, weight) if any(ctx.needs_input_grad) else None
-        for part in _chunks(hidden, query):
-            logits = torch.mm(hidden[part], weight.t(), out=None if ctx.kept is None else ctx.kept[part])
-            stats[:, part] = softmax_statistics(logits, local[part], query.temperature)
-        log_probs, log_sum, entropy = _combine(stats, ours, group)
-        ctx.save_for_backward(hidden, weight, local, ours, log_sum, entropy)
-        ctx.query = query
-        if not query.entropy_grad:
-            ctx.mark_non_differentiable(entropy)
-        return log_probs, entropy
+
+        def logits(part: slice) -> torch.Tensor:
+            return torch.mm(hidden[part], weight.t(), out=None if ctx.kept is None else ctx.kept[part])
+
+        return _log_probs(ctx, (hidden, weight, query, group), logits)
 
     @staticmethod
     def backward(
         ctx: Any, grad: torch.Tensor, entropy_grad: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, local, ours, log_sum, entropy = ctx.saved_tensors
-        query = ctx.query
+        hidden, weight, *_ = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight)
-        if not query.entropy_grad:
-            entropy_grad = None
         kept, ctx.kept = ctx.kept, None
-        for part in _chunks(hidden, query):
-            slopes = softmax_slopes_(
-                hidden[part] @ weight.t() if kept is None else kept[part],
-                local[part],
-                ours=ours[part],
-                log_sums=log_sum[part],
-                log_prob_slopes=grad[part].contiguous(),
-                entropies=None if entropy_grad is None else entropy[part],
-                entropy_slopes=None if entropy_grad is None else entropy_grad[part].contiguous(),
-                temperature=query.temperature,
-            )
+        for part in _chunks(hidden, ctx.query):
+            logits = hidden[part] @ weight.t() if kept is None else kept[part]
+            slopes = _slopes_(ctx, part, logits, grad, entropy_grad)
             torch.mm(slopes, weight, out=grad_hidden[part])
             grad_weight.addmm_(slopes.t(), hidden[part])
         return grad_hidden, grad_weight, None, None
+
+
+class _WideLogProbs(torch.autograd.Function):
+    """The same with float32 logits, slopes and sums; gradients are rounded once, to the types of what they
+    belong to.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        query: HeadQuery,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return _log_probs(
+            ctx, (hidden, weight, query, group), lambda part: wide_product(hidden[part], weight.t())
+        )
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: torch.Tensor, entropy_grad: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, *_ = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        for part in _chunks(hidden, ctx.query):
+            logits = wide_product(hidden[part], weight.t())
+            slopes = _slopes_(ctx, part, logits, grad, entropy_grad)
+            grad_hidden[part] = wide_product(slopes, weight)
+            grad_weight += wide_product(slopes.t(), hidden[part])
+        return grad_hidden, grad_weight.to(weight.dtype), None, None
+
+
+def _log_probs(
+    ctx: Any,
+    inputs: tuple[torch.Tensor, torch.Tensor, HeadQuery, dist.ProcessGroup | None],
+    logits: Callable[[slice], torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns log-probs and entropies `[R]` from each chunk's logits, and keeps in `ctx` what the backward
+    pass needs.
+    """
+    hidden, weight, query, group = inputs
+    local, ours = _local_targets(query.targets, weight.shape[0], group)
+    stats = hidden.new_empty((4, len(hidden)), dtype=torch.float32)
+    for part in _chunks(hidden, query):
+        stats[:, part] = softmax_statistics(logits(part), local[part], query.temperature)
+    log_probs, log_sum, entropy = _combine(stats, ours, group)
+    ctx.save_for_backward(hidden, weight, local, ours, log_sum, entropy)
+    ctx.query = query
+    if not query.entropy_grad:
+        ctx.mark_non_differentiable(entropy)
+    return log_probs, entropy
+
+
+def _slopes_(
+    ctx: Any, part: slice, logits: torch.Tensor, grad: torch.Tensor, entropy_grad: torch.Tensor | None
+) -> torch.Tensor:
+    """Returns the loss's gradient for a chunk's logits, in their place."""
+    _, _, local, ours, log_sum, entropy = ctx.saved_tensors
+    if not ctx.query.entropy_grad:
+        entropy_grad = None
+    return softmax_slopes_(
+        logits,
+        local[part],
+        ours=ours[part],
+        log_sums=log_sum[part],
+        log_prob_slopes=grad[part].contiguous(),
+        entropies=None if entropy_grad is None else entropy[part],
+        entropy_slopes=None if entropy_grad is None else entropy_grad[part].contiguous(),
+        temperature=ctx.query.temperature,
+    )
 
 
 def _chunks(hidden: torch.Tensor, query: HeadQuery) -> Iterator[slice]:

@@ -34,6 +34,7 @@ def build_model(
     checkpointing: str = "none",
     on_host: bool = False,
     router_dtype: str = "float32",
+    head_dtype: str = "model",
     compiled: bool = False,
     balanced: bool = False,
 ) -> list[PackedDecoder]:
@@ -44,10 +45,11 @@ def build_model(
     `head`: the config of another head than the policy's. `section`: of the spec, for messages.
     `checkpointing`: `trainer.activation_checkpointing`.
     `on_host`: shards lie in host memory; what one rank computes with stays on its device. `router_dtype`:
-    `trainer.moe.router_dtype`. `compiled`: `trainer.compile`. `balanced`: experts have a bias that evens out
-    their load.
+    `trainer.moe.router_dtype`. `head_dtype`: `trainer.head_dtype`, of the policy's head. `compiled`:
+    `trainer.compile`. `balanced`: experts have a bias that evens out their load.
     """
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
+    config.lm_head.wide = head_dtype == "float32"
     config.lm_head = head or config.lm_head
     _set_experts(config, wide=router_dtype == "float32", balanced=balanced)
     if dims is not None:

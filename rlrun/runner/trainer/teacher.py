@@ -35,7 +35,9 @@ class Teacher:
         layout = side_layout(spec.teacher.parallel, setup.world_size)
         dims = build_mesh(layout, setup.world_size)
         dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
-        decoders = build_model(model, dims, layout, dtype, device, section="teacher")
+        decoders = build_model(
+            model, dims, layout, dtype, device, section="teacher", head_dtype=spec.trainer.head_dtype
+        )
         for decoder in decoders:
             decoder.requires_grad_(False)
         with WeightFolder(folder, model) as weights:

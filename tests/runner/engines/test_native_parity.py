@@ -94,3 +94,18 @@ def test_a_gpu_gives_the_log_probs_of_transformers(name: str, tmp_path: Path) ->
         expected = peer_logits(peer, finished).log_softmax(-1)
         chosen = expected.gather(1, torch.from_numpy(finished.tokens).long()[:, None])[:, 0]
         np.testing.assert_allclose(finished.log_probs, chosen.numpy(), atol=1e-3)
+
+
+def test_a_wide_head_multiplies_its_bfloat16_weights_in_float32(operations: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, tied=True)
+    setup = EngineSetup(str(folder), dtype="bfloat16", head_dtype="float32")
+    model = load(setup).scheduler.model
+    states = (9 * torch.randn(5, 64, generator=torch.Generator().manual_seed(0))).bfloat16()
+    logits = model.logits(states)
+    expected = states.float() @ model.weights.embedding.float().t()
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-4)
+    narrow = load(EngineSetup(str(folder), dtype="bfloat16")).scheduler.model.logits(states)
+    assert (narrow.float() - expected).abs().max() > 0.1
+    jobs = run(load(setup).scheduler, [job(prompt, max_new_tokens=5) for prompt in random_prompts(3)])
+    assert all(np.isfinite(finished.log_probs).all() for finished in jobs)

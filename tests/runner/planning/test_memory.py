@@ -120,6 +120,18 @@ def test_an_engine_is_as_large_as_planned(
     )
 
 
+def test_a_float32_head_takes_copies_and_wider_logits() -> None:
+    def logits(**settings: Any) -> int:
+        return training(QWEN3_8B, TrainerSpec(steps=1, **settings), gpu=True).part("logits")
+
+    vocabulary, head = QWEN3_8B.vocab, QWEN3_8B.vocab * QWEN3_8B.hidden
+    wide = logits(head_dtype="float32", logits_chunk=512)
+    assert wide - logits(logits_chunk=512) == 512 * vocabulary * 2 + head * (8 - 2)
+    assert logits(head_dtype="float32", dtype="float32") == logits(dtype="float32")
+    engines = [generating(QWEN3_8B, EngineSpec(), 100, None, head_copy=copy) for copy in (False, True)]
+    assert engines[1].phase.bytes - engines[0].phase.bytes == head * 4
+
+
 def test_what_is_offloaded_lies_on_the_host() -> None:
     def state(offload: Any, *, gpu: bool = True, **layout: int) -> list[int]:
         spec = TrainerSpec(steps=1, offload=offload, parallel=ParallelSpec(**layout))

@@ -84,7 +84,7 @@ def test_a_model_whose_checkpoint_is_rearranged_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"the checkpoint's tensors are not transformers' parameters: .*experts"
     ):
-        build_foreign(tmp_path, read_foreign(tmp_path), None, torch.float32, CPU, "none")
+        build_foreign(tmp_path, read_foreign(tmp_path), None, torch.float32, CPU)
 
 
 def test_attention_that_documents_cannot_be_told_to_is_refused(tmp_path, monkeypatch):

@@ -39,6 +39,9 @@ def _setup(arguments: list[str] | None) -> tuple[EngineSetup, Path | None]:
     parser = argparse.ArgumentParser(prog="python -m rlrun.runner.engines.native", description=__doc__)
     parser.add_argument("--model", required=True, help="folder in Hugging Face format")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    parser.add_argument(
+        "--head-dtype", default="model", choices=["model", "float32"], help="precision of logits"
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, help="default: a free one")
     parser.add_argument("--max-running", type=int, default=256, help="samples decoded together")

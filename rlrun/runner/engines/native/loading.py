@@ -41,7 +41,8 @@ def load(setup: EngineSetup) -> Loaded:
     cache_tokens = _cache_tokens(setup, config, dtype, device, length)
     # One block more than the tokens need: a sample's prompt and its own tokens both begin a block.
     pool = BlockPool(blocks_for(cache_tokens) + 1)
-    model = Model(config, fuse(named, config), make_cache(config, pool.total, dtype, device), length)
+    cache = make_cache(config, pool.total, dtype, device)
+    model = Model(config, fuse(named, config), cache, length, wide_head=setup.head_dtype == "float32")
     rows = Rows(setup.max_running, model.padded(setup.max_running), blocks_for(length) + 1)
     stops = Stops(config.vocab_size, config.eos_token_ids, setup.model_folder)
     return Loaded(config, Scheduler(model, pool, rows, stops), stops, dtype, length, cache_tokens)

@@ -41,8 +41,18 @@ class Model:
     Both passes return normed hidden states in the model's dtype; `logits` makes logits of them.
     """
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, cache: KVCache, length: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        cache: KVCache,
+        length: int,
+        *,
+        wide_head: bool = False,
+    ) -> None:
+        """`length`: positions of the longest sample. `wide_head`: logits are float32."""
         self.config = config
+        self._wide_head = wide_head and cache.keys.dtype != torch.float32
         self.cache = cache
         self.native = _kernels_fit(config, cache) and native_ops.load()
         """C++ kernels do the work."""
@@ -78,7 +88,7 @@ class Model:
 
     def _prepare(self) -> None:
         if not self._prepared:
-            self.weights = pack(self.weights)
+            self.weights = pack(self.weights, wide_head=self._wide_head)
             self._parts = [
                 getattr(layer, field.name) for layer in self.weights.layers for field in fields(layer)
             ]
@@ -146,9 +156,16 @@ class Model:
         return states
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[B, H]` -> `[B, V]` in the model's dtype."""
+        """`[B, H]` -> `[B, V]` in the model's dtype, or in float32 with a wide head."""
         self._prepare()
+        if self._wide_head:
+            return torch_ops.wide_linear(hidden, self.weights.head)
         return torch_ops.linear(hidden, self.weights.head, None)
+
+    @property
+    def logit_bytes(self) -> int:
+        """Size of one logit."""
+        return 4 if self._wide_head else self.cache.keys.element_size()
 
     def _project(
         self,

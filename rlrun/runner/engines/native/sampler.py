@@ -27,7 +27,7 @@ class Sampler:
         self._rows = rows
         self._stop_tokens = stop_tokens
         embedding = model.weights.embedding
-        self._chunk = max(1, LOGITS_BYTES // (len(embedding) * embedding.element_size()))
+        self._chunk = max(1, LOGITS_BYTES // (len(embedding) * model.logit_bytes))
         self._device = embedding.device
         self._on_cpu = self._device.type == "cpu"
         self._sample = native_ops.sample if model.native else sample

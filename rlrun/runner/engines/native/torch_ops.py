@@ -17,6 +17,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return functional.linear(x, weight, bias)
 
 
+def wide_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x · weightᵀ in float32, of a half-precision x; on a CPU the weight is float32 (`weights.pack`)."""
+    if x.is_cuda:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return linear(x.float(), weight, None)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / rms(x) · weight over the last dimension."""
     wide = x.float()

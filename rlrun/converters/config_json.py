@@ -8,7 +8,7 @@ from rlrun.converters.architecture import Architecture
 from rlrun.converters.config_attention import read_latent, read_rope, read_windows
 from rlrun.converters.config_experts import read_experts
 from rlrun.specs.json_files import read_table
-from rlrun.specs.model_defaults import completed
+from rlrun.specs.model_defaults import completed, refuse_nulls
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "llama", "qwen2", "qwen3", "qwen3_moe")
 """`model_type`s that load, train and export."""
@@ -49,6 +49,7 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
             f"model_type {family!r} is not supported; supported are {', '.join(FAMILIES)}, and others with "
             'model.implementation = "transformers"'
         )
+    refuse_nulls(config)
     _refuse_variants(config)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     rope = read_rope(config)

@@ -1,7 +1,7 @@
 """What transformers assumes where a `config.json` leaves a key out, by family.
 
 Values are the defaults of transformers' configuration classes; tests hold them to these. A key that is null
-is not absent: there the readers work out a value, as transformers does.
+is not absent: the readers work out a value for some keys, as transformers does, and refuse a null elsewhere.
 """
 
 from collections.abc import Mapping
@@ -66,6 +66,19 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_MAY_BE_NULL = {
+    "head_dim",
+    "mlp_only_layers",
+    "n_group",
+    "num_key_value_heads",
+    "num_local_experts",
+    "q_lora_rank",
+    "sliding_window",
+    "topk_group",
+}
+"""Keys for which a null has a meaning of its own."""
+
 _GPT_OSS_ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -91,3 +104,15 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     if family == "gpt_oss" and not (config.get("rope_parameters") or config.get("rope_scaling")):
         defaults["rope_scaling"] = _GPT_OSS_ROPE
     return defaults | dict(config)
+
+
+def refuse_nulls(config: Mapping[str, Any]) -> None:
+    """Raises ValueError where a key is null that transformers takes no null for."""
+    keys = {*_SIZES, *_COMMON, *_FAMILIES.get(str(config.get("model_type")), ())} - _MAY_BE_NULL
+    if config.get("rope_parameters"):
+        keys.discard("rope_theta")  # the angle's base is in there
+    for key in sorted(keys & config.keys()):
+        if config[key] is None:
+            raise ValueError(
+                f"{key} is null in config.json: give a value, or delete the key for its family's default"
+            )

@@ -55,6 +55,28 @@ def test_an_absent_key_is_what_transformers_assumes(family, tmp_path):
     }
 
 
+DERIVED = {"head_dim", "num_key_value_heads"}
+"""Keys whose null is derived from other keys here for every family, and by transformers for some."""
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_null_key_is_what_transformers_makes_of_it_or_refused(family, tmp_path):
+    whole = json.loads((make_tiny_model(tmp_path, family) / "config.json").read_text())
+    refused = set()
+    for key in whole.keys() - DERIVED - {"model_type", "transformers_version", "dtype"}:
+        config = whole | {key: None}
+        try:
+            ours = architecture(config)
+        except ValueError as error:
+            assert f"{key} is null" in str(error) or "attention_bias = false" in str(error), key
+            refused.add(key)
+            continue
+        with contextlib.suppress(Exception):  # transformers refuses nulls of keys that change nothing here
+            theirs = CONFIGS[family].from_dict(config).to_dict() | {"dtype": whole["dtype"]}
+            assert ours == architecture(theirs), key
+    assert {"rms_norm_eps", "vocab_size", "max_position_embeddings", "hidden_act"} <= refused
+
+
 def test_a_model_with_absent_keys_loads_with_transformers_weights(tmp_path):
     """A Qwen3 that says nothing of its heads' width has 128."""
     from safetensors.torch import load_file

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlrun.runner.prompts.end_tokens import end_token_ids
 from rlrun.specs.json_files import read_table
-from rlrun.specs.model_defaults import completed
+from rlrun.specs.model_defaults import completed, refuse_nulls
 
 FAMILIES = ("qwen3", "llama")
 
@@ -56,6 +56,7 @@ def read_config(folder: str | Path) -> ModelConfig:
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise ValueError(f"{path}: model_type {family!r}; the native engine runs {' and '.join(FAMILIES)}")
+    refuse_nulls(raw)
     if raw["hidden_act"] != "silu":
         raise ValueError(f"{path}: hidden_act {raw['hidden_act']!r}; the native engine computes silu")
     rope = _rope(raw)

@@ -32,12 +32,14 @@ from rlrun.specs.problems import SpecError
 ROOT = Path(__file__).parents[1]
 FIXTURE = ROOT / "tests" / "data" / "slime_scripts.toml"
 PAGE = ROOT / "docs" / "slime.md"
-ROW = {
+ROW: dict[str, Any] = {
     **dict.fromkeys(("prompt", "problem", "input", "index"), "What is 1 + 1?"),
     **dict.fromkeys(("label", "answer", "reward_model"), "2"),
-    "messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}],
+    "messages": [{"role": "user", "content": "1 + 1?"}],
 }
 """A row with every column that the scripts name."""
+CHAT = {**ROW, "messages": [*ROW["messages"], {"role": "assistant", "content": "2"}]}
+"""The same for scripts that train on the answer."""
 FUNCTIONS = (
     "--custom-generate-function-path",
     "--custom-rm-path",
@@ -169,7 +171,8 @@ def _use_stubs(draft: Draft, config: Mapping[str, Any], folder: Path) -> None:
     if "model" in values.get("engine", {}):
         values["engine"]["model"] = _model(folder / "served", {**config, "quantization_config": {}})
     for section in (values["data"], *values.get("eval", {}).get("datasets", [])):
-        section["path"] = _rows(folder, section.get("type", "jsonl"))
+        row = CHAT if draft.algorithm == "sft" else ROW
+        section["path"] = _rows(folder, section.get("type", "jsonl"), row)
 
 
 def _model(folder: Path, config: Mapping[str, Any]) -> str:
@@ -180,12 +183,12 @@ def _model(folder: Path, config: Mapping[str, Any]) -> str:
     return str(folder)
 
 
-def _rows(folder: Path, kind: str) -> str:
+def _rows(folder: Path, kind: str, row: Mapping[str, Any]) -> str:
     path = folder / f"rows.{kind}"
     if kind == "parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([ROW] * 2), path)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row)] * 2), path)
     else:
-        path.write_text(f"{json.dumps(ROW)}\n" * 2, "utf-8")
+        path.write_text(f"{json.dumps(row)}\n" * 2, "utf-8")
     return str(path)
 
 

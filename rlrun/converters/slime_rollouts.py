@@ -7,9 +7,6 @@ from rlrun.converters.slime_draft import Draft
 _FULLY_ASYNC = "fully_async"
 _SFT = "sft_rollout"
 _OWN = ("sglang_rollout", "sleep_rollout")
-_PROMPT_TOKENS = 4096
-"""The prompt limit where config.json cannot be read: slime drops no prompt."""
-_LONGEST_PROMPT = 32768
 _DEMONSTRATION_TOKENS = 16384
 _MANY = 1000
 
@@ -58,7 +55,7 @@ def partial(draft: Draft) -> None:
 
 
 def lengths(draft: Draft) -> None:
-    """The longest prompt: slime drops none unless it is told to."""
+    """The longest prompt: slime drops none unless it is told to, and rlrun fits it to the model."""
     response = draft.whole("--rollout-max-response-len", 1024)
     prompt, context = draft.given("--rollout-max-prompt-len"), draft.given("--rollout-max-context-len")
     if prompt:
@@ -73,20 +70,12 @@ def lengths(draft: Draft) -> None:
             draft.note(
                 flag, "leaves no room beside --rollout-max-response-len: set rollout.max_prompt_tokens"
             )
-        draft.set(
-            "rollout.max_prompt_tokens", _room(draft, response), (), "slime drops no prompt, however long"
+        draft.notes.append(
+            "rollout.max_prompt_tokens: slime drops no prompt; rlrun drops prompts of more than 4096 tokens, "
+            "or of more than the model has room for, and says how many"
         )
     if draft.algorithm == "sft" and "--rollout-max-response-len" not in draft.flags:
         draft.set("rollout.max_response_tokens", _DEMONSTRATION_TOKENS, (), "slime drops no demonstration")
-
-
-def _room(draft: Draft, response: int) -> int:
-    """Tokens for prompts: what the longest response leaves of the model's context, within reason."""
-    positions = draft.model_config.get("max_position_embeddings")
-    longest = max(response, draft.whole("--eval-max-response-len", 0))
-    if isinstance(positions, int) and positions > longest:
-        return min(positions - longest, _LONGEST_PROMPT)
-    return _PROMPT_TOKENS
 
 
 def time_limits(draft: Draft) -> None:

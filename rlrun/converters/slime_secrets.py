@@ -6,7 +6,8 @@ _SECRET_NAME = re.compile(
     r"(?:^|[-_])(?:wandb[-_]key|api[-_]?key|access[-_]?key|token|secret|password|passwd|credentials?)$",
     re.IGNORECASE,
 )
-_USER = re.compile(r"(?P<start>[a-z][a-z0-9+.-]*://)(?!\$\{env:)[^/@\s]+@", re.IGNORECASE)
+_USER = re.compile(r"(?P<start>[a-z][a-z0-9+.-]*://)(?!\$\{env:)[^/?#\s]+@", re.IGNORECASE)
+_ANY_USER = re.compile(r"(?P<start>[a-z][a-z0-9+.-]*://)[^/?#\s]+@", re.IGNORECASE)
 _QUERY = re.compile(
     r"(?P<start>[?&](?:api[-_]?key|key|token|access[-_]?token|secret|password)=)(?!\$\{env:)[^&\s]+", re.I
 )
@@ -24,5 +25,5 @@ def without_credentials(text: str) -> str:
 
 
 def bare_address(url: str) -> str:
-    """An address without the user and password in it, which requests to engines do not carry."""
-    return _USER.sub(r"\g<start>", url)
+    """An address without user, password and query, which requests to engines do not carry."""
+    return re.split(r"[?#]", _ANY_USER.sub(r"\g<start>", url))[0]

@@ -54,7 +54,10 @@ def engine(draft: Draft) -> None:
     if addresses := draft.given("--rollout-external-engine-addrs"):
         urls = [each if "://" in each else f"http://{each}" for each in addresses[0].values]
         draft.set("engine.type", "external", (addresses[0].name,))
-        draft.set("engine.urls", [bare_address(url) for url in urls], (addresses[0].name,))
+        bare = [bare_address(url) for url in urls]
+        draft.set("engine.urls", bare, (addresses[0].name,))
+        if bare != urls:
+            draft.note(addresses[0], 'no secret in an address: set `engine.api_key = "${env:NAME}"`')
     stages = draft.given("--sglang-pp-size", "--sglang-pipeline-parallel-size")
     degree = max([1, *(draft.count(flag.name, 1) for flag in stages)])
     for flag in stages:

@@ -282,6 +282,8 @@ def test_other_models_of_a_topology_become_engines(tmp_path: Path) -> None:
         "--rm-type remote_rm --rm-url http://user:s3cret@host/score",
         "--rm-type remote_rm --rm-url 'http://host/score?api_key=s3cret&x=1'",
         "--rollout-external-engine-addrs http://user:s3cret@host:1",
+        "--rollout-external-engine-addrs http://user:p@s3cret@host:1",
+        "--rollout-external-engine-addrs 'http://host:1/v1?api_key=s3cret'",
         "--use-opd --opd-type sglang --rm-url http://user:s3cret@host:1/generate",
         "--http-proxy http://user:s3cret@host",
     ],
@@ -295,6 +297,33 @@ def test_a_secret_in_an_address_refers_to_the_environment(tmp_path: Path) -> Non
     draft = imported(f"{BASE} --rm-type remote_rm --rm-url http://user:s3cret@host/score")
     assert draft.values["rewards"][0]["url"] == "http://${env:URL_CREDENTIALS}@host/score"
     validated(draft, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "10.0.0.1:3000",
+        "http://user:p@ss@10.0.0.1:3000",
+        "'http://10.0.0.1:3000?api_key=x&y=1'",
+        "'http://${env:URL_CREDENTIALS}@10.0.0.1:3000'",
+        "'http://10.0.0.1:3000#top'",
+    ],
+)
+@pytest.mark.parametrize("flags", ["--rollout-external-engine-addrs", "--use-opd --opd-type sglang --rm-url"])
+def test_addresses_of_engines_hold_nothing_else(flags: str, written: str, tmp_path: Path) -> None:
+    if "opd" in flags and "://" not in written:
+        written = f"http://{written}"
+    base = BASE if "opd" in flags else BASE.replace("--colocate", "")
+    draft = imported(f"{base} {flags} {written}")
+    section = draft.values["engines"][0] if "opd" in flags else draft.values["engine"]
+    assert section["urls"] == ["http://10.0.0.1:3000"]
+    validated(draft, tmp_path)
+
+
+def test_prompts_are_left_to_the_model_and_the_user_is_told() -> None:
+    draft = imported(BASE)
+    assert "max_prompt_tokens" not in draft.values["rollout"]
+    assert any("slime drops no prompt" in note for note in draft.notes)
 
 
 def test_a_file_of_settings_that_multiplies_itself_is_not_read() -> None:

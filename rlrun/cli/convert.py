@@ -84,6 +84,7 @@ def command(
     push: Push = None,
 ) -> None:
     """Plan, write, perhaps upload."""
+    from rlrun.cli.waiting import waiting
     from rlrun.converters.conversion import Options, plan_conversion
     from rlrun.converters.copying import Effort
     from rlrun.converters.hub import local_folder
@@ -96,7 +97,8 @@ def command(
     torch_threads(1)
     local = local_folder(source, revision)
     found = find_checkpoint(local.folder, step, model)
-    check_source(found.folder, whole=verify and not dry_run)
+    with waiting(f"checking {source}"):
+        check_source(found.folder, whole=verify and not dry_run)
     to = _formats(context.info_name or "", origin, target, found.format, str(local.folder))
     if push is not None and to == "dcp":
         raise ValueError("--push uploads Hugging Face folders: convert to hf")
@@ -110,7 +112,8 @@ def command(
         optimizer=optimizer,
         lenience=Lenience(missing=allow_missing, unknown=drop_unknown),
     )
-    conversion = plan_conversion(found, to, options)
+    with waiting("planning the conversion"):
+        conversion = plan_conversion(found, to, options)
     effort = Effort(threads or min(8, os.cpu_count() or 1), parse_bytes(memory))
     _carry_out(conversion, destination, effort, commit=local.commit, verify=verify, dry_run=dry_run)
     if push is not None and not dry_run:
@@ -164,6 +167,7 @@ def inspect(
     With --diff the exit code is 1 where something differs.
     """
     from rlrun.cli.convert_report import print_description, print_differences
+    from rlrun.cli.waiting import waiting
     from rlrun.converters.describe import describe
     from rlrun.converters.differences import differences
     from rlrun.converters.hub import local_folder
@@ -179,7 +183,8 @@ def inspect(
         else:
             print_description(description)
         return
-    rows = list(differences(found, find_checkpoint(local_folder(diff, None).folder)))
+    with waiting(f"comparing with {diff}"):
+        rows = list(differences(found, find_checkpoint(local_folder(diff, None).folder)))
     if as_json:
         print(json.dumps([row.as_json() for row in rows]))
     else:

@@ -1,5 +1,6 @@
 """What `rlrun convert` shows: the plan, the progress, the result, what is in a checkpoint."""
 
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ from rlrun.converters.differences import Difference
 
 _SHOWN = 20
 """Rows of a list that may be long."""
+_PLAIN_SECONDS = 30.0
+"""Without a terminal, a line says once in this time how far the work is."""
 
 
 class Meter:
@@ -26,6 +29,11 @@ class Meter:
     def __init__(self, bar: Progress, what: str, total: int, visible: bool = True) -> None:
         self.seconds = 0.0
         self._bar = bar
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._said = 0.0
+        """Seconds after the start of the work when a plain line last said how far it is."""
         self._task = bar.add_task(what, total=total, visible=visible, start=False)
         self._began: float | None = None
         self._lock = threading.Lock()
@@ -37,6 +45,11 @@ class Meter:
                 self._began = time.perf_counter()
                 self._bar.start_task(self._task)
             self.seconds = time.perf_counter() - self._began
+            self._done += nbytes
+            if self._bar.disable and self.seconds >= self._said + _PLAIN_SECONDS:
+                self._said = self.seconds
+                done, total = gigabytes(self._done), gigabytes(self._total)
+                print(f"{self._what}: {done} of {total} after {self.seconds:.0f} s", file=sys.stderr)
         self._bar.advance(self._task, nbytes)
 
 
@@ -47,7 +60,7 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def progress(total: int, verify: bool) -> Iterator[tuple[Meter, Meter]]:
-    """Meters of the bytes written and compared; drawn on a terminal only."""
+    """Meters of the bytes written and compared: bars on a terminal, else a line every half a minute."""
     columns = (TextColumn("{task.description}"), BarColumn(), _Amount(), _Rate(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:

@@ -1,7 +1,7 @@
 """`rlrun plan`: what a job would do and where, before anything is started."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,61 +61,82 @@ def command(
 
     The batch equation, every rank and engine in its place, memory, disk and time.
     """
+    if deep and (sweep or simulate):
+        raise ValueError("--deep traces the spec's own layout: leave --sweep and --simulate out")
+    if rank is not None and not deep:
+        raise ValueError("--rank is one to trace: add --deep")
+    spec = load(specs, overrides, profiles, planning=True).spec
+    planned = _planned(spec, gpu, (prompt_tokens, response_tokens))
+    if deep:
+        _trace(planned, rank or 0, as_json=as_json)
+    elif sweep or simulate:
+        _compare(planned, as_json, sweep=sweep, spread=spread if simulate else None, price=price)
+    elif as_json:
+        print(json.dumps(_as_dict(planned)))
+    else:
+        _show(planned, price)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A job's plan, and what its estimates look at."""
+
+    spec: "Spec"
+    """With lengths that fit the model."""
+    plan: "Plan"
+    case: "Case | None"
+    """None where the model is not known."""
+    reason: str
+    """Why there is no case."""
+
+
+def _planned(spec: "Spec", gpu: str | None, lengths: tuple[float | None, float | None]) -> _Planned:
     from rlrun.runner.planning.plan import make_plan
     from rlrun.specs.lengths import fitted
 
-    spec = load(specs, overrides, profiles, planning=True).spec
-    if deep and (sweep or simulate):
-        raise ValueError("--deep traces the spec's own layout: leave --sweep and --simulate out")
     model = _model(spec)
     spec = fitted(spec, None if isinstance(model, ValueError) else model.max_positions)
     plan = make_plan(spec)
-    case, reason = _case(spec, plan, model, gpu, (prompt_tokens, response_tokens))
-    if rank is not None and not deep:
-        raise ValueError("--rank is one to trace: add --deep")
-    if deep:
-        _trace(case, reason, rank or 0, as_json=as_json)
-    elif sweep or simulate:
-        if case is None or not spec.cluster.gpus_per_node:
-            raise ValueError(reason or "layouts are compared on GPUs: set cluster.gpus_per_node")
-        _compare(case, as_json, sweep=sweep, spread=spread if simulate else None, price=price)
-    elif as_json:
-        print(json.dumps(_as_dict(plan, case, reason)))
-    else:
-        _show(spec, plan, case, reason, price)
+    return _Planned(spec, plan, *_case(spec, plan, model, gpu, lengths))
 
 
-def _trace(case: "Case | None", reason: str, rank: int, *, as_json: bool) -> None:
+def _trace(planned: _Planned, rank: int, *, as_json: bool) -> None:
     from rlrun.cli.plan_deep import print_deep
 
-    if case is None:
-        raise ValueError(reason)
-    print_deep(case, rank, as_json)
+    if planned.case is None:
+        raise ValueError(planned.reason)
+    print_deep(planned.case, rank, as_json)
 
 
-def _compare(case: "Case", as_json: bool, *, sweep: bool, spread: float | None, price: float | None) -> None:
+def _compare(
+    planned: _Planned, as_json: bool, *, sweep: bool, spread: float | None, price: float | None
+) -> None:
     """Layouts, and where `spread` is given their simulations, side by side."""
     from rlrun.cli.plan_sweep import print_simulations, print_sweep
 
+    case = planned.case
+    if case is None or not planned.spec.cluster.gpus_per_node:
+        raise ValueError(planned.reason or "layouts are compared on GPUs: set cluster.gpus_per_node")
     if sweep:
         print_sweep(case, as_json, price)
     if spread is not None:
         print_simulations(case, spread, as_json)
 
 
-def _show(spec: "Spec", plan: "Plan", case: "Case | None", reason: str, price: float | None) -> None:
+def _show(planned: _Planned, price: float | None) -> None:
     from rich.text import Text
 
     from rlrun.cli.output import table_console
     from rlrun.cli.plan_picture import numbers_table, placement_table, placement_title
     from rlrun.cli.plan_sizing import sizing_report
 
+    spec, plan, case = planned.spec, planned.plan, planned.case
     console = table_console()
     console.print(numbers_table(spec, plan))
     console.print(Text(placement_title(spec, plan), style="italic"), soft_wrap=True)
     console.print(placement_table(spec, plan))
     if case is None:
-        console.print(f"memory and time are not planned: {reason}")
+        console.print(f"memory and time are not planned: {planned.reason}")
         return
     for part in sizing_report(case, price):
         console.print(part, soft_wrap=isinstance(part, Text))
@@ -164,10 +185,11 @@ def _case(
     return Case(spec, plan, needs_of(spec), model, device, load, teacher, others), ""
 
 
-def _as_dict(plan: "Plan", case: "Case | None", reason: str) -> dict[str, Any]:
+def _as_dict(planned: _Planned) -> dict[str, Any]:
+    plan, case = planned.plan, planned.case
     found = asdict(plan) | {"optimizer_steps": plan.optimizer_steps}
     if case is None:
-        return found | {"sizing": None, "sizing_reason": reason}
+        return found | {"sizing": None, "sizing_reason": planned.reason}
     from rlrun.runner.planning.sizing import size_job
 
     sizing = size_job(case)

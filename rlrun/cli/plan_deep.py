@@ -9,6 +9,7 @@ from rich.text import Text
 
 from rlrun.cli.output import table_console
 from rlrun.cli.plan_picture import table
+from rlrun.cli.waiting import waiting
 from rlrun.runner.planning.deep_plan import ON_HOST, Traced, trace
 from rlrun.runner.planning.estimate import Case
 from rlrun.runner.planning.hardware import gib
@@ -30,7 +31,8 @@ PLANNED = ("parameters", "gradients", "optimizer", "activations", "logits", "gat
 
 def print_deep(case: Case, rank: int, as_json: bool) -> None:
     """Trace a rank and show the bytes by purpose; ValueError where that cannot be done."""
-    traced = trace(case, rank)
+    with waiting(f"tracing rank {rank}"):
+        traced = trace(case, rank)
     if as_json:
         print(json.dumps(_as_dict(case, traced)))
         return

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from rlrun.cli.output import table_console
 from rlrun.cli.plan_picture import table
+from rlrun.cli.waiting import waiting
 from rlrun.runner.planning.estimate import Case
 from rlrun.runner.planning.hardware import gib
 from rlrun.runner.planning.outlook import STEPS, Outlook, outlooks
@@ -18,7 +19,8 @@ _SHOWN = 12
 
 def print_sweep(case: Case, as_json: bool, price: float | None = None) -> None:
     """The layouts that fit, the fastest first, and how to ask for the first; `price`: of a GPU hour."""
-    candidates = sweep(case)
+    with waiting("comparing layouts"):
+        candidates = sweep(case)
     if as_json:
         print(json.dumps([_sweep_row(each) for each in candidates]))
         return
@@ -46,7 +48,8 @@ def print_sweep(case: Case, as_json: bool, price: float | None = None) -> None:
 
 def print_simulations(case: Case, spread: float, as_json: bool) -> None:
     """Each split of the GPUs in each mode, the fastest first."""
-    found = sorted(outlooks(case, spread), key=lambda each: each.outcome.step_seconds)
+    with waiting("simulating layouts"):
+        found = sorted(outlooks(case, spread), key=lambda each: each.outcome.step_seconds)
     if as_json:
         print(json.dumps([_simulation_row(each) for each in found]))
         return

@@ -208,6 +208,15 @@ def _not_a_choice(path: KeyPath, expected: str, value: object) -> Finding:
     return Finding(path, message, f'did you mean "{suggestion}"?' if suggestion else None, suggestion, value)
 
 
+_ONE_VALUE = ("string_type", "int_type", "float_type", "bool_type")
+
+
+def _as_written(kind: str, value: object) -> str:
+    if isinstance(value, str) and kind != "string_type":
+        return value
+    return f"{value:g}" if isinstance(value, float) else shown(value)
+
+
 def _described(value: object) -> str:
     """The value, with its type where the value alone would not show what is wrong."""
     kinds: tuple[tuple[type, str], ...] = (
@@ -231,6 +240,8 @@ def _conversion(kind: str, path: KeyPath, value: object) -> str | None:
         return f"write one table [{table_name(path)}], not [[{table_name(path)}]]"
     if kind == "tuple_type" and isinstance(value, dict):
         return f"write [[{table_name(path)}]]: there may be several"
+    if isinstance(value, list) and len(value) == 1 and kind in _ONE_VALUE:
+        return f"give one value, without brackets: {start}{_as_written(kind, value[0])}`"
     if kind == "tuple_type":
         return f"write it in brackets: {start}[{shown(value)}]`"
     if isinstance(value, str) and _reads_as(kind, value):

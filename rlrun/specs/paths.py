@@ -21,6 +21,8 @@ RECIPES = Path(__file__).parent / "recipes"
 
 _PACKAGE_PREFIX = "package:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_HUB_ADDRESS = re.compile(r"https?://(?:www\.)?huggingface\.co/([\w.-]+/[\w.-]+)")
 _SLICE = re.compile(r"@\[[^\]]*\]$")
 
 
@@ -82,9 +84,15 @@ def resolve_path(value: str, folder: Path, marker: PathMarker) -> str:
     """
     slice_of = _SLICE.search(value)
     end = slice_of[0] if slice_of else ""
+    if not value.strip():
+        raise PathError("the path is empty", None)
     path = absolute_path(value.removesuffix(end), folder)
     if marker.kind == "model":
         return _resolve_model(value, path)
+    if kind_of(path) is None and _ADDRESS.match(value):
+        raise PathError(f"{value} is a web address, and files are read from disk: download it first", None)
+    if kind_of(path) is None and "*" in path.name:
+        raise PathError(f"there is no {path}: a path names one file, and patterns are not expanded", None)
     if kind_of(path) is None:
         raise PathError(f"there is no {path}", similar_path(value.removesuffix(end), path))
     return f"{path}{end}"
@@ -112,8 +120,16 @@ def _resolve_model(value: str, path: Path) -> str:
         if kind_of(path / "config.json") != "file":
             raise PathError(f"{path} is not an HF model folder: it has no config.json{_instead(path)}", None)
         return str(path)
+    if kind_of(path) == "file":
+        raise PathError(
+            f"{path} is a file; a model is a folder with config.json, tokenizer and weights", None
+        )
     if _HUB_ID.fullmatch(value):
         return value
+    if _ADDRESS.match(value):
+        own = _HUB_ADDRESS.match(value)
+        cure = "" if own else ": download it and give its folder"
+        raise PathError(f"{value} is a web address{cure}", own[1] if own else None)
     message = f"neither an id on the Hugging Face hub nor a folder: there is no {path}"
     raise PathError(message, similar_path(value, path))
 

@@ -97,6 +97,22 @@ OTHER_NAMES = {
     "mem_fraction_static": "engine.sglang.mem_fraction_static",
     "gpu_memory_utilization": "engine.sglang.mem_fraction_static",
     "teacher_model": "teacher.path",
+    "evaluation": "eval",
+    "validation": "eval",
+    "ckpt": "checkpoint",
+    "save": "checkpoint",
+    "policy": "model",
+    "actor": "trainer",
+    "optim": "trainer",
+    "optimization": "trainer",
+    "train": "trainer",
+    "generation": "rollout",
+    "sampling": "rollout",
+    "inference": "engine",
+    "ref": "reference",
+    "resources": "cluster",
+    "logging": "trackers",
+    "wandb": "trackers",
 }
 """What other trainers call a setting -> its key here."""
 

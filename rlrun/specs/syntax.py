@@ -102,13 +102,16 @@ def _explain(message: str, statement: str, before: str) -> tuple[str, str | None
         return _invalid_value(found["key"], found["value"])
     if message.startswith("Unclosed array"):
         return "this array is never closed", "add the missing `]`"
-    if message.startswith(("Unterminated string", "Illegal character '\\n'")):
+    if message.startswith(("Unterminated string", "Illegal character '\\n'")) or message == 'Expected "\'"':
         return "this string is never closed", "add the missing quotation mark"
     if message.startswith("Unescaped"):
         return "not an escape that TOML knows", "in single quotes a backslash is itself: 'a\\b'"
     if message.startswith("Expected ']'"):
         return "this header is never closed", "add the missing `]`"
     if message.startswith("Expected newline"):
+        number = _VALUE.fullmatch(statement)
+        if number and (number_cure := _number_cure(number["key"], number["value"])):
+            return f"{number['value']} is not a TOML value", number_cure
         return "more on the line than one key and one value", "one key and value on each line"
     return f"not TOML: {message[0].lower()}{message[1:]}", None
 
@@ -121,6 +124,24 @@ def _invalid_value(key: str, value: str) -> tuple[str, str]:
     if re.fullmatch(r"[+-]?\.\d+", value):
         return f"{value} is not a TOML value", f"write `{key} = {value.replace('.', '0.')}`"
     return f"{value} is not a TOML value", f'strings stand in quotation marks: `{key} = "{value}"`'
+
+
+def _number_cure(key: str, value: str) -> str | None:
+    """How to write a number with commas, a unit, zeros before it or a semicolon after it; else None."""
+    if value.endswith(";"):
+        return f"lines of TOML end without a semicolon: `{key} = {value.rstrip('; ')}`"
+    if re.fullmatch(r"\d{1,3}(,\d{3})+", value):
+        return f"numbers have no commas: `{key} = {value.replace(',', '')}`"
+    if re.fullmatch(r"\d+,\d+(e[+-]?\d+)?", value):
+        return f"decimals have a dot: `{key} = {value.replace(',', '.')}`"
+    if re.fullmatch(r"0+\d+", value):
+        return f"numbers have no zeros before them: `{key} = {value.lstrip('0')}`"
+    if found := re.fullmatch(r"(\d+)\.(e[+-]?\d+)?", value):
+        return f"a digit follows the dot: `{key} = {found[1]}.0{found[2] or ''}`"
+    if found := re.fullmatch(r"(\d+)_*([kKmMgG])[iI]?[bB]?", value):
+        digits = found[1] + "_000" * ("kmg".index(found[2].lower()) + 1)
+        return f"numbers have no units: `{key} = {digits}`"
+    return None
 
 
 def _twice(statement: str, before: str) -> tuple[str, str]:

@@ -127,6 +127,17 @@ def test_a_task_that_does_not_exist_is_guessed() -> None:
     )
 
 
+def test_a_setting_that_a_task_does_not_have_is_guessed() -> None:
+    changed = "data.task_params={ min_term = 4, seed = 3 }"
+    with pytest.raises(SpecError) as caught:
+        check_files(load_checked_spec([RECIPES / "quickstart.toml"], [changed]))
+    [problem] = caught.value.problems
+    assert (problem.key, problem.message) == (
+        "data.task",
+        "reasoning-gym's task 'chain_sum' has no setting 'min_term' (task_params); did you mean 'min_terms'?",
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -10,10 +10,13 @@ from typing import Any
 
 from pydantic import Field
 
+from rlrun.plugins.data.task_settings import settings_of
 from rlrun.plugins.types import Row
 from rlrun.specs.section import Section
 from rlrun.specs.spelling import nearest
 
+_OWN = {"seed", "size"}
+"""Settings of every task, which the data source has as keys of its own."""
 QUESTION, ANSWER = "{question}", "{answer}"
 _REGISTERED = re.compile(r"""^register_dataset\(\s*(?:["']([^"']+)["']|(\w+))""", re.MULTILINE)
 _CONSTANT = re.compile(r"""^(\w+)\s*=\s*["']([^"']+)["']""", re.MULTILINE)
@@ -53,9 +56,15 @@ class ReasoningGym:
 
     @classmethod
     def preview(cls, params: ReasoningGymParams, count: int) -> Iterator[Row | ValueError]:
-        """Yields no row: the library takes seconds to load. ValueError for a task that it does not have."""
+        """Yields no row: the library takes seconds to load. ValueError for a task that it does not have, or
+        for a setting that the task does not have.
+        """
         if (tasks := tasks_on_disk()) and params.task not in tasks:
             raise _unknown(params.task, tasks)
+        settings = settings_of(params.task) if params.task_params else None
+        for name in params.task_params if settings else ():
+            if settings and name not in settings:
+                raise _unknown_setting(params.task, name, settings - _OWN)
         yield from ()
 
     def __len__(self) -> int:
@@ -106,6 +115,12 @@ def _unknown(task: str, known: Collection[str]) -> ValueError:
     meant = nearest(task, known)
     cure = f"did you mean {meant!r}?" if meant else f"it has {', '.join(sorted(known))}"
     return ValueError(f"reasoning-gym has no task {task!r}; {cure}")
+
+
+def _unknown_setting(task: str, name: str, settings: Collection[str]) -> ValueError:
+    meant = nearest(name, settings)
+    cure = f"did you mean {meant!r}?" if meant else f"it takes {', '.join(sorted(settings))}"
+    return ValueError(f"reasoning-gym's task {task!r} has no setting {name!r} (task_params); {cure}")
 
 
 def tasks_on_disk() -> set[str]:

@@ -1,0 +1,33 @@
+"""What a terminal and a pipe see of work that takes long."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rlrun.cli import convert_report, waiting
+
+
+def test_only_a_terminal_shows_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal in (True, False):
+        file = io.StringIO()
+        console = Console(file=file, force_terminal=terminal, width=60)
+        monkeypatch.setattr(waiting, "Console", lambda stderr, console=console: console)
+        with waiting.waiting("comparing layouts"):
+            pass
+        assert ("comparing layouts" in file.getvalue()) is terminal
+
+
+def test_a_pipe_gets_a_line_every_half_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(convert_report.time, "perf_counter", lambda: now[0])
+    with convert_report.progress(10**10, verify=False) as (written, _):
+        for _ in range(70):
+            written.advance(10**8)
+            now[0] += 1
+    assert capsys.readouterr().err.splitlines() == [
+        "writing: 3.1 GB of 10 GB after 30 s",
+        "writing: 6.1 GB of 10 GB after 60 s",
+    ]

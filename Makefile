@@ -1,9 +1,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup sglang lint test test-all parity quickstart quickstart-model clean
+.PHONY: help setup sglang lint test test-all parity quickstart quickstart-model clean
 
-setup: .venv/.ready
+help:  ## Show this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+quickstart: .venv/.run  ## Install what a run needs, and run the quickstart job
+	$(BIN)/rlrun launch quickstart --new
+
+setup: .venv/.ready  ## Install everything for development into .venv (several GB)
 
 # What a job needs, and no more.
 .venv/.run: pyproject.toml
@@ -19,9 +25,9 @@ PACKAGES := $(wildcard packages/*)
 	$(BIN)/pip install -q -e '.[run,dev]' $(PACKAGES:%=-e %)
 	touch $@
 
-# The real SGLang server on a CPU, for the tests, in an environment of its own: 1.7 GB.
+# The real SGLang server on a CPU, for the tests, in an environment of its own.
 SGLANG := tests/sglang_cpu/requirements
-sglang: .venv-sglang/.ready
+sglang: .venv-sglang/.ready  ## Install the SGLang server that the tests need into .venv-sglang (1.7 GB)
 
 .venv-sglang/.ready: $(SGLANG).txt $(SGLANG)-alone.txt
 	$(PYTHON) -m venv .venv-sglang
@@ -29,7 +35,7 @@ sglang: .venv-sglang/.ready
 	.venv-sglang/bin/pip install -q --no-deps -r $(SGLANG)-alone.txt
 	touch $@
 
-lint: setup
+lint: setup  ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -39,30 +45,26 @@ lint: setup
 JOBS := tests/integration tests/fault
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-test: setup sglang
+test: setup sglang  ## Run all tests but the slow ones (half an hour on two cores)
 	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%)
 	$(PYTEST) $(JOBS)
 
-test-all: setup sglang
+test-all: setup sglang  ## Run all tests, slow ones included
 	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%) -m 'not gpu'
 	$(PYTEST) $(JOBS) -m 'not gpu'
 
 # Every parallel layout of the trainer against transformers, and against one rank whatever the loss, the
 # micro-batches and the order of samples: gloo groups of up to four processes, each for all layouts of its size.
 PARITY := tests/runner/trainer/test_parity.py tests/runner/trainer/test_invariance.py
-parity: setup
+parity: setup  ## Compare every parallel layout of the trainer with transformers
 	$(PYTEST) $(PARITY) -m 'not gpu' --durations=12
 
-quickstart: .venv/.run
-	$(BIN)/rlrun launch quickstart --new
-
-# Rebuilds the model that the quickstart starts from: half an hour on two cores.
 MODEL := rlrun/specs/recipes/quickstart/model
-quickstart-model: setup
+quickstart-model: setup  ## Rebuild the model that the quickstart starts from (half an hour on two cores)
 	rm -rf build/quickstart
 	$(BIN)/python examples/quickstart/make_model.py $(MODEL)
 	$(BIN)/rlrun launch quickstart-sft --set runs_dir=build/quickstart
 	cp build/quickstart/quickstart-sft/model/model.safetensors $(MODEL)
 
-clean:
+clean:  ## Remove .venv and what builds leave behind
 	rm -rf .venv build dist

@@ -36,7 +36,10 @@ def curves(folder: RunFolder) -> Series:
 
 
 def write_report(folder: RunFolder, title: str, width: int) -> str:
-    """Write curve.png and report.html, older ones set aside; the curve as text of at most this width."""
+    """Write curve.png and report.html, older ones set aside; the curve as text of at most this width.
+
+    A run of one step has no curve to show: its text is empty.
+    """
     series = {name: points for name, points in curves(folder).items() if points}
     if not series:
         return ""
@@ -44,6 +47,8 @@ def write_report(folder: RunFolder, title: str, width: int) -> str:
     folder.set_aside(folder.report)
     draw(series, title, folder.curve)
     folder.report.write_text(_page(folder, series, title), encoding="utf-8")
+    if len({step for points in series.values() for step, _ in points}) < 2:
+        return ""
     return plot(series, max(width - LABEL - 2, SMALLEST_PLOT))
 
 

@@ -56,6 +56,12 @@ def test_the_report_has_picture_numbers_and_samples_and_overwrites_nothing(tmp_p
     assert (folder.superseded / "1" / "curve.png").exists()
 
 
+def test_a_run_of_one_step_has_no_curve_to_print(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, LINES[:1])
+    assert write_report(folder, "a run", 80) == ""
+    assert folder.curve.exists()
+
+
 def test_no_metrics_no_report(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, [])
     assert write_report(folder, "a run", 80) == ""

@@ -17,7 +17,7 @@ from rlrun.converters.shell_tree import Block
 
 _DECLARATIONS = {"export", "declare", "local", "readonly", "typeset"}
 _STATUSES = {"true": True, ":": True, "false": False}
-_BUILTINS = ("source", ".", "cd", "unset", "printf", "eval")
+_BUILTINS = ("source", ".", "cd", "unset", "printf", "eval", "set", "shift")
 _SHELLS = ("bash", "sh", "zsh")
 _DEEPEST_CALLS = 20
 
@@ -168,6 +168,11 @@ class Commands(ABC):
             case "printf":
                 if arguments[:1] == ["-v"] and len(arguments) > 2:
                     return self._printed_into(arguments[1], arguments[2:], line)
+            case "set" if "--" in arguments:
+                self.script.positional = arguments[arguments.index("--") + 1 :]
+            case "shift":
+                count = int(arguments[0]) if arguments and arguments[0].isdecimal() else 1
+                self.script.positional = self.script.positional[count:]
             case "eval":
                 return self.run(self.parsed(" ".join(arguments)))
         return True

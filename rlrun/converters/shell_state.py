@@ -33,7 +33,7 @@ class Script:
     """For each variable, what its value rests on."""
     functions: dict[str, Block] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
-    """`$1`, `$2`, … of the function that runs."""
+    """`$1`, `$2`, … of the function that runs, or of the script after `set --`."""
     files: dict[str, str] = field(default_factory=dict)
     """Files that the script would write from a text in it."""
     commands: list[list[Word]] = field(default_factory=list)

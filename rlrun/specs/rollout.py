@@ -1,6 +1,6 @@
 """`[rollout]`: how samples are drawn from the policy."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -63,9 +63,9 @@ class RolloutSpec(Section):
     """Nucleus sampling; 1 is off."""
     top_k: int = Field(default=-1, ge=-1)
     """Samples among the k likeliest tokens; -1 is off."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a response."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Tokens that end a response, besides the model's own end-of-sequence tokens."""
     truncated: Literal["train", "mask", "drop"] = "train"
     """What becomes of a response that reached `max_response_tokens` or `max_turn_tokens`."""

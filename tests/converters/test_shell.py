@@ -86,6 +86,10 @@ SNIPPETS = [
     "env A=1 bash -c 'run $((1 + 2))'",
     "bash <<EOF\nrun in a document\nEOF",
     "run --flag=$((2*3)) --list={1}",
+    'set -e; set -- "a b" c; run "$@" $# "$1"',
+    'set -- a b c d; shift; run "$@"; shift 2; run "$@" $#',
+    'set -- a; set -- "$@" b; run "$@"',
+    'f() { shift; run "$@"; }; set -- z; f x "y z"; f 1 2 "$@"',
 ]
 
 

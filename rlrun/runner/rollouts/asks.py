@@ -39,6 +39,13 @@ class Ask:
         """The same for the same question, in another process too."""
         return f"{self.request.id}/{blake2b(self.request.tokens.tobytes(), digest_size=8).hexdigest()}"
 
+    def end_at_limit(self) -> None:
+        """Ends samples that have all tokens that they may have: a resumed job may allow fewer than before."""
+        most = self.request.sampling.max_new_tokens
+        for place, made in enumerate(self.made):
+            if len(made.tokens) > most or (made.finish == "abort" and len(made.tokens) == most):
+                self.made[place] = replace(ended_at(made, most, len(self.request.tokens)), finish="length")
+
     def rounds(self) -> list[tuple[list[int], GenerateRequest]]:
         """What is still to be asked, and which samples it is of; those without a token together."""
         fresh = [

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.types import Group, Prompt, Status
-from rlrun.runner.errors import JobError
+from rlrun.runner.errors import EngineError, JobError
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.records.metrics import execution_rewards, pass_rates, prefixed, sample_metrics
 from rlrun.runner.rollouts.answers import room_for, sampling_of, wanted_of
@@ -116,10 +116,17 @@ class Evaluator:
             return trajectories
 
         room = room_for(self._concurrency, one.wanted.samples)
+        errors: list[Exception] = []
 
         async def answer(prompt: Prompt) -> list[list[Trajectory]]:
-            async with room:
-                trajectories = await executions.of(prompt, self._policy.engines.generate)
+            try:
+                async with room:
+                    trajectories = await executions.of(prompt, self._policy.engines.generate)
+            except (TimeoutError, EngineError) as error:
+                errors.append(error)
+                if len(errors) == len(one.prompts):
+                    raise  # no prompt has an answer
+                trajectories = executions.failed(prompt, error)
             self._count(1)
             return trajectories
 

@@ -69,6 +69,10 @@ class Executions:
         flat = iter(done)
         return [[next(flat) for _ in range(self._wanted.samples)] for _ in prompts]
 
+    def failed(self, prompt: Prompt, error: Exception) -> list[list[Trajectory]]:
+        """Returns what a prompt leaves of which all executions failed."""
+        return [self._failed(prompt, number, error) for number in range(self._wanted.samples)]
+
     def _seated(self, prompts: Sequence[Prompt], barrier: Barrier) -> list[Coroutine[Any, Any, Any]]:
         """Every execution of every prompt, or every prompt where its executions run together, in a seat."""
         if self._grouped:
@@ -95,7 +99,7 @@ class Executions:
         except (TimeoutError, JobError):
             raise
         except Exception as error:  # the boundary to other people's rollouts
-            return [self._failed(prompt, number, error) for number in range(samples)]
+            return self.failed(prompt, error)
         return [self._checked(one, prompt, number) for number, one in enumerate(left)]
 
     async def _alone(self, session: PolicySession, seconds: float | None) -> list[Trajectory]:

@@ -49,6 +49,7 @@ class ResumingEngines:
         """All samples of the request, however often the engines are stopped meanwhile."""
         ask = Ask(request, [nothing("abort") for _ in request.seeds])
         ask.made = self._made[prompt_of(request.id)].setdefault(ask.key, ask.made)
+        ask.end_at_limit()
         while not ask.late and (rounds := ask.rounds()):
             await (self._park(ask) if self._stopped else self._work(ask, rounds))
         return list(ask.made)

@@ -3,7 +3,7 @@ import pytest
 
 from rlrun.plugins.generation import Sampling
 from rlrun.plugins.types import Group, Status
-from rlrun.runner.errors import JobError
+from rlrun.runner.errors import EngineError, JobError
 from rlrun.runner.rollouts.evaluate import Evaluator, eval_set, evaluation_metrics
 from rlrun.runner.rollouts.sessions import Wanted
 from rlrun.specs.evaluation import EvalDatasetSpec, EvalSpec
@@ -79,6 +79,21 @@ async def test_a_sample_past_its_time_is_left_out_and_ends_nothing() -> None:
     metrics = await Evaluator([one], policy(engines), 10).run()  # type: ignore[arg-type]
     assert (metrics["eval/held_out/failed"], metrics["eval/held_out/late"]) == (1, 1)
     assert all(np.isfinite(value) for value in metrics.values()), metrics
+
+
+async def test_a_prompt_that_engines_refuse_costs_the_evaluation_its_samples_alone() -> None:
+    engines = Engines()
+    engines.probability, engines.broken = 1.0, {1}
+    metrics = await Evaluator([held_out()], policy(engines), 10).run()
+    assert metrics["eval/held_out/reward"] == 1.0
+    assert (metrics["eval/held_out/failed"], metrics["eval/held_out/late"]) == (2, 0)
+
+
+async def test_an_evaluation_without_any_answer_says_why() -> None:
+    engines = Engines()
+    engines.broken = {0, 1, 2}
+    with pytest.raises(EngineError, match="500"):
+        await Evaluator([held_out()], policy(engines), 10).run()
 
 
 async def test_no_more_samples_are_asked_for_than_there_is_room_for() -> None:

@@ -169,6 +169,24 @@ async def test_a_request_of_a_resumed_job_finds_its_tokens() -> None:
     assert other.state() == {}
 
 
+@pytest.mark.parametrize("budget", [1, 2, 3])
+async def test_a_resumed_job_that_allows_fewer_tokens_ends_its_samples_there(budget: int) -> None:
+    engines = TypingEngines(lambda index, number: 12)
+    resumable = ResumingEngines(engines, words)
+    asked = asyncio.create_task(resumable.generate(request()))
+    await turns(5)
+    await resumable.stop()
+    state = resumable.state()
+    asked.cancel()
+    assert min(len(one.tokens) for one in resumable.made(5)) >= 2
+    other = ResumingEngines(engines, words)
+    other.restore(state)
+    made = await other.generate(request(budget=budget))
+    assert [one.tokens.tolist() for one in made] == [whole(seed, budget) for seed in SEEDS]
+    assert {one.finish for one in made} == {"length"}
+    assert [one.versions[-1].end for one in made] == [budget] * 3
+
+
 async def test_tokens_of_another_question_are_not_taken() -> None:
     engines = TypingEngines(lambda index, number: 12)
     resumable = ResumingEngines(engines, words)

@@ -133,69 +133,56 @@ def whitened(advantages: list[torch.Tensor]) -> list[torch.Tensor]:
     return [(one - everything.mean()) / scale for one in advantages]
 
 
-def grpo(step: list[Rollout]) -> list[torch.Tensor]:
+def group_scaled(step: list[Rollout]) -> list[torch.Tensor]:
     """DeepSeekMath, section 4.1.1: outcome supervision."""
-    scaled = [(one.reward - one.group_mean) / (one.group_std + 1e-6) for one in step]
-    return [clipped(one, constant(a, one), 0.2, 0.2) for one, a in zip(step, scaled, strict=True)]
+    return [constant((one.reward - one.group_mean) / (one.group_std + 1e-6), one) for one in step]
 
 
-def dr_grpo(step: list[Rollout]) -> list[torch.Tensor]:
-    """Understanding R1-Zero-like training, equation 3: neither the std nor the length divides."""
-    return [clipped(one, constant(one.reward - one.group_mean, one), 0.2, 0.2) for one in step]
+def group_centred(step: list[Rollout]) -> list[torch.Tensor]:
+    """Understanding R1-Zero-like training, equation 3: the std does not divide."""
+    return [constant(one.reward - one.group_mean, one) for one in step]
 
 
-def dapo(step: list[Rollout]) -> list[torch.Tensor]:
-    """DAPO, equations 8 to 10: clip-higher."""
-    scaled = [(one.reward - one.group_mean) / (one.group_std + 1e-6) for one in step]
-    return [clipped(one, constant(a, one), 0.2, 0.28) for one, a in zip(step, scaled, strict=True)]
-
-
-def gspo(step: list[Rollout]) -> list[torch.Tensor]:
-    """GSPO, equations 5 to 7: (pi(y) / pi_old(y)) ^ (1 / |y|)."""
-    losses = []
-    for one in step:
-        advantage = (one.reward - one.group_mean) / (one.group_std + 1e-6)
-        ratio = (one.new.sum().exp() / one.old.sum().exp()) ** (1 / len(one.old))
-        inside = ratio.clamp(1 - 3e-4, 1 + 4e-4)
-        loss = -torch.minimum(ratio * advantage, inside * advantage)
-        losses.append(loss.expand(len(one.old)))
-    return losses
-
-
-def cispo(step: list[Rollout]) -> list[torch.Tensor]:
-    """MiniMax-M1, equations 4 and 5, without a lower bound."""
-    losses = []
-    for one in step:
-        advantage = (one.reward - one.group_mean) / (one.group_std + 1e-6)
-        weight = torch.clamp((one.new - one.old).exp(), max=1.28).detach()
-        losses.append(-weight * advantage * one.new)
-    return losses
-
-
-def rloo(step: list[Rollout]) -> list[torch.Tensor]:
+def left_out(step: list[Rollout]) -> list[torch.Tensor]:
     """Back to Basics, section 3.3: the baseline is the mean of the others' rewards."""
-    losses = []
+    advantages = []
     for one in step:
         rest = list(one.others)
         rest.remove(one.reward)
-        losses.append(clipped(one, constant(one.reward - sum(rest) / len(rest), one), 0.2, 0.2))
-    return losses
+        advantages.append(constant(one.reward - sum(rest) / len(rest), one))
+    return advantages
 
 
-def reinforce_plus_plus(step: list[Rollout]) -> list[torch.Tensor]:
-    """REINFORCE++, equations 7 to 9: r - coef · the KL that is still to come, discounted, normalised."""
+def nothing(step: list[Rollout]) -> list[torch.Tensor]:
+    return [constant(0.0, one) for one in step]
+
+
+def penalty(one: Rollout, kind: str) -> torch.Tensor:
+    """0.1 times Schulman's estimate of the divergence from the reference, of each token by itself."""
+    estimates = []
+    for policy, reference in zip(one.old.tolist(), one.reference.tolist(), strict=True):
+        ratio = math.exp(reference - policy)
+        k3 = ratio - 1 - math.log(ratio)
+        k2 = math.log(ratio) ** 2 / 2
+        estimates.append(
+            {"none": 0.0, "k1": -math.log(ratio), "k2": k2, "k3": k3, "low_var_kl": min(k3, 10)}[kind]
+        )
+    return 0.1 * torch.tensor(estimates, dtype=torch.float64)
+
+
+def returns_to_come(step: list[Rollout], kind: str) -> list[torch.Tensor]:
+    """REINFORCE++, equation 7: r less the penalties that are still to come, discounted."""
     advantages = []
     for one in step:
-        rewards = -0.1 * (one.old - one.reference)
+        rewards = -penalty(one, kind)
         rewards[-1] += one.reward
         advantages.append(discounted(rewards, 0.9))
-    return [clipped(one, a, 0.2, 0.2) for one, a in zip(step, whitened(advantages), strict=True)]
+    return advantages
 
 
-def reinforce_plus_plus_baseline(step: list[Rollout]) -> list[torch.Tensor]:
-    """REINFORCE++, section 3.2: minus the group's mean, the penalty on each token, normalised."""
-    advantages = [one.reward - one.group_mean - 0.1 * (one.old - one.reference) for one in step]
-    return [clipped(one, a, 0.2, 0.2) for one, a in zip(step, whitened(advantages), strict=True)]
+def penalised_and_centred(step: list[Rollout], kind: str) -> list[torch.Tensor]:
+    """REINFORCE++, section 3.2: minus the group's mean, the penalty on each token."""
+    return [one.reward - one.group_mean - penalty(one, kind) for one in step]
 
 
 def discounted(values: torch.Tensor, discount: float) -> torch.Tensor:
@@ -205,25 +192,43 @@ def discounted(values: torch.Tensor, discount: float) -> torch.Tensor:
     )
 
 
-def gae(one: Rollout, gamma: float, lambd: float) -> torch.Tensor:
+def gae(one: Rollout, kind: str = "k1") -> torch.Tensor:
     """High-dimensional continuous control using GAE, equations 11 and 16, of InstructGPT's penalised rewards.
 
     A truncated sample has not come to its end: its last delta has the value of the state that it was left in.
     """
-    rewards = -0.1 * (one.old - one.reference)
+    gamma, lambd = 0.99, 0.95
+    rewards = -penalty(one, kind)
     rewards[-1] += one.reward
     after = torch.tensor([one.value_after if one.truncated else 0.0], dtype=torch.float64)
     values = torch.cat([one.values, after])
     return discounted(rewards + gamma * values[1:] - values[:-1], gamma * lambd)
 
 
-def ppo(step: list[Rollout]) -> list[torch.Tensor]:
-    return [clipped(one, gae(one, 0.99, 0.95), 0.2, 0.2) for one in step]
+def ppo_advantages(step: list[Rollout], kind: str) -> list[torch.Tensor]:
+    return [gae(one, kind) for one in step]
 
 
-def on_policy_distillation(step: list[Rollout]) -> list[torch.Tensor]:
-    """The policy gradient of the reverse KL to the teacher, importance-weighted and clipped."""
-    return [clipped(one, one.teacher - one.old, 0.2, 0.2) for one in step]
+def ppo_loss(one: Rollout, advantages: torch.Tensor) -> torch.Tensor:
+    return clipped(one, advantages, 0.2, 0.2)
+
+
+def dapo_loss(one: Rollout, advantages: torch.Tensor) -> torch.Tensor:
+    """DAPO, equations 8 to 10: clip-higher."""
+    return clipped(one, advantages, 0.2, 0.28)
+
+
+def gspo_loss(one: Rollout, advantages: torch.Tensor) -> torch.Tensor:
+    """GSPO, equations 5 to 7: (pi(y) / pi_old(y)) ^ (1 / |y|)."""
+    ratio = (one.new.sum().exp() / one.old.sum().exp()) ** (1 / len(one.old))
+    inside = ratio.clamp(1 - 3e-4, 1 + 4e-4)
+    return torch.stack([-torch.minimum(ratio * each, inside * each) for each in advantages])
+
+
+def cispo_loss(one: Rollout, advantages: torch.Tensor) -> torch.Tensor:
+    """MiniMax-M1, equations 4 and 5, without a lower bound."""
+    weight = torch.clamp((one.new - one.old).exp(), max=1.28).detach()
+    return -weight * advantages * one.new
 
 
 def sft(step: list[Rollout]) -> list[torch.Tensor]:
@@ -240,33 +245,66 @@ def dpo(step: list[Rollout]) -> list[torch.Tensor]:
     return losses
 
 
-IN_REWARD = {"kl": {"in_reward": {"type": "k1", "coef": 0.1}}}
-CASES: dict[str, tuple[Callable[[list[Rollout]], list[torch.Tensor]], dict[str, Any]]] = {
-    "grpo": (grpo, {}),
-    "dr_grpo": (dr_grpo, {}),
-    "dapo": (dapo, {}),
-    "gspo": (gspo, {}),
-    "cispo": (cispo, {}),
-    "rloo": (rloo, {}),
-    "reinforce_plus_plus": (reinforce_plus_plus, {"gamma": 0.9, **IN_REWARD}),
-    "reinforce_plus_plus_baseline": (reinforce_plus_plus_baseline, IN_REWARD),
-    "ppo": (ppo, {"gamma": 0.99, "lambd": 0.95, "bootstrap_truncated": True, **IN_REWARD}),
-    "on_policy_distillation": (on_policy_distillation, {}),
-    "sft": (sft, {}),
-    "dpo": (dpo, {}),
+Advantages = Callable[..., list[torch.Tensor]]
+TokenLoss = Callable[[Rollout, torch.Tensor], torch.Tensor]
+WHITENED = {"reinforce_plus_plus", "reinforce_plus_plus_baseline"}
+"""REINFORCE++, equation 9: advantages are normalised over the whole step."""
+GRADIENTS: dict[str, tuple[Advantages, TokenLoss, dict[str, Any]]] = {
+    "grpo": (group_scaled, ppo_loss, {}),
+    "dr_grpo": (group_centred, ppo_loss, {}),
+    "dapo": (group_scaled, dapo_loss, {}),
+    "gspo": (group_scaled, gspo_loss, {}),
+    "cispo": (group_scaled, cispo_loss, {}),
+    "rloo": (left_out, ppo_loss, {}),
+    "on_policy_distillation": (nothing, ppo_loss, {}),
+    "reinforce_plus_plus": (returns_to_come, ppo_loss, {"gamma": 0.9}),
+    "reinforce_plus_plus_baseline": (penalised_and_centred, ppo_loss, {}),
+    "ppo": (ppo_advantages, ppo_loss, {"gamma": 0.99, "lambd": 0.95, "bootstrap_truncated": True}),
 }
+PENALISED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo")
+LIKELIHOODS = {"sft": sft, "dpo": dpo}
+PENALTIES = ("none", "k1", "k2", "k3", "low_var_kl")
+
+
+@dataclass
+class Options:
+    """The parameters that change any algorithm's advantages."""
+
+    penalty: str = "none"
+    distillation: float = 0.0
+    normalize: bool = False
+
+    def params(self, name: str) -> dict[str, Any]:
+        """As the plugin takes them."""
+        found = dict(GRADIENTS[name][2])
+        if self.penalty != "none":
+            found["kl"] = {"in_reward": {"type": self.penalty, "coef": 0.1}}
+        if self.distillation:
+            found["distillation"] = {"coef": self.distillation}
+        if self.normalize:
+            found["normalize_advantages"] = True
+        return found
+
+
+def losses_of(name: str, step: list[Rollout], options: Options) -> list[torch.Tensor]:
+    """Each token's loss: advantages, less the reverse KL to the teacher, normalised."""
+    estimate, loss, _ = GRADIENTS[name]
+    advantages = estimate(step, options.penalty) if name in PENALISED else estimate(step)
+    coef = options.distillation or (1.0 if name == "on_policy_distillation" else 0.0)
+    advantages = [a - coef * (one.old - one.teacher) for a, one in zip(advantages, step, strict=True)]
+    if options.normalize or name in WHITENED:
+        advantages = whitened(advantages)
+    return [loss(one, a) for one, a in zip(step, advantages, strict=True)]
 
 
 def test_every_shipped_algorithm_has_a_reference() -> None:
-    shipped = set(names("algorithms"))
-    assert shipped >= CASES.keys()
-    assert not {name for name in shipped if name not in CASES and not name.startswith("example")}
+    references = GRADIENTS.keys() | LIKELIHOODS.keys()
+    shipped = {name for name in names("algorithms") if not name.startswith("example")}
+    assert shipped == references
 
 
-@pytest.mark.parametrize("reduction", ["per_sample_mean", "per_token", "dr_grpo"])
-@pytest.mark.parametrize("name", CASES)
-def test_a_step_s_loss_and_gradient_are_the_paper_s(name: str, reduction: Reduction) -> None:
-    reference, params = CASES[name]
+def check_step(name: str, params: dict[str, Any], reduction: Reduction, reference: Any) -> None:
+    """Token losses, the step's loss and its gradient, for both sides from the same rollouts."""
     groups, step = rollouts()
     if name == "dpo":
         step = step[:6]
@@ -287,12 +325,40 @@ def test_a_step_s_loss_and_gradient_are_the_paper_s(name: str, reduction: Reduct
     assert not inputs.log_probs.grad[inputs.mask == 0].any()
 
 
+@pytest.mark.parametrize("reduction", ["per_sample_mean", "per_token", "dr_grpo"])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_step_s_loss_and_gradient_are_the_paper_s(name: str, reduction: Reduction) -> None:
+    options = Options(penalty="k1" if name in PENALISED else "none")
+    check_step(name, options.params(name), reduction, lambda step: losses_of(name, step, options))
+
+
+@pytest.mark.parametrize("reduction", ["per_sample_mean", "per_token", "dr_grpo"])
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_a_likelihood_s_loss_and_gradient_are_the_paper_s(name: str, reduction: Reduction) -> None:
+    check_step(name, {}, reduction, LIKELIHOODS[name])
+
+
+@pytest.mark.parametrize(
+    "options", [Options(distillation=0.5), Options(normalize=True), Options("none", 0.5, True)]
+)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_what_shapes_advantages_does_so_for_every_algorithm(name: str, options: Options) -> None:
+    check_step(name, options.params(name), "per_token", lambda step: losses_of(name, step, options))
+
+
+@pytest.mark.parametrize("kind", PENALTIES)
+@pytest.mark.parametrize("name", PENALISED)
+def test_penalties_of_every_estimator_are_in_the_rewards(name: str, kind: str) -> None:
+    options = Options(penalty=kind)
+    check_step(name, options.params(name), "per_token", lambda step: losses_of(name, step, options))
+
+
 def test_the_critic_is_fitted_to_the_penalised_returns() -> None:
     groups, step = rollouts()
-    algorithm = build("algorithms", "ppo", CASES["ppo"][1])
+    algorithm = build("algorithms", "ppo", Options("k1").params("ppo"))
     mask = torch.cat([one.mask for one in step])
     returns = torch.from_numpy(np.concatenate(algorithm.returns(groups))).double()
-    expected = torch.cat([gae(one, 0.99, 0.95) + one.values for one in step])
+    expected = torch.cat([gae(one) + one.values for one in step])
     torch.testing.assert_close(returns[mask], expected, rtol=1e-6, atol=1e-6)
     old = spread(step, [one.values for one in step])
     values = (old + 0.3).requires_grad_()

@@ -195,6 +195,21 @@ def test_failed_and_unscored_samples_are_not_compared() -> None:
     assert [array[0] for array in advantages] == [0.5, -0.5, 0, 0]
 
 
+@pytest.mark.parametrize("name", [name for name in names("algorithms") if name not in SUPERVISED])
+def test_whitening_leaves_failed_and_unscored_samples_at_0(name: str) -> None:
+    """They are in no statistic either; distillation alone needs no score."""
+    params = {"normalize_advantages": True}
+    whole = group([1.0, 0.0, 7.0, float("nan")], lengths=[2, 3, 1, 4])
+    whole.samples[2].status = Status.FAILED
+    found = build("algorithms", name, params).advantages([whole])
+    assert not found[2].any()
+    if name != "on_policy_distillation":
+        alone = build("algorithms", name, params).advantages([group([1.0, 0.0], lengths=[2, 3])])
+        assert not found[3].any()
+        for mine, expected in zip(found, alone, strict=False):
+            np.testing.assert_allclose(mine, expected, rtol=1e-6)
+
+
 def test_groups_may_have_any_size() -> None:
     arrays = build("algorithms", "rloo", {}).advantages([group([1, 0, 0]), group([1, 0])])
     assert [array[0] for array in arrays] == [1, -0.5, -0.5, 1, -1]

@@ -50,19 +50,33 @@ def surrogate(new: float, old: float, advantage: float) -> float:
     return -min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
 
 
-def expected(weight: Any) -> list[float]:
-    """GRPO's loss of each token times `weight(samples, sample, token)`."""
+def slope(new: float, old: float, advantage: float) -> float:
+    """The surrogate's derivative for the new log-prob: none where the clipped ratio is the smaller one."""
+    ratio = math.exp(new - old)
+    clipped = ratio > 1.2 if advantage > 0 else ratio < 0.8
+    return 0.0 if clipped else -ratio * advantage
+
+
+def check(params: dict[str, Any], weight: Any) -> None:
+    """GRPO's loss of each token, and its derivative, are those without `params` times `weight(samples, i, t)`
+    of the t-th token of sample i, which has no derivative.
+    """
     samples = Samples()
-    return [
-        surrogate(samples.new[i][t], samples.old[i][t], ADVANTAGES[i]) * weight(samples, i, t)
-        for i, length in enumerate(LENGTHS)
-        for t in range(length)
-    ]
+    places = [(i, t) for i, length in enumerate(LENGTHS) for t in range(length)]
+    weights = [weight(samples, i, t) for i, t in places]
+    tokens = [(samples.new[i][t], samples.old[i][t], ADVANTAGES[i]) for i, t in places]
+    losses, slopes = loss_of(params)
+    assert losses == pytest.approx([surrogate(*one) * w for one, w in zip(tokens, weights, strict=True)])
+    assert slopes == pytest.approx([slope(*one) * w for one, w in zip(tokens, weights, strict=True)])
 
 
-def loss_of(params: dict[str, Any]) -> list[float]:
-    found: list[float] = build("algorithms", "grpo", params).loss(Samples().inputs()).loss.tolist()
-    return found
+def loss_of(params: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Each token's loss and its derivative for the token's log-prob."""
+    inputs = Samples().inputs()
+    loss = build("algorithms", "grpo", params).loss(inputs).loss
+    loss.sum().backward()
+    assert inputs.log_probs.grad is not None
+    return loss.tolist(), inputs.log_probs.grad.tolist()
 
 
 def log_ratio(samples: Samples, i: int, t: int, level: str) -> float:
@@ -81,8 +95,8 @@ def ratio(samples: Samples, i: int, t: int, level: str) -> float:
 @pytest.mark.parametrize("high", [1.1, 2.0])
 def test_truncated_importance_sampling(high: float) -> None:
     """TIS: min(π_trainer / π_engine, C)."""
-    found = loss_of({"correction": {"type": "tis", "high": high}})
-    assert found == pytest.approx(expected(lambda s, i, t: min(ratio(s, i, t, "token"), high)))
+    correction = {"type": "tis", "high": high}
+    check({"correction": correction}, lambda s, i, t: min(ratio(s, i, t, "token"), high))
 
 
 def test_icepop() -> None:
@@ -92,8 +106,7 @@ def test_icepop() -> None:
         value = ratio(samples, i, t, "token")
         return value if 0.5 <= value <= 1.5 else 0.0
 
-    found = loss_of({"correction": {"type": "icepop", "low": 0.5, "high": 1.5}})
-    assert found == pytest.approx(expected(weight))
+    check({"correction": {"type": "icepop", "low": 0.5, "high": 1.5}}, weight)
 
 
 @pytest.mark.parametrize("veto", [None, 1e-4])
@@ -112,8 +125,7 @@ def test_masked_importance_sampling(level: str, mode: str, veto: float | None) -
 
     bounds = {"high": 1.4} if mode == "truncate" else {"low": 0.6, "high": 1.4}
     more = {} if veto is None else {"veto": veto}
-    found = loss_of({"correction": {"type": "mis", "level": level, "mode": mode, **bounds, **more}})
-    assert found == pytest.approx(expected(weight))
+    check({"correction": {"type": "mis", "level": level, "mode": mode, **bounds, **more}}, weight)
 
 
 @pytest.mark.parametrize("delta", [0.05, 0.3, 2.0])
@@ -129,21 +141,23 @@ def test_off_policy_sequence_masking(delta: float) -> None:
         ]
         return 0.0 if ADVANTAGES[i] < 0 and sum(gaps) / sum(samples.mask[i]) > delta else 1.0
 
-    assert loss_of({"opsm": delta}) == pytest.approx(expected(weight))
+    check({"opsm": delta}, weight)
 
 
 @pytest.mark.parametrize("bound", [1.05, 3.0])
 def test_dual_clip(bound: float) -> None:
     """Dual-clip PPO, equation 5: max(min(ρA, clip(ρ)A), cA) where A < 0."""
-    samples = Samples()
-    losses = []
-    for i, length in enumerate(LENGTHS):
-        for t in range(length):
-            objective = -surrogate(samples.new[i][t], samples.old[i][t], ADVANTAGES[i])
-            if ADVANTAGES[i] < 0:
-                objective = max(objective, bound * ADVANTAGES[i])
-            losses.append(-objective)
-    assert loss_of({"dual_clip": bound}) == pytest.approx(losses)
+
+    def bounded(samples: Samples, i: int, t: int) -> bool:
+        new, old = samples.new[i][t], samples.old[i][t]
+        return ADVANTAGES[i] < 0 and -surrogate(new, old, ADVANTAGES[i]) < bound * ADVANTAGES[i]
+
+    samples, places = Samples(), [(i, t) for i, length in enumerate(LENGTHS) for t in range(length)]
+    losses, slopes = loss_of({"dual_clip": bound})
+    for (i, t), loss, found in zip(places, losses, slopes, strict=True):
+        token = samples.new[i][t], samples.old[i][t], ADVANTAGES[i]
+        assert loss == pytest.approx(-bound * ADVANTAGES[i] if bounded(samples, i, t) else surrogate(*token))
+        assert found == pytest.approx(0.0 if bounded(samples, i, t) else slope(*token))
 
 
 ESTIMATORS = {

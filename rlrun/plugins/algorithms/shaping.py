@@ -56,7 +56,10 @@ def shaped(params: Shaping, groups: Sequence[Group], advantages: Sequence[Scores
             values - term.coef * distance(sample) for sample, values in zip(samples, result, strict=True)
         ]
     if params.normalize_advantages:
-        result = whiten(result, [sample.loss_mask * is_whole(sample) for sample in samples])
+        # An unscored sample has an advantage from its teacher alone; without one it stays out, at 0.
+        counts = [is_compared(one) if term is None else is_whole(one) for one in samples]
+        masks = [sample.loss_mask * count for sample, count in zip(samples, counts, strict=True)]
+        result = [values * count for values, count in zip(whiten(result, masks), counts, strict=True)]
     return [values.astype(np.float32) for values in result]
 
 

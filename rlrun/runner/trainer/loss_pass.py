@@ -49,14 +49,21 @@ class LossPass:
     def _evaluate(
         self, log_probs: torch.Tensor, entropy: torch.Tensor, old: torch.Tensor, batch: LossBatch
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """Token losses, and token values of the metrics: the algorithm's and our own."""
+        """Token losses, and token values of the metrics: the algorithm's and our own.
+
+        On tokens that are not trained every model agrees with the policy: infinity times a weight of 0, such
+        as k3's where the policy would never have written a tool's answer, would be NaN.
+        """
+        trained, policy = batch.mask > 0, log_probs.detach()
+        old = old.where(trained, policy)
+        reference = batch.reference_log_probs
         outputs = self._algorithm.loss(
             LossInputs(
                 log_probs=log_probs,
                 entropy=entropy,
                 old_log_probs=old,
-                rollout_log_probs=batch.rollout_log_probs,
-                reference_log_probs=batch.reference_log_probs,
+                rollout_log_probs=batch.rollout_log_probs.where(trained, policy),
+                reference_log_probs=None if reference is None else reference.where(trained, policy),
                 advantages=batch.advantages,
                 mask=batch.mask,
                 sample=batch.sample,

@@ -306,3 +306,22 @@ def test_a_sample_without_a_response_only_counts(start):
     (found,) = rank.train(both, plan(both, spec))
     for name in ("train/loss", "train/grad_norm", "train/entropy"):
         assert found[name] == pytest.approx(whole[name] * 2 / 3, rel=1e-4)
+
+
+def test_tokens_that_are_not_trained_cannot_make_the_loss_infinite(start):
+    """k3 overflows where the policy would not have written what the reference expects: in tools' answers."""
+    kl = {"in_loss": {"type": "k3", "coef": 0.1, "unbiased": True}}
+    found = []
+    for far in (0.0, 200.0):
+        rank, spec = start(algorithm={"type": "grpo", "kl": kl})
+        sequences = [
+            dataclasses.replace(
+                sequence,
+                reference_log_probs=np.where(sequence.loss_mask > 0, -3.0, far).astype(np.float32),
+                rollout_log_probs=np.where(sequence.loss_mask > 0, -3.0, -far).astype(np.float32),
+            )
+            for sequence in make_sequences()
+        ]
+        assert any((sequence.loss_mask == 0).any() for sequence in sequences)
+        found += train_metrics(rank.train(sequences, plan(sequences, spec)))
+    assert found[0] == pytest.approx(found[1])

@@ -1,4 +1,4 @@
-"""Instructions about the form of a response: `format:…`."""
+"""Checks for instructions about the form of a response: `format:…`."""
 
 import re
 import string
@@ -17,7 +17,7 @@ _ITALICS = re.compile(r"<(?:i|em)>(?P<thesis>.*?)</(?:i|em)>(?P<rest>.*)", re.DO
 
 
 def parentheses(text: str) -> bool:
-    """Brackets of any kind, five deep, of which the innermost is closed."""
+    """Brackets of any kind are nested five deep, and the innermost pair is closed."""
     open_brackets: list[str] = []
     deepest = 0
     for character in text:
@@ -33,7 +33,7 @@ def parentheses(text: str) -> bool:
 
 
 def quotes(text: str) -> bool:
-    """Double and single quotation marks inside each other, three deep, and closed again."""
+    """Double and single quotation marks are nested three deep and closed again."""
     open_quotes: list[str] = []
     deepest = 0
     for character in text:
@@ -48,7 +48,7 @@ def quotes(text: str) -> bool:
 
 
 def options(text: str, options: str) -> bool:
-    """One of the options and nothing else; lettered ones (`a), b), c)`) to the character."""
+    """The response is one of the options; options with letters (`a), b), c)`) must match exactly."""
     separator = "/" if "/" in options else "or" if "or" in options else ","
     choices = [option.strip() for option in options.split(separator)]
     if _LETTERED.match(options):
@@ -57,15 +57,15 @@ def options(text: str, options: str) -> bool:
 
 
 def one_word_a_line(text: str) -> bool:
-    """As many lines as words."""
+    """The response has one word on each line."""
     plain = language.bare(text).strip()
     return sum(line != "" for line in plain.split("\n")) == len(plain.split())
 
 
 def emoji_after_sentences(text: str) -> bool:
-    """An emoji ends each sentence, or stands right behind its full stop."""
-    found = [language.bare(sentence).strip() for sentence in language.sentences(text)]
-    for sentence, following in zip(found, [*found[1:], ""], strict=True):
+    """Each sentence ends with an emoji, before or after its full stop."""
+    sentences = [language.bare(sentence).strip() for sentence in language.sentences(text)]
+    for sentence, following in zip(sentences, [*sentences[1:], ""], strict=True):
         if not sentence:
             return False
         if not any(map(_is_emoji, sentence[-2:])) and not _is_emoji(following[:1]):
@@ -74,44 +74,44 @@ def emoji_after_sentences(text: str) -> bool:
 
 
 def _is_emoji(character: str) -> bool:
-    import emoji  # a table of every emoji
+    import emoji  # imported late: it loads a table of every emoji
 
     return bool(emoji.is_emoji(character))
 
 
 def stairs(text: str) -> bool:
-    """Each line is indented more than the one before."""
+    """Each line is indented more than the line before."""
     indents = [len(line) - len(line.lstrip(" ")) for line in text.split("\n") if line.strip()]
-    return all(one < other for one, other in pairwise(indents))
+    return all(indent < next_indent for indent, next_indent in pairwise(indents))
 
 
 def explained_quotes(text: str) -> bool:
-    """No quotation follows another at once, and none ends the text."""
+    """Text follows each quotation: no other quotation follows directly, and none ends the response."""
     squeezed = "".join(text.replace("“", '"').replace("”", '"').replace("'\"'", "").split())
     ending = squeezed.strip(string.digits + string.punctuation.replace('"', ""))
     return '""' not in squeezed and not ending.endswith('"')
 
 
 def listed(text: str, sep: str) -> bool:
-    """The separator stands there at least twice."""
+    """The separator occurs at least twice."""
     return text.count(sep) >= 2
 
 
 def italic_thesis(text: str) -> bool:
-    """Something in `<i>` or `<em>`, and something after it."""
-    found = _ITALICS.search(text)
-    return found is not None and bool(found["thesis"].strip() and found["rest"].strip())
+    """There is text inside `<i>` or `<em>`, and text after it."""
+    match = _ITALICS.search(text)
+    return match is not None and bool(match["thesis"].strip() and match["rest"].strip())
 
 
 def sub_bullets(text: str) -> bool:
-    """A `-` before the next `*`, for each `*`."""
+    """A `-` follows each `*` before the next `*`."""
     return all("-" in bullet for bullet in text.split("*")[1:])
 
 
 def sentences_then_bullets(text: str) -> bool:
-    """At least two sentences, then at least two bullet points, each a line that begins with `*`.
+    """At least two sentences come first, then at least two bullet points: lines that begin with `*`.
 
-    The only blank line there may be is one before the bullet points.
+    No line is blank, except for one before the bullet points.
     """
     lines = [line.strip() for line in text.split("\n")]
     first = next((at for at, line in enumerate(lines) if line.startswith("*")), len(lines))
@@ -125,7 +125,7 @@ def sentences_then_bullets(text: str) -> bool:
 
 
 def title_case(text: str) -> bool:
-    """No word in small letters, and none with all but its first letter in capitals."""
+    """No word is in lower case, and none has only its first letter in lower case."""
     return not any(
         token[0].isalpha()
         and token[0].islower()
@@ -135,12 +135,12 @@ def title_case(text: str) -> bool:
 
 
 def template(text: str) -> bool:
-    """The template's three labels stand there."""
+    """The response has the three labels of the template."""
     return all(label in text for label in TEMPLATE)
 
 
 def no_whitespace(text: str) -> bool:
-    """No white space at all."""
+    """The response has no white space."""
     return not any(character.isspace() for character in text)
 
 

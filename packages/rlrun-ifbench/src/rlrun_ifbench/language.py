@@ -8,7 +8,7 @@ from importlib.resources import files
 
 PUNCTUATION = string.punctuation
 EDGES = PUNCTUATION + " "
-"""What is stripped from a word's ends."""
+"""The characters that are removed from the ends of a word."""
 
 _NO_PUNCTUATION = str.maketrans("", "", PUNCTUATION)
 _BOUNDARY = re.compile(r"(?P<end>[.!?]+)[)\]}\"'”’]*(?=\s+(?P<next>\S+))")
@@ -23,7 +23,7 @@ _SPLITS = (
 
 
 def word_list(name: str) -> list[str]:
-    """One of the lists in `word_lists.txt`, in its order."""
+    """Returns one of the lists in `word_lists.txt`, in its order."""
     text = files(__package__).joinpath("word_lists.txt").read_text(encoding="utf-8")
     return text.partition(f"[{name}]")[2].partition("[")[0].split()
 
@@ -32,47 +32,50 @@ ABBREVIATIONS = frozenset(word_list("abbreviations"))
 
 
 def bare(text: str) -> str:
-    """The text without ASCII punctuation."""
+    """Returns the text without ASCII punctuation."""
     return text.translate(_NO_PUNCTUATION)
 
 
 def trimmed(word: str) -> str:
-    """A word without punctuation and blanks at its ends."""
+    """Returns a word without the punctuation and blanks at its ends."""
     return word.strip(EDGES)
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters, digits and underscores: what IFEval counts as words."""
+    """Returns the runs of letters, digits and underscores, which IFEval counts as words."""
     return re.findall(r"\w+", text)
 
 
 def tokens(text: str) -> list[str]:
-    """Words and punctuation marks in the manner of the Penn Treebank: `don't` is `do`, `n't`."""
-    found: list[str] = []
+    """Returns words and punctuation marks as the Penn Treebank splits them: `don't` is `do`, `n't`."""
+    result: list[str] = []
     for sentence in sentences(text):
         for pattern, replacement in _SPLITS:
             sentence = pattern.sub(replacement, sentence)  # noqa: PLW2901
-        found += sentence.split()
-    return found
+        result += sentence.split()
+    return result
 
 
 def tokens_without_punctuation(text: str) -> list[str]:
-    """Tokens that hold anything but punctuation."""
+    """Returns the tokens that are not only punctuation."""
     return [token for token in tokens(text) if token.strip(PUNCTUATION + "“”‘’…")]
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, each with its closing punctuation and quotation marks."""
-    found, begin = [], 0
+    """Returns the sentences of a text, each with its closing punctuation and quotation marks."""
+    complete, begin = [], 0
     for boundary in _BOUNDARY.finditer(text):
         if _ends_a_sentence(text, boundary):
-            found.append(text[begin : boundary.end()].strip())
+            complete.append(text[begin : boundary.end()].strip())
             begin = boundary.end()
-    return [sentence for sentence in [*found, text[begin:].strip()] if sentence]
+    return [sentence for sentence in [*complete, text[begin:].strip()] if sentence]
 
 
 def _ends_a_sentence(text: str, boundary: re.Match[str]) -> bool:
-    """A lone full stop ends none after an abbreviation or an initial; dots only before a capital."""
+    """Returns whether a sentence ends at punctuation.
+
+    A full stop after an abbreviation or an initial does not end one, and an ellipsis only before a capital.
+    """
     marks, following = boundary["end"], boundary["next"].lstrip("\"'(“‘*_")
     if "!" in marks or "?" in marks:
         return True
@@ -87,24 +90,24 @@ def _ends_a_sentence(text: str, boundary: re.Match[str]) -> bool:
 
 
 def alliteration(sentence: str) -> int:
-    """Words of a sentence that begin like the one beside them, a run of k words counted as k."""
+    """Counts the words in runs of neighbouring words with the same first letter."""
     starts = [word.lstrip(EDGES)[0] for word in sentence.lower().split() if word.lstrip(EDGES)]
     count, running = 0, False
-    for one, other in itertools.pairwise(starts):
-        if one == other:
+    for start, next_start in itertools.pairwise(starts):
+        if start == next_start:
             count += 1 if running else 2
-        running = one == other
+        running = start == next_start
     return count
 
 
 def is_verb(word: str) -> bool:
-    """Whether a word can open a sentence as a verb, in any of its forms."""
+    """Returns whether a word is a form of a verb that can begin a sentence."""
     return word.lower() in _verb_forms()
 
 
 @cache
 def _verb_forms() -> frozenset[str]:
-    """Every form of the packaged verbs: a line is a verb, with its irregular forms behind it."""
+    """Returns every form of the verbs in `verbs.txt`. A line is a verb and its irregular forms."""
     forms: set[str] = set()
     lines = files(__package__).joinpath("verbs.txt").read_text(encoding="utf-8").splitlines()
     for line in lines:

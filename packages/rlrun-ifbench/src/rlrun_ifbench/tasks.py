@@ -1,4 +1,4 @@
-"""Instructions that are whole tasks of their own: `custom:…`."""
+"""Checks for instructions that are complete tasks: `custom:…`."""
 
 import csv
 import io
@@ -22,12 +22,12 @@ _SPECIAL = re.compile(r"\".*[^\d\w\s].*\"")
 
 
 def multiples(text: str) -> bool:
-    """The multiples of 7 from 14 to 49, and no other number."""
+    """The numbers in the response are the multiples of 7 from 14 to 49."""
     return re.findall(r"\d+", text) == [str(number) for number in range(14, 50, 7)]
 
 
 def questions(text: str) -> bool:
-    """Four questions of five options each, every question longer than the one before."""
+    """The response has four questions with five options, each longer than the question before."""
     if not text.startswith("Question"):
         return False
     parts = [part.strip() for part in _QUESTION.split(text) if part.strip()]
@@ -35,12 +35,12 @@ def questions(text: str) -> bool:
     return (
         len(shapes) == 4
         and all(options == 5 for _, options in shapes)
-        and all(one[0] < other[0] for one, other in pairwise(shapes))
+        and all(length < next_length for (length, _), (next_length, _) in pairwise(shapes))
     )
 
 
 def _question_shape(question: str) -> tuple[int, int]:
-    """How long a question is, and how many options it has."""
+    """Returns the length of a question and the number of its options."""
     lines = [line.strip() for line in question.split("\n")]
     options = [at for at, line in enumerate(lines) if _OPTION.match(line)]
     asked = lines[: options[0]] if options else lines
@@ -48,7 +48,7 @@ def _question_shape(question: str) -> tuple[int, int]:
 
 
 def countries_reversed(text: str) -> bool:
-    """From Zimbabwe on, at least 52 lines in reverse alphabetical order."""
+    """At least 52 lines, beginning with Zimbabwe, are in reverse alphabetical order."""
     lines = [line for line in map(language.trimmed, text.split("\n")) if line]
     first = next((at for at, line in enumerate(lines) if "Zimbabwe" in line), len(lines))
     listed = [_ascii(line) for line in lines[first:]]
@@ -56,29 +56,29 @@ def countries_reversed(text: str) -> bool:
 
 
 def words_reversed(text: str) -> bool:
-    """The bald eagle, once the words stand in reverse order, in one sentence."""
+    """Read backwards word by word, the response names the bald eagle."""
     forwards = " ".join(language.bare(text.lower().strip()).split()[::-1])
     return "bald eagle" in forwards
 
 
 def characters_reversed(text: str) -> bool:
-    """The bald eagle, spelt backwards."""
+    """The response has the words `bald eagle` spelt backwards."""
     return "elgae dlab" in text.lower()
 
 
 def sentence_alphabet(text: str) -> bool:
-    """26 sentences that begin with the letters of the alphabet in turn."""
+    """The response is 26 sentences that begin with the letters of the alphabet in order."""
     starts = [sentence[0].lower() for sentence in language.sentences(text)]
     return "".join(starts) == "abcdefghijklmnopqrstuvwxyz"
 
 
 def capitals(text: str) -> bool:
-    """The northern capitals of Europe from north to south, separated by commas."""
+    """The response lists the northern capitals of Europe from north to south, separated by commas."""
     return [name.strip() for name in _ascii(text).split(",") if name.strip()] == list(CAPITALS)
 
 
 def csv_city(text: str) -> bool:
-    """A header and seven rows of five fields."""
+    """The response is a header and seven rows of five fields."""
     rows = _rows(text)
     return (
         len(rows) == 8
@@ -88,7 +88,7 @@ def csv_city(text: str) -> bool:
 
 
 def csv_special_character(text: str) -> bool:
-    """A header and fourteen rows of five fields, one of them quoted with a special character in it."""
+    """The response is a header and 14 rows of five fields, with a special character in a quoted field."""
     if not _has_header(text, ("ProductID", "Category", "Brand", "Price", "Stock"), r",[ \t]*"):
         return False
     rows = _rows(text.replace('"', '"""'))
@@ -103,7 +103,7 @@ def csv_special_character(text: str) -> bool:
 
 
 def csv_quotes(text: str) -> bool:
-    """A header and three rows of five tab-separated fields, each in quotation marks."""
+    """The response is a header and three rows of five tab-separated fields, each in quotation marks."""
     if not _has_header(text, ("StudentID", "Subject", "Grade", "Semester", "Score"), "\t *"):
         return False
     rows = _rows(text.replace('"', '"""'), delimiter="\t")
@@ -128,20 +128,20 @@ def _rows(text: str, delimiter: str = ",") -> list[list[str]]:
 
 
 def dates(text: str) -> bool:
-    """Dates of Napoleon's lifetime as YYYY-MM-DD, separated by commas."""
+    """The response lists dates of Napoleon's lifetime as YYYY-MM-DD, separated by commas."""
     return all(_is_napoleonic(date.strip()) for date in text.strip().split(","))
 
 
 def _is_napoleonic(date: str) -> bool:
-    found = _DATE.fullmatch(date)
-    if found is None:
+    match = _DATE.fullmatch(date)
+    if match is None:
         return False
-    year, month, day = map(int, found.groups())
+    year, month, day = map(int, match.groups())
     return year in NAPOLEON and month <= 12 and day <= LONGEST_MONTHS.get(month, 31)
 
 
 def _ascii(text: str) -> str:
-    """Letters without their accents."""
+    """Returns the text with its letters stripped of accents and other non-ASCII characters removed."""
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
 
 

@@ -1,4 +1,4 @@
-"""Instructions about words and sentences: `words:…`, `sentence:…`, `repeat:…` and `ratio:sentence_words`."""
+"""Checks for `words:…`, `sentence:…`, `repeat:…` and `ratio:sentence_words`: about words and sentences."""
 
 import re
 import string
@@ -17,7 +17,7 @@ _CLUSTER = re.compile("[bcdfghjklmnpqrstvwxyz]{2}")
 
 
 def alphabet(text: str) -> bool:
-    """Each word begins with the letter that follows the one before, a after z."""
+    """Each word begins with the letter of the alphabet after that of the word before; a follows z."""
     starts = [word[0].lower() for word in language.bare(text).split()]
     if not starts or starts[0] not in string.ascii_lowercase:
         return False
@@ -26,20 +26,20 @@ def alphabet(text: str) -> bool:
 
 
 def three_vowels(text: str) -> bool:
-    """One paragraph with at most three different vowels."""
+    """The response is one paragraph with at most three different vowels."""
     text = text.strip().lower()
     return "\n" not in text and len(set("aeiou") & set(text)) <= MOST_VOWELS
 
 
 def consonant_clusters(text: str) -> bool:
-    """Two consonants stand side by side in each word."""
+    """Each word has two consonants side by side."""
     return all(_CLUSTER.search(word) for word in text.lower().split())
 
 
 def palindromes(text: str) -> bool:
     """At least ten words of five or more characters read the same backwards."""
-    found = language.bare(text).lower().split()
-    return sum(len(word) >= SHORTEST_PALINDROME and word == word[::-1] for word in found) >= PALINDROMES
+    words = language.bare(text).lower().split()
+    return sum(len(word) >= SHORTEST_PALINDROME and word == word[::-1] for word in words) >= PALINDROMES
 
 
 def prime_lengths(text: str) -> bool:
@@ -53,33 +53,33 @@ def _is_prime(number: int) -> bool:
 
 def starts_with_verb(text: str) -> bool:
     """The first word is a form of a verb (by a packaged list of verbs, not by a tagger)."""
-    found = language.tokens(text[:1000])
-    return bool(found) and language.is_verb(found[0])
+    tokens = language.tokens(text[:1000])
+    return bool(tokens) and language.is_verb(tokens[0])
 
 
 def limited_repeats(text: str, small_n: float) -> bool:
-    """No word stands there more than `small_n` times."""
+    """No word occurs more than `small_n` times."""
     return all(count <= small_n for count in Counter(language.bare(text.lower()).split()).values())
 
 
 def odd_even_syllables(text: str) -> bool:
-    """Words with an odd and an even number of syllables take turns."""
-    import syllapy  # a dictionary of some megabytes
+    """Words with odd and even numbers of syllables alternate."""
+    import syllapy  # imported late: it loads a dictionary of some megabytes
 
     parities = [syllapy.count(word) % 2 for word in language.bare(text).lower().split()]
-    return all(one != other for one, other in pairwise(parities))
+    return all(parity != next_parity for parity, next_parity in pairwise(parities))
 
 
 def last_first(text: str) -> bool:
-    """The last word of a sentence is the first of the next."""
+    """The last word of each sentence is the first word of the next."""
     return all(
-        _same_word(one.rstrip(language.EDGES).split()[-1:], other.lstrip(language.EDGES).split()[:1])
-        for one, other in pairwise(language.sentences(text))
+        _same_word(sentence.rstrip(language.EDGES).split()[-1:], following.lstrip(language.EDGES).split()[:1])
+        for sentence, following in pairwise(language.sentences(text))
     )
 
 
-def _same_word(one: list[str], other: list[str]) -> bool:
-    return bool(one and other) and one[0].lower() == other[0].lower()
+def _same_word(left: list[str], right: list[str]) -> bool:
+    return bool(left and right) and left[0].lower() == right[0].lower()
 
 
 def paragraph_last_first(text: str) -> bool:
@@ -90,60 +90,64 @@ def paragraph_last_first(text: str) -> bool:
 
 def no_consecutive(text: str) -> bool:
     """No two neighbouring words begin with the same letter."""
-    return all(one[0] != other[0] for one, other in pairwise(language.bare(text.lower()).split()))
+    return all(word[0] != following[0] for word, following in pairwise(language.bare(text.lower()).split()))
 
 
 def keyword_position(text: str, keyword: str, n: float, m: float) -> bool:
     """The keyword is the m-th word of the n-th sentence."""
     sentence = language.sentences(text)[int(n) - 1 : int(n)]
-    found = language.tokens_without_punctuation(sentence[0])[int(m) - 1 : int(m)] if sentence else []
-    return _same_word(found, [keyword.strip()])
+    word = language.tokens_without_punctuation(sentence[0])[int(m) - 1 : int(m)] if sentence else []
+    return _same_word(word, [keyword.strip()])
 
 
 def second_words(text: str, keyword: str) -> bool:
-    """The keyword is the second and the second to last word."""
-    found = [token.lower() for token in language.tokens(text)]
-    ends_in_mark = bool(found) and found[-1] in language.PUNCTUATION
-    if len(found) < (3 if ends_in_mark else 2):
+    """The keyword is both the second and the second to last word."""
+    tokens = [token.lower() for token in language.tokens(text)]
+    ends_in_mark = bool(tokens) and tokens[-1] in language.PUNCTUATION
+    if len(tokens) < (3 if ends_in_mark else 2):
         return False
-    return found[1] == found[-3 if ends_in_mark else -2] == keyword.strip().lower()
+    return tokens[1] == tokens[-3 if ends_in_mark else -2] == keyword.strip().lower()
 
 
 def sentence_keyword(text: str, word: str, N: float) -> bool:
-    """The N-th sentence has the keyword as a whole word."""
+    """The keyword is a whole word of the N-th sentence."""
     sentence = language.sentences(text)[int(N) - 1 : int(N)]
     return bool(sentence) and bool(re.search(rf"\b{re.escape(word)}\b", sentence[0], re.IGNORECASE))
 
 
 def alliteration_increment(text: str) -> bool:
-    """Each sentence has more alliterating words than the one before."""
-    return all(one < other for one, other in pairwise(map(language.alliteration, language.sentences(text))))
+    """Each sentence has more alliterating words than the sentence before."""
+    counts = map(language.alliteration, language.sentences(text))
+    return all(count < next_count for count, next_count in pairwise(counts))
 
 
 def word_increment(text: str, small_n: float) -> bool:
-    """Each sentence has exactly `small_n` words more than the one before."""
+    """Each sentence has exactly `small_n` words more than the sentence before."""
     counts = [len(language.bare(sentence).split()) for sentence in language.sentences(text)]
-    return all(other == one + small_n for one, other in pairwise(counts))
+    return all(next_count == count + small_n for count, next_count in pairwise(counts))
 
 
 def equally_long_sentences(text: str) -> bool:
-    """Three sentences of the same number of characters (different words are asked for, not checked)."""
-    found = language.sentences(text)
-    return len(found) == 3 and len({len(sentence) for sentence in found}) == 1
+    """The response is three sentences with equal numbers of characters.
+
+    The instruction also asks for different words, which the benchmark does not check.
+    """
+    sentences = language.sentences(text)
+    return len(sentences) == 3 and len({len(sentence) for sentence in sentences}) == 1
 
 
 def repeat_change(text: str, prompt_to_repeat: str) -> bool:
-    """The request with another first word."""
+    """The response is the request with another first word."""
     return text != prompt_to_repeat and text.split()[1:] == prompt_to_repeat.split()[1:]
 
 
 def repeat_simple(text: str) -> bool:
-    """The instruction itself and nothing else."""
+    """The response is the instruction itself."""
     return text.strip().lower() == REPEATED_SENTENCE
 
 
 def repeat_span(text: str, prompt_to_repeat: str, n_start: float, n_end: float) -> bool:
-    """The request's characters from `n_start` to `n_end`, both included."""
+    """The response is the request's characters from `n_start` to `n_end`, both included."""
     span = prompt_to_repeat[int(n_start) : int(n_end) + 1]
     return text.strip().lower() == span.strip().lower()
 

@@ -1,4 +1,4 @@
-"""The batch equation: prompts · samples a prompt = global batch · optimizer steps (P·n = G·S)."""
+"""The batch equation: prompts · samples per prompt = global batch · optimizer steps (P·n = G·S)."""
 
 from dataclasses import dataclass
 
@@ -33,14 +33,14 @@ class BatchNumbers:
 
 
 def batch_numbers(spec: Spec, rollout: bool) -> BatchNumbers:
-    """The four numbers, what is not given derived from the rest; `rollout` is false for SFT.
+    """Returns the four numbers, deriving those that the spec does not give; `rollout` is false for SFT.
 
-    Raises ValueError with all four and the nearest values that fit.
+    Raises ValueError, with the numbers, where the equation does not hold.
     """
     given_size, given_steps = spec.trainer.global_batch_size, spec.trainer.optimizer_steps
     if not rollout:
         if given_size is None:
-            raise ValueError("required without rollouts: how many demonstrations an optimizer step takes")
+            raise ValueError("required without rollouts: the number of rows per optimizer step")
         return BatchNumbers(given_size, 1, given_size, 1)
     prompts, per_prompt = spec.rollout.batch_size, spec.rollout.samples_per_prompt
     samples = prompts * per_prompt
@@ -52,7 +52,7 @@ def batch_numbers(spec: Spec, rollout: bool) -> BatchNumbers:
 
 
 def nearest_batches(spec: Spec, rollout: bool) -> str:
-    """Values near the given ones that make the equation hold on every data rank, as a sentence."""
+    """Returns settings near the given ones that make the equation hold on every data rank."""
     degree = spec.trainer.parallel.data_degree
     size, steps = spec.trainer.global_batch_size, spec.trainer.optimizer_steps
     if not rollout:
@@ -66,7 +66,7 @@ def nearest_batches(spec: Spec, rollout: bool) -> str:
     totals = [unit] if size and steps else _multiples_around(samples, unit)
     if not unit % degree and (prompts := [each // per_prompt for each in totals if each % per_prompt == 0]):
         fits.append(_choices("rollout.batch_size", prompts))
-    return ", or ".join(fits) or f"make P·n a multiple of the {degree} data ranks"
+    return ", or ".join(fits) or f"rollout.batch_size · samples_per_prompt to a multiple of {degree}"
 
 
 def _mismatch(prompts: int, per_prompt: int, size: int | None, steps: int | None) -> str:
@@ -77,10 +77,10 @@ def _mismatch(prompts: int, per_prompt: int, size: int | None, steps: int | None
             f"G·S = {size} · {steps} = {size * steps} (trainer.global_batch_size · trainer.optimizer_steps)"
         )
     elif size:
-        right = f"G = {size} (trainer.global_batch_size) leaves S = {samples / size:.4g} optimizer steps"
+        right = f"G = {size} (trainer.global_batch_size) gives S = {samples / size:.4g} optimizer steps"
     else:
-        right = f"S = {steps} (trainer.optimizer_steps) leaves G = {samples / (steps or 1):.4g} samples each"
-    return f"P·n = G·S does not hold: {left}, {right}"
+        right = f"S = {steps} (trainer.optimizer_steps) gives G = {samples / (steps or 1):.4g} samples"
+    return f"the batch equation P·n = G·S does not hold: {left}, {right}"
 
 
 def _choices(key: str, values: list[int]) -> str:

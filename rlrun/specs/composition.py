@@ -40,7 +40,7 @@ class Composition:
 
     def place(self, finding: Finding) -> Problem:
         """A finding where its key was written, else another key that takes part, else the table around it."""
-        path = next((path for path in (finding.path, *finding.others) if path in self.origins), finding.path)
+        path = next((path for path in (finding.path, *finding.related) if path in self.origins), finding.path)
         for depth in range(len(path), 0, -1):
             if origin := self.origins.get(path[:depth]):
                 mark = origin.mark

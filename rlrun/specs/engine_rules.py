@@ -1,4 +1,4 @@
-"""Rules about `[engine]` and `[[engines]]`: what each kind has, and what names lead where."""
+"""Rules about `[engine]` and `[[engines]]`: the keys of each type of engine, weight updates, and names."""
 
 from collections.abc import Iterator
 
@@ -7,153 +7,163 @@ from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
-from rlrun.specs.rules import given, no_effect
+from rlrun.specs.rules import is_given, no_effect
 from rlrun.specs.served_model import served_model
 from rlrun.specs.server_size import COPIES, STAGES, copies_of, key_of, stages_of
 from rlrun.specs.sglang_arguments import spelled
 from rlrun.specs.spelling import nearest
 from rlrun.specs.weight_sync import carrier_of, shares_gpus, shares_memory
 
-_OF_WEIGHTS = ("model", "weight_sync", "weight_bucket", "weight_delta", "weight_check")
-_OF_SERVERS = ("python", "environment", "sglang", "router", "sglang_router")
-_OF_OTHERS = ("urls", "api_key")
-_OF_PROCESSES = ("count", "max_running", "max_cache_tokens", "port")
-_UNREAD: dict[str, tuple[str, ...]] = {
-    "native": ("tensor", *_OF_WEIGHTS, *_OF_SERVERS, *_OF_OTHERS, "sleeping"),
-    "sglang": (*_OF_OTHERS, "sleeping"),
-    "external": ("model", "weight_check", *_OF_SERVERS, "sleeping", *_OF_PROCESSES),
-    "sleeping": ("tensor", *_OF_WEIGHTS, *_OF_SERVERS, *_OF_OTHERS),
+_WEIGHT_KEYS = ("model", "weight_sync", "weight_bucket", "weight_delta", "weight_check")
+_SERVER_KEYS = ("python", "environment", "sglang", "router", "sglang_router")
+_EXTERNAL_KEYS = ("urls", "api_key")
+_PROCESS_KEYS = ("count", "max_running", "max_cache_tokens", "port")
+_UNREAD_KEYS: dict[str, tuple[str, ...]] = {
+    "native": ("tensor", *_WEIGHT_KEYS, *_SERVER_KEYS, *_EXTERNAL_KEYS, "sleeping"),
+    "sglang": (*_EXTERNAL_KEYS, "sleeping"),
+    "external": ("model", "weight_check", *_SERVER_KEYS, "sleeping", *_PROCESS_KEYS),
+    "sleeping": ("tensor", *_WEIGHT_KEYS, *_SERVER_KEYS, *_EXTERNAL_KEYS),
 }
-"""Keys that a kind of engine does not read."""
+"""For each type of engine, the keys that it does not read."""
 _READERS = {"urls": "external", "api_key": "external", "sleeping": "sleeping"}
-"""Who reads a key, where it is not SGLang servers."""
+"""The type of engine that reads a key; "sglang" for every other key."""
 _TYPE = (("engine", "type"),)
-_TAKEN = ("trainer", "engine", "driver", "reward")
-"""What else the job's processes are called."""
+_RESERVED_NAMES = ("trainer", "engine", "driver", "reward")
+"""Names that other processes of a job have."""
 
 
 def engine_keys(spec: Spec) -> Iterator[Finding]:
-    """Keys of another kind of engine."""
+    """Reports keys that the chosen type of engine does not read."""
     for path, section in engine_sections(spec):
-        for key in _UNREAD[section.type]:
-            if given(section, key):
+        for key in _UNREAD_KEYS[section.type]:
+            if is_given(section, key):
                 cure = f'remove it, or set `type = "{_READERS.get(key, "sglang")}"`'
-                cure = "remove it" if key in _OF_PROCESSES else cure
-                why = f"{section.type} engines do not read it"
+                cure = "remove it" if key in _PROCESS_KEYS else cure
+                why = f"{section.type} engines do not read this key"
                 yield no_effect((*path, key), why, cure, ((*path, "type"),))
 
 
 def external_urls(spec: Spec) -> Iterator[Finding]:
-    """Engines that run elsewhere are somewhere."""
+    """External engines need addresses: rlrun does not start them."""
     for path, section in engine_sections(spec):
         if section.type == "external" and not section.urls:
             cure = 'add `urls = ["http://HOST:PORT"]`'
-            yield Finding((*path, "type"), "external engines need their addresses", cure, found="external")
+            message = "external engines need addresses, and none is given"
+            yield Finding((*path, "type"), message, cure, found="external")
 
 
-def giving_way(spec: Spec) -> Iterator[Finding]:
-    """Only engines of ours that share the trainer's devices have to give way."""
+def engine_sleep(spec: Spec) -> Iterator[Finding]:
+    """Only engines that rlrun starts on the trainer's devices can sleep while the trainer works."""
     if not spec.engine.sleep:
         return
     path: KeyPath = ("engine", "sleep")
     if spec.cluster.placement != "colocated":
-        why, others = "engines have devices of their own", (("cluster", "placement"),)
-        yield no_effect(path, why, 'remove it, or set `cluster.placement = "colocated"`', others)
+        why, related = "engines do not share devices with the trainer", (("cluster", "placement"),)
+        yield no_effect(path, why, 'remove it, or set `cluster.placement = "colocated"`', related)
     elif spec.engine.type in ("external", "sleeping"):
-        yield no_effect(path, f"{spec.engine.type} engines have no memory to give", "remove it", _TYPE)
+        yield no_effect(
+            path, f"{spec.engine.type} engines hold no memory that they could free", "remove it", _TYPE
+        )
 
 
 def server_parallelism(spec: Spec) -> Iterator[Finding]:
-    """Ways to split a server that weights cannot follow, or that are `count` by another name."""
+    """Reports ways to split a server over GPUs for which weights cannot be updated."""
     for path, section in engine_sections(spec):
         if section.type != "sglang":
             continue
         copies, stages = key_of(section, COPIES), key_of(section, STAGES)
         if copies and copies_of(section) > 1:
-            message = "a server holds the model once: updates of the weights tell its copies not apart"
-            cure = "use more servers (count), or attn_dp_size"
+            message = "a server must hold one copy of the model: weight updates cannot address several copies"
+            cure = f"remove {copies}, and start more servers (count) or set attn_dp_size"
             yield Finding((*path, "sglang", copies), message, cure, at_value=False)
         if stages and stages_of(section) > 1 and path == POLICY and carrier_of(spec) != "disk":
-            message = "each stage of a pipeline wants other weights, and can only pick them from files"
+            message = "pipeline stages of a server need different weights, which they can only read from disk"
             cure = 'add `weight_sync = "disk"` under [engine]'
-            others: tuple[KeyPath, ...] = (("engine", "weight_sync"),)
-            yield Finding((*path, "sglang", stages), message, cure, at_value=False, others=others)
+            related: tuple[KeyPath, ...] = (("engine", "weight_sync"),)
+            yield Finding((*path, "sglang", stages), message, cure, at_value=False, related=related)
 
 
 def weight_carrier(spec: Spec) -> Iterator[Finding]:
-    """Carriers that reach every server, and keys that they read."""
+    """The chosen way to send weights reaches every server, and its settings have an effect."""
     if spec.engine.type not in ("sglang", "external"):
         return
     key = ("engine", "weight_sync")
     if spec.engine.weight_sync == "tensor" and spec.cluster.nodes > 1 and shares_memory(spec):
-        message = "weights in shared memory reach servers of one host alone"
-        others = (("cluster", "nodes"),)
-        yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", others=others)
+        message = "weights in shared memory only reach servers on the trainer's host"
+        related = (("cluster", "nodes"),)
+        yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", related=related)
     if spec.engine.type == "sglang" and spec.engine.weight_sync == "broadcast" and shares_gpus(spec):
-        message = "NCCL takes no two processes of one GPU, and trainer and servers share theirs"
-        others = (("cluster", "placement"),)
-        yield Finding(key, message, 'use "tensor" or "disk"', found="broadcast", others=others)
+        message = "NCCL cannot connect two processes on one GPU, and the trainer and the servers share GPUs"
+        related = (("cluster", "placement"),)
+        yield Finding(key, message, 'use "tensor" or "disk"', found="broadcast", related=related)
     if spec.engine.weight_sync == "tensor" and spec.engine.type == "external":
-        message, others = "nobody knows whether external engines share memory with the trainer", _TYPE
-        yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", others=others)
+        message, related = "external engines may not share memory with the trainer", _TYPE
+        yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", related=related)
     default = "disk" if spec.engine.type == "external" else None
     if spec.engine.weight_delta and (spec.engine.weight_sync or default) != "disk":
         cure = 'remove it, or set `weight_sync = "disk"`'
-        yield no_effect(("engine", "weight_delta"), "only files on a disk are left out", cure, (key,))
-    if given(spec.engine, "weight_check") and spec.cluster.gpus_per_node:
-        why, others = "servers on GPUs compute other checksums", (("cluster", "gpus_per_node"),)
-        yield no_effect(("engine", "weight_check"), why, "remove it", others)
+        why = "only weights that are sent through disk can leave out what has not changed"
+        yield no_effect(("engine", "weight_delta"), why, cure, (key,))
+    if is_given(spec.engine, "weight_check") and spec.cluster.gpus_per_node:
+        why, related = "servers on GPUs compute different checksums", (("cluster", "gpus_per_node"),)
+        yield no_effect(("engine", "weight_check"), why, "remove it", related)
 
 
 def streams_to_shared_devices(spec: Spec) -> Iterator[Finding]:
-    """Weights that the trainer must hand over itself, to engines that start again when it has no memory."""
+    """A sleeping trainer cannot send weights to an engine that restarts in the meantime.
+
+    The trainer takes part in "broadcast", and in "tensor" with buckets: both need its weights on the device.
+    """
     if spec.engine.type != "sglang" or not sleeps(spec) or not spec.fault_tolerance.engine_restarts:
         return
     broadcast = carrier_of(spec) == "broadcast" and not shares_gpus(spec)
     if broadcast or (carrier_of(spec) == "tensor" and spec.engine.weight_bucket is not None):
         key = ("engine", "weight_sync" if broadcast else "weight_bucket")
-        message = "to an engine that is started again meanwhile a trainer without devices cannot give weights"
-        cure = 'use weight_sync = "tensor" without weight_bucket, or "disk"; or let no engine start again'
-        others = (("engine", "sleep"), ("cluster", "placement"), ("fault_tolerance", "engine_restarts"))
-        yield Finding(key, message, cure, at_value=False, others=others)
+        message = "an engine that restarts while the trainer sleeps could not get its weights"
+        cure = (
+            'use weight_sync = "tensor" without weight_bucket, or "disk"; '
+            "or set fault_tolerance.engine_restarts = 0"
+        )
+        related = (("engine", "sleep"), ("cluster", "placement"), ("fault_tolerance", "engine_restarts"))
+        yield Finding(key, message, cure, at_value=False, related=related)
 
 
 def reproducible_server(spec: Spec) -> Iterator[Finding]:
-    """A server draws by the seeds it is given only when it is told to."""
+    """A server follows the seeds of requests only on a GPU and with an argument of its own."""
     if not spec.deterministic or spec.engine.type != "sglang":
         return
     name = "enable_deterministic_inference"
-    told = spec.engine.sglang.get(name) or spec.engine.sglang.get(spelled(name))
+    enabled = spec.engine.sglang.get(name) or spec.engine.sglang.get(spelled(name))
     if not spec.cluster.gpus_per_node:
         message = "an SGLang server samples reproducibly only on a GPU"
-        cure = 'remove this, or use `type = "native"`'
-        yield Finding(("deterministic",), message, cure, found=True, others=_TYPE)
-    elif not told:
+        cure = 'remove `deterministic`, or set engine.type = "native"'
+        yield Finding(("deterministic",), message, cure, found=True, related=_TYPE)
+    elif not enabled:
         message = f"an SGLang server samples reproducibly only with {name}"
-        cure = f"add `{name} = true` under [engine.sglang], or remove this"
-        yield Finding(("deterministic",), message, cure, found=True, others=(("engine", "type"),))
+        cure = f"add `{name} = true` under [engine.sglang], or remove `deterministic`"
+        yield Finding(("deterministic",), message, cure, found=True, related=(("engine", "type"),))
 
 
 def engine_names(spec: Spec) -> Iterator[Finding]:
-    """Names of their own, each with a model."""
+    """Each of `[[engines]]` has a model and a name that nothing else has."""
     names = [section.name for section in spec.engines]
     for number, section in enumerate(spec.engines):
         path: KeyPath = ("engines", number)
         if section.name in names[:number]:
-            message = f'two engines are named "{section.name}"'
-            yield Finding((*path, "name"), message, "give each its own name", found=section.name)
-        if section.name in _TAKEN:
-            message = f'other processes of a job are called "{section.name}"'
+            message = f'the name "{section.name}" is used by two [[engines]]'
+            yield Finding((*path, "name"), message, "choose another name", found=section.name)
+        if section.name in _RESERVED_NAMES:
+            message = f'the name "{section.name}" is reserved for other processes of the job'
             yield Finding((*path, "name"), message, "choose another name", found=section.name)
         if section.path is None and section.type != "external":
             cure = 'add `path = "…"`'
-            yield Finding(path, f'the engines "{section.name}" have no model', cure, at_value=False)
+            yield Finding(path, f'engine "{section.name}" has no model', cure, at_value=False)
 
 
 def engine_references(spec: Spec) -> Iterator[Finding]:
-    """Whoever names engines names some that there are."""
+    """Every referenced engine must exist in `[[engines]]`."""
     names = [section.name for section in spec.engines]
-    asked: list[tuple[KeyPath, object]] = [
+    references: list[tuple[KeyPath, object]] = [
         (("reference", "engine"), spec.reference.engine),
         *(
             (("rewards", number, "engine"), reward.params.get("engine"))
@@ -162,18 +172,20 @@ def engine_references(spec: Spec) -> Iterator[Finding]:
         ),
     ]
     if spec.teacher is not None:
-        asked.append((("teacher", "engine"), spec.teacher.engine))
-    for path, name in asked:
+        references.append((("teacher", "engine"), spec.teacher.engine))
+    for path, name in references:
         if isinstance(name, str) and name not in names:
-            message = f'there are no engines named "{name}"'
+            suggestion = nearest(name, names)
+            message = f'no table of [[engines]] is named "{name}"'
             cure = f'add a table [[engines]] with `name = "{name}"`'
-            yield Finding(path, message, cure, nearest(name, names), name)
+            cure = f'did you mean "{suggestion}"?' if suggestion else cure
+            yield Finding(path, message, cure, suggestion, name)
 
 
 ENGINE_RULES = (
     engine_keys,
     external_urls,
-    giving_way,
+    engine_sleep,
     server_parallelism,
     weight_carrier,
     streams_to_shared_devices,

@@ -1,4 +1,4 @@
-"""Rules of `[[filters]]`: what they judge by is there, and something can come through."""
+"""Rules of `[[filters]]`: a filter has the rewards it reads, has an effect, and does not drop every group."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -9,51 +9,59 @@ from rlrun.specs.problems import Finding
 from rlrun.specs.rules import no_effect
 
 _BY_REWARD = {"nonzero_std", "reward_range", "online_difficulty"}
-"""Those of ours that look at nothing but rewards."""
+"""The filters shipped with rlrun that only read rewards."""
 
 
 class FilterDemands(Protocol):
-    """The part of an algorithm's needs that filters share."""
+    """The fields of an algorithm's needs that rules of filters read."""
 
     @property
     def rollout(self) -> bool:
-        """The policy answers prompts; false for SFT."""
+        """Whether the policy generates responses; false for SFT."""
 
     @property
     def rewards(self) -> bool:
-        """Rewards take part in the advantages."""
+        """Whether advantages are computed from rewards."""
 
     @property
     def group_relative(self) -> bool:
-        """Samples of a group are compared."""
+        """Whether the samples of a group are compared."""
 
 
-def lone_samples(spec: Spec, demands: FilterDemands) -> Iterator[Finding]:
-    """Rewards that can differ within a group, also where the algorithm asks for none that do."""
+def filters_of_single_samples(spec: Spec, demands: FilterDemands) -> Iterator[Finding]:
+    """A filter that needs rewards to differ within a group would drop every group of one sample.
+
+    Silent where the algorithm compares samples itself: then `samples_per_prompt` is the mistake.
+    """
     if spec.rollout.samples_per_prompt > 1 or demands.group_relative or not demands.rollout:
         return
     for path, name in _named(spec):
         if name == "nonzero_std":
-            message = "drops every group of one, and there would be no other: rollout.samples_per_prompt = 1"
-            others: tuple[KeyPath, ...] = (("rollout", "samples_per_prompt"),)
-            yield Finding(path, message, "remove it, or draw more samples", found=name, others=others)
+            message = "would drop every group: with rollout.samples_per_prompt = 1 rewards cannot differ"
+            cure = "remove it, or raise rollout.samples_per_prompt"
+            related: tuple[KeyPath, ...] = (("rollout", "samples_per_prompt"),)
+            yield Finding(path, message, cure, found=name, related=related)
 
 
-def unrewarded(spec: Spec, demands: FilterDemands) -> Iterator[Finding]:
-    """Rewards, for filters that judge by them, also where the algorithm asks for none."""
+def filters_without_rewards(spec: Spec, demands: FilterDemands) -> Iterator[Finding]:
+    """A filter that reads rewards needs at least one.
+
+    Silent where the algorithm needs rewards itself: their absence is reported once.
+    """
     if spec.rewards or demands.rewards or not demands.rollout:
         return
     for path, name in _named(spec):
         if name in _BY_REWARD:
             cure = 'remove it, or add a table [[rewards]] with `type = "…"`'
-            yield Finding(path, "judges by rewards, and there are none", cure, found=name)
+            message = f'"{name}" reads rewards, and the spec has none'
+            yield Finding(path, message, cure, found=name)
 
 
-def removed_before(spec: Spec, demands: FilterDemands) -> Iterator[Finding]:
-    """Truncated samples that reach the filter of truncated samples."""
+def already_dropped_samples(spec: Spec, demands: FilterDemands) -> Iterator[Finding]:
+    """The filter of truncated samples has no effect where they are dropped anyway."""
     for path, name in _named(spec):
         if demands.rollout and name == "truncated" and spec.rollout.truncated == "drop":
-            why = 'rollout.truncated = "drop" has removed truncated samples before'
+            why = 'rollout.truncated = "drop" already drops truncated samples'
             yield no_effect(path, why, "remove one of the two", (("rollout", "truncated"),))
 
 

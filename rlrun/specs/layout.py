@@ -53,8 +53,8 @@ def layout_of(spec: Spec, rollout: bool) -> Layout:
         return Layout(ranks, engines, 1, (1,) * len(others), 0, colocated)
     have = f"{gpus} (cluster.nodes {spec.cluster.nodes} × cluster.gpus_per_node {spec.cluster.gpus_per_node})"
     if ranks + sum(others) > gpus:
-        besides = f", engines of [[engines]] {sum(others)} in all" if others else ""
-        raise ValueError(f"{_ranks(spec)} need a GPU each{besides}, and there are {have}")
+        beside = f" and [[engines]] with {sum(others)} GPUs" if others else ""
+        raise ValueError(f"{_ranks(spec)}{beside} need {ranks + sum(others)} GPUs, and the job has {have}")
     size = gpus_of(spec.engine)
     engines = _engines_on_gpus(spec, ranks, gpus - sum(others), have) if rollout else 0
     used = (max(ranks, engines * size) if colocated else ranks + engines * size) + sum(others)
@@ -62,7 +62,7 @@ def layout_of(spec: Spec, rollout: bool) -> Layout:
         processes = (
             f"{_ranks(spec)} and {engines + len(others)} engines" if rollout or others else _ranks(spec)
         )
-        raise ValueError(f"{processes} use {used} GPUs, and there are {have}: the rest would idle")
+        raise ValueError(f"{processes} use {used} GPUs, and the job has {have}: the rest would be idle")
     layout = Layout(ranks, engines, size, others, gpus, colocated)
     _check_nodes(layout, spec.cluster.gpus_per_node)
     return layout
@@ -89,18 +89,19 @@ def _engines_on_gpus(spec: Spec, ranks: int, gpus: int, have: str) -> int:
         f" of {size} GPUs ({_server(spec.engine)})" if size > 1 else ""
     )
     if colocated and need > (gpus if count else ranks):
-        there = f"there are {have}" if count else f"the {_ranks(spec)} have {ranks}"
-        raise ValueError(f"{asked} needs {need} GPUs, and {there}")
+        shared = f"the job has {have}" if count else f"colocated engines share those of {_ranks(spec)}"
+        raise ValueError(f"{asked} needs {need} GPUs, and {shared}")
     if not colocated and ranks + need > gpus:
         raise ValueError(
-            f"disaggregated, {_ranks(spec)} and {asked} need {ranks + need} GPUs, and there are {have}"
+            f"{_ranks(spec)} and {asked} on separate GPUs (disaggregated) need {ranks + need} GPUs, and the "
+            f"job has {have}"
         )
     room = ranks if colocated else gpus - ranks
     if count is None and room % size:
         fitting = ", ".join(str(number) for number in range(1, room + 1) if room % number == 0)
         raise ValueError(
-            f"{room} GPUs for rollout do not split into servers of {size} ({_server(spec.engine)}); "
-            f"servers of {fitting} do"
+            f"{room} GPUs for rollout do not split evenly into servers of {size} GPUs "
+            f"({_server(spec.engine)}); a server of {fitting} GPUs would fit"
         )
     return count or room // size
 
@@ -114,8 +115,8 @@ def _check_nodes(layout: Layout, per_node: int) -> None:
         place = first % per_node
         if place + size > per_node and (place or size % per_node):
             raise ValueError(
-                f"an engine would take {size} GPUs from number {first} on, and so parts of several nodes of "
-                f"{per_node}; a server lies within one node, or has all GPUs of several"
+                f"an engine would use GPUs {first} to {first + size - 1}, parts of several nodes with "
+                f"{per_node} GPUs each; a server must be within one node, or use all GPUs of several nodes"
             )
 
 

@@ -10,7 +10,7 @@ from rlrun.specs.lengths import longest_response, longest_sample
 from rlrun.specs.model_defaults import EXPERT_COUNTS, completed
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
-from rlrun.specs.rules import given, no_effect
+from rlrun.specs.rules import is_given, no_effect
 
 LENGTH_KEYS: tuple[KeyPath, ...] = (
     ("rollout", "max_response_tokens"),
@@ -56,19 +56,19 @@ def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     holds = config.get("max_position_embeddings")
     if not isinstance(holds, int) or (sample := longest_sample(spec, holds)) <= holds:
         return
-    others = (*LENGTH_KEYS, ("model", "path"))
+    related = (*LENGTH_KEYS, ("model", "path"))
     prompt, response = spec.rollout.max_prompt_tokens, longest_response(spec)
     if prompt is None:
         message = (
             f"max_response_tokens {response} leaves no room for a prompt; the model holds {holds} tokens"
         )
-        yield Finding(LENGTH_KEYS[0], message, f"less than {holds}", others=others)
+        yield Finding(LENGTH_KEYS[0], message, f"less than {holds}", related=related)
         return
     message = (
         f"max_prompt_tokens {prompt} + max_response_tokens {response} = {sample} tokens; "
         f"the model holds {holds}"
     )
-    yield Finding(LENGTH_KEYS[0], message, f"at most {holds} together", others=others)
+    yield Finding(LENGTH_KEYS[0], message, f"at most {holds} together", related=related)
 
 
 def _teacher(spec: Spec) -> Iterator[Finding]:
@@ -100,7 +100,7 @@ def _split(
             message = f"the model's {name} = {size} does not split over {degree} ranks"
             fits = " or ".join(str(each) for each in range(1, min(size, MOST_RANKS) + 1) if size % each == 0)
             path = (section, "parallel", "tensor")
-            yield Finding(path, message, f"{fits} would fit", found=degree, others=(source,))
+            yield Finding(path, message, f"{fits} would fit", found=degree, related=(source,))
             return
 
 
@@ -113,27 +113,27 @@ def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
             f"{parallel.stages} layers, and the model has {layers}"
         )
         cure = f"at most {layers * parallel.pipeline // parallel.stages}"
-        others = (("model", "path"), ("trainer", "parallel", "pipeline_schedule"))
+        related = (("model", "path"), ("trainer", "parallel", "pipeline_schedule"))
         path = ("trainer", "parallel", "pipeline")
-        yield Finding(path, message, cure, found=parallel.pipeline, others=others)
+        yield Finding(path, message, cure, found=parallel.pipeline, related=related)
 
 
 def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     degree, moe = spec.trainer.parallel.expert, spec.trainer.moe
     found = [config[name] for name in EXPERT_COUNTS if isinstance(config.get(name), int)]
-    path, others = ("trainer", "parallel", "expert"), (("model", "path"),)
+    path, related = ("trainer", "parallel", "expert"), (("model", "path"),)
     for name, value in (("routing_replay", moe.routing_replay), ("balancing", moe.balancing)):
         if value != "off" and not found:
             where: KeyPath = ("trainer", "moe", name)
-            yield Finding(where, "the model has no experts", "remove it", found=value, others=others)
+            yield Finding(where, "the model has no experts", "remove it", found=value, related=related)
     if found and config.get("model_type") != "deepseek_v3":
         yield from _bias_without_place(spec, config)
     if degree > 1 and not found:
-        yield Finding(path, "the model has no experts", "remove it", found=degree, others=others)
+        yield Finding(path, "the model has no experts", "remove it", found=degree, related=related)
     elif degree > 1 and found[0] % degree:
         fits = " or ".join(str(each) for each in range(1, found[0] + 1) if found[0] % each == 0)
         message = f"the model's {found[0]} experts do not split over {degree} ranks"
-        yield Finding(path, message, f"{fits} would fit", found=degree, others=others)
+        yield Finding(path, message, f"{fits} would fit", found=degree, related=related)
 
 
 def _bias_without_place(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
@@ -142,10 +142,10 @@ def _bias_without_place(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]
     path: KeyPath = ("trainer", "moe", "balancing_export")
     if moe.balancing == "off":
         return
-    family, others = config.get("model_type"), (("model", "path"), switch)
-    if given(moe, "balancing_export") and moe.balancing_export:
+    family, related = config.get("model_type"), (("model", "path"), switch)
+    if is_given(moe, "balancing_export") and moe.balancing_export:
         message = f"checkpoints of {family} have no place for a bias of experts: it stays in the trainer"
-        yield Finding(path, message, "remove it", found=True, others=others)
+        yield Finding(path, message, "remove it", found=True, related=related)
     if moe.routing_replay == "engine" and moe.balancing_export:
         why = f"engines choose the experts, and checkpoints of {family} have no place for the bias"
         yield no_effect(switch, why, "remove it", (("trainer", "moe", "routing_replay"), ("model", "path")))

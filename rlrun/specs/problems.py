@@ -36,7 +36,7 @@ class Finding:
     """The value found; None where there is none."""
     at_value: bool = True
     """The value is at fault, not the key."""
-    others: tuple[KeyPath, ...] = ()
+    related: tuple[KeyPath, ...] = ()
     """Other keys that take part; with one of them broken already, the finding says nothing new."""
     secret: bool = False
     """The value is not to be shown."""

@@ -19,7 +19,7 @@ from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding
 from rlrun.specs.rollout_rules import ROLLOUT_RULES
 from rlrun.specs.router_rules import ROUTER_RULES
-from rlrun.specs.rules import RULES, address
+from rlrun.specs.rules import RULES, ray_address
 from rlrun.specs.strict import validated
 from rlrun.specs.trainer_rules import TRAINER_RULES
 
@@ -46,7 +46,7 @@ def rule_findings(
     spec = _repaired(data, broken)
     if spec is None:
         return []
-    rules = (rule for rule in _RULES if not (planning and rule is address))
+    rules = (rule for rule in _RULES if not (planning and rule is ray_address))
     found = [each for rule in rules for each in rule(spec)]
     found += [each for rule in ALGORITHM_RULES for each in rule(spec, demands)] if demands else []
     found += model_findings(spec)
@@ -54,7 +54,7 @@ def rule_findings(
 
 
 def _hangs_on(finding: Finding, broken: Sequence[KeyPath]) -> bool:
-    return any(path[: len(bad)] == bad for path in (finding.path, *finding.others) for bad in broken)
+    return any(path[: len(bad)] == bad for path in (finding.path, *finding.related) for bad in broken)
 
 
 def _removable(path: KeyPath) -> KeyPath:

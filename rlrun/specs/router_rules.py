@@ -1,4 +1,4 @@
-"""Rules about the arguments of SGLang's programs, and about what a router between them can carry."""
+"""Rules about the arguments of the SGLang server and router, and about what a router cannot do."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,63 +15,73 @@ from rlrun.specs.spelling import nearest
 
 
 def program_arguments(spec: Spec) -> Iterator[Finding]:
-    """Names that the installed server and router have, and that are not rlrun's to set."""
+    """Arguments must exist in the installed server or router, and must not be ones that rlrun sets."""
     for path, section in engine_sections(spec):
         if section.type == "sglang":
-            yield from _unknown((*path, "sglang"), section, SERVER, section.sglang)
+            yield from _wrong_arguments((*path, "sglang"), section, SERVER, section.sglang)
             if section.router == "sglang-router":
-                yield from _unknown((*path, "sglang_router"), section, ROUTER, section.sglang_router)
+                yield from _wrong_arguments((*path, "sglang_router"), section, ROUTER, section.sglang_router)
 
 
 def router(spec: Spec) -> Iterator[Finding]:
-    """A router where there is one, and nothing that it cannot carry."""
+    """Router settings have an effect, and the job needs nothing that the router cannot do."""
     for path, section in engine_sections(spec):
         key = (*path, "router")
         if section.type != "sglang":
             continue
         if section.router == "rlrun" and section.sglang_router:
-            why, cure = (
-                "rlrun routes by itself",
-                'remove it, or add `router = "sglang-router"` under [engine]',
-            )
+            why = 'router = "rlrun" does not start an SGLang router'
+            cure = f'remove it, or add `router = "sglang-router"` under {_header(path)}'
             yield no_effect((*path, "sglang_router"), why, cure, (key,))
         elif section.router == "sglang-router" and path != POLICY:
-            message = "only the policy's engines are asked by way of a router"
+            message = "only the policy's engines ([engine]) can have a router"
             yield Finding(key, message, "remove it", found=section.router)
     if spec.engine.type == "sglang" and spec.engine.router == "sglang-router":
-        yield from _not_carried(spec, ("engine", "router"))
+        yield from _unsupported_by_router(spec, ("engine", "router"))
 
 
-def _not_carried(spec: Spec, key: KeyPath) -> Iterator[Finding]:
+def _header(path: KeyPath) -> str:
+    return "[engine]" if path == POLICY else "[[engines]]"
+
+
+def _unsupported_by_router(spec: Spec, key: KeyPath) -> Iterator[Finding]:
     if spec.deterministic:
-        message = "which engine a router chooses, and what runs there together, depends on timing"
-        cure = "remove it, or `deterministic`"
-        yield Finding(key, message, cure, found="sglang-router", others=(("deterministic",),))
+        message = (
+            "the router chooses engines by timing, so a deterministic job cannot repeat which requests are "
+            "batched together"
+        )
+        cure = "remove `router`, or remove `deterministic`"
+        yield Finding(key, message, cure, found="sglang-router", related=(("deterministic",),))
     if spec.trainer.moe.routing_replay == "engine":
-        message = "sglang-router leaves out of a request that the server shall tell the experts of its tokens"
-        cure, replay = "remove it, or set routing_replay to another", ("trainer", "moe", "routing_replay")
-        yield Finding(key, message, cure, found="sglang-router", others=(replay,))
+        message = (
+            "sglang-router drops the field of a request that asks for routed experts, which "
+            'routing_replay = "engine" needs'
+        )
+        cure = 'remove `router`, or set trainer.moe.routing_replay to "trainer" or "off"'
+        replay = ("trainer", "moe", "routing_replay")
+        yield Finding(key, message, cure, found="sglang-router", related=(replay,))
 
 
-def _unknown(
+def _wrong_arguments(
     path: KeyPath, section: EngineSpec, program: Program, arguments: Mapping[str, Any]
 ) -> Iterator[Finding]:
     if not arguments:
         return
     python = section.python or sys.executable
     known = installed_arguments(python, section.environment, program)
-    others = ((*path[:-1], "type"),)
+    related = ((*path[:-1], "type"),)
     for key in arguments:
         name = spelled(key)
         if name in program.own:
-            decides = program.own[name]
-            cure = f"use {decides}" if decides else "remove it"
-            yield Finding((*path, key), "is set by rlrun", cure, at_value=False, others=others)
+            spec_key = program.own[name]
+            cure = f"set {spec_key} instead" if spec_key else "remove it"
+            yield Finding((*path, key), "is set by rlrun", cure, at_value=False, related=related)
         elif known is not None and name not in known:
             meant = nearest(name, known)
             suggestion = meant and meant.replace("-", "_")
             message = f"the {program.what} of {python} has no argument --{name}"
-            yield Finding((*path, key), message, None, suggestion, at_value=False, others=others)
+            cure = f"did you mean `{suggestion}`?" if suggestion else "remove it"
+            yield Finding((*path, key), message, cure, suggestion, at_value=False, related=related)
 
 
 ROUTER_RULES = (program_arguments, router)

@@ -20,18 +20,18 @@ def served_model(spec: Spec) -> Iterator[Finding]:
     served = _config(Path(spec.engine.model))
     if served is None:
         message = f"there is no config.json in {spec.engine.model}"
-        yield Finding(_KEY, message, "name a Hugging Face folder", others=_OTHERS)
+        yield Finding(_KEY, message, "name a Hugging Face folder", related=_OTHERS)
         return
     policy = _config(Path(spec.model.path))
     for name in _SHARED:
         if policy is not None and served.get(name) != policy.get(name):
             message = f"servers would have {name} {served.get(name)}, and the policy has {policy.get(name)}"
-            yield Finding(_KEY, message, "convert the policy's own folder: rlrun convert", others=_OTHERS)
+            yield Finding(_KEY, message, "convert the policy's own folder: rlrun convert", related=_OTHERS)
             return
     settings = served.get("quantization_config")
     if settings and (settings.get("quant_method"), settings.get("weight_block_size")) != ("fp8", [128, 128]):
         message = f"servers cannot be updated in this quantisation ({settings.get('quant_method')})"
-        yield Finding(_KEY, message, "rlrun convert hf-to-hf SRC DST --quantize fp8-block", others=_OTHERS)
+        yield Finding(_KEY, message, "rlrun convert hf-to-hf SRC DST --quantize fp8-block", related=_OTHERS)
 
 
 def _config(folder: Path) -> dict[str, Any] | None:

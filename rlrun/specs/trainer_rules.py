@@ -1,4 +1,4 @@
-"""Rules of `[trainer]`: settings that nothing would read, and those that do not go together."""
+"""Rules of `[trainer]`: settings that have no effect, and settings that contradict each other."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from rlrun.specs.job import Spec
 from rlrun.specs.optimizer_rules import optimizer_sections
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding, dotted
-from rlrun.specs.rules import Rule, given, no_effect
+from rlrun.specs.rules import Rule, is_given, no_effect
 
 SPLIT_SCHEDULES = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 OFFLOAD: KeyPath = ("trainer", "offload")
@@ -15,55 +15,55 @@ HEAD_DTYPE: KeyPath = ("trainer", "head_dtype")
 
 
 def offloading(spec: Spec) -> Iterator[Finding]:
-    """State can be kept off a GPU where there is one, and steps be taken on the host by some optimizers."""
+    """Offloading needs GPUs, and an optimizer whose step the host can compute."""
     if spec.trainer.offload == "none":
         return
     if not spec.cluster.gpus_per_node:
-        why = "there are no GPUs, so everything lies in host memory"
+        why = "the job has no GPUs, so all state is already in host memory"
         yield no_effect(OFFLOAD, why, "remove it", (("cluster", "gpus_per_node"),))
     for name, section in optimizer_sections(spec):
         if spec.trainer.offload == "all" and section.optimizer == "muon":
-            message = "would have Muon's matrix products done by the host, which takes minutes a step"
-            others: tuple[KeyPath, ...] = ((name, "optimizer"),)
-            yield Finding(OFFLOAD, message, 'use offload = "optimizer"', None, "all", others=others)
+            message = "the host would compute Muon's matrix products, which takes minutes per step"
+            related: tuple[KeyPath, ...] = ((name, "optimizer"),)
+            yield Finding(OFFLOAD, message, 'set offload = "optimizer"', None, "all", related=related)
 
 
 def routing_replay(spec: Spec) -> Iterator[Finding]:
-    """Somebody has to say which experts were chosen, before there is something to take over."""
+    """The engine or an earlier pass of the trainer has to report the routed experts that are replayed."""
     path: KeyPath = ("trainer", "moe", "routing_replay")
-    kind, others = spec.trainer.moe.routing_replay, (("engine", "type"), ("trainer", "old_log_probs"))
+    kind, related = spec.trainer.moe.routing_replay, (("engine", "type"), ("trainer", "old_log_probs"))
     if kind == "engine" and spec.engine.type != "sglang":
-        message = "the native engine serves dense models alone, and tells no experts"
-        yield Finding(path, message, 'set engine.type = "sglang"', found=kind, others=others)
+        message = f"{spec.engine.type} engines do not report routed experts"
+        yield Finding(path, message, 'set engine.type = "sglang"', found=kind, related=related)
     if kind == "trainer" and spec.trainer.old_log_probs == "rollout":
-        why = "with the engine's old log-probs there is no pass of the trainer that could choose"
-        yield no_effect(path, why, 'remove it, or set trainer.old_log_probs = "trainer"', others)
+        why = "the trainer runs no pass for old log-probs whose routing could be replayed"
+        yield no_effect(path, why, 'remove it, or set trainer.old_log_probs = "trainer"', related)
     steps, size = spec.trainer.optimizer_steps, spec.trainer.global_batch_size
-    whole = spec.rollout.batch_size * spec.rollout.samples_per_prompt
-    if kind == "trainer" and (steps == 1 or (steps is None and size in (None, whole))):
-        why = "the one update of a rollout step routes by the policy that is asked for old log-probs"
-        yield no_effect(path, why, "remove it, or raise trainer.optimizer_steps", others)
+    samples = spec.rollout.batch_size * spec.rollout.samples_per_prompt
+    if kind == "trainer" and (steps == 1 or (steps is None and size in (None, samples))):
+        why = "with one optimizer step per rollout step the policy that is trained routes the same way"
+        yield no_effect(path, why, "remove it, or raise trainer.optimizer_steps", related)
 
 
 def balancing(spec: Spec) -> Iterator[Finding]:
-    """A bias that moves, and that somebody routes by."""
+    """The bias of experts must be updated, and must be used by the side that chooses the experts."""
     moe, switch = spec.trainer.moe, ("trainer", "moe", "balancing")
     if moe.balancing == "off":
         for name in ("balancing_rate", "balancing_export"):
-            if given(moe, name):
+            if is_given(moe, name):
                 cure = 'remove it, or set balancing = "bias"'
-                yield no_effect(("trainer", "moe", name), "no bias of experts moves", cure, (switch,))
+                yield no_effect(("trainer", "moe", name), 'balancing = "off"', cure, (switch,))
         return
     if spec.model.implementation == "transformers":
-        message = 'is not there with model.implementation = "transformers"'
-        yield Finding(switch, message, "remove it", found="bias", others=(("model", "implementation"),))
+        message = 'is not supported with model.implementation = "transformers"'
+        yield Finding(switch, message, "remove it", found="bias", related=(("model", "implementation"),))
     if moe.routing_replay == "engine" and not moe.balancing_export:
-        why = "engines choose the experts, and do not get the bias"
-        others: tuple[KeyPath, ...] = (
+        why = "engines choose the experts, and are not sent the bias (balancing_export = false)"
+        related: tuple[KeyPath, ...] = (
             ("trainer", "moe", "routing_replay"),
             ("trainer", "moe", "balancing_export"),
         )
-        yield no_effect(switch, why, "remove it", others)
+        yield no_effect(switch, why, "remove it, or set balancing_export = true", related)
 
 
 def external_heads(spec: Spec) -> Iterator[Finding]:
@@ -81,33 +81,38 @@ def external_heads(spec: Spec) -> Iterator[Finding]:
                 f"does not reach the external engines of {dotted(path)}, which compute as they were started"
             )
             cure = "start them with --enable-fp32-lm-head (SGLang) or --head-dtype float32 (rlrun's engine)"
-            yield Finding(HEAD_DTYPE, message, cure, at_value=False, others=((*path, "type"),))
+            yield Finding(HEAD_DTYPE, message, cure, at_value=False, related=((*path, "type"),))
 
 
 def compilation(spec: Spec) -> Iterator[Finding]:
-    """What looks into layers, operation by operation, cannot do so in compiled ones."""
+    """Features that choose or split operations inside of a layer do not work with compiled layers."""
     if not spec.trainer.compile:
         return
     path: KeyPath = ("trainer", "compile")
     if spec.trainer.activation_checkpointing == "selective":
-        others: tuple[KeyPath, ...] = (("trainer", "activation_checkpointing"),)
-        message = "compiled layers have no operations to choose from, as selective checkpointing does"
+        related: tuple[KeyPath, ...] = (("trainer", "activation_checkpointing"),)
+        message = "selective activation checkpointing cannot choose operations inside of compiled layers"
         yield Finding(
-            path, message, 'set activation_checkpointing = "full" or "none"', None, True, others=others
+            path, message, 'set activation_checkpointing = "full" or "none"', None, True, related=related
         )
     parallel = spec.trainer.parallel
     if parallel.pipeline > 1 and parallel.pipeline_schedule in SPLIT_SCHEDULES:
-        others = (("trainer", "parallel", "pipeline_schedule"), ("trainer", "parallel", "pipeline"))
-        message = f"{parallel.pipeline_schedule} splits backward passes, which compiled layers have whole"
-        yield Finding(path, message, 'use pipeline_schedule = "1F1B"', None, True, others=others)
+        related = (("trainer", "parallel", "pipeline_schedule"), ("trainer", "parallel", "pipeline"))
+        message = f"{parallel.pipeline_schedule} cannot split the backward passes of compiled layers"
+        cure = 'set pipeline_schedule = "1F1B", or remove `compile`'
+        yield Finding(path, message, cure, None, True, related=related)
 
 
 def micro_batches(spec: Spec) -> Iterator[Finding]:
-    """Micro-batches are cut by tokens or by samples."""
-    if spec.trainer.micro_batch_size is not None and given(spec.trainer, "max_tokens_per_rank"):
-        why = f"micro-batches have {spec.trainer.micro_batch_size} samples, whatever their tokens"
-        others: tuple[KeyPath, ...] = (("trainer", "micro_batch_size"),)
-        yield no_effect(("trainer", "max_tokens_per_rank"), why, "remove it, or micro_batch_size", others)
+    """Micro-batches are cut by tokens or by samples, not by both."""
+    if spec.trainer.micro_batch_size is not None and is_given(spec.trainer, "max_tokens_per_rank"):
+        why = (
+            f"micro_batch_size = {spec.trainer.micro_batch_size} cuts micro-batches by samples, not by tokens"
+        )
+        related: tuple[KeyPath, ...] = (("trainer", "micro_batch_size"),)
+        yield no_effect(
+            ("trainer", "max_tokens_per_rank"), why, "remove it, or remove micro_batch_size", related
+        )
 
 
 TRAINER_RULES: tuple[Rule, ...] = (

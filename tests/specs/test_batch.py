@@ -30,7 +30,7 @@ def test_what_is_not_given_follows(given: Spec, expected: BatchNumbers) -> None:
 
 def test_demonstrations_count_themselves() -> None:
     assert batch_numbers(spec(32, 8, size=24), rollout=False) == BatchNumbers(24, 1, 24, 1)
-    with pytest.raises(ValueError, match="how many demonstrations"):
+    with pytest.raises(ValueError, match="number of rows per optimizer step"):
         batch_numbers(spec(32, 8), rollout=False)
 
 

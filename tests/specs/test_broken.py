@@ -22,14 +22,17 @@ After an intended change of a message, write the new reports and review them wit
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import pytest
 
 import rlrun
+from rlrun.plugins import registry
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.problems import Problem, SpecError
 
@@ -97,11 +100,22 @@ def copy_referenced_files(folder: Path) -> None:
     shutil.copytree(HERE, folder, ignore=ignored, dirs_exist_ok=True)
 
 
+@contextmanager
+def only_shipped_plugins() -> Iterator[None]:
+    """Hides installed plugin packages: reports list the plugins that exist."""
+    shipped = [metadata.distribution("rlrun")]
+    registry._announced.cache_clear()
+    with patch("rlrun.plugins.registry.metadata.distributions", lambda: shipped):
+        yield
+    registry._announced.cache_clear()
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("specs")
     copy_referenced_files(folder)
-    return folder
+    with only_shipped_plugins():
+        yield folder
 
 
 def all_cases() -> Iterator[Case]:
@@ -121,7 +135,7 @@ def test_names_of_cases_are_unique() -> None:
 
 def write_reports() -> None:
     """Replaces every expected report by the one that rlrun prints now."""
-    with TemporaryDirectory() as name:
+    with TemporaryDirectory() as name, only_shipped_plugins():
         folder = Path(name).resolve()
         copy_referenced_files(folder)
         for file in FILES:

@@ -141,6 +141,10 @@ def _missing_key(kind: type, params: object, needs: Needs, problem: str) -> str 
         return None
     key, names = ("label_key", LABEL_NAMES) if needs.rollout else ("response_key", RESPONSE_NAMES)
     columns = kind.columns(params)
-    if key in problem and (column := likely(columns, names)):
+    if key not in problem:
+        return None
+    if getattr(params, key) in columns:
+        return f"{key} is {getattr(params, key)!r} already: fill that in, or leave the rows without it out"
+    if column := likely(columns, names):
         return f'the rows have {", ".join(columns)}: {key} = "{column}"'
     return None

@@ -95,6 +95,13 @@ def test_a_chat_that_ends_with_an_answer_is_a_demonstration(tmp_path: Path) -> N
     assert problems_of(tmp_path, [{"prompt": chat}], reward=None, sections=sections) == []
 
 
+def test_a_column_that_some_rows_leave_empty_is_not_proposed_again(tmp_path: Path) -> None:
+    rows = [{"question": "1?", "answer": 1}, {"question": "2?", "answer": None}, {"question": "3?"}]
+    [problem] = problems_of(tmp_path, rows, prompt_key="question", label_key="answer")
+    assert problem.message.startswith("2 of the 3 rows")
+    assert problem.cure == "label_key is 'answer' already: fill that in, or leave the rows without it out"
+
+
 def test_a_chat_that_ends_with_an_answer_is_no_prompt(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "2"}]
     [problem] = problems_of(tmp_path, [{"prompt": chat, "label": "2"}])

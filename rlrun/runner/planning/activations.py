@@ -19,7 +19,7 @@ def activation_bytes(model: Architecture, trainer: TrainerSpec, share: Share, to
     entry = model.hidden / shared
     match trainer.activation_checkpointing:
         case "none":
-            kept, again = whole, 0.0
+            kept, again = whole + _routing(model, parallel.tensor), 0.0
         case "full":
             kept, again = entry, whole
         case "selective":
@@ -44,6 +44,17 @@ def _layer(model: Architecture, shared: int, tensor: int) -> float:
     else:
         feed_forward = 4 * model.intermediate
     return 6 * model.hidden / shared + (inner + feed_forward) / tensor
+
+
+def _routing(model: Architecture, tensor: int) -> float:
+    """What routing keeps for a token beside `_layer`'s share, where nothing is computed again.
+
+    Four hidden states for each of its experts, as dry runs show: their results are weighted in float32.
+    """
+    if model.experts is None:
+        return 0.0
+    sparse = len(model.experts.layers) / model.layers
+    return sparse * model.experts.per_token * 4 * model.hidden / tensor
 
 
 def _selected(model: Architecture, shared: int, tensor: int) -> float:

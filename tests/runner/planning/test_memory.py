@@ -42,6 +42,14 @@ DEEPSEEK_V3 = architecture(
     {"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61}
     | {"num_attention_heads": 128, "vocab_size": 129280}
 )
+SMALL = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 8}
+SMALL |= {"vocab_size": 4096, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
+SMALL_QWEN = SMALL | {"model_type": "qwen3_moe", "num_key_value_heads": 2, "head_dim": 64, "num_experts": 16}
+SMALL_DEEPSEEK = (
+    SMALL
+    | {"model_type": "deepseek_v3", "n_routed_experts": 16, "first_k_dense_replace": 1, "q_lora_rank": 192}
+    | {"kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+)
 GIB = 2**30
 
 
@@ -208,6 +216,18 @@ def test_activations_are_near_what_a_dry_run_says(
     """GiB by `rlrun plan --deep`: of docs/parallelism.md, and of a DeepSeek-V3 with full recomputation."""
     spec = TrainerSpec.model_validate({"steps": 1, "max_tokens_per_rank": 16384} | settings)
     assert training(model, spec, gpu=True).part("activations") == pytest.approx(traced * GIB, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("config", "traced"), [(SMALL_QWEN, 949431608), (SMALL_DEEPSEEK, 1071234552)], ids=["Qwen3", "DeepSeek"]
+)
+def test_experts_keep_what_a_dry_run_says_where_nothing_is_computed_again(
+    config: dict[str, Any], traced: int
+) -> None:
+    """Bytes by `rlrun plan --deep`, for 3413 tokens."""
+    spec = TrainerSpec(steps=1, max_tokens_per_rank=3413, activation_checkpointing="none")
+    planned = training(architecture(config), spec, gpu=True).part("activations")
+    assert planned == pytest.approx(traced, rel=0.1)
 
 
 def test_activations_shrink_with_what_is_computed_again() -> None:

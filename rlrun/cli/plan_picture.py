@@ -6,9 +6,11 @@ from itertools import groupby
 
 from rich.table import Table
 
+from rlrun.plugins.validation import needs_of
 from rlrun.runner.planning.places import Place
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.specs.job import Spec
+from rlrun.specs.sampling_mask import cuts_vocabulary, records_mask
 
 _SHORT = {"pipeline": "pp", "replicate": "rep", "fsdp": "fsdp", "context": "cp", "tensor": "tp"}
 
@@ -42,6 +44,8 @@ def numbers_table(spec: Spec, plan: Plan) -> Table:
         ("tokens of the longest sample", plan.max_sample_tokens, "prompt + response, evaluation too"),
         ("tokens of a micro-batch", plan.micro_batch_tokens, f"trainer.{cut}"),
     ]
+    if plan.rollout and cuts_vocabulary(spec):
+        rows.append(("log-probs are taken over", _support(spec), "rollout.sampling_mask"))
     if plan.engines:
         rows.append(("KV cache of an engine, tokens", plan.cache_tokens, "engine.max_cache_tokens"))
     product = f"P·n = {batch.samples} = G·S" if plan.rollout else f"G = {batch.global_batch_size}"
@@ -61,6 +65,12 @@ def _response_rows(spec: Spec, plan: Plan) -> list[tuple[object, ...]]:
         seconds = f"{rollout.seconds_for(rollout.max_response_tokens):g}"
         limits.append(("seconds of a sample", seconds, "rollout.request_timeout, or 600 and 5 tokens/s"))
     return limits
+
+
+def _support(spec: Spec) -> str:
+    """The tokens whose probabilities log-probs of samples are relative to."""
+    recorded = records_mask(spec, needs_of(spec))
+    return "the recorded sampling masks" if recorded else "the whole vocabulary"
 
 
 def placement_title(spec: Spec, plan: Plan) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlrun.plugins.sampling_mask import SamplingMask, joined_masks
 from rlrun.plugins.types import Status, VersionSpan
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
 
+    @property
+    def cuts_vocabulary(self) -> bool:
+        """Tokens are drawn from a part of the vocabulary."""
+        return self.top_p < 1 or self.top_k > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -43,7 +49,8 @@ class Generation:
     tokens: Tokens
     """`[R]`, the stop token included."""
     log_probs: FloatArray
-    """`[R]` at the sampling temperature."""
+    """`[R]` at the sampling temperature: over the whole vocabulary, or over `sampling_mask` where there is
+    one."""
     finish: Literal["stop", "length", "abort"]
     versions: tuple[VersionSpan, ...]
     cached_tokens: int = 0
@@ -51,6 +58,8 @@ class Generation:
     experts: NDArray[np.int16] | None = None
     """`[P + R - 1, layers × K]` the experts each token went to, those of this answer's own prompt included;
     None unless the engine was asked."""
+    sampling_mask: SamplingMask | None = None
+    """The tokens that each of the R was drawn from; None unless the engine was asked."""
 
     @property
     def status(self) -> Status:
@@ -122,6 +131,12 @@ class Trajectory:
         assert len(found) == self.sample_length() - 1, "experts of other tokens than the sample's"
         return found
 
+    def sampling_mask(self) -> SamplingMask | None:
+        """The candidates of the R tokens of `response`; None where no answer has any."""
+        parts = self._response_parts()
+        masks = [part.sampling_mask if isinstance(part, Generation) else None for part in parts]
+        return joined_masks(masks, [len(_tokens(part)) for part in parts])
+
     def response(self) -> tuple[Tokens, FloatArray, FloatArray, tuple[VersionSpan, ...]]:
         """`[R]` tokens, log-probs (0 where the policy made none), loss mask; and which weights made what.
 
@@ -130,9 +145,7 @@ class Trajectory:
         if len(self.turns) == 1:
             [made] = self.turns
             return made.tokens, made.log_probs, np.ones(len(made.tokens), dtype=np.float32), made.versions
-        parts = list(self._parts)
-        while parts and not isinstance(parts[-1], Generation):
-            parts.pop()
+        parts = self._response_parts()
         none = np.zeros(0, dtype=np.float32)
         log_probs, masks = [none], [none]
         for part in parts:
@@ -142,6 +155,13 @@ class Trajectory:
             masks.append(np.ones(length, dtype=np.float32) if own else _zeros(length))
         tokens = [np.zeros(0, dtype=np.int32), *map(_tokens, parts)]
         return np.concatenate(tokens), np.concatenate(log_probs), np.concatenate(masks), _spans(parts)
+
+    def _response_parts(self) -> list[Generation | Tokens]:
+        """What was made and given, up to the policy's last token."""
+        parts = list(self._parts)
+        while parts and not isinstance(parts[-1], Generation):
+            parts.pop()
+        return parts
 
 
 def _spans(parts: Sequence[Generation | Tokens]) -> tuple[VersionSpan, ...]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from rlrun.plugins.sampling_mask import SamplingMask
+
 
 Message = Mapping[str, Any]
 """One chat message: `{"role": "user", "content": "What is 2 + 2?"}`."""
@@ -91,7 +93,7 @@ class Sample:
     tokens: NDArray[np.int32]
     """`[R]` response token ids, the stop token included."""
     log_probs: NDArray[np.float32]
-    """`[R]` engine log-probs at the sampling temperature, float32."""
+    """`[R]` float32 engine log-probs at the sampling temperature, over `sampling_mask` where there is one."""
     loss_mask: NDArray[np.float32]
     """`[R]` 1 where the policy made the token and is trained on it, else 0."""
     versions: tuple[VersionSpan, ...]
@@ -112,6 +114,8 @@ class Sample:
     experts: NDArray[np.int16] | None = None
     """`[P + R - 1, layers × K]` the experts that the engine sent each token to; None unless
     `trainer.moe.routing_replay = "engine"`."""
+    sampling_mask: SamplingMask | None = None
+    """The tokens that each of the R was drawn from; None unless `rollout.sampling_mask` is in effect."""
     policy_log_probs: NDArray[np.float32] | None = None
     """`[R]` of the policy before the update, for advantages; None unless `needs.policy_log_probs`."""
     reference_log_probs: NDArray[np.float32] | None = None
@@ -126,6 +130,8 @@ class Sample:
     def __post_init__(self) -> None:
         length = len(self.tokens)
         assert len(self.log_probs) == len(self.loss_mask) == length, "tokens, log-probs and mask must align"
+        mask = self.sampling_mask
+        assert mask is None or len(mask) == length, "tokens and the sampling mask must align"
 
     @property
     def execution(self) -> str:
@@ -134,9 +140,12 @@ class Sample:
 
     @property
     def made(self) -> NDArray[np.bool_]:
-        """`[R]` whether the policy made a token: what it was given has neither mask nor log-prob."""
+        """`[R]` whether the policy made a token: what it was given has neither mask nor log-prob.
+
+        A token that was the only candidate has log-prob 0.
+        """
         made: NDArray[np.bool_] = (self.loss_mask > 0) | (self.log_probs != 0)
-        return made
+        return made if self.sampling_mask is None else made | (self.sampling_mask.lengths > 0)
 
     @property
     def oldest_version(self) -> int:
@@ -209,9 +218,11 @@ class LossInputs:
     """
 
     log_probs: Any
-    """`[T]` float32 of the policy, with gradient, at the sampling temperature."""
+    """`[T]` float32 of the policy, with gradient, at the sampling temperature; over the sampling mask where
+    there is one, as all other log-probs."""
     entropy: Any
-    """`[T]` float32 of the full vocabulary's distribution; with gradient only under `needs.entropy_grad`."""
+    """`[T]` float32 of the distribution that `log_probs` are of: the full vocabulary's, or that of the tokens
+    that top-k and top-p left (`rollout.sampling_mask`); with gradient only under `needs.entropy_grad`."""
     old_log_probs: Any
     """`[T]` float32, no gradient; denominator of the ratio."""
     rollout_log_probs: Any

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlrun.plugins.generation import Generation as Generation  # noqa: PLC0414
 from rlrun.plugins.generation import Sampling as Sampling  # noqa: PLC0414
+from rlrun.plugins.sampling_mask import SamplingMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,13 @@ class GenerateRequest:
     session: str = ""
     """Requests of one session go on from each other: the engine that answered the last has their tokens in
     its cache. Sessions `x/1` and `x/2` begin with the same tokens, those of `x`. "": of none."""
+    record_mask: bool = False
+    """Trained tokens: the engine returns what each was drawn from, where `sampling` cuts the vocabulary."""
+
+    @property
+    def returns_mask(self) -> bool:
+        """The answer has sampling masks."""
+        return self.record_mask and self.sampling.cuts_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,8 @@ class TrainSequence:
     experts: NDArray[np.int16] | None = None
     """`[P + R, layers × K]` the experts to route each token to; -1: the router decides. None: it does for
     all."""
+    sampling_mask: SamplingMask | None = None
+    """The tokens that the softmax of each of the R runs over; None: the whole vocabulary for all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,8 @@ class Policy:
     """The deadlines of what is asked of the engines."""
     line: Line = field(default_factory=Line)
     """The requests that the engines have not answered."""
+    record_mask: bool = False
+    """Engines return what each trained token was drawn from."""
 
 
 class Trainer(Protocol):

@@ -30,6 +30,7 @@ from rlrun.specs.job import Spec
 from rlrun.specs.layout import sleeps
 from rlrun.specs.lengths import longest_response
 from rlrun.specs.old_policy import old_log_probs_of
+from rlrun.specs.sampling_mask import records_mask
 
 
 def make_job(
@@ -120,6 +121,7 @@ def _policy(spec: Spec, parts: Parts) -> Policy | None:
         inputs.rollout,
         spec.deterministic,
         line=Line(spec.engine.max_running * len(pool.seats)),
+        record_mask=records_mask(spec, needs_of(spec)),
     )
 
 

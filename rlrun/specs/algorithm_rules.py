@@ -23,6 +23,7 @@ from rlrun.specs.filter_rules import (
 from rlrun.specs.job import Spec
 from rlrun.specs.layout import layout_of
 from rlrun.specs.lengths import longest_sample
+from rlrun.specs.mask_rules import MASK_RULES
 from rlrun.specs.optimizer_rules import optimizer_sections
 from rlrun.specs.positions import KeyPath
 from rlrun.specs.problems import Finding, dotted
@@ -32,7 +33,6 @@ from rlrun.specs.term_rules import (
     bootstrapping,
     old_log_probs,
     pairs,
-    truncated_sampling,
 )
 
 LAYOUT_KEYS: tuple[KeyPath, ...] = (
@@ -182,7 +182,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     rewards,
     without_rollouts,
     old_log_probs,
-    truncated_sampling,
+    *MASK_RULES,
     bootstrapping,
     pairs,
     filters_of_single_samples,

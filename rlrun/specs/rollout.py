@@ -63,6 +63,10 @@ class RolloutSpec(Section):
     """Nucleus sampling; 1 is off."""
     top_k: int = Field(default=-1, ge=-1)
     """Samples among the k likeliest tokens; -1 is off."""
+    sampling_mask: bool | None = None
+    """With `top_p` or `top_k`: engines record which tokens each token was drawn from, and the trainer takes
+    all log-probs over the same tokens, so that the ratio is exact. None: on, unless an `algorithm.correction`
+    is set or the algorithm has no ratio. SGLang needs a `top_k` for it."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a response."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()

@@ -59,21 +59,6 @@ def stale_ratio(spec: Spec) -> Iterator[Finding]:
         yield Finding(OLD, message, 'set "rollout", or add algorithm.correction', "rollout", "trainer")
 
 
-def truncated_sampling(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
-    """Samples are drawn from the whole vocabulary, as the trained log-probs assume, or are corrected."""
-    if not demands.old_log_probs or demands.trainer_log_probs:
-        return
-    for name, full in (("top_p", 1.0), ("top_k", -1)):
-        value = getattr(spec.rollout, name)
-        if value not in (full, 0):  # rollout_rules.token_limits reports a top_k of 0
-            message = (
-                f"samples would come from part of the vocabulary, and {spec.algorithm.type} trains log-probs "
-                "over all of it"
-            )
-            cure = f"set {full:g} to turn it off, or add algorithm.correction"
-            yield Finding(("rollout", name), message, cure, f"{full:g}", value)
-
-
 def bootstrapping(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
     """Bootstrapping truncated samples needs truncated samples that are trained."""
     bootstraps, truncated = spec.algorithm.params.get("bootstrap_truncated"), spec.rollout.truncated

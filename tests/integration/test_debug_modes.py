@@ -9,7 +9,13 @@ from rlrun.plugins.types import Sample
 from rlrun.runner.rollouts.saved_rollouts import read_groups, rollout_file
 from tests.integration.jobs import ASLEEP, Ended, Jobs
 
-SETTINGS = {"trainer__steps": 3, "checkpoint__interval": 1, "checkpoint__keep": 3}
+SETTINGS = {
+    "trainer__steps": 3,
+    "checkpoint__interval": 1,
+    "checkpoint__keep": 3,
+    "rollout__top_p": 0.9,
+    "rollout__top_k": 50,
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +59,17 @@ def test_one_step_again_gives_the_same_metrics_to_the_bit(made: dict[str, Ended]
     [line], before = made["again"].curve, made["whole"].curve[2]
     assert line == {key: before[key] for key in line}
     assert set(before) - set(line) == {"rollout/failed", "rollout/prefix_cache_hit_rate"}  # the engines'
+
+
+def test_the_trainer_gives_truncated_samples_the_engines_log_probs(made: dict[str, Ended]) -> None:
+    lengths = []
+    for line in made["whole"].curve:
+        assert line["train/train_rollout_logprob_abs_diff"] < 1e-4
+        for one in read_samples(made["whole"], line["step"]):
+            assert one.sampling_mask is not None
+            lengths += one.sampling_mask.lengths.tolist()
+    assert max(lengths) == 50  # of a vocabulary of 320, whose whole softmax would differ by some nats
+    assert min(lengths) >= 1
 
 
 def test_rollouts_alone_and_training_on_them(made: dict[str, Ended]) -> None:

@@ -4,6 +4,8 @@ import signal
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
+
 from rlrun.plugins.types import Sample
 from rlrun.runner.rollouts.saved_rollouts import read_groups, rollout_file
 from tests.integration.jobs import Ended, Jobs
@@ -19,6 +21,8 @@ PARTIAL = {
     "trainer__steps": 7,
     "checkpoint__interval": 2,
     "debug__save_rollouts": True,
+    "rollout__top_p": 0.95,
+    "rollout__top_k": 200,
 }
 
 
@@ -44,6 +48,9 @@ def test_a_killed_job_loses_nothing_and_trains_on_nothing_twice(jobs: Jobs) -> N
             spans = one.versions
             assert (spans[0].start, spans[-1].end) == (0, len(one.tokens))
             assert all(first.end == second.start for first, second in pairwise(spans))
+            assert one.sampling_mask is not None
+            candidates = np.split(one.sampling_mask.ids, np.cumsum(one.sampling_mask.lengths)[:-1])
+            assert all(token in own for token, own in zip(one.tokens, candidates, strict=True))
             assert version - 4 <= spans[0].version <= spans[-1].version <= version
     assert any(len(one.versions) > 1 for step in steps for one in step)
     difference = [line["train/train_rollout_logprob_abs_diff"] for line in ended.metrics]

@@ -1,4 +1,4 @@
-"""Whose log-probs the ratio is taken to, and what is said of stale samples and of truncated sampling."""
+"""Whose log-probs the ratio is taken to, and what is said of stale samples."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import pytest
 
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.old_policy import old_log_probs_of
-from rlrun.specs.problems import SpecError
 
 BASE = Path(__file__).parent / "base.toml"
 ASYNC = ("rollout.mode=async", "cluster.placement=disaggregated")
@@ -43,10 +42,3 @@ def test_stale_samples_are_compared_with_the_engine(
 def test_a_ratio_that_ignores_staleness_is_warned_of(overrides: tuple[str, ...], warned: bool) -> None:
     found = [each.key for each in load_checked_spec([BASE], overrides).warnings()]
     assert found == (["trainer.old_log_probs"] if warned else [])
-
-
-@pytest.mark.parametrize("override", ["rollout.top_p=0.9", "rollout.top_k=50"])
-def test_truncated_sampling_needs_a_correction(override: str) -> None:
-    with pytest.raises(SpecError, match="come from part of the vocabulary"):
-        load_checked_spec([BASE], (override,))
-    load_checked_spec([BASE], (override, *TIS))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.plugins.sampling_mask import SamplingMask, joined_masks
 from rlrun.runner.carriers import TrainSequence
 
 Array = NDArray[np.float32]
@@ -36,6 +37,8 @@ class Columns:
     returns: Array | None
     experts: NDArray[np.int16] | None
     """`[sum of P + R, layers × K]`"""
+    sampling_mask: SamplingMask | None
+    """Of the `sum of R` tokens."""
 
 
 def to_columns(sequences: Sequence[TrainSequence], indices: Sequence[int]) -> Columns:
@@ -55,6 +58,9 @@ def to_columns(sequences: Sequence[TrainSequence], indices: Sequence[int]) -> Co
         values=_joined_if_any([one.values for one in chosen]),
         returns=_joined_if_any([one.returns for one in chosen]),
         experts=_rows([one.experts for one in chosen]),
+        sampling_mask=joined_masks(
+            [one.sampling_mask for one in chosen], [len(one.loss_mask) for one in chosen]
+        ),
     )
 
 
@@ -62,6 +68,7 @@ def from_columns(columns: Columns) -> dict[int, TrainSequence]:
     """The sequences by their place in the step's list; their arrays are views."""
     ends = np.cumsum(columns.lengths)
     response_ends = np.cumsum(columns.lengths - columns.prompt_lengths)
+    masks = _split_mask(columns.sampling_mask, response_ends)
     sequences = {}
     for row, index in enumerate(columns.indices.tolist()):
         part = slice(ends[row] - columns.lengths[row], ends[row])
@@ -79,6 +86,7 @@ def from_columns(columns: Columns) -> dict[int, TrainSequence]:
             values=_part(columns.values, response),
             returns=_part(columns.returns, response),
             experts=None if columns.experts is None else columns.experts[part],
+            sampling_mask=masks[row],
         )
     return sequences
 
@@ -108,6 +116,18 @@ def _rows(arrays: Sequence[NDArray[np.int16] | None]) -> NDArray[np.int16] | Non
     present = [array for array in arrays if array is not None]
     assert len(present) in (0, len(arrays)), "experts for some sequences and not for others"
     return np.concatenate(present) if present else None
+
+
+def _split_mask(mask: SamplingMask | None, ends: NDArray[np.int64]) -> list[SamplingMask | None]:
+    """The mask of each sequence, whose responses end at these tokens."""
+    if mask is None:
+        return [None] * len(ends)
+    id_ends = (
+        np.cumsum(mask.lengths, dtype=np.int64)[ends - 1] if len(mask) else np.zeros(len(ends), np.int64)
+    )
+    id_ends = np.where(ends > 0, id_ends, 0)
+    ids, lengths = np.split(mask.ids, id_ends[:-1]), np.split(mask.lengths, ends[:-1])
+    return [SamplingMask(own, counts) for own, counts in zip(ids, lengths, strict=True)]
 
 
 def _part(array: Array | None, place: slice) -> Array | None:

@@ -80,6 +80,7 @@ def _sequence(sample: Sample, width: int) -> TrainSequence:
         rollout_log_probs=sample.log_probs,
         execution=sample.execution,
         experts=_experts(sample, width) if width else None,
+        sampling_mask=sample.sampling_mask,
     )
 
 

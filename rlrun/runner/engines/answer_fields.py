@@ -4,12 +4,14 @@ import binascii
 import json
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.errors import BadAnswer
 
@@ -182,6 +184,44 @@ def read_experts(
     if flat.min() < 0 or flat.max() >= count:
         raise BadAnswer(f"experts {flat.min()} to {flat.max()} for {sample}; the model has {count}")
     return flat.reshape(rows, -1).astype(np.int16)
+
+
+def read_mask(
+    meta: Mapping[str, Any], tokens: NDArray[np.int32], vocabulary: int, sample: str
+) -> tuple[SamplingMask, NDArray[np.float32]]:
+    """What each token was drawn from, and its log-prob over that."""
+    given = meta.get("output_token_sampling_mask")
+    if given is None:
+        raise BadAnswer(
+            f"no sampling mask for {sample}: the engine cannot record any; set rollout.sampling_mask = false "
+            "with an algorithm.correction, or remove rollout.top_p and rollout.top_k"
+        )
+    values = meta.get("output_token_sampling_logprobs") or []
+    for what, entries in (("sampling masks", given), ("log-probs over the sampling masks", values)):
+        if not isinstance(entries, list) or len(entries) != len(tokens):
+            raise BadAnswer(f"{shape(entries)} as the {what} of {sample}, which has {len(tokens)} tokens")
+    if set(map(type, given)) != {list}:
+        raise BadAnswer(f"sampling masks of {sample} that are not lists of token ids")
+    lengths = np.fromiter(map(len, given), np.int32, len(given))
+    ids = read_tokens(list(chain.from_iterable(given)), vocabulary, f"the sampling masks of {sample}")
+    _check_mask(ids, lengths, tokens, sample)
+    return SamplingMask(ids, lengths), read_log_probs(values, sample)
+
+
+def _check_mask(
+    ids: NDArray[np.int32], lengths: NDArray[np.int32], tokens: NDArray[np.int32], sample: str
+) -> None:
+    """Each token is one of its candidates, and no candidate is named twice."""
+    rows = np.repeat(np.arange(len(tokens)), lengths)
+    drawn = np.bincount(rows[ids == tokens[rows]], minlength=len(tokens))
+    if not drawn.all():
+        place = int(drawn.argmin())
+        raise BadAnswer(
+            f"token {tokens[place]} at {place} of {sample}, which its sampling mask does not have"
+        )
+    keys = (rows << 32) | ids
+    if len(np.unique(keys)) != len(keys):
+        raise BadAnswer(f"sampling masks of {sample} that name a token twice")
 
 
 def shape(value: Any) -> str:

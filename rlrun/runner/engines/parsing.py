@@ -1,6 +1,6 @@
 """Reads engines' answers and checks them where they arrive, so that a bad answer is that engine's error.
 
-    bytes ──▶ JSON ──▶ a sample at a time: token ids, log-probs, weight versions, experts ──▶ Generation
+    bytes ──▶ JSON ──▶ a sample at a time: token ids, log-probs, masks, versions, experts ──▶ Generation
                             └─▶ BadAnswer: "log-prob 0.7 at token 12 of sample 5-0: …"
 
 Every check is one numpy or C-level pass over a sample: there is no Python step for each token.
@@ -22,6 +22,7 @@ from rlrun.runner.engines.answer_fields import (
     read_finish,
     read_json,
     read_log_probs,
+    read_mask,
     read_spans,
     read_tokens,
     shape,
@@ -50,6 +51,9 @@ class ModelLimits:
 NO_LIMITS = ModelLimits()
 _SAMPLE_BYTES, _TOKEN_BYTES, _EXPERT_BYTES = 1 << 20, 512, 1 << 16
 """Generous: a token with its log-prob takes 50 bytes, its experts 6 for each that a layer chooses."""
+_MOST_CANDIDATES = 1 << 18
+_CANDIDATE_BYTES = 12
+"""A token id of a sampling mask with its comma takes 8."""
 
 
 def sample_ids(request: GenerateRequest) -> list[str]:
@@ -61,9 +65,24 @@ def most_bytes(requests: Sequence[GenerateRequest], limits: ModelLimits = NO_LIM
     """How long the answer to `wire.generate_body` may be."""
     each = _TOKEN_BYTES + (0 if limits.experts is None else _EXPERT_BYTES)
     return sum(
-        len(one.seeds) * (_SAMPLE_BYTES + each * (len(one.tokens) + one.sampling.max_new_tokens))
+        len(one.seeds)
+        * (
+            _SAMPLE_BYTES
+            + each * (len(one.tokens) + one.sampling.max_new_tokens)
+            + _mask_bytes(one, limits.vocabulary) * one.sampling.max_new_tokens
+        )
         for one in requests
     )
+
+
+def _mask_bytes(request: GenerateRequest, vocabulary: int) -> int:
+    """How long the sampling mask of one token may be. Tokens that are as likely as the k-th count too, so
+    that a mask may have more than k.
+    """
+    if not request.returns_mask:
+        return 0
+    most = vocabulary if request.sampling.top_k < 1 else min(vocabulary, 4 * request.sampling.top_k)
+    return _CANDIDATE_BYTES * min(most, _MOST_CANDIDATES)
 
 
 def most_score_bytes(sequences: Sequence[NDArray[np.int32]]) -> int:
@@ -143,15 +162,19 @@ def _generation(answer: Any, request: GenerateRequest, name: str, limits: ModelL
     if meta.get("prompt_tokens", len(request.tokens)) != len(request.tokens):
         prompt = quoted(meta["prompt_tokens"])
         raise BadAnswer(f"{sample} after a prompt of {prompt} tokens, not of {len(request.tokens)}")
+    log_probs, mask = read_log_probs(values, sample), None
+    if request.returns_mask and len(tokens):
+        mask, log_probs = read_mask(meta, tokens, limits.vocabulary, sample)
     return Generation(
         tokens,
-        read_log_probs(values, sample),
+        log_probs,
         finish,
         read_spans(meta, len(tokens), sample),
         read_cached(meta, len(request.tokens), sample),
         read_experts(meta, len(request.tokens) + len(tokens) - 1, limits.experts, sample)
         if len(tokens)
         else None,
+        mask,
     )
 
 

@@ -31,12 +31,16 @@ def generate_body(requests: Sequence[GenerateRequest], *, experts: bool = False)
     prompts: list[bytes] = []
     params: list[dict[str, Any]] = []
     ids: list[str] = []
+    masked: list[bool] = []
     for request in requests:
         prompts += [_tokens(request)] * len(request.seeds)
         shared = _params(request)
         params += [{**shared, "sampling_seed": int(seed)} for seed in request.seeds]
         ids += sample_ids(request)
-    wanted = {"return_logprob": True} | ({"return_routed_experts": True} if experts else {})
+        masked += [request.returns_mask] * len(request.seeds)
+    wanted: dict[str, Any] = {"return_logprob": True}
+    wanted |= {"return_routed_experts": True} if experts else {}
+    wanted |= {"return_sampling_mask": masked} if any(masked) else {}
     rest = orjson.dumps({"sampling_params": params, "rid": ids, **wanted})
     return b'{"input_ids":[' + b",".join(prompts) + b"]," + rest[1:]
 

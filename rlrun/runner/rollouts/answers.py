@@ -7,6 +7,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 
 from rlrun.plugins.generation import Generation, Sampling, Trajectory
 from rlrun.plugins.types import Group, Prompt, Status
@@ -30,6 +31,7 @@ class Answers:
         self._filters = filters
         self._room = room_for(spec.max_concurrency, spec.samples_per_prompt)
         wanted = wanted_of(spec, "rollout", spec.samples_per_prompt, sampling_of(spec))
+        wanted = replace(wanted, record_mask=policy.record_mask)
         self._executions = Executions(policy, wanted)
         self._seconds = wanted.timeout
 

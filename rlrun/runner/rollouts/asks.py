@@ -14,9 +14,19 @@ from typing import Any
 import numpy as np
 
 from rlrun.plugins.generation import Generation
+from rlrun.plugins.sampling_mask import joined_masks
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.carriers import GenerateRequest
-from rlrun.runner.rollouts.saved_rollouts import FLOATS, INTS, array_of, experts_of, experts_text, text_of
+from rlrun.runner.rollouts.saved_rollouts import (
+    FLOATS,
+    INTS,
+    array_of,
+    experts_of,
+    experts_text,
+    mask_of,
+    mask_text,
+    text_of,
+)
 from rlrun.runner.rollouts.stop_strings import Decode, end_across
 
 _PROMPT = re.compile(r"rollout-(\d+)")
@@ -108,6 +118,7 @@ def joined(first: Generation, second: Generation) -> Generation:
         log_probs=np.concatenate([first.log_probs, second.log_probs]),
         versions=tuple(spans),
         cached_tokens=first.cached_tokens,
+        sampling_mask=joined_masks([first.sampling_mask, second.sampling_mask], [length, len(second.tokens)]),
     )
 
 
@@ -121,6 +132,7 @@ def ended_at(made: Generation, end: int, prompt: int) -> Generation:
         finish="stop",
         versions=tuple(spans),
         experts=None if made.experts is None else made.experts[: prompt + end - 1],
+        sampling_mask=None if made.sampling_mask is None else made.sampling_mask.part(0, end),
     )
 
 
@@ -133,6 +145,7 @@ def record_of(made: Generation) -> dict[str, Any]:
         "versions": [[span.version, span.start, span.end] for span in made.versions],
         "cached": made.cached_tokens,
         "experts": experts_text(made.experts),
+        "sampling_mask": mask_text(made.sampling_mask),
     }
 
 
@@ -145,4 +158,5 @@ def generation_of(record: Mapping[str, Any]) -> Generation:
         tuple(VersionSpan(*span) for span in record["versions"]),
         record["cached"],
         experts_of(record["experts"]),
+        mask_of(record.get("sampling_mask")),
     )

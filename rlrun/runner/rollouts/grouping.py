@@ -70,4 +70,5 @@ def _sample(prompt: Prompt, id: str, one: Trajectory, execution_id: str = "") ->
         failure=one.failure,
         info=one.info,
         experts=one.experts(),
+        sampling_mask=one.sampling_mask(),
     )

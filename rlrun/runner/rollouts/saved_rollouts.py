@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.plugins.types import Group, Prompt, Row, Sample, Status, VersionSpan
 from rlrun.runner.rollouts.packed_lines import UnreadableFile, read_records, write_lines
 from rlrun.specs.paths import shown_path
@@ -83,6 +84,7 @@ def whole_record(group: Group, sample: Sample) -> dict[str, Any]:
         "log_probs": text_of(sample.log_probs, FLOATS),
         "loss_mask": text_of(sample.loss_mask, FLOATS),
         "experts": experts_text(sample.experts),
+        "sampling_mask": mask_text(sample.sampling_mask),
     }
 
 
@@ -120,6 +122,7 @@ def _sample(first: Prompt, record: Mapping[str, Any]) -> Sample:
         failure=record["failure"],
         info=record["info"],
         experts=experts_of(record["experts"]),
+        sampling_mask=mask_of(record.get("sampling_mask")),
     )
 
 
@@ -131,6 +134,19 @@ def experts_text(experts: NDArray[np.int16] | None) -> list[Any] | None:
 def experts_of(record: Sequence[Any] | None) -> NDArray[np.int16] | None:
     """The table again."""
     return None if record is None else array_of(record[1], _SHORTS).reshape(-1, record[0])
+
+
+def mask_text(mask: SamplingMask | None) -> list[str] | None:
+    """Lengths and ids of a sampling mask."""
+    return None if mask is None else [text_of(mask.lengths, INTS), text_of(mask.ids, INTS)]
+
+
+def mask_of(record: Sequence[str] | None) -> SamplingMask | None:
+    """The mask again; None too for a record that was written before there were masks."""
+    if record is None:
+        return None
+    lengths, ids = (array_of(text, INTS) for text in record)
+    return SamplingMask(ids, lengths)
 
 
 def text_of(array: NDArray[Any], kind: str) -> str:

@@ -1,11 +1,11 @@
 """Steps 1 to 4 of the loop from a file: the samples that another run saved."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlrun.plugins.types import Group
+from rlrun.plugins.types import Group, Sample
 from rlrun.runner.background import in_background
 from rlrun.runner.records.metrics import rollout_metrics
 from rlrun.runner.records.run_folder import RunFolder
@@ -16,9 +16,14 @@ from rlrun.runner.rollouts.saved_rollouts import read_groups, rollout_file
 class SavedSource:
     """Batches of a run's `rollouts/`, a file a step."""
 
-    def __init__(self, run: RunFolder, first: int, last: int, vocab_size: int) -> None:
-        """Steps `first` to `last`. ValueError where the run has no file of one of them."""
+    def __init__(
+        self, run: RunFolder, first: int, last: int, vocab_size: int, *, masked: bool = False
+    ) -> None:
+        """Steps `first` to `last`; `masked`: the spec's log-probs are taken over sampling masks. ValueError
+        where the run has no file of one of the steps.
+        """
         self._run = run
+        self._masked = masked
         self._next = first
         self._vocab_size = vocab_size
         missing = [step for step in range(first, last + 1) if not self._file(step).is_file()]
@@ -64,7 +69,18 @@ class SavedSource:
                 f"{self._run.shown} has samples of token {highest}, and this model knows {self._vocab_size}: "
                 "they were made with another tokenizer"
             )
+        self._check_masks([sample for group in groups for sample in group.samples if len(sample.tokens)])
         return groups
+
+    def _check_masks(self, samples: Sequence[Sample]) -> None:
+        """ValueError where samples were drawn from other tokens than those that the spec trains on."""
+        recorded = any(sample.sampling_mask is not None for sample in samples)
+        if samples and recorded != self._masked:
+            has, cure = ("no sampling masks", "remove") if self._masked else ("sampling masks", "set")
+            raise ValueError(
+                f"{self._run.shown} has samples with {has}, other than this spec asks for: {cure} "
+                "rollout.top_p, top_k and sampling_mask as that run had them"
+            )
 
 
 def _tokens(group: Group) -> list[Any]:

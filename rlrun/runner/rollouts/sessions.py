@@ -35,6 +35,8 @@ class Wanted:
     """Seconds for an execution."""
     max_turn_tokens: int | None = None
     """The longest answer; None: as long as the sample has room."""
+    record_mask: bool = False
+    """Engines return what each token was drawn from."""
 
     @property
     def turn_limit(self) -> int:
@@ -112,7 +114,7 @@ class PolicySession:
         prompt = f"{self._wanted.purpose}-{self.prompt.index}"
         name, session = f"{prompt}-{self.number}.{turn}", f"{prompt}/{self.number}"
         seeds = (turn_seed(self.seed, turn),)
-        request = GenerateRequest(name, tokens, seeds, chosen, session)
+        request = GenerateRequest(name, tokens, seeds, chosen, session, self._wanted.record_mask)
         [made] = await self.requests.answer(request)
         return made
 
@@ -141,7 +143,8 @@ class PolicyGroup:
         turn, self._turns = self._turns, self._turns + 1
         seeds = tuple(turn_seed(seed, turn) for seed in self._seeds)
         name = f"{self.wanted.purpose}-{self.prompt.index}"
-        request = GenerateRequest(f"{name}.{turn}" if turn else name, tokens, seeds, chosen, session=name)
+        id = f"{name}.{turn}" if turn else name
+        request = GenerateRequest(id, tokens, seeds, chosen, name, self.wanted.record_mask)
         return await self.requests.answer(request)
 
 

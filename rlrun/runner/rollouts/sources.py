@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rlrun.plugins.registry import build
+from rlrun.plugins.validation import needs_of
 from rlrun.runner.interfaces import Policy
 from rlrun.runner.job import BatchSource
 from rlrun.runner.model_files import ModelFiles
@@ -17,6 +18,7 @@ from rlrun.runner.rollouts.saved_source import SavedSource
 from rlrun.runner.scoring.scorer import unique_names
 from rlrun.runner.starting_point import checkpoint_before
 from rlrun.specs.job import Spec
+from rlrun.specs.sampling_mask import records_mask
 
 
 def policy_source(spec: Spec, policy: Policy, inputs: Inputs) -> BatchSource:
@@ -46,4 +48,5 @@ def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None
     assert spec.debug.rollouts is not None, "a rule asks for it"
     checkpoint_before(spec.debug)
     run, first = RunFolder(Path(spec.debug.rollouts)), spec.debug.step or 1
-    return SavedSource(run, first, last, model.config()["vocab_size"])
+    masked = records_mask(spec, needs_of(spec))
+    return SavedSource(run, first, last, model.config()["vocab_size"], masked=masked)

@@ -7,9 +7,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlrun.plugins.sampling_mask import SamplingMask, joined_masks
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.trainer.attention import CutDocuments, Documents
 from rlrun.runner.trainer.context import WHOLE, ContextPart, cut_documents
+from rlrun.runner.trainer.support import Support
 
 FILLER = 64
 """Tokens of a document that fills up a pack: short, as attention costs the square."""
@@ -41,6 +43,8 @@ class Pack:
     """How many tokens at the end of the T fill it up."""
     experts: torch.Tensor | None = None
     """`[T', layers × K]` int16: what each token is routed to; None: routers decide."""
+    support: Support | None = None
+    """The tokens that the softmax at each of the R' rows runs over; None: the whole vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,8 @@ def make_pack(
 ) -> Pack:
     """Pack sequences, and take this rank's part.
 
-    With `ends` a response has one row more: the position of its last token, whose target means nothing.
+    With `ends` a response has one row more: the position of its last token, whose target means nothing. Such
+    rows are for a head without a softmax, which has no use for sampling masks.
 
     The number of tokens is filled up to a multiple of `multiple`, and to at least `size`, with documents of
     their own. A pack without sequences has at least one of them: ranks that have nothing to do keep pace.
@@ -90,11 +95,19 @@ def make_pack(
     positions = np.concatenate([np.arange(length) for length in lengths])
     responses = tuple(len(row) for row in rows[1:])
     pack = _take(part, tokens, positions, lengths, np.concatenate(rows), responses, filling, device)
+    mask = joined_masks([one.sampling_mask for one in sequences], responses) if not ends else None
+    if mask is not None:
+        pack = replace(pack, support=_support(mask, pack.found, device))
     experts = _experts(sequences, filling)
     if experts is None:
         return pack
     mine = experts if part.size == 1 else experts[part.tokens(len(tokens))]
     return replace(pack, experts=torch.from_numpy(mine).to(device))
+
+
+def _support(mask: SamplingMask, found: torch.Tensor | None, device: torch.device) -> Support:
+    """Of the response tokens that a rank has the rows of."""
+    return Support.of(mask if found is None else mask.take(found.cpu().numpy()), device)
 
 
 def _experts(sequences: Sequence[TrainSequence], filling: int) -> NDArray[np.int16] | None:

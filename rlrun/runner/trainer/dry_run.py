@@ -22,6 +22,7 @@ from rlrun.converters.architecture import Architecture
 from rlrun.converters.hf_names import hf_tensors
 from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.registry import build
+from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.carriers import TrainSequence
 from rlrun.runner.planning.deep_plan import ON_HOST, DryRun
 from rlrun.runner.trainer.compat.meshes import FakeStore
@@ -39,7 +40,9 @@ from rlrun.runner.trainer.policy import Policy, PolicySettings
 from rlrun.runner.trainer.process import build_mesh, stop_process
 from rlrun.runner.trainer.stand_ins import booked_apart, even_routing, gpu_kernels
 from rlrun.specs.job import Spec
+from rlrun.specs.sampling_mask import records_mask
 
+USUAL_CANDIDATES = 256
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
@@ -102,7 +105,10 @@ def _step(
 ) -> None:
     """The log-probs that come before an optimizer step, which make FSDP ready, then the step."""
     algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
-    batches = [[_sequence(*lengths, algorithm) for lengths in members] for members in micro_batches]
+    candidates = _candidates(spec) if records_mask(spec, algorithm.needs) else None
+    batches = [
+        [_sequence(*lengths, algorithm, candidates) for lengths in members] for members in micro_batches
+    ]
     trained = {name: one for name, one in parameters.masters.items() if one.requires_grad}
     optimizer = Optimizer(spec.trainer, trained)
     policy.log_probs(batches[:1])
@@ -123,8 +129,13 @@ def _step(
         parameters.refresh()
 
 
-def _sequence(prompt: int, response: int, algorithm: Algorithm) -> TrainSequence:
-    """A sample of these lengths."""
+def _candidates(spec: Spec) -> int:
+    """Tokens of a sampling mask: of top-k as many as there may be, of top-p more than there usually are."""
+    return spec.rollout.top_k if spec.rollout.top_k > 0 else USUAL_CANDIDATES
+
+
+def _sequence(prompt: int, response: int, algorithm: Algorithm, candidates: int | None) -> TrainSequence:
+    """A sample of these lengths, whose tokens had so many candidates (None: the whole vocabulary)."""
     zeros = np.zeros(response, np.float32)
     return TrainSequence(
         tokens=np.zeros(prompt + response, np.int32),
@@ -134,7 +145,12 @@ def _sequence(prompt: int, response: int, algorithm: Algorithm) -> TrainSequence
         rollout_log_probs=zeros,
         execution="",
         reference_log_probs=zeros if algorithm.needs.reference else None,
+        sampling_mask=None if candidates is None else _mask(response, candidates),
     )
+
+
+def _mask(response: int, candidates: int) -> SamplingMask:
+    return SamplingMask(np.zeros(response * candidates, np.int32), np.full(response, candidates, np.int32))
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from rlrun.runner.trainer.compat.modules import Linear
 from rlrun.runner.trainer.cpu_ops.softmax import softmax_slopes_, softmax_statistics
+from rlrun.runner.trainer.support import Support
 from rlrun.runner.trainer.wide_products import wide_product
 
 KEPT_BYTES = 64 * 2**20
@@ -36,6 +37,8 @@ class HeadQuery:
     """Rows whose logits exist at a time."""
     entropy_grad: bool = False
     """The entropy takes part in the loss."""
+    support: Support | None = None
+    """The tokens that each row's softmax runs over; None: the whole vocabulary."""
 
 
 class Head(Linear):
@@ -162,10 +165,11 @@ def _log_probs(
     local, ours = _local_targets(query.targets, weight.shape[0], group)
     stats = hidden.new_empty((4, len(hidden)), dtype=torch.float32)
     for part in _chunks(hidden, query):
-        stats[:, part] = softmax_statistics(logits(part), local[part], query.temperature)
+        chunk = _restricted_(logits(part), part, query, group)
+        stats[:, part] = softmax_statistics(chunk, local[part], query.temperature)
     log_probs, log_sum, entropy = _combine(stats, ours, group)
     ctx.save_for_backward(hidden, weight, local, ours, log_sum, entropy)
-    ctx.query = query
+    ctx.query, ctx.group = query, group
     if not query.entropy_grad:
         ctx.mark_non_differentiable(entropy)
     return log_probs, entropy
@@ -179,7 +183,7 @@ def _slopes_(
     if not ctx.query.entropy_grad:
         entropy_grad = None
     return softmax_slopes_(
-        logits,
+        _restricted_(logits, part, ctx.query, ctx.group),
         local[part],
         ours=ours[part],
         log_sums=log_sum[part],
@@ -192,6 +196,16 @@ def _slopes_(
 
 def _chunks(hidden: torch.Tensor, query: HeadQuery) -> Iterator[slice]:
     return (slice(start, start + query.chunk) for start in range(0, len(hidden), query.chunk))
+
+
+def _restricted_(
+    logits: torch.Tensor, part: slice, query: HeadQuery, group: dist.ProcessGroup | None
+) -> torch.Tensor:
+    """Returns a chunk's logits, in place, with all but the candidates of its rows excluded."""
+    if query.support is not None:
+        first = 0 if group is None else dist.get_rank(group) * logits.shape[1]
+        query.support.restrict_(logits, part, first)
+    return logits
 
 
 def _room(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:

@@ -135,7 +135,9 @@ class Policy:
     def inputs(self, pack: Pack, entropy_grad: bool, *, note: bool = False) -> DecoderInputs:
         """What the decoder needs of a pack beside its tokens; `note`: routers tell what they chose."""
         settings, documents = self._settings, pack.documents
-        query = HeadQuery(pack.rows, pack.targets, settings.temperature, settings.chunk, entropy_grad)
+        query = HeadQuery(
+            pack.rows, pack.targets, settings.temperature, settings.chunk, entropy_grad, pack.support
+        )
         if self._experts is not None:
             place = 0 if self._tensor is None else dist.get_rank(self._tensor)
             routing = Routing(pack.experts, place, counted=self._counted(pack), note=note)

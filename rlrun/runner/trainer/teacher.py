@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rlrun.converters.config_json import read_architecture
 from rlrun.converters.safetensors_folder import WeightFolder
 from rlrun.runner.batches.packing import MicroBatches
-from rlrun.runner.carriers import TrainerSetup
+from rlrun.runner.carriers import TrainerSetup, TrainSequence
 from rlrun.runner.prompts.same_tokens import known_tokens
 from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.forward import Sequences, response_values
@@ -53,13 +53,16 @@ class Teacher:
         From one rank of those that share the data.
         """
         own = micro_batches[self._data_rank]
-        known = {
-            i: replace(sequences[i], tokens=known_tokens(sequences[i].tokens, self._vocabulary))
-            for members in own
-            for i in members
-        }
+        known = {i: self._known(sequences[i]) for members in own for i in members}
         found = response_values(self._policy, known, own)
         return found if self._speaks else {}
+
+    def _known(self, sequence: TrainSequence) -> TrainSequence:
+        """The sequence in tokens that the teacher has."""
+        mask = sequence.sampling_mask
+        if mask is not None:
+            mask = replace(mask, ids=known_tokens(mask.ids, self._vocabulary))
+        return replace(sequence, tokens=known_tokens(sequence.tokens, self._vocabulary), sampling_mask=mask)
 
     def release(self) -> list[torch.Tensor]:
         """Give up what can be made again; what is left, for others to put elsewhere for a while."""

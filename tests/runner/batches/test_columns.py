@@ -1,8 +1,9 @@
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
+from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.batches.columns import from_columns, joined_log_probs, split_log_probs, to_columns
 from rlrun.runner.carriers import TrainSequence
 
@@ -25,7 +26,13 @@ def sequence(prompt: int, response: int, extra: bool = False) -> TrainSequence:
         values=floats() if extra else None,
         returns=floats() if extra else None,
         experts=rng.integers(-1, 8, (prompt + response, 6)).astype(np.int16) if extra else None,
+        sampling_mask=mask(rng, response) if extra else None,
     )
+
+
+def mask(rng: np.random.Generator, response: int) -> SamplingMask:
+    lengths = rng.integers(0, 4, response).astype(np.int32)
+    return SamplingMask(rng.integers(0, 9, lengths.sum()).astype(np.int32), lengths)
 
 
 @pytest.mark.parametrize("extra", [False, True])
@@ -35,7 +42,21 @@ def test_sequences_come_back_as_they_were(extra: bool) -> None:
     assert list(back) == [0, 2]
     for index, one in back.items():
         for field in fields(TrainSequence):
-            np.testing.assert_array_equal(getattr(one, field.name), getattr(sequences[index], field.name))
+            ours, theirs = getattr(one, field.name), getattr(sequences[index], field.name)
+            if isinstance(ours, SamplingMask):
+                np.testing.assert_array_equal(ours.ids, theirs.ids)
+                ours, theirs = ours.lengths, theirs.lengths
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_sequence_without_a_mask_beside_one_with_a_mask_is_of_the_whole_vocabulary() -> None:
+    masked = replace(
+        sequence(1, 2), sampling_mask=SamplingMask(np.array([4], np.int32), np.array([0, 1], np.int32))
+    )
+    back = from_columns(to_columns([sequence(2, 0), masked, sequence(3, 3)], [2, 0, 1]))
+    masks = {index: one.sampling_mask for index, one in back.items()}
+    lengths = {index: mask.lengths.tolist() for index, mask in masks.items() if mask is not None}
+    assert lengths == {2: [0, 0, 0], 0: [], 1: [0, 1]}
 
 
 def test_a_rank_without_sequences_gets_none() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -133,6 +134,22 @@ async def test_a_request_is_one_entry_for_each_seed(make_peer: Any) -> None:
     assert (first.finish, first.cached_tokens) == ("stop", 1)
     assert first.versions == (VersionSpan(2, 0, 1), VersionSpan(3, 1, 3))
     assert (second.finish, second.tokens.shape, second.versions) == ("abort", (0,), ())
+
+
+async def test_masks_are_asked_for_where_the_vocabulary_is_cut(make_peer: Any) -> None:
+    async def answer(path: str, body: Any) -> web.Response:
+        masks = {"output_token_sampling_mask": [[3, 5]], "output_token_sampling_logprobs": [-0.25]}
+        return web.json_response([sglang_sample(name, [3], **masks) for name in body["rid"]])
+
+    peer = await make_peer(answer)
+    cut = replace(REQUEST, id="8", sampling=Sampling(4, top_k=2), record_mask=True)
+    async with EngineClient(peer.url) as client:
+        whole, masked = await client.generate_batch([replace(REQUEST, record_mask=True), cut])
+        await client.generate(replace(cut, record_mask=False))
+    (_, both), (_, unmasked) = peer.asked
+    assert both["return_sampling_mask"] == [False, False, True, True]
+    assert "return_sampling_mask" not in unmasked
+    assert [made.log_probs.tolist() for made in (*whole, *masked)] == [[-1.5], [-1.5], [-0.25], [-0.25]]
 
 
 async def test_control_calls(make_peer: Any) -> None:

@@ -135,3 +135,44 @@ def test_masks_of_top_k_top_p_and_forbidden_tokens() -> None:
         [1, 1, 0, 0, 0],
         [0, 1, 0, 0, 0],
     ]
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def sample_with_masks(request: pytest.FixtureRequest) -> object:
+    if request.param == "torch":
+        return sampling.sample_with_masks
+    if not native_ops.load():
+        pytest.skip("no C++ compiler here")
+    return native_ops.sample_with_masks
+
+
+def test_masks_are_what_was_drawn_from_and_log_probs_are_over_them(sample_with_masks: object) -> None:
+    assert callable(sample_with_masks)
+    logits = logits_of(5, rows=200, vocab=1003)
+    temperatures = torch.linspace(0.3, 2, 200)
+    forbidden = torch.rand(200, 1003, generator=torch.Generator().manual_seed(0)) < 0.1
+    limits = Limits(torch.linspace(0.1, 1, 200), torch.arange(200) % 50 - 1, forbidden)
+    inputs = (logits, temperatures, torch.arange(200), torch.arange(200))
+    tokens, log_probs, masks = sample_with_masks(*inputs, limits)
+    scaled = logits / temperatures[:, None]
+    allowed = allowed_tokens(scaled, limits)
+    limited = (limits.top_ps < 1) | (limits.top_ks > 0)
+    assert masks.lengths.tolist() == (allowed.sum(-1) * limited).tolist()
+    assert masks.ids.tolist() == (allowed & limited[:, None]).nonzero()[:, 1].tolist()
+    over_mask = scaled.masked_fill(~allowed & limited[:, None], -torch.inf).log_softmax(-1)
+    expected = over_mask.gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(masks.log_probs, expected, atol=1e-5, rtol=1e-5)
+    plain = (native_ops if sample_with_masks is native_ops.sample_with_masks else sampling).sample
+    again = plain(*inputs, limits)
+    assert torch.equal(tokens, again[0]) and torch.equal(log_probs, again[1])
+
+
+def test_the_mask_of_a_greedy_token_is_the_token(sample_with_masks: object) -> None:
+    assert callable(sample_with_masks)
+    logits = logits_of(6, rows=3)
+    limits = Limits(torch.tensor([0.9, 0.9, 1.0]), torch.tensor([5, -1, -1]), torch.zeros(3, VOCAB) > 0)
+    tokens, log_probs, masks = sample_with_masks(logits, torch.zeros(3), *[torch.arange(3)] * 2, limits)
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+    assert masks.lengths.tolist() == [1, 1, 0]
+    assert masks.ids.tolist() == tokens[:2].tolist()
+    assert masks.log_probs.tolist() == [0.0, 0.0, log_probs[2].item()]

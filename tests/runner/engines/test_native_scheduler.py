@@ -10,6 +10,7 @@ import torch
 from engine_cases import MakeScheduler, job, random_prompts, run
 from tiny_models import make_tiny_model
 
+from rlrun.runner.engines.native import sampler as sampler_module
 from rlrun.runner.engines.native import scheduler as scheduler_module
 from rlrun.runner.engines.native.requests import Job, group_jobs
 from rlrun.runner.engines.native.scheduler import Scheduler
@@ -284,3 +285,31 @@ def test_batches_of_a_small_model_are_padded_to_few_sizes(
     assert all(count <= size <= count * 1.25 for count, size in enumerate(sizes, 1))
     monkeypatch.setattr(model, "_num_weights", 600_000_000)
     assert [model.padded(count) for count in range(1, 257)] == list(range(1, 257))
+
+
+def test_masks_are_recorded_of_masked_samples_alone_and_over_a_retraction(
+    make_scheduler: MakeScheduler, operations: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_module, "LOGITS_BYTES", 3 * 320 * 4)  # three rows of logits at a time
+    scheduler = make_scheduler()
+    limits = {"top_p": 0.9, "top_k": 40, "ignore_eos": True}
+    jobs = [job(prompt, k, f"{k}", **limits) for k, prompt in enumerate(PROMPTS[:4])]
+    jobs += [job(PROMPTS[4], 4, "free"), job(PROMPTS[5], 5, "unmasked", **limits)]
+    for masked in jobs[:4]:
+        masked.masked = True
+    scheduler.add(group_jobs(jobs))
+    for _ in range(5):
+        scheduler.step()
+    scheduler.retract_all()
+    while scheduler.busy:
+        scheduler.step()
+    for done in jobs[:4]:
+        assert len(done.masks) == len(done.mask_log_probs) == len(done.tokens) == 20
+        for token, mask, log_prob, whole in zip(
+            done.tokens, done.masks, done.mask_log_probs, done.log_probs, strict=True
+        ):
+            assert token in mask and 1 <= len(mask) <= 40
+            assert whole <= log_prob + 1e-6 <= 2e-6
+    assert not any(done.masks or done.mask_log_probs for done in jobs[4:])
+    again = [job(prompt, k, f"{k}", **limits) for k, prompt in enumerate(PROMPTS[:4])]
+    assert_same(run(make_scheduler(), again), jobs[:4])

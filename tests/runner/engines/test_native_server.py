@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -367,3 +368,25 @@ async def test_an_engine_gives_its_memory_away_and_takes_it_back(tiny_folder: Pa
         np.testing.assert_array_equal(after.log_probs, before[0].log_probs)
         assert after.versions == (VersionSpan(5, 0, len(after.tokens)),)
     server.stop()
+
+
+async def test_a_client_gets_the_masks_it_asks_for(client: EngineClient) -> None:
+    plain = request((1, 2), top_p=0.9, top_k=30)
+    masked, free = replace(plain, id="m", record_mask=True), replace(request(), id="f", record_mask=True)
+    (one, two), [whole] = await client.generate_batch([masked, free])
+    for made, before in zip((one, two), await client.generate(plain), strict=True):
+        assert made.tokens.tolist() == before.tokens.tolist()
+        assert made.sampling_mask is not None and before.sampling_mask is None
+        assert len(made.sampling_mask) == len(made.tokens)
+        assert made.sampling_mask.lengths.max() <= 30
+        assert (made.log_probs >= before.log_probs - 1e-6).all()
+        assert (made.log_probs > before.log_probs).any()
+    assert whole.sampling_mask is None
+
+
+async def test_a_mask_of_the_whole_vocabulary_is_refused(client: EngineClient) -> None:
+    status, answer = await post(client, "/generate", {"input_ids": [5], "return_sampling_mask": True})
+    assert status == 400
+    assert "return_sampling_mask records what top_k or top_p leave" in answer["error"]["message"]
+    body = {"input_ids": [5], "return_sampling_mask": [True, False], "sampling_params": {"top_k": 3}}
+    assert (await post(client, "/generate", body))[0] == 400

@@ -3,6 +3,7 @@
 import json
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -232,6 +233,63 @@ def test_experts_that_cannot_be(experts: Any, why: str) -> None:
     limits = ModelLimits.of({"vocab_size": 100, "num_experts": 8}, experts=True)
     assert why in refusal(lambda: parse_generations(with_experts(experts), [REQUEST], limits))
     assert parse_generations(with_experts(np.full(8, 7, np.int32)), [REQUEST], limits)
+
+
+MASKED = replace(REQUEST, sampling=Sampling(max_new_tokens=4, top_k=3), record_mask=True)
+
+
+def with_mask(masks: Any, log_probs: Any) -> bytes:
+    meta = {"output_token_sampling_mask": masks, "output_token_sampling_logprobs": log_probs}
+    return json.dumps([sample(**meta), sample("r-1", **meta)]).encode()
+
+
+def test_log_probs_are_those_over_the_mask() -> None:
+    [[first, second]] = parse_generations(with_mask([[8, 3], [9]], [-0.25, 0.0]), [MASKED], LIMITS)
+    assert first.log_probs.tolist() == [-0.25, 0.0]
+    assert first.sampling_mask is not None
+    assert first.sampling_mask.ids.tolist() == [8, 3, 9]
+    assert first.sampling_mask.lengths.tolist() == [2, 1]
+    assert second.sampling_mask is not None
+    [[plain, _]] = parse_generations(with_mask([[8, 3], [9]], [-0.25, 0.0]), [REQUEST], LIMITS)
+    assert (plain.sampling_mask, plain.log_probs.tolist()) == (None, [-0.5, -0.5])
+    rest = json.loads(with_mask([[8], [9]], [0, 0]))[1:]
+    raw = json.dumps([GOOD["aborted before the first token"], *rest]).encode()
+    [[aborted, _]] = parse_generations(raw, [MASKED], LIMITS)
+    assert aborted.sampling_mask is None
+
+
+@pytest.mark.parametrize(
+    ("masks", "log_probs", "why"),
+    [
+        (None, None, "no sampling mask for sample r-0: the engine cannot record any"),
+        ("89", [-1.0, -1.0], "the sampling masks of sample r-0, which has 2 tokens"),
+        ([[8]], [-1.0, -1.0], "a list of 1 as the sampling masks of sample r-0, which has 2 tokens"),
+        ([[8], [9], [9]], [-1.0, -1.0], "a list of 3 as the sampling masks"),
+        ([8, 9], [-1.0, -1.0], "sampling masks of sample r-0 that are not lists of token ids"),
+        ([[8], {"9": 1}], [-1.0, -1.0], "sampling masks of sample r-0 that are not lists of token ids"),
+        ([[8], []], [-1.0, -1.0], "token 9 at 1 of sample r-0, which its sampling mask does not have"),
+        ([[9], [9]], [-1.0, -1.0], "token 8 at 0 of sample r-0, which its sampling mask does not have"),
+        ([[8, 100], [9]], [-1.0, -1.0], "token id 100 at token 1 of the sampling masks of sample r-0"),
+        ([[8, -1], [9]], [-1.0, -1.0], "token id -1 at token 1 of the sampling masks of sample r-0"),
+        ([[8, "3"], [9]], [-1.0, -1.0], 'token id "3" at token 1 of the sampling masks'),
+        ([[8, 3.5], [9]], [-1.0, -1.0], "token id 3.5 at token 1 of the sampling masks"),
+        ([[8, [3]], [9]], [-1.0, -1.0], "token id [3] at token 1 of the sampling masks"),
+        ([[8, 3, 8], [9]], [-1.0, -1.0], "sampling masks of sample r-0 that name a token twice"),
+        ([[8], [9]], None, "a list of 0 as the log-probs over the sampling masks of sample r-0"),
+        ([[8], [9]], [-1.0], "a list of 1 as the log-probs over the sampling masks of sample r-0"),
+        ([[8], [9]], [-1.0, None], "log-prob null at token 1 of sample r-0"),
+        ([[8], [9]], [-1.0, 0.7], "log-prob 0.7 at token 1 of sample r-0"),
+        ([[8], [9]], [[-1.0], [-1.0]], "log-prob [-1.0] at token 0 of sample r-0"),
+    ],
+)
+def test_masks_that_cannot_be(masks: Any, log_probs: Any, why: str) -> None:
+    assert why in refusal(lambda: parse_generations(with_mask(masks, log_probs), [MASKED], LIMITS))
+
+
+def test_masks_may_be_as_long_as_their_request_allows() -> None:
+    request = replace(MASKED, sampling=Sampling(max_new_tokens=4000, top_k=1000))
+    raw = with_mask([list(range(100_000, 101_000))] * 4000, [-0.12345678901234567] * 4000)
+    assert len(raw) < most_bytes([request], ModelLimits(vocabulary=150_000)) < 10 * len(raw)
 
 
 def score(*entries: Any) -> dict[str, Any]:

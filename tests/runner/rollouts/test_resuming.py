@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.generation import Generation, Sampling
+from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.carriers import GenerateRequest
 from rlrun.runner.errors import EngineError
 from rlrun.runner.rollouts import resuming
-from rlrun.runner.rollouts.asks import Ask, joined
+from rlrun.runner.rollouts.asks import Ask, ended_at, generation_of, joined, record_of
 from rlrun.runner.rollouts.resuming import ResumingEngines
 from tests.runner.typing_engines import PROMPT, TypingEngines, token_at
 
@@ -236,6 +237,25 @@ def test_neighbouring_spans_of_a_version_are_one() -> None:
         part(VersionSpan(1, 0, 2), VersionSpan(2, 2, 3)), part(VersionSpan(2, 0, 4), VersionSpan(3, 4, 5))
     )
     assert both.versions == (VersionSpan(1, 0, 2), VersionSpan(2, 2, 7), VersionSpan(3, 7, 8))
+
+
+def test_masks_of_both_parts_of_a_sample_stay_with_their_tokens() -> None:
+    def part(ids: list[int], lengths: list[int]) -> Generation:
+        mask = SamplingMask(np.array(ids, np.int32), np.array(lengths, np.int32))
+        length, spans = len(lengths), (VersionSpan(1, 0, len(lengths)),)
+        ones = np.ones(length, np.int32)
+        return Generation(ones, np.zeros(length, np.float32), "stop", spans, sampling_mask=mask)
+
+    first = generation_of(json.loads(json.dumps(record_of(part([5, 9, 7], [2, 1])))))
+    both = joined(first, part([3, 4, 8], [2, 1]))
+    assert both.sampling_mask is not None
+    assert both.sampling_mask.ids.tolist() == [5, 9, 7, 3, 4, 8]
+    assert both.sampling_mask.lengths.tolist() == [2, 1, 2, 1]
+    cut = ended_at(both, 3, 4).sampling_mask
+    assert cut is not None
+    assert (cut.ids.tolist(), cut.lengths.tolist()) == ([5, 9, 7, 3, 4], [2, 1, 2])
+    old = {key: value for key, value in record_of(first).items() if key != "sampling_mask"}
+    assert generation_of(old).sampling_mask is None
 
 
 def test_what_is_left_to_ask_of_a_request() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.plugins.types import Group, Sample, Status, VersionSpan
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.rollouts.saved_rollouts import read_groups, rollout_file, write_samples
@@ -29,6 +30,7 @@ def odd_sample() -> Sample:
         failure="crashed",
         info={"calls": 2},
         experts=np.arange(24, dtype=np.int16).reshape(6, 4),
+        sampling_mask=SamplingMask(np.array([5, 151_000, 9], np.int32), np.array([1, 0, 2, 0], np.int32)),
     )
 
 
@@ -79,12 +81,12 @@ async def test_a_source_of_saved_samples_goes_on_where_it_stopped(tmp_path: Path
     run = RunFolder(tmp_path)
     for step in (1, 2, 3):
         save(run.rollouts, step)
-    source = SavedSource(run, 1, 3, vocab_size=20)
+    source = SavedSource(run, 1, 3, vocab_size=20, masked=True)
     batch = await source.next(4)
     assert [group.prompt.index for group in batch.groups] == [3, 7]
     assert batch.measure()["rollout/staleness/max"] == 4
     state = source.state()
-    resumed = SavedSource(run, 1, 3, vocab_size=20)
+    resumed = SavedSource(run, 1, 3, vocab_size=20, masked=True)
     await resumed.restore(state)
     assert resumed.state() == {"saved_step": 2}
     with pytest.raises(ValueError, match="generated its own samples"):
@@ -98,3 +100,20 @@ async def test_samples_that_are_missing_or_of_another_tokenizer(tmp_path: Path) 
         SavedSource(run, 1, 4, vocab_size=20)
     with pytest.raises(ValueError, match="samples of token 9, and this model knows 9"):
         await SavedSource(run, 1, 1, vocab_size=9).next(0)
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"), [(True, "with sampling masks.*: set"), (False, "no sampling masks.*: remove")]
+)
+async def test_saved_samples_have_masks_where_the_spec_trains_over_them(
+    tmp_path: Path, kept: bool, message: str
+) -> None:
+    one = odd_sample()
+    samples = [one if kept else replace(one, sampling_mask=None)]
+    tmp_path.joinpath("rollouts").mkdir()
+    path = rollout_file(RunFolder(tmp_path).rollouts, 1)
+    write_samples(path, [(Group(one.prompt, samples), samples[0])], whole=True)
+    with pytest.raises(ValueError, match=message):
+        await SavedSource(RunFolder(tmp_path), 1, 1, vocab_size=20, masked=not kept).next(0)
+    batch = await SavedSource(RunFolder(tmp_path), 1, 1, vocab_size=20, masked=kept).next(0)
+    assert len(batch.groups[0].samples) == 1

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
-from trainer_cases import make_rank, make_sequences, make_spec, plan
+from trainer_cases import make_masked_sequences, make_rank, make_spec, plan
 
 from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.weights.shared_memory import attach
@@ -32,7 +32,7 @@ def written(trainer, version):
 def run_case(case, rank, world_size, port, out):
     spec = make_spec(case["folder"], case["parallel"], **case.get("trainer", {}))
     trainer = make_rank(case["folder"], spec, rank=rank, world_size=world_size, port=port)
-    sequences = make_sequences()
+    sequences = make_masked_sequences()
     steps = plan(sequences, spec)
     log_probs = trainer.log_probs(sequences, all_micro_batches(steps))
     before, start = written(trainer, 0), trainer._parameters.host_copy()

@@ -1,7 +1,8 @@
 """The trainer against plain transformers in float32, on every layout.
 
 Log-probs, entropy, gradients and the weights after one step agree to 1e-5, with packed micro-batches against
-a sequence at a time. A few layouts are part of `make test`; all of them of `make parity`.
+a sequence at a time, over the whole vocabulary and over sampling masks. A few layouts are part of
+`make test`; all of them of `make parity`.
 """
 
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from layouts import BY_NAME, CASES
 from safetensors.torch import load_file
 from tiny_models import make_tiny_model
-from trainer_cases import MODELS, Reference, make_rank, make_sequences, make_spec, plan, run_ranks
+from trainer_cases import MODELS, Reference, make_masked_sequences, make_rank, make_spec, plan, run_ranks
 
 pytestmark = pytest.mark.timeout(3600)
 WORKER = Path(__file__).with_name("parity_worker.py")
@@ -44,7 +45,7 @@ def reference(folders):
 def expected(folder):
     spec = make_spec(folder, **UNCLIPPED)
     model = Reference(folder, spec)
-    sequences = make_sequences()
+    sequences = make_masked_sequences()
     (step,) = plan(sequences, spec)
     with torch.no_grad():
         pairs = [model.log_probs(sequence) for sequence in sequences]
@@ -183,7 +184,7 @@ def test_a_checkpoint_resumes_on_another_layout(case, runs, alone):
     first = runs.of(f"{model}-alone-1")[0]["after"]
     assert all(torch.equal(there["resumed"][name], first[name]) for name in first)
     here.load(runs.checkpoints / f"{model}-alone-1")
-    sequences = make_sequences()[:1]
+    sequences = make_masked_sequences()[:1]
     (step,) = here.train(sequences, plan(sequences, spec))
     names = [name for name in step if name.startswith("train/")]
     assert {name: there["next"][name] for name in names} == pytest.approx(

@@ -1,5 +1,6 @@
 """Sequences, a reference in plain transformers, and process groups for the trainer's tests."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -13,6 +14,7 @@ import torch
 import transformers
 from tiny_models import FOREIGN
 
+from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.batches.packing import plan_steps
 from rlrun.runner.carriers import TrainerSetup, TrainSequence
 from rlrun.runner.trainer.rank import TrainerRank
@@ -71,6 +73,40 @@ def make_sequences(count=9, vocab=320, seed=0, rollout=-3.0):
             )
         )
     return sequences
+
+
+def make_masked_sequences(vocab=320):
+    """Like `make_sequences`; in two of three most tokens were drawn from a part of the vocabulary."""
+    sequences = make_sequences(vocab=vocab)
+    return [
+        one if i % 3 == 2 else dataclasses.replace(one, sampling_mask=make_mask(one, vocab, seed=i))
+        for i, one in enumerate(sequences)
+    ]
+
+
+def make_mask(sequence, vocab, seed):
+    """Each response token among 0 (no mask) to 20 candidates; every tenth has almost the whole vocabulary."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 21, len(sequence.loss_mask)).astype(np.int32)
+    lengths[::10] = vocab - 3
+    own = sequence.tokens[sequence.prompt_length :]
+    ids = [
+        np.append(token, rng.permutation(np.delete(np.arange(vocab), token))[: length - 1])
+        for token, length in zip(own, lengths, strict=True)
+        if length
+    ]
+    return SamplingMask(np.concatenate(ids).astype(np.int32), lengths)
+
+
+def excluded_logits(mask, count, vocab):
+    """`[R, vocab]` minus infinity for tokens that could not be drawn, else 0."""
+    excluded = torch.zeros(count, vocab)
+    if mask is not None:
+        for row, own in enumerate(np.split(mask.ids, np.cumsum(mask.lengths)[:-1])):
+            if len(own):
+                excluded[row] = -torch.inf
+                excluded[row, own.astype(np.int64)] = 0
+    return excluded
 
 
 def make_spec(model, parallel=None, algorithm=None, **trainer):
@@ -137,9 +173,11 @@ class Reference:
     def log_probs(self, sequence):
         tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
         logits = self.model(input_ids=tokens[None]).logits[0].float() / TEMPERATURE
-        everything = logits.log_softmax(-1)[sequence.prompt_length - 1 : -1]
+        logits = logits[sequence.prompt_length - 1 : -1]
+        excluded = excluded_logits(sequence.sampling_mask, *logits.shape)
+        everything = (logits + excluded).log_softmax(-1)
         chosen = everything.gather(1, tokens[sequence.prompt_length :, None])[:, 0]
-        return chosen, -(everything.exp() * everything).sum(1)
+        return chosen, -(everything.exp() * everything.where(excluded == 0, 0)).sum(1)
 
     def gradients(self, sequences, scale, entropy_coef):
         """HF-named gradients of the policy-gradient loss at ratio 1 with an entropy bonus."""

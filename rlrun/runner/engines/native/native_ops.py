@@ -6,7 +6,7 @@ They exist after `load` was true.
 import torch
 
 from rlrun.runner.cpp_build import ENGINE_OPERATORS, load_operators
-from rlrun.runner.engines.native.sampling import Limits
+from rlrun.runner.engines.native.sampling import Limits, Masks
 
 KERNELS = torch.ops.rlrun_engine
 
@@ -52,3 +52,15 @@ def sample(
         logits, temperatures, seeds, positions, *(limits or (None, None, None))
     )
     return drawn
+
+
+def sample_with_masks(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    limits: Limits,
+) -> tuple[torch.Tensor, torch.Tensor, Masks]:
+    """See `sampling`."""
+    tokens, log_probs, *masks = KERNELS.sample_with_masks(logits, temperatures, seeds, positions, *limits)
+    return tokens, log_probs, Masks(*masks)

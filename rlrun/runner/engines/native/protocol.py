@@ -15,7 +15,15 @@ MAX_SAMPLES = 65_536
 """Samples that one call may ask for."""
 MAX_NAME = 256
 """Characters of a `rid`."""
-_GENERATE_KEYS = {"input_ids", "sampling_params", "return_logprob", "rid", "stream", "logprob_start_len"}
+_GENERATE_KEYS = {
+    "input_ids",
+    "sampling_params",
+    "return_logprob",
+    "return_sampling_mask",
+    "rid",
+    "stream",
+    "logprob_start_len",
+}
 
 
 def parse_generate(
@@ -23,9 +31,9 @@ def parse_generate(
 ) -> tuple[list[Job], bool]:
     """The jobs of a /generate body, in order, and whether the answer is a list.
 
-    `input_ids` is one prompt or a list of them; `sampling_params` and `rid` are single or one for each
-    prompt. `n` samples of a prompt follow each other and are named `<rid>-<k>`. Raises ValueError naming the
-    key.
+    `input_ids` is one prompt or a list of them; `sampling_params`, `return_sampling_mask` and `rid` are
+    single or one for each prompt. `n` samples of a prompt follow each other and are named `<rid>-<k>`. Raises
+    ValueError naming the key.
     """
     unknown = sorted(set(body) - _GENERATE_KEYS)
     if unknown:
@@ -36,6 +44,7 @@ def parse_generate(
         raise ValueError("stream: the native engine answers when a sample is done; leave it out")
     prompts, single = _prompts(body.get("input_ids"))
     params = [parse_sampling(raw) for raw in _spread(body.get("sampling_params") or {}, len(prompts), dict)]
+    masked = _spread(body.get("return_sampling_mask") or False, len(prompts), bool)
     ids = _spread(body.get("rid"), len(prompts), str, new_id)
     if (samples := sum(sampling.n for sampling in params)) > MAX_SAMPLES:
         raise ValueError(
@@ -43,12 +52,16 @@ def parse_generate(
         )
     if any(len(name) > MAX_NAME for name in ids):
         raise ValueError(f"a rid has at most {MAX_NAME} characters")
+    if any(wanted and one.top_p >= 1 and one.top_k < 1 for wanted, one in zip(masked, params, strict=True)):
+        raise ValueError(
+            "return_sampling_mask records what top_k or top_p leave: set one of them, or remove it"
+        )
     jobs = []
-    for prompt, sampling, name in zip(prompts, params, ids, strict=True):
+    for prompt, sampling, mask, name in zip(prompts, params, masked, ids, strict=True):
         first = new_seed() if sampling.sampling_seed is None else sampling.sampling_seed
         for k in range(sampling.n):
             job_id = name if sampling.n == 1 else f"{name}-{k}"
-            jobs.append(Job(job_id, prompt, sampling, _signed(first + k)))
+            jobs.append(Job(job_id, prompt, sampling, _signed(first + k), masked=mask))
     return jobs, not (single and len(jobs) == 1)
 
 
@@ -70,6 +83,10 @@ def answer(job: Job, log_probs: bool, version: int) -> dict[str, Any]:
     tokens = job.tokens.tolist()
     if log_probs:
         meta["output_token_logprobs"] = list(zip(job.log_probs.tolist(), tokens, repeat(None), strict=False))
+    if job.masked:
+        meta["output_token_sampling_mask"] = job.masks
+        meta["output_token_sampling_logprobs"] = job.mask_log_probs
+        meta["output_token_sampling_mask_length"] = len(job.masks)
     return {"output_ids": tokens, "meta_info": meta}
 
 

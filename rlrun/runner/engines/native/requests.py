@@ -108,6 +108,12 @@ class Job:
     """`[R]`, complete when done."""
     log_probs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     """`[R]`"""
+    masked: bool = False
+    """Record what each token is drawn from; top-k or top-p limit it."""
+    masks: list[NDArray[np.int32]] = field(default_factory=list)
+    """The tokens that each of the R was drawn from, where they are recorded."""
+    mask_log_probs: list[float] = field(default_factory=list)
+    """Log-probs over those tokens."""
     starts: list[tuple[int, int]] = field(default_factory=list)
     """(weight version, first token made by it), in order."""
     finish: dict[str, Any] | None = None

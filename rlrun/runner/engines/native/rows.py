@@ -39,9 +39,22 @@ class Field(IntEnum):
     TOP_K = 12
     CONSTRAINED = 13
     """1 where the sample may not draw from all tokens: top-k, top-p, or a minimum length."""
+    MASKED = 14
+    """1 where the tokens that each token was drawn from are recorded."""
 
 
 _STEPPING = slice(Field.POSITION, Field.GENERATED + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RowMasks:
+    """The tokens that a range of rows drew from in one step."""
+
+    log_probs: NDArray[np.float32]
+    """Of the drawn tokens, over the tokens that they were drawn from."""
+    lengths: NDArray[np.int64]
+    ids: NDArray[np.int32]
+    """Row after row."""
 
 
 @dataclass(slots=True)
@@ -107,6 +120,7 @@ class Rows:
         column[Field.STRING_SET] = string_set
         column[Field.TOP_K] = params.top_k
         column[Field.CONSTRAINED] = params.top_k > 0 or params.top_p < 1 or params.min_new_tokens > done
+        column[Field.MASKED] = job.masked
         self.floats[:, row] = params.temperature, params.top_p
         self.entries.append(entry)
         self.count += 1
@@ -130,6 +144,14 @@ class Rows:
         self.log_probs[seats, generated] = log_probs
         rows[Field.TOKEN] = tokens
         rows[_STEPPING] += 1
+
+    def record_masks(self, first: int, masks: RowMasks) -> None:
+        """Hand each masked row from `first` on what its newest token was drawn from."""
+        ends = np.cumsum(masks.lengths)
+        for row in np.flatnonzero(self.ints[Field.MASKED, first : self.count]).tolist():
+            job = self.entries[first + row].job
+            job.masks.append(masks.ids[ends[row] - masks.lengths[row] : ends[row]])
+            job.mask_log_probs.append(float(masks.log_probs[row]))
 
     def made(self, row: int) -> NDArray[np.int32]:
         """All tokens of a row's sample, those from before a retraction too."""

@@ -1,7 +1,7 @@
 """The step from hidden states to tokens for the rows of a scheduler."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,14 +9,22 @@ from numpy.typing import NDArray
 
 from rlrun.runner.engines.native import native_ops
 from rlrun.runner.engines.native.model import Model
-from rlrun.runner.engines.native.rows import Field, Rows
-from rlrun.runner.engines.native.sampling import Limits, sample
+from rlrun.runner.engines.native.rows import Field, RowMasks, Rows
+from rlrun.runner.engines.native.sampling import Limits, sample, sample_with_masks
 from rlrun.runner.engines.native.stops import StopTokens
 
 LOGITS_BYTES = 24 << 20
 """Logits held at a time: glibc recycles pieces below 32 MB and maps larger ones anew each time."""
 
-Drawn = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+class Drawn(NamedTuple):
+    """One token for each of B rows."""
+
+    tokens: NDArray[np.int64]
+    log_probs: NDArray[np.float32]
+    """Of the whole vocabulary's distribution."""
+    masks: RowMasks | None
+    """What they were drawn from; None where no row records it."""
 
 
 class Sampler:
@@ -31,6 +39,7 @@ class Sampler:
         self._device = embedding.device
         self._on_cpu = self._device.type == "cpu"
         self._sample = native_ops.sample if model.native else sample
+        self._sample_with_masks = native_ops.sample_with_masks if model.native else sample_with_masks
 
     def next_tokens(self, hidden: torch.Tensor) -> Drawn:
         """Tokens and log-probs `[B]` of rows 0 to B from their states `[B, H]`."""
@@ -54,9 +63,14 @@ class Sampler:
         temperatures, seeds = self._move(floats[0]), self._move(ints[Field.SEED])
         limits = self._limits(ints, floats) if ints[Field.CONSTRAINED].any() else None
         # A draw belongs to the position of the token it follows.
-        drawn = self._sample(logits, temperatures, seeds, self._move(ints[Field.POSITION]), limits)
-        tokens, log_probs = (values.cpu().numpy() for values in drawn)
-        return tokens, log_probs
+        inputs = logits, temperatures, seeds, self._move(ints[Field.POSITION])
+        if not ints[Field.MASKED].any():
+            tokens, log_probs = self._sample(*inputs, limits)
+            return Drawn(tokens.cpu().numpy(), log_probs.cpu().numpy(), None)
+        assert limits is not None, "a masked row is limited by top-k or top-p"
+        tokens, log_probs, masks = self._sample_with_masks(*inputs, limits)
+        parts = RowMasks(*(values.cpu().numpy() for values in masks))
+        return Drawn(tokens.cpu().numpy(), log_probs.cpu().numpy(), parts)
 
     def _limits(self, ints: NDArray[np.int64], floats: NDArray[np.float32]) -> Limits:
         short = ints[Field.GENERATED] < ints[Field.MIN_NEW]
@@ -71,4 +85,18 @@ class Sampler:
 def _join(chunks: list[Drawn]) -> Drawn:
     if len(chunks) == 1:
         return chunks[0]
-    return np.concatenate([tokens for tokens, _ in chunks]), np.concatenate([values for _, values in chunks])
+    tokens, log_probs, _ = zip(*chunks, strict=True)
+    return Drawn(np.concatenate(tokens), np.concatenate(log_probs), _join_masks(chunks))
+
+
+def _join_masks(chunks: list[Drawn]) -> RowMasks | None:
+    """Chunks none of whose rows records anything count as drawn from the whole vocabulary."""
+    if all(chunk.masks is None for chunk in chunks):
+        return None
+    parts = [chunk.masks or _unrecorded(chunk) for chunk in chunks]
+    columns = zip(*((part.log_probs, part.lengths, part.ids) for part in parts), strict=True)
+    return RowMasks(*map(np.concatenate, columns))
+
+
+def _unrecorded(drawn: Drawn) -> RowMasks:
+    return RowMasks(drawn.log_probs, np.zeros(len(drawn.tokens), np.int64), np.zeros(0, np.int32))

@@ -3,7 +3,8 @@ levels.
 
 The random number of a token is a hash of the sample's seed and the token's absolute position: it does not
 depend on which samples run beside it, nor on when. Log-probs are those of the whole distribution at the
-sampling temperature, whatever top-k and top-p leave of it.
+sampling temperature, whatever top-k and top-p leave of it; `sample_with_masks` gives those of what they leave
+as well.
 """
 
 from typing import NamedTuple
@@ -28,6 +29,17 @@ class Limits(NamedTuple):
     """`[B, V]` bool: taken out before (stop tokens below the minimum length)."""
 
 
+class Masks(NamedTuple):
+    """The tokens that B rows drew from, where top-k or top-p limited them."""
+
+    log_probs: torch.Tensor
+    """`[B]` float32 of the drawn tokens, over the tokens that they were drawn from."""
+    lengths: torch.Tensor
+    """`[B]` int64 number of those tokens; 0: neither top-k nor top-p limited the row."""
+    ids: torch.Tensor
+    """`[sum of lengths]` int32, row after row, ascending."""
+
+
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Uniform float64 in (0, 1) for each pair of int64 seed and position: splitmix64 of the two."""
     return ((_shift(_hash(_hash(seeds) ^ positions), 11)).double() + 0.5) * 2.0**-53
@@ -45,6 +57,37 @@ def sample(
     Temperature 0 takes the likeliest token, and its log-prob at temperature 1. `limits` bound what may be
     drawn; log-probs do not depend on them.
     """
+    drawn, log_probs, _, _ = _draw(logits, temperatures, seeds, positions, limits)
+    return drawn, log_probs
+
+
+def sample_with_masks(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    limits: Limits,
+) -> tuple[torch.Tensor, torch.Tensor, Masks]:
+    """As `sample`, with what each token was drawn from: at temperature 0 the likeliest token alone."""
+    drawn, log_probs, weights, scaled = _draw(logits, temperatures, seeds, positions, limits)
+    limited, greedy = (limits.top_ps < 1) | (limits.top_ks > 0), temperatures == 0
+    kept_log_probs = (scaled.double() - _group_sums(weights).sum(-1).log()).float()
+    kept_log_probs = torch.where(limited, torch.where(greedy, 0.0, kept_log_probs), log_probs)
+    own = torch.zeros_like(weights, dtype=torch.bool).scatter_(1, drawn[:, None], value=True)
+    kept = torch.where(greedy[:, None], own, weights > 0) & limited[:, None]
+    return drawn, log_probs, Masks(kept_log_probs, kept.sum(-1), kept.nonzero()[:, 1].int())
+
+
+def _draw(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    limits: Limits | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens and log-probs as `sample`; the weights `[B, V]` they were drawn by, relative to the likeliest
+    token's 1; and the logarithm `[B]` of each drawn token's weight.
+    """
     greedy = temperatures == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperatures)[:, None]
     peak = scaled.amax(-1, keepdim=True)
@@ -56,7 +99,7 @@ def sample(
     if bool(greedy.any()):
         drawn = torch.where(greedy, weights.argmax(-1), drawn)
     chosen = scaled.gather(1, drawn[:, None])[:, 0] - peak[:, 0]
-    return drawn, (chosen.double() - log_total).float()
+    return drawn, (chosen.double() - log_total).float(), weights, chosen
 
 
 def allowed_tokens(scaled: torch.Tensor, limits: Limits) -> torch.Tensor:

@@ -19,7 +19,7 @@ from rlrun.runner.engines.native.cache import BlockPool, OutOfBlocks
 from rlrun.runner.engines.native.model import Model
 from rlrun.runner.engines.native.requests import Group, Job
 from rlrun.runner.engines.native.rows import Entry, Field, Rows
-from rlrun.runner.engines.native.sampler import Sampler
+from rlrun.runner.engines.native.sampler import Drawn, Sampler
 from rlrun.runner.engines.native.scoring import token_log_probs
 from rlrun.runner.engines.native.stops import Stops
 from rlrun.runner.engines.native.waiting import Queue
@@ -155,7 +155,7 @@ class Scheduler:
             for index, group in enumerate(groups):
                 group.logits = logits[index : index + 1]
         started = [entry.group for entry in self._rows.entries[first:]]
-        self._advance(first, *self._sampler.first_tokens(first, [group.logits for group in started]))
+        self._advance(first, self._sampler.first_tokens(first, [group.logits for group in started]))
         for group in started:
             group.logits = group.logits.clone() if group.waiting else None
 
@@ -179,7 +179,7 @@ class Scheduler:
         rows = self._rows
         columns = rows.ints[:DECODE_COLUMNS, : self.model.padded(rows.count)]
         hidden = self.model.decode(DecodeBatch(columns, rows.prefix_tables, rows.suffix_tables))
-        self._advance(0, *self._sampler.next_tokens(hidden[: rows.count]))
+        self._advance(0, self._sampler.next_tokens(hidden[: rows.count]))
 
     def _extend(self) -> None:
         """A new block for every row whose newest token begins one."""
@@ -189,9 +189,11 @@ class Scheduler:
 
     # -- endings
 
-    def _advance(self, first: int, tokens: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
+    def _advance(self, first: int, drawn: Drawn) -> None:
         """Append a token to every row from `first` on, and end those that are done."""
-        self._rows.record(first, tokens, log_probs)
+        self._rows.record(first, drawn.tokens, drawn.log_probs)
+        if drawn.masks is not None:
+            self._rows.record_masks(first, drawn.masks)
         ended = self._stops.ended(self._rows, first)
         if ended:
             self._finish(np.array(list(ended), np.int64), list(ended.values()))

@@ -198,12 +198,11 @@ Tensor decode(const Tensor& packed, const Tensor& prefix_tables, const Tensor& s
 
 // logits [B, V]; temperatures float32 [B]; seeds, positions int64 [B]. Limits, all or none: top_ps float32 [B], top_ks
 // int64 [B], forbidden bool [B, V].
-std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperatures, const Tensor& seeds,
-                                  const Tensor& positions, const OptionalTensor& top_ps, const OptionalTensor& top_ks,
-                                  const OptionalTensor& forbidden) {
+// Draws a token for every row and calls `each(row, drawn, sampler, limits)`.
+template <class F>
+void draw_rows(const Tensor& logits, const Tensor& temperatures, const Tensor& seeds, const Tensor& positions,
+               const OptionalTensor& top_ps, const OptionalTensor& top_ks, const OptionalTensor& forbidden, F&& each) {
   const int64_t count = logits.size(0), vocab = logits.size(1);
-  auto tokens = at::empty({count}, seeds.options());
-  auto log_probs = at::empty({count}, temperatures.options());
   auto limits = [&](int64_t row) {
     if (!forbidden) return kernels::Limits{};
     return kernels::Limits{top_ps->const_data_ptr<float>()[row], top_ks->const_data_ptr<int64_t>()[row],
@@ -215,14 +214,52 @@ std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperatur
       kernels::RowSampler<T> sampler(vocab);
       for (int64_t r = begin; r < end; r++) {
         const double draw = kernels::uniform(seeds.const_data_ptr<int64_t>()[r], positions.const_data_ptr<int64_t>()[r]);
-        const kernels::Drawn drawn = sampler.draw(data<T>(logits) + r * vocab, temperatures.const_data_ptr<float>()[r], draw,
-                                                  limits(r));
-        tokens.data_ptr<int64_t>()[r] = drawn.token;
-        log_probs.data_ptr<float>()[r] = drawn.log_prob;
+        const kernels::Limits own = limits(r);
+        const float temperature = temperatures.const_data_ptr<float>()[r];
+        each(r, sampler.draw(data<T>(logits) + r * vocab, temperature, draw, own), sampler, own);
       }
     });
   });
+}
+
+std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperatures, const Tensor& seeds,
+                                  const Tensor& positions, const OptionalTensor& top_ps, const OptionalTensor& top_ks,
+                                  const OptionalTensor& forbidden) {
+  auto tokens = at::empty({logits.size(0)}, seeds.options());
+  auto log_probs = at::empty({logits.size(0)}, temperatures.options());
+  draw_rows(logits, temperatures, seeds, positions, top_ps, top_ks, forbidden,
+            [&](int64_t r, const kernels::Drawn& drawn, const auto&, const kernels::Limits&) {
+              tokens.data_ptr<int64_t>()[r] = drawn.token;
+              log_probs.data_ptr<float>()[r] = drawn.log_prob;
+            });
   return {tokens, log_probs};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_with_masks(const Tensor& logits, const Tensor& temperatures,
+                                                                     const Tensor& seeds, const Tensor& positions,
+                                                                     const Tensor& top_ps, const Tensor& top_ks,
+                                                                     const Tensor& forbidden) {
+  const int64_t count = logits.size(0);
+  auto tokens = at::empty({count}, seeds.options());
+  auto log_probs = at::empty({count}, temperatures.options());
+  auto kept_log_probs = at::empty({count}, temperatures.options());
+  std::vector<std::vector<int32_t>> masks(count);
+  draw_rows(logits, temperatures, seeds, positions, top_ps, top_ks, forbidden,
+            [&](int64_t r, const kernels::Drawn& drawn, const auto& sampler, const kernels::Limits& limits) {
+              tokens.data_ptr<int64_t>()[r] = drawn.token;
+              log_probs.data_ptr<float>()[r] = drawn.log_prob;
+              kept_log_probs.data_ptr<float>()[r] = limits.nucleus() ? drawn.kept_log_prob : drawn.log_prob;
+              if (!limits.nucleus()) return;
+              const bool greedy = temperatures.const_data_ptr<float>()[r] == 0.0f;
+              masks[r] = greedy ? std::vector<int32_t>{static_cast<int32_t>(drawn.token)} : sampler.kept();
+            });
+  auto lengths = at::empty({count}, seeds.options());
+  int64_t total = 0;
+  for (int64_t r = 0; r < count; r++) total += lengths.data_ptr<int64_t>()[r] = masks[r].size();
+  auto ids = at::empty({total}, seeds.options().dtype(at::kInt));
+  int32_t* next = ids.data_ptr<int32_t>();
+  for (const auto& mask : masks) next = std::copy(mask.begin(), mask.end(), next);
+  return {tokens, log_probs, kept_log_probs, lengths, ids};
 }
 
 }  // namespace
@@ -243,6 +280,10 @@ TORCH_LIBRARY(rlrun_engine, m) {
       "sample(Tensor logits, Tensor temperatures, Tensor seeds, Tensor positions, Tensor? top_ps, Tensor? top_ks, "
       "Tensor? forbidden) -> (Tensor, Tensor)",
       &sample);
+  m.def(
+      "sample_with_masks(Tensor logits, Tensor temperatures, Tensor seeds, Tensor positions, Tensor top_ps, Tensor top_ks, "
+      "Tensor forbidden) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+      &sample_with_masks);
 }
 
 }  // namespace rlrun

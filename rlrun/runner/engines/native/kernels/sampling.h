@@ -24,6 +24,7 @@ inline double uniform(int64_t seed, int64_t position) {
 struct Drawn {
   int64_t token;
   float log_prob;
+  float kept_log_prob;  // of the distribution over the tokens within the limits
 };
 
 constexpr int64_t GROUP = 64;  // tokens of the vocabulary summed together
@@ -37,8 +38,8 @@ struct Limits {
   bool nucleus() const { return top_p < 1.0f || top_k > 0; }
 };
 
-// Draws from softmax(logits / temperature) within the limits, or takes the likeliest at temperature 0.
-// The log-prob is that of the whole distribution.
+// Draws from softmax(logits / temperature) within the limits, or takes the likeliest at temperature 0: then it is the
+// only token within the limits. The log-prob is that of the whole distribution.
 template <class T>
 class RowSampler {
  public:
@@ -54,7 +55,17 @@ class RowSampler {
     if (limits.forbidden) drawable = forbid(limits.forbidden);
     if (limits.nucleus()) drawable = restrict(limits, drawable);
     const int64_t token = greedy ? likeliest() : invert(uniform * drawable, drawable);
-    return {token, static_cast<float>(static_cast<double>(at(logits, token) * inverse - peak) - log_total)};
+    const double scaled = at(logits, token) * inverse - peak;
+    const double kept = greedy ? 0.0 : scaled - std::log(drawable);
+    return {token, static_cast<float>(scaled - log_total), static_cast<float>(kept)};
+  }
+
+  // The tokens that the last draw, at a temperature above 0, chose from.
+  std::vector<int32_t> kept() const {
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < vocab_; i++)
+      if (weights_[i] > 0) ids.push_back(static_cast<int32_t>(i));
+    return ids;
   }
 
  private:

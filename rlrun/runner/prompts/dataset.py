@@ -56,6 +56,8 @@ class PromptStream:
         self._ready: dict[int, tuple[Row, Tokens]] = {}
         self._broken: dict[int, str] = {}
         self._too_long: set[int] = set()
+        self._probed = False
+        """The first rows of a large dataset were read; the others are read when their turn comes."""
         self._longest = 0
         """Tokens of the longest prompt that was dropped, as far as it was tokenised."""
         if not len(source):
@@ -87,7 +89,10 @@ class PromptStream:
         """Every usable row once, in this epoch's order: a held-out dataset as a whole."""
         readable = (self._read(int(index)) for index in self._order)
         usable = (row for row in readable if row is not None)
-        return [Prompt(row, place, tokens) for place, (row, tokens) in enumerate(usable)]
+        prompts = [Prompt(row, place, tokens) for place, (row, tokens) in enumerate(usable)]
+        if not self._ready:
+            self._say_what_is_left_out()
+        return prompts
 
     def state(self) -> dict[str, Any]:
         """The place in the sequence, as JSON values."""
@@ -120,6 +125,10 @@ class PromptStream:
         for index in range(len(self._source)):
             if (row := self._read(index)) is not None:
                 self._ready[index] = row
+        self._say_what_is_left_out()
+
+    def _say_what_is_left_out(self) -> None:
+        """Says how many rows are not used, once all have been read."""
         if self._broken:
             logger.warning("skipped %d of %d rows: %s", len(self._broken), len(self._source), self._named())
         if self._too_long:
@@ -133,6 +142,7 @@ class PromptStream:
         probed = self._order[:PROBED_ROWS]
         for index in probed:
             self._read(int(index))
+        self._probed = True
         if dropped := len(self._too_long):
             logger.warning(
                 "%s%d of the first %d prompts are longer than rollout.max_prompt_tokens = %d and are "
@@ -171,6 +181,12 @@ class PromptStream:
                 return row, tokens
             self._too_long.add(index)
             self._longest = max(self._longest, len(tokens))
+            if self._probed and len(self._too_long) == 1:
+                logger.warning(
+                    "%sdropped a prompt, longer than rollout.max_prompt_tokens = %d, and will drop others "
+                    "like it: %s",
+                    *(self._whose(), self._max_tokens, self._cure()),
+                )
         self._refuse_empty()
         return None
 

@@ -154,6 +154,29 @@ def test_a_large_dataset_says_at_the_start_how_many_prompts_will_be_dropped(
     assert [prompt.row.id for prompt in source.take(4)] == ["0", "2", "3", "4"]
 
 
+def test_a_long_prompt_that_only_turns_up_later_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dataset, "EAGER_ROWS", 0)
+    monkeypatch.setattr(dataset, "PROBED_ROWS", 2)
+    with caplog.at_level(logging.WARNING):
+        source = stream([4, 4, 4, 6, 5], shuffle=False)
+        assert not caplog.text
+        source.take(6)
+    assert caplog.text.count("dropped a prompt, longer than rollout.max_prompt_tokens = 4") == 1
+
+
+def test_a_large_held_out_dataset_says_exactly_how_many_prompts_are_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dataset, "EAGER_ROWS", 0)
+    monkeypatch.setattr(dataset, "PROBED_ROWS", 2)
+    with caplog.at_level(logging.WARNING):
+        assert len(stream([4, 5, 4, 6, 4, 7], shuffle=False).epoch()) == 3
+    assert "dropped 3 of 6 prompts, longer than rollout.max_prompt_tokens = 4" in caplog.text
+    assert "the longest has 7 tokens" in caplog.text
+
+
 @pytest.mark.parametrize("eager_rows", [0, 100])
 def test_nothing_left_is_an_error(monkeypatch: pytest.MonkeyPatch, eager_rows: int) -> None:
     monkeypatch.setattr(dataset, "EAGER_ROWS", eager_rows)

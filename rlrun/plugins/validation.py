@@ -143,10 +143,14 @@ def _unusable(path: KeyPath, kind: str, name: str, error: PluginError) -> Findin
     suggestion = nearest(name, [*known, *names_in_packages(kind)])
     listed = f"installed: {', '.join(known) or 'none'}"
     if others := [_noun(other) for other in METHODS if other != kind and name in names(other)]:
-        message = f'"{name}" is a {" and a ".join(others)}, not a {noun}'
+        message = f'"{name}" is {" and ".join(map(_with_article, others))}, not {_with_article(noun)}'
         return Finding(path, message, listed, found=name)
     cure = f'did you mean "{suggestion}"? ({listed})' if suggestion else listed
     return Finding(path, f'there is no {noun} "{name}"', cure, suggestion, name)
+
+
+def _with_article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def _noun(kind: str) -> str:

@@ -67,7 +67,8 @@ def _add_bases(
         mark = marks.get(("extends", number)) or marks["extends",]
         path: KeyPath = ("extends", number) if isinstance(bases, list) else ("extends",)
         if not isinstance(base, str):
-            finding = Finding(path, "must be a file name or an array of them", found=base)
+            cure = 'write `extends = "FILE"` or `extends = ["FILE", "FILE"]`'
+            finding = Finding(path, "must be a file name or an array of file names", cure, found=base)
             composition.fail(problem_at(finding, source, mark.value_start, mark.value_end))
             continue
         file = absolute_path(base, source.folder)
@@ -83,7 +84,7 @@ def _base_trouble(path: KeyPath, base: str, file: Path, chain: tuple[Path, ...])
         cure = (
             f"did you mean {suggestion}?"
             if suggestion
-            else "the path is relative to the file that says `extends`"
+            else "check the path; it is relative to the file that has `extends`"
         )
         return Finding(path, f"there is no file {file}", cure, suggestion, base)
     if file.resolve() in chain:
@@ -99,7 +100,7 @@ def _add_override(composition: Composition, override: str) -> None:
     source = Source(name, override, Path.cwd())
     if not equals or not key.strip():
         composition.fail(
-            problem_without_place(f"{override!r} sets nothing", name, "write --set key.path=value")
+            problem_without_place(f"{override!r} has no key or no value", name, "write --set key.path=value")
         )
         return
     text = override

@@ -40,7 +40,7 @@ _KNOWN = re.compile(
 _RUN = re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{24,}(?![A-Za-z0-9])")
 _BITS = 3.5
 """Entropy per character from which a mixed run of letters and digits is taken for drawn at random."""
-_CURE = 'export it and refer to it: "REFERENCE"; with --set too, which `ps` shows to others'
+_CURE = 'export it as an environment variable and write "REFERENCE", also with --set, which `ps` shows'
 
 
 def literal_secrets(value: Any, path: KeyPath = ()) -> Iterator[Finding]:

@@ -1,5 +1,4 @@
-"""What a pydantic error means to the writer of a spec: the words, the value found, the value meant, the
-cure."""
+"""Explains pydantic's errors to the author of a spec: what is wrong, the value found, and what to do."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,9 +24,9 @@ _KINDS = {
     "finite_number": "a finite number",
 }
 _LORA = ("lora", "peft", "use_lora", "use_peft")
-"""How other trainers' names for adapters begin."""
+"""Prefixes of the keys that configure adapters in other trainers."""
 _BOOLS = {"True", "False"}
-"""As pydantic lists them among choices."""
+"""Booleans as pydantic lists them among choices."""
 _BOUNDS = {
     "greater_than": ("greater than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -37,17 +36,21 @@ _BOUNDS = {
 
 
 _NAMES = {
-    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits, dots, underscores, hyphens, a letter or digit first",
-    r"^[a-z][a-z0-9_-]*$": "small letters, digits, underscores and hyphens, a letter first",
-    r"^[A-Za-z_][A-Za-z0-9_-]*$": "letters, digits, underscores and hyphens, a letter or underscore first",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": (
+        "use letters, digits, dots, underscores and hyphens; begin with a letter or digit"
+    ),
+    r"^[a-z][a-z0-9_-]*$": "use lowercase letters, digits, underscores and hyphens; begin with a letter",
+    r"^[A-Za-z_][A-Za-z0-9_-]*$": (
+        "use letters, digits, underscores and hyphens; begin with a letter or underscore"
+    ),
 }
-"""What the patterns of names mean."""
+"""The cure for a name that does not match its pattern."""
 _NOWHERE = "parameters"
-"""Stands for the table of values that are not in a file."""
+"""Name of the table that `in_words` puts values into, since they are in no file."""
 
 
 class Explainer:
-    """Turns the errors of a document's models into findings; `keys` knows where a stray key belongs."""
+    """Turns validation errors of a document into findings; `keys` knows the section of each key."""
 
     def __init__(self, data: Mapping[str, Any], keys: KeyIndex) -> None:
         self.data = data
@@ -56,9 +59,11 @@ class Explainer:
     def findings(
         self, error: ValidationError, model: type[BaseModel], prefix: KeyPath = (), more: Sequence[str] = ()
     ) -> list[Finding]:
-        """Findings of all errors, at `prefix` + where pydantic saw them; `more`: keys valid beside the
-        model's own."""
-        found: list[Finding] = []
+        """Returns a finding for each error, at `prefix` + pydantic's location.
+
+        `more`: keys that are valid in addition to the fields of the model.
+        """
+        findings: list[Finding] = []
         missing: list[Finding] = []
         for each in error.errors(include_url=False):
             path = (*prefix, *each["loc"])
@@ -69,25 +74,30 @@ class Explainer:
                 case "missing" if isinstance(path[-1], int):
                     array = path[:-1]
                     count = len(_at(self.data, array))
-                    found.append(Finding(array, f"must have more than {count} elements", found=count))
+                    cure = "add the missing elements"
+                    findings.append(
+                        Finding(array, f"must have more than {count} elements", cure, found=count)
+                    )
                 case "missing":
                     missing.append(self._missing(path, table))
                 case "extra_forbidden":
-                    found.append(self.unknown_key(path, valid))
+                    findings.append(self.unknown_key(path, valid))
                 case _:
-                    found.append(_wrong_value(_present(path, self.data), each))
-        # A required key that is only misspelt is one mistake: the misspelling.
-        meant = {(*finding.path[:-1], finding.suggestion) for finding in found if finding.suggestion}
-        return found + [finding for finding in missing if finding.path not in meant]
+                    findings.append(_wrong_value(_present(path, self.data), each))
+        # A required key that is misspelt is reported once, as the misspelling.
+        meant = {(*finding.path[:-1], finding.suggestion) for finding in findings if finding.suggestion}
+        return findings + [finding for finding in missing if finding.path not in meant]
 
     def unknown_key(self, path: KeyPath, valid: Sequence[str]) -> Finding:
-        """A key that its table does not take."""
+        """Returns the finding about a key that its table does not have."""
         key = str(path[-1])
         suggestion = self.keys.suggest(path, valid)
         known = ", ".join(sorted(valid)) or "none"
         table = f"[{table_name(path[:-1])}]" if len(path) > 1 else "the spec's top level"
         if suggestion is None and plain(key).startswith(_LORA):
-            cure = "LoRA is not trained by this version; rlrun convert hf-to-hf --lora merges an adapter"
+            cure = (
+                "rlrun does not train LoRA adapters; `rlrun convert hf-to-hf --lora` merges one into a model"
+            )
             return Finding(path, "unknown key", cure, at_value=False)
         if suggestion is None:
             return Finding(path, "unknown key", f"{table} takes: {known}", at_value=False)
@@ -98,7 +108,10 @@ class Explainer:
         return Finding(path, "unknown key", f"did you mean `{suggestion}`?", suggestion, at_value=False)
 
     def _missing(self, path: KeyPath, table: type[BaseModel] | None) -> Finding:
-        """A required key that is not there, or that a plugin's parameter was probably meant to be."""
+        """Returns the finding about a missing required key, or about a key that is a misspelling of it.
+
+        A table that accepts any key, for parameters of a plugin, does not report the misspelling itself.
+        """
         key = str(path[-1])
         written = _at(self.data, path[:-1])
         if table and isinstance(written, dict) and len(path) > 1:
@@ -115,19 +128,19 @@ class Explainer:
 
 
 def in_words(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> str:
-    """The errors of values that stand in no file, each as `key: what is wrong (cure)`.
+    """Returns the errors of values that are in no file, each as `key: what is wrong (cure)`.
 
-    `values` are as they were written: of one that refers to a secret nothing but the reference is told.
+    `values` are as they were written: for a reference to a secret only the reference is shown.
     """
     data = {_NOWHERE: values}
-    found = Explainer(data, KeyIndex(model)).findings(error, model, (_NOWHERE,))
-    return "; ".join(_line(finding, _at(data, _present(finding.path, data))) for finding in found)
+    findings = Explainer(data, KeyIndex(model)).findings(error, model, (_NOWHERE,))
+    return "; ".join(_line(finding, _at(data, _present(finding.path, data))) for finding in findings)
 
 
 def _line(finding: Finding, written: Any) -> str:
     message = finding.message
     if isinstance(written, str) and "${env:" in written:
-        message = f"what {written} stands for does not fit"
+        message = f"the value of {written} is not valid"
     elif finding.cure:
         message += f" ({finding.cure.removeprefix(f'[{_NOWHERE}] ')})"
     key = dotted(finding.path[1:])
@@ -141,7 +154,7 @@ def _at(data: Any, path: KeyPath) -> Any:
 
 
 def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseModel] | None:
-    """The model of the table that pydantic's location leads to."""
+    """Returns the model of the table at pydantic's location."""
     for part in loc:
         if isinstance(part, int):
             continue
@@ -154,7 +167,7 @@ def _model_at(model: type[BaseModel], loc: Sequence[str | int]) -> type[BaseMode
 
 
 def _present(path: KeyPath, data: Any) -> KeyPath:
-    """The part of a location that the data has: pydantic adds the names of union members."""
+    """Returns the part of a location that exists in the data: pydantic adds the names of union members."""
     for depth, part in enumerate(path):
         try:
             data = data[part]
@@ -176,6 +189,8 @@ def _wrong_value(path: KeyPath, error: Mapping[str, Any]) -> Finding:
     if kind in ("too_long", "too_short"):
         count = context.get("max_length", context.get("min_length"))
         return Finding(path, f"must have {count} elements, found {context['actual_length']}", found=value)
+    if kind == "string_too_short" and value == "":
+        return Finding(path, "must not be empty", "write at least one character, or remove it", found=value)
     if kind == "string_pattern_mismatch":
         return _not_of_its_form(path, context["pattern"], value)
     if kind in ("value_error", "assertion_error"):
@@ -186,15 +201,15 @@ def _wrong_value(path: KeyPath, error: Mapping[str, Any]) -> Finding:
 
 def _not_of_its_form(path: KeyPath, pattern: str, value: object) -> Finding:
     if cure := _NAMES.get(pattern):
-        return Finding(path, f"{shown(value)} cannot be a name", cure, None, value)
+        return Finding(path, f"{shown(value)} is not a valid name", cure, None, value)
     if "https?://" in pattern:
-        cure = "it begins with http:// or https:// and has no blanks"
-        return Finding(path, f"{shown(value)} is no address", cure, None, value)
+        cure = "begin it with http:// or https://, and remove spaces"
+        return Finding(path, f"{shown(value)} is not an address", cure, None, value)
     return Finding(path, f"{shown(value)} does not fit the pattern {pattern}", found=value)
 
 
 def _plain(bound: float) -> str:
-    """A bound as one would write it: every digit of a whole number."""
+    """Returns a bound as text: whole numbers with all digits, others shortened."""
     return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
 
 
@@ -218,7 +233,7 @@ def _as_written(kind: str, value: object) -> str:
 
 
 def _described(value: object) -> str:
-    """The value, with its type where the value alone would not show what is wrong."""
+    """Returns the value, with its type where the value alone would not show what is wrong."""
     kinds: tuple[tuple[type, str], ...] = (
         (dict, "a table"),
         (list, "an array"),
@@ -232,14 +247,14 @@ def _described(value: object) -> str:
 
 
 def _conversion(kind: str, path: KeyPath, value: object) -> str | None:
-    """How to write what was probably meant."""
+    """Returns how to write the value that was probably meant."""
     start = f"`{path[-1]} = " if path and isinstance(path[-1], str) else "`"
     if kind == "string_type" and not isinstance(value, (dict, list)):
         return f'write it in quotation marks: {start}"{shown(value)}"`'
     if kind == "model_type" and isinstance(value, list):
         return f"write one table [{table_name(path)}], not [[{table_name(path)}]]"
     if kind == "tuple_type" and isinstance(value, dict):
-        return f"write [[{table_name(path)}]]: there may be several"
+        return f"write [[{table_name(path)}]] instead of [{table_name(path)}]: it is an array of tables"
     if isinstance(value, list) and len(value) == 1 and kind in _ONE_VALUE:
         return f"give one value, without brackets: {start}{_as_written(kind, value[0])}`"
     if kind == "tuple_type":

@@ -23,7 +23,7 @@ MOST_RANKS = 64
 
 
 def model_findings(spec: Spec) -> Iterator[Finding]:
-    """Length and parallel layouts against the models; silent for an id on the hub."""
+    """Checks lengths and parallel layouts against the models; an id on the hub is not checked."""
     yield from _teacher(spec)
     file = Path(spec.model.path) / "config.json"
     if not file.is_absolute() or not file.is_file():
@@ -48,8 +48,8 @@ def _quantised(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     settings = config.get("quantization_config")
     if isinstance(settings, dict) and not spec.model.random_init:
         method = settings.get("quant_method")
-        cure = "widen it first: rlrun convert hf-to-hf SRC DST --quantize none"
-        yield Finding(("model", "path"), f"the model is quantised ({method}), which is not trained", cure)
+        cure = "convert it to bfloat16 first: rlrun convert hf-to-hf SRC DST --quantize none"
+        yield Finding(("model", "path"), f"the model is quantised ({method}) and cannot be trained", cure)
 
 
 def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
@@ -60,19 +60,19 @@ def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     prompt, response = spec.rollout.max_prompt_tokens, longest_response(spec)
     if prompt is None:
         message = (
-            f"max_response_tokens {response} leaves no room for a prompt; the model holds {holds} tokens"
+            f"max_response_tokens {response} leaves no room for a prompt: the model's limit is {holds} tokens"
         )
-        yield Finding(LENGTH_KEYS[0], message, f"less than {holds}", related=related)
+        yield Finding(LENGTH_KEYS[0], message, f"set it below {holds}", related=related)
         return
     message = (
-        f"max_prompt_tokens {prompt} + max_response_tokens {response} = {sample} tokens; "
-        f"the model holds {holds}"
+        f"max_prompt_tokens {prompt} + max_response_tokens {response} = {sample} tokens, and the model's "
+        f"limit is {holds}"
     )
-    yield Finding(LENGTH_KEYS[0], message, f"at most {holds} together", related=related)
+    yield Finding(LENGTH_KEYS[0], message, f"lower one of them: at most {holds} together", related=related)
 
 
 def _teacher(spec: Spec) -> Iterator[Finding]:
-    """What is wrong with its files is told when they are loaded."""
+    """Checks the teacher's layout; a broken config.json is reported when the model is loaded."""
     path = Path(spec.teacher.path or "") if spec.teacher else Path()
     if spec.teacher is None or spec.teacher.parallel is None or not path.is_absolute():
         return
@@ -85,7 +85,7 @@ def _teacher(spec: Spec) -> Iterator[Finding]:
 
 
 def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
-    """Of the policy, and of the critic, which has as many."""
+    """Checks the tensor parallel degrees of the policy and of the critic, which has the same shape."""
     yield from _split(config, spec.trainer.parallel.tensor, "trainer")
     if spec.critic.parallel is not None:
         yield from _split(config, spec.critic.parallel.tensor, "critic")
@@ -97,10 +97,10 @@ def _split(
     for name in ("num_attention_heads", "num_key_value_heads", "vocab_size"):
         size = config.get(name)
         if isinstance(size, int) and size % degree:
-            message = f"the model's {name} = {size} does not split over {degree} ranks"
+            message = f"must divide the model's {name} = {size}, found {degree}"
             fits = " or ".join(str(each) for each in range(1, min(size, MOST_RANKS) + 1) if size % each == 0)
             path = (section, "parallel", "tensor")
-            yield Finding(path, message, f"{fits} would fit", found=degree, related=(source,))
+            yield Finding(path, message, f"use {fits}", found=degree, related=(source,))
             return
 
 
@@ -109,10 +109,10 @@ def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
     if parallel.pipeline > 1 and isinstance(layers, int) and layers < parallel.stages:
         each = "one stage" if parallel.stages == parallel.pipeline else "two stages"
         message = (
-            f"{parallel.pipeline} ranks with {each} each ({parallel.pipeline_schedule}) need "
+            f"{parallel.pipeline} ranks with {each} each ({parallel.pipeline_schedule}) need at least "
             f"{parallel.stages} layers, and the model has {layers}"
         )
-        cure = f"at most {layers * parallel.pipeline // parallel.stages}"
+        cure = f"use at most {layers * parallel.pipeline // parallel.stages}"
         related = (("model", "path"), ("trainer", "parallel", "pipeline_schedule"))
         path = ("trainer", "parallel", "pipeline")
         yield Finding(path, message, cure, found=parallel.pipeline, related=related)
@@ -132,20 +132,20 @@ def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
         yield Finding(path, "the model has no experts", "remove it", found=degree, related=related)
     elif degree > 1 and found[0] % degree:
         fits = " or ".join(str(each) for each in range(1, found[0] + 1) if found[0] % each == 0)
-        message = f"the model's {found[0]} experts do not split over {degree} ranks"
-        yield Finding(path, message, f"{fits} would fit", found=degree, related=related)
+        message = f"must divide the model's {found[0]} experts, found {degree}"
+        yield Finding(path, message, f"use {fits}", found=degree, related=related)
 
 
 def _bias_without_place(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
-    """A bias that engines would not get."""
+    """Reports a bias of experts that cannot be exported to engines."""
     moe, switch = spec.trainer.moe, ("trainer", "moe", "balancing")
     path: KeyPath = ("trainer", "moe", "balancing_export")
     if moe.balancing == "off":
         return
     family, related = config.get("model_type"), (("model", "path"), switch)
     if is_given(moe, "balancing_export") and moe.balancing_export:
-        message = f"checkpoints of {family} have no place for a bias of experts: it stays in the trainer"
+        message = f"checkpoints of {family} cannot hold a bias of experts, so it cannot be exported"
         yield Finding(path, message, "remove it", found=True, related=related)
     if moe.routing_replay == "engine" and moe.balancing_export:
-        why = f"engines choose the experts, and checkpoints of {family} have no place for the bias"
+        why = f"engines choose the experts, and checkpoints of {family} cannot carry the bias to them"
         yield no_effect(switch, why, "remove it", (("trainer", "moe", "routing_replay"), ("model", "path")))

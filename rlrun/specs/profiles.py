@@ -24,7 +24,7 @@ def profile_findings(profiles: object) -> Iterator[Finding]:
         for key in ("profiles", "extends"):
             if key in table:
                 cure = f"put `{key}` before the first table of the file"
-                yield Finding((*path, key), f"a profile holds no {key}", cure, at_value=False)
+                yield Finding((*path, key), f"a profile cannot contain `{key}`", cure, at_value=False)
 
 
 def unknown_profile(name: str, profiles: Mapping[str, Any]) -> tuple[str, str, str | None]:
@@ -32,7 +32,7 @@ def unknown_profile(name: str, profiles: Mapping[str, Any]) -> tuple[str, str, s
     meant = nearest(name, profiles)
     known = ", ".join(profiles) or "none"
     guess = f'did you mean "{meant}"? ' if meant else ""
-    return f'there is no profile "{name}"', f"{guess}the files have: {known}", meant
+    return f'there is no profile "{name}"', f"{guess}(profiles in the files: {known})", meant
 
 
 def origins_of(name: str, origins: Mapping[KeyPath, Origin]) -> dict[KeyPath, Origin]:

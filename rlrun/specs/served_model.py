@@ -1,4 +1,4 @@
-"""What the folder that servers start from must have in common with the policy's."""
+"""Checks that the model folder which servers load (`engine.model`) fits the policy."""
 
 import json
 from collections.abc import Iterator
@@ -14,24 +14,34 @@ _OTHERS = (("model", "path"),)
 
 
 def served_model(spec: Spec) -> Iterator[Finding]:
-    """Of the same shape as the policy, quantised as updates are; silent for an id on the hub."""
+    """The served model has the policy's shape and a quantisation that can be updated.
+
+    An id on the hub is not checked.
+    """
     if spec.engine.type != "sglang" or spec.engine.model is None:
         return
     served = _config(Path(spec.engine.model))
     if served is None:
         message = f"there is no config.json in {spec.engine.model}"
-        yield Finding(_KEY, message, "name a Hugging Face folder", related=_OTHERS)
+        yield Finding(_KEY, message, "give a Hugging Face model folder", related=_OTHERS)
         return
     policy = _config(Path(spec.model.path))
     for name in _SHARED:
         if policy is not None and served.get(name) != policy.get(name):
-            message = f"servers would have {name} {served.get(name)}, and the policy has {policy.get(name)}"
-            yield Finding(_KEY, message, "convert the policy's own folder: rlrun convert", related=_OTHERS)
+            message = f"its {name} is {served.get(name)}, and the policy's is {policy.get(name)}"
+            yield Finding(
+                _KEY,
+                message,
+                "convert the policy's own folder: rlrun convert hf-to-hf SRC DST",
+                related=_OTHERS,
+            )
             return
     settings = served.get("quantization_config")
     if settings and (settings.get("quant_method"), settings.get("weight_block_size")) != ("fp8", [128, 128]):
-        message = f"servers cannot be updated in this quantisation ({settings.get('quant_method')})"
-        yield Finding(_KEY, message, "rlrun convert hf-to-hf SRC DST --quantize fp8-block", related=_OTHERS)
+        message = f"weights cannot be updated in its quantisation ({settings.get('quant_method')})"
+        yield Finding(
+            _KEY, message, "convert it: rlrun convert hf-to-hf SRC DST --quantize fp8-block", related=_OTHERS
+        )
 
 
 def _config(folder: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The name that was probably meant: by spelling, by section, or by what other trainers call it."""
+"""Suggests the key that was probably meant: by spelling, by section, or by its name in other trainers."""
 
 import types
 from collections.abc import Iterator, Sequence
@@ -114,80 +114,80 @@ OTHER_NAMES = {
     "logging": "trackers",
     "wandb": "trackers",
 }
-"""What other trainers call a setting -> its key here."""
+"""Maps the name of a setting in other trainers to its key in rlrun."""
 
 
 _SPELT_LIKE_ANOTHER = {"beta"}
-"""Other trainers' names that are spelt like a key with another meaning: TRL's beta is not Adam's."""
+"""Names of other trainers that resemble a key with a different meaning: TRL's `beta` is not Adam's."""
 
 COMPOSITION_KEYS = ("extends", "vars", "profiles")
-"""Keys of a file's top level that say how the spec is put together, and are not part of it."""
+"""Top-level keys of a file that describe how the spec is composed and are not part of the spec."""
 
 _ORDINARY_NAMES = {"type", "path", "name", "key"}
-"""Names that say nothing about the section a key belongs to."""
+"""Names that many sections have, so that they do not identify a section."""
 
 
 class KeyIndex:
-    """Every key that a spec takes, by its last name; plugins add theirs when they are known."""
+    """Index of every key of a spec by the last part of its path; keys of plugins are added once known."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._homes: dict[str, list[str]] = {name: [name] for name in COMPOSITION_KEYS}
         self.add(model, "")
 
     def add(self, model: type[BaseModel], prefix: str) -> None:
-        """Add the keys of a model whose table stands at `prefix` (ending in a dot unless empty)."""
+        """Adds the keys of a model whose table is at `prefix` (empty, or ending in a dot)."""
         for name, field in model.model_fields.items():
             self._homes.setdefault(name, []).append(prefix + name)
             for inner in section_models(field.annotation):
                 self.add(inner, f"{prefix}{name}.")
 
     def paths(self) -> Iterator[str]:
-        """Every key's dotted path; an array's number is left out."""
+        """Yields the dotted path of every key, without the indices of arrays."""
         for homes in self._homes.values():
             yield from homes
 
     def suggest(self, path: KeyPath, valid: Sequence[str]) -> str | None:
-        """The key probably meant by the unknown one at the end of `path`: of the same table, or a full path.
+        """Returns the key probably meant by the unknown key at `path`: a name in the same table, or a path.
 
-        Spelling in the same table comes first when it is very near, then the same name in another section,
-        then other trainers' names for it, then looser spelling.
+        The order: a very similar key of the same table, the same name in another section, a name of other
+        trainers, a similar key of the same table, a very similar key or other trainers' name anywhere.
         """
         name = plain(str(path[-1]))
         if name in _SPELT_LIKE_ANOTHER and name not in valid:
-            return _seen_from(OTHER_NAMES[name], path)
-        if found := nearest(name, valid, 0.85):
-            return found
+            return _relative_to(OTHER_NAMES[name], path)
+        if similar := nearest(name, valid, 0.85):
+            return similar
         if name in self._homes and name not in _ORDINARY_NAMES:
             return self._homes[name][0]
         if name in OTHER_NAMES:
-            return _seen_from(OTHER_NAMES[name], path)
-        if found := nearest(name, valid):
-            return found
-        if found := nearest(name, self._homes, 0.85):
-            return self._homes[found][0]
-        found = nearest(name, OTHER_NAMES, 0.85)
-        return _seen_from(OTHER_NAMES[found], path) if found else None
+            return _relative_to(OTHER_NAMES[name], path)
+        if similar := nearest(name, valid):
+            return similar
+        if similar := nearest(name, self._homes, 0.85):
+            return self._homes[similar][0]
+        similar = nearest(name, OTHER_NAMES, 0.85)
+        return _relative_to(OTHER_NAMES[similar], path) if similar else None
 
 
-def _seen_from(key: str, path: KeyPath) -> str:
-    """A full path without its section where `path` is in that section."""
+def _relative_to(key: str, path: KeyPath) -> str:
+    """Returns a full path without its section where `path` is in the same section."""
     section, _, leaf = key.rpartition(".")
     return leaf if section == table_name(path[:-1]) else key
 
 
 def table_name(path: KeyPath) -> str:
-    """The header a table is written under: `("eval", "datasets", 0)` is `eval.datasets`."""
+    """Returns the name in the header of a table: `eval.datasets` for `("eval", "datasets", 0)`."""
     return ".".join(part for part in path if isinstance(part, str))
 
 
 def all_models(model: type[BaseModel]) -> set[type[BaseModel]]:
-    """A model and every model inside it."""
+    """Returns a model and every model inside it."""
     inner = [each for field in model.model_fields.values() for each in section_models(field.annotation)]
     return {model}.union(*map(all_models, inner))
 
 
 def section_models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models inside an annotation: of `tuple[RewardSpec, ...]`, of `X | None`."""
+    """Yields the models inside an annotation such as `tuple[RewardSpec, ...]` or `X | None`."""
     if isinstance(annotation, type) and not get_origin(annotation):
         if issubclass(annotation, BaseModel):
             yield annotation

@@ -44,7 +44,7 @@ def parse(source: Source) -> Parsed:
             problems.append(_problem(source, text, error, first, line))
             text = _without(text, first, line if len(problems) < _MOST_ERRORS else text.count("\n") + 1)
         except RecursionError:
-            finding = Finding((), "arrays or inline tables are nested too deep to read", "flatten them")
+            finding = Finding((), "arrays or inline tables are nested too deeply", "use fewer levels")
             return Parsed({}, "", (*problems, problem_at(finding, source, 0, 1)))
 
 
@@ -94,25 +94,25 @@ def _explain(message: str, statement: str, before: str) -> tuple[str, str | None
     ):
         return _twice(statement, before)
     if statement.lstrip().startswith("{"):
-        cure = "a spec is TOML; rlrun init --data FILE writes one that reads a file of rows"
+        cure = "write the spec in TOML; `rlrun init --data FILE` writes one that reads a file of rows"
         return "this is JSON, not a spec", cure
     if _COLON.match(statement) and "=" not in statement.split(":", maxsplit=1)[0]:
-        return "not TOML: a key and its value are joined by an equals sign", "write `key = value`"
+        return "a key and its value must be separated by an equals sign", "write `key = value`"
     if message == "Invalid value" and (found := _VALUE.fullmatch(statement)):
         return _invalid_value(found["key"], found["value"])
     if message.startswith("Unclosed array"):
-        return "this array is never closed", "add the missing `]`"
+        return "this array is not closed", "add the missing `]`"
     if message.startswith(("Unterminated string", "Illegal character '\\n'")) or message == 'Expected "\'"':
-        return "this string is never closed", "add the missing quotation mark"
+        return "this string is not closed", "add the missing quotation mark"
     if message.startswith("Unescaped"):
-        return "not an escape that TOML knows", "in single quotes a backslash is itself: 'a\\b'"
+        return "this escape sequence does not exist in TOML", "write a backslash in single quotes: 'a\\b'"
     if message.startswith("Expected ']'"):
-        return "this header is never closed", "add the missing `]`"
+        return "this header is not closed", "add the missing `]`"
     if message.startswith("Expected newline"):
         number = _VALUE.fullmatch(statement)
         if number and (number_cure := _number_cure(number["key"], number["value"])):
             return f"{number['value']} is not a TOML value", number_cure
-        return "more on the line than one key and one value", "one key and value on each line"
+        return "this line has more than one key and one value", "write each key and value on its own line"
     return f"not TOML: {message[0].lower()}{message[1:]}", None
 
 
@@ -120,10 +120,10 @@ def _invalid_value(key: str, value: str) -> tuple[str, str]:
     if value in _CONSTANTS:
         return f"{value} is not a TOML value", f"write `{key} = {_CONSTANTS[value]}`"
     if value in _NOTHING:
-        return f"`{key}` has no value", "leave the key out to get its default"
+        return f"`{key}` has no value", "add a value, or remove the key to use its default"
     if re.fullmatch(r"[+-]?\.\d+", value):
         return f"{value} is not a TOML value", f"write `{key} = {value.replace('.', '0.')}`"
-    return f"{value} is not a TOML value", f'strings stand in quotation marks: `{key} = "{value}"`'
+    return f"{value} is not a TOML value", f'write a string in quotation marks: `{key} = "{value}"`'
 
 
 def _number_cure(key: str, value: str) -> str | None:
@@ -152,7 +152,7 @@ def _twice(statement: str, before: str) -> tuple[str, str]:
     path = _path_of(name, statement, marks)
     first = f" (first in line {line_and_column(before, marks[path].key_start)[0]})" if path in marks else ""
     if statement.lstrip().startswith("["):
-        return f"[{name}] is there already{first}", "put the keys of both under one header"
+        return f"[{name}] is defined twice{first}", "put the keys of both under one header"
     return f"`{name}` is set twice in this table{first}", "remove one of the two"
 
 

@@ -69,7 +69,7 @@ class Substitution:
         guess = f"did you mean `${{var:{meant}}}`?" if meant else f"add `{name} = …` under [vars]"
         suggestion = f"${{var:{meant}}}" if meant else None
         self.findings.append(
-            Finding(path, f'there is no variable "{name}"', guess, suggestion, reference.string)
+            Finding(path, f'the variable "{name}" is not defined', guess, suggestion, reference.string)
         )
         return reference[0]
 
@@ -77,7 +77,8 @@ class Substitution:
         value = self._value(reference, path)
         if isinstance(value, (dict, list)):
             message = f"{reference[0]} is {shown(value)}, which cannot be part of a string"
-            self.findings.append(Finding(path, message, "let the reference stand alone", found=value))
+            cure = "make the reference the whole string"
+            self.findings.append(Finding(path, message, cure, found=value))
         return value if isinstance(value, str) else shown(value)
 
 
@@ -90,7 +91,7 @@ def variable_findings(variables: object, referenced: set[str]) -> Iterator[Findi
         return
     for name, value in variables.items():
         if any(variable_names(value)):
-            message = "a variable cannot refer to another"
+            message = "a variable cannot refer to another variable"
             yield Finding(("vars", name), message, "write the value itself", found=value)
         elif name not in referenced:
             used = sorted(referenced - set(variables))

@@ -257,8 +257,8 @@ def test_launch_hands_over_the_checked_spec(rlrun: Command, launched: list[Any])
     ("arguments", "message"),
     [
         (["--set", "trainer.lr=0"], "trainer.lr: must be greater than 0"),
-        (["--name", "a b"], '"a b" cannot be a name'),
-        (["--name", "it's"], '"it\'s" cannot be a name'),
+        (["--name", "a b"], '"a b" is not a valid name'),
+        (["--name", "it's"], '"it\'s" is not a valid name'),
         (["--resume", "--new"], "give one of them"),
         (
             ["--set", "data.label_key=${env:RLRUN_NOT_SET}"],

@@ -165,12 +165,12 @@ def test_colours_on_a_terminal(rlrun: Command, tmp_path: Path, monkeypatch: pyte
     [
         ("seed=99999999999", "must be less than 2147483648"),
         ("rewards.5.type=math", "rewards has no element 5: it has 1, counted from 0"),
-        ('engines=[{name="Judge", path="a/b"}]', '"Judge" cannot be a name\n'),
+        ('engines=[{name="Judge", path="a/b"}]', '"Judge" is not a valid name\n'),
         (
             'engines=[{name="Judge", path="a/b"}]',
-            "  small letters, digits, underscores and hyphens, a letter first",
+            "  use lowercase letters, digits, underscores and hyphens; begin with a letter",
         ),
-        ('engine={type="external", urls=["10.0.0.7:30000"]}', '"10.0.0.7:30000" is no address'),
+        ('engine={type="external", urls=["10.0.0.7:30000"]}', '"10.0.0.7:30000" is not an address'),
         ("model.path=C:\\models", r'model.path="C:\\models"'),
     ],
 )

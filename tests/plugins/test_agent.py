@@ -401,6 +401,6 @@ def test_the_built_in_agent_keeps_its_contract() -> None:
 
 @pytest.mark.parametrize("given", [{}, {"command": ["x"], "agent": {"type": "solve_and_select"}}])
 def test_an_agent_is_a_plugin_or_a_command(given: Mapping[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"give either a table \[rollout.function.agent\] or a command"):
+    with pytest.raises(ValueError, match=r"needs either a table \[rollout.function.agent\] or a command"):
         build("rollouts", "agent", given)
     assert json.dumps(given)

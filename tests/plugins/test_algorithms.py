@@ -319,8 +319,8 @@ def test_a_step_without_a_trained_token_is_an_error(name: str) -> None:
         ({"clip": 0}, "clip: .*greater than 0"),
         ({"dual_clip": 1.0}, "dual_clip: .*greater than 1"),
         ({"kl": {"in_reward": {"coef": 0.1}}}, r"kl\.in_reward"),
-        ({"correction": {"veto": 0.1}}, r"veto would do nothing: only type = .mis. heeds it"),
-        ({"correction": {"type": "mis", "low": 0.1}}, "low would do nothing"),
+        ({"correction": {"veto": 0.1}}, r"veto: no effect, only type = .mis. reads it"),
+        ({"correction": {"type": "mis", "low": 0.1}}, "low: no effect"),
         ({"kl": {"in_loss": {"type": "k4"}}}, r"kl\.in_loss\.type"),
         ({"correction": {"low": 3}}, r"low \(3\) must be below high \(2\)"),
     ],
@@ -332,7 +332,7 @@ def test_wrong_parameters_are_named(params: dict[str, Any], message: str) -> Non
 
 def test_a_kl_term_stands_in_one_place() -> None:
     twice = {"in_loss": {"coef": 0.1}, "in_reward": {"coef": 0.1}}
-    with pytest.raises(PluginError, match="would penalise the same distance twice"):
+    with pytest.raises(PluginError, match="penalise the same distance twice"):
         build("algorithms", "ppo", {"kl": twice})
 
 

@@ -102,8 +102,8 @@ def test_every_filter_keeps_the_contract(name: str) -> None:
         ("truncated", {"max_share": 2}, "max_share"),
         ("truncated", {"max_share": 1}, "max_share"),
         ("reward_range", {}, "every group would be kept"),
-        ("length", {"single": "mask"}, "every length would be kept"),
-        ("repetition", {"single": "drop", "samples": 0.2}, "samples would do nothing"),
+        ("length", {"single": "mask"}, "needs min_tokens or max_tokens"),
+        ("repetition", {"single": "drop", "samples": 0.2}, "samples has no effect"),
     ],
 )
 def test_wrong_parameters_are_named(name: str, params: dict[str, Any], message: str) -> None:

@@ -172,7 +172,7 @@ def test_secrets_are_looked_up_when_a_plugin_is_made(
     monkeypatch.setenv("ACME_TOKEN", "s3cret")
     assert build("rewards", "words", {"token": "${env:ACME_TOKEN}"}).params.token == "s3cret"
     with pytest.raises(
-        PluginError, match=r"target: what \$\{env:ACME_TOKEN\} stands for does not fit"
+        PluginError, match=r"target: the value of \$\{env:ACME_TOKEN\} is not valid"
     ) as caught:
         build("rewards", "words", {"target": "${env:ACME_TOKEN}"})
     assert "s3cret" not in str(caught.value)

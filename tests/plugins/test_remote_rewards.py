@@ -256,7 +256,7 @@ def test_parameters_keep_the_contract(name: str) -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"url": "ftp://x"}, 'url: "ftp://x" is no address'),
+        ({"url": "ftp://x"}, 'url: "ftp://x" is not an address'),
         ({"url": "http://x", "template": "{prompt}"}, "template has no {response}"),
         ({"url": "http://x", "low": 3, "high": 3}, r"low \(3\) is not below high \(3\)"),
         ({"url": "http://x", "score_pattern": "("}, "score_pattern: .*not a regular expression"),

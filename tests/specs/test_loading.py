@@ -132,8 +132,8 @@ def test_overrides_take_toml_values_and_bare_strings(override: str, value: Any) 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("lr", "--set: 'lr' sets nothing"),
-        ("=3", "--set: '=3' sets nothing"),
+        ("lr", "--set: 'lr' has no key or no value"),
+        ("=3", "--set: '=3' has no key or no value"),
         ("a..b=3", "--set a..b: 'a..b' is not a key path"),
         ("extends=x.toml", "--set extends: `extends` cannot be set here"),
         (

@@ -37,9 +37,9 @@ class Correction(Section):
             raise ValueError(f"low ({low:g}) must be below high ({high:g})")
         unused = sorted(self.model_fields_set & {"level", "mode", "veto"})
         if self.type != "mis" and unused:
-            raise ValueError(f'{" and ".join(unused)} would do nothing: only type = "mis" heeds it')
+            raise ValueError(f'{" and ".join(unused)}: no effect, only type = "mis" reads it')
         if self.type == "mis" and self.mode == "truncate" and "low" in self.model_fields_set:
-            raise ValueError('low would do nothing: mode = "truncate" has no lower bound')
+            raise ValueError('low: no effect, mode = "truncate" has no lower bound')
         return self
 
     @property

@@ -61,7 +61,7 @@ class RewardKLSection(KLSection):
     @model_validator(mode="after")
     def _once(self) -> Self:
         if self.in_loss and self.in_reward:
-            raise ValueError("in_loss and in_reward would penalise the same distance twice; keep one")
+            raise ValueError("in_loss and in_reward penalise the same distance twice: remove one of the two")
         return self
 
 

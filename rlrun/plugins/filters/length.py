@@ -31,7 +31,7 @@ class LengthParams(Section):
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})")
         if self.max_tokens is None and not self.min_tokens:
-            raise ValueError("every length would be kept: give min_tokens or max_tokens")
+            raise ValueError("needs min_tokens or max_tokens: without a limit every sample is kept")
         return self
 
 

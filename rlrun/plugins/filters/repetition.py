@@ -26,7 +26,7 @@ class RepetitionParams(Section):
     @model_validator(mode="after")
     def _read(self) -> Self:
         if self.single is not None and "samples" in self.model_fields_set:
-            raise ValueError(f'samples would do nothing: with single = "{self.single}" no group is judged')
+            raise ValueError(f'samples has no effect: single = "{self.single}" does not judge groups')
         return self
 
 

@@ -39,7 +39,9 @@ class AgentParams(Section):
     @model_validator(mode="after")
     def _one_agent(self) -> "AgentParams":
         if (self.agent is None) == (self.command is None):
-            raise ValueError("give either a table [rollout.function.agent] or a command")
+            raise ValueError(
+                "needs either a table [rollout.function.agent] or a command, not both or neither"
+            )
         if self.environment and self.command is None:
             raise ValueError("environment is for a command; an agent's class runs in rlrun's own process")
         return self

@@ -126,6 +126,35 @@ async def test_log_probs_are_the_models_own_before_and_after_each_way_of_updatin
         assert not (tmp_path / "weights").exists()
 
 
+async def test_masks_are_top_k_and_top_p_of_the_model_and_log_probs_are_over_them(
+    client: EngineClient, models: list[Path], tmp_path: Path
+) -> None:
+    policy = LocalPolicy(models[0], tmp_path)
+    pool = EnginePool([client])
+    pool.connect(policy)
+    await pool.update_weights(policy.write(models[0], 50))
+    policy.writer.close()
+    cut = replace(request(3, top_p=0.9, top_k=40, temperature=0.7), record_mask=True)
+    whole = replace(request(1), id="whole", record_mask=True)
+    masked, [free] = await client.generate_batch([cut, whole])
+    assert free.sampling_mask is None
+    network = AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32)
+    for made in masked:
+        mask, start = made.sampling_mask, len(PROMPT) - 1
+        assert mask is not None
+        assert len(mask) == len(made.tokens)
+        tokens = torch.from_numpy(np.concatenate([PROMPT, made.tokens]).astype(np.int64))
+        with torch.no_grad():
+            logits = network(tokens[None]).logits[0, start:-1] / 0.7
+        candidates = np.split(mask.ids, np.cumsum(mask.lengths)[:-1])
+        for row, token, log_prob, own in zip(logits, made.tokens, made.log_probs, candidates, strict=True):
+            ordered, order = row.softmax(-1).sort(descending=True)
+            kept = (ordered.cumsum(-1) - ordered <= 0.9)[:40].sum()
+            assert set(own.tolist()) == set(order[:kept].tolist())
+            expected = row[token] - row[torch.from_numpy(own).long()].logsumexp(-1)
+            assert abs(float(expected) - log_prob) < 1e-4
+
+
 async def test_a_prefix_cached_before_an_update_is_not_used_after_it_while_requests_run(
     client: EngineClient, models: list[Path], tmp_path: Path
 ) -> None:

@@ -10,13 +10,13 @@ from rlrun.converters.config_json import FAMILIES
 from rlrun.converters.slime_table import flag_table
 
 SCRIPTS = slime_scripts()
-REWARDS = ["grpo learns from rewards, and there is none"]
+REWARDS = ["grpo learns from rewards, and the spec has none"]
 REFUSED = {
     "examples/retool/retool_qwen3_4b_rl.sh": REWARDS,
     "examples/search-r1/run_qwen2.5_3B.sh": REWARDS,
     "examples/strands_sglang/strands_qwen3_8b.sh": REWARDS,
     "scripts/run-glm4.7-30B-A3B.sh": [
-        "does not divide fsdp 1 × context 2 × tensor 2 = 4, the ranks it would use",
+        "must divide the 4 ranks that hold experts (fsdp 1 × context 2 × tensor 2), found 8",
     ],
 }
 """Rewards that are functions of the user's, and a layout that Megatron refuses too."""

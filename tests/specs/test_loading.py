@@ -228,7 +228,7 @@ size = 16
 folder = "words"
 [rollout]
 batch_size = "${var:size}"
-stop = ["${var:folder}/${var:size}", "${var:end=}"]
+stop = ["${var:folder}/${var:size}", "${var:end=}!"]
 samples_per_prompt = "${var:n=4}"
 """
 
@@ -237,7 +237,7 @@ def test_variables_keep_their_type_and_stand_in_strings(tmp_path: Path) -> None:
     loaded = load(BASE, write(tmp_path, "job.toml", VARIABLES), overrides=("vars.folder=other",))
     rollout = loaded.spec.rollout
     assert (rollout.batch_size, rollout.samples_per_prompt) == (16, 4)
-    assert rollout.stop == ("other/16", "")
+    assert rollout.stop == ("other/16", "!")
     assert [Path(each).name for each in loaded.origin("rollout.batch_size").split(", size from ")] == [
         "job.toml:5", "job.toml:2",
     ]  # fmt: skip

@@ -15,6 +15,7 @@ from rlrun.runner.planning.estimate import Case
 from rlrun.runner.planning.hardware import gib
 from rlrun.runner.planning.memory import training
 from rlrun.runner.trainer.layout import coordinates
+from rlrun.specs.sampling_mask import candidates_of
 
 HOW = {
     "parameters": "float32, as trained",
@@ -43,7 +44,10 @@ def print_deep(case: Case, rank: int, as_json: bool) -> None:
 
 
 def _table(case: Case, traced: Traced) -> Table:
-    planned = training(case.model, case.spec.trainer, case.plan.max_sample_tokens, gpu=False)
+    candidates = candidates_of(case.spec, case.needs)
+    planned = training(
+        case.model, case.spec.trainer, case.plan.max_sample_tokens, gpu=False, candidates=candidates
+    )
     away = ON_HOST[case.spec.trainer.offload]
     rows = [
         (

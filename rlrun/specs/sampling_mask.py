@@ -9,6 +9,8 @@ from typing import Protocol
 
 from rlrun.specs.job import Spec
 
+USUAL_CANDIDATES = 256
+
 
 class MaskDemands(Protocol):
     """The part of an algorithm's needs that sampling masks depend on."""
@@ -34,3 +36,13 @@ def records_mask(spec: Spec, demands: MaskDemands) -> bool:
     if spec.rollout.sampling_mask is not None:
         return spec.rollout.sampling_mask
     return demands.old_log_probs and not demands.trainer_log_probs
+
+
+def candidates_of(spec: Spec, demands: MaskDemands) -> int:
+    """Returns how many tokens of a sampling mask to count memory for; 0 without masks.
+
+    That is top_k, which bounds a mask. top_p alone does not: it seldom leaves more than `USUAL_CANDIDATES`.
+    """
+    if not records_mask(spec, demands):
+        return 0
+    return spec.rollout.top_k if spec.rollout.top_k > 0 else USUAL_CANDIDATES

@@ -6,7 +6,7 @@ import pytest
 
 from rlrun.plugins.validation import load_checked_spec, needs_of
 from rlrun.specs.problems import SpecError
-from rlrun.specs.sampling_mask import records_mask
+from rlrun.specs.sampling_mask import USUAL_CANDIDATES, candidates_of, records_mask
 
 BASE = Path(__file__).parent / "base.toml"
 CUT = ("rollout.top_p=0.9", "rollout.top_k=50")
@@ -81,3 +81,14 @@ def test_what_masks_cannot_go_with(overrides: tuple[str, ...], key: str, message
     problems = {problem.key: problem for problem in caught.value.problems}
     assert message in problems[key].message
     assert list(problems) == [key]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count"),
+    [((), 0), (CUT, 50), (("rollout.top_p=0.9",), USUAL_CANDIDATES), ((*CUT, *TIS), 0)],
+)
+def test_memory_is_counted_for_as_many_candidates_as_top_k_leaves(
+    overrides: tuple[str, ...], count: int
+) -> None:
+    spec = load_checked_spec([BASE], overrides).spec
+    assert candidates_of(spec, needs_of(spec)) == count

@@ -77,3 +77,11 @@ def logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
         return rows * vocab * (4 + 4) + vocab * model.hidden * (4 + 4)
     kept = tokens * vocab * item if item < 4 else 0
     return rows * vocab * (item + 4) + (kept if kept <= KEPT_LOGITS else 0) + vocab * model.hidden * item
+
+
+def mask_bytes(model: Architecture, trainer: TrainerSpec, tokens: int, candidates: int) -> int:
+    """Sampling masks of so many candidates: the pack's ids, and for a chunk of tokens the excluded part of
+    the vocabulary with the rows and columns of the candidates.
+    """
+    vocab, rows = -(-model.vocab // trainer.parallel.tensor), min(trainer.logits_chunk, tokens)
+    return tokens * (4 * candidates + 8) + rows * (vocab + 1 + 24 * candidates) if candidates else 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rlrun.converters.architecture import Architecture
-from rlrun.runner.planning.activations import ITEM, activation_bytes, logit_bytes
+from rlrun.runner.planning.activations import ITEM, activation_bytes, logit_bytes, mask_bytes
 from rlrun.runner.planning.model_size import Share, largest_share, parameter_count
 from rlrun.specs.companions import CriticSpec, TeacherSpec, side_layout
 from rlrun.specs.engine import EngineSpec
@@ -52,7 +52,9 @@ class Phase:
         return sum(part.bytes for part in self.parts if part.name == name)
 
 
-def training(model: Architecture, trainer: TrainerSpec, longest: int = 0, *, gpu: bool) -> Phase:
+def training(
+    model: Architecture, trainer: TrainerSpec, longest: int = 0, *, gpu: bool, candidates: int = 0
+) -> Phase:
     """The rank that holds most, in the backward pass of a full micro-batch, or of one sample of `longest`
     tokens where that is more; where micro-batches have a number of samples, all of them as long.
     """
@@ -74,6 +76,7 @@ def training(model: Architecture, trainer: TrainerSpec, longest: int = 0, *, gpu
             how,
         ),
         Part("logits", logit_bytes(model, trainer, tokens), f"{trainer.logits_chunk} tokens at a time"),
+        Part("sampling masks", mask_bytes(model, trainer, tokens, candidates), f"{candidates} of each token"),
         *([Part("CUDA and NCCL", CONTEXT, "assumed")] if gpu else []),
     ]
     return Phase("training", tuple(part for part in parts if part.bytes))

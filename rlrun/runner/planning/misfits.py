@@ -42,6 +42,8 @@ def _small_cache(case: Case, engine: EngineMemory) -> Iterator[str]:
 def _cure(name: str, case: Case) -> str:
     if name in ("activations", "logits"):
         return "lower trainer.max_tokens_per_rank, or raise trainer.parallel.tensor or context"
+    if name == "sampling masks":
+        return "lower rollout.top_k or trainer.max_tokens_per_rank"
     if name in ("KV cache", "engines, which keep their memory"):
         return "lower engine.max_cache_tokens or engine.max_running, or place engines apart"
     if name == "weights":

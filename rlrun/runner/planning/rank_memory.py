@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rlrun.runner.planning.copies import staged
 from rlrun.runner.planning.estimate import Case
 from rlrun.runner.planning.memory import Part, Phase, critic, teacher, times, training
+from rlrun.specs.sampling_mask import candidates_of
 
 KEPT = (
     "parameters",
@@ -34,7 +35,10 @@ def ranks_memory(case: Case) -> Ranks:
     """The ranks of the fullest device. A GPU has one; a host has all of a node, and what others keep in host
     memory beside them.
     """
-    found = training(case.model, case.spec.trainer, case.plan.max_sample_tokens, gpu=case.on_gpu)
+    candidates = candidates_of(case.spec, case.needs)
+    found = training(
+        case.model, case.spec.trainer, case.plan.max_sample_tokens, gpu=case.on_gpu, candidates=candidates
+    )
     copies = () if case.on_gpu else _copies(case)
     each = Phase(found.name, (*found.parts, *_companions(case), *copies))
     count = 1 if case.on_gpu else case.most_on_a_node(case.plan.ranks)

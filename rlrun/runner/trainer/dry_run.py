@@ -40,9 +40,8 @@ from rlrun.runner.trainer.policy import Policy, PolicySettings
 from rlrun.runner.trainer.process import build_mesh, stop_process
 from rlrun.runner.trainer.stand_ins import booked_apart, even_routing, gpu_kernels
 from rlrun.specs.job import Spec
-from rlrun.specs.sampling_mask import records_mask
+from rlrun.specs.sampling_mask import candidates_of
 
-USUAL_CANDIDATES = 256
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
@@ -105,7 +104,7 @@ def _step(
 ) -> None:
     """The log-probs that come before an optimizer step, which make FSDP ready, then the step."""
     algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
-    candidates = _candidates(spec) if records_mask(spec, algorithm.needs) else None
+    candidates = candidates_of(spec, algorithm.needs)
     batches = [
         [_sequence(*lengths, algorithm, candidates) for lengths in members] for members in micro_batches
     ]
@@ -129,13 +128,8 @@ def _step(
         parameters.refresh()
 
 
-def _candidates(spec: Spec) -> int:
-    """Tokens of a sampling mask: of top-k as many as there may be, of top-p more than there usually are."""
-    return spec.rollout.top_k if spec.rollout.top_k > 0 else USUAL_CANDIDATES
-
-
-def _sequence(prompt: int, response: int, algorithm: Algorithm, candidates: int | None) -> TrainSequence:
-    """A sample of these lengths, whose tokens had so many candidates (None: the whole vocabulary)."""
+def _sequence(prompt: int, response: int, algorithm: Algorithm, candidates: int) -> TrainSequence:
+    """A sample of these lengths, whose tokens had so many candidates (0: the whole vocabulary)."""
     zeros = np.zeros(response, np.float32)
     return TrainSequence(
         tokens=np.zeros(prompt + response, np.int32),
@@ -145,7 +139,7 @@ def _sequence(prompt: int, response: int, algorithm: Algorithm, candidates: int 
         rollout_log_probs=zeros,
         execution="",
         reference_log_probs=zeros if algorithm.needs.reference else None,
-        sampling_mask=None if candidates is None else _mask(response, candidates),
+        sampling_mask=_mask(response, candidates) if candidates else None,
     )
 
 

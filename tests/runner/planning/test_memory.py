@@ -4,11 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rlrun.converters.architecture import Architecture
 from rlrun.converters.config_json import architecture, read_architecture
+from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.engines.native.loading import load
 from rlrun.runner.engines.setup import EngineSetup
 from rlrun.runner.planning.copies import checkpoint_bytes, offloaded
@@ -16,6 +18,7 @@ from rlrun.runner.planning.memory import generating, optimizer_bytes, training
 from rlrun.runner.planning.model_size import active_parameters, largest_share, parameter_count, shares
 from rlrun.runner.trainer.model import build_model
 from rlrun.runner.trainer.parameters import Parameters
+from rlrun.runner.trainer.support import Support
 from rlrun.specs.engine import EngineSpec
 from rlrun.specs.trainer import ParallelSpec, TrainerSpec
 from tests.tiny_models import make_tiny_model
@@ -138,6 +141,20 @@ def test_a_float32_head_takes_copies_and_wider_logits() -> None:
     assert logits(head_dtype="float32", dtype="float32") == logits(dtype="float32")
     engines = [generating(QWEN3_8B, EngineSpec(), 100, None, head_copy=copy) for copy in (False, True)]
     assert engines[1].phase.bytes - engines[0].phase.bytes == head * 4
+
+
+def test_sampling_masks_take_their_ids_and_the_excluded_part_of_a_chunk() -> None:
+    def masks(candidates: int, chunk: int) -> int:
+        spec = TrainerSpec(steps=1, max_tokens_per_rank=1000, logits_chunk=chunk)
+        return training(QWEN3_8B, spec, gpu=True, candidates=candidates).part("sampling masks")
+
+    lengths = np.full(1000, 50, np.int32)
+    support = Support.of(SamplingMask(np.zeros(50_000, np.int32), lengths), torch.device("cpu"))
+    excluded = torch.zeros(1, QWEN3_8B.vocab + 1, dtype=torch.bool).nbytes
+    indices = 3 * 50 * 8  # rows, columns, and columns as they were
+    assert masks(50, 1) == support.ids.nbytes + support.lengths.nbytes + excluded + indices
+    assert masks(50, 512) - masks(50, 1) == 511 * (excluded + indices)
+    assert masks(0, 512) == 0
 
 
 def test_what_is_offloaded_lies_on_the_host() -> None:

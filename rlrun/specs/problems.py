@@ -1,4 +1,4 @@
-"""What is wrong with a spec: findings by key path, and problems by file, line and column."""
+"""Mistakes in a spec: findings name a key path, problems a file, line and column."""
 
 import json
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ from rlrun.specs.positions import KeyPath, line_and_column
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """A text that sets keys: a file, or one `--set`."""
+    """A text that sets keys: a file, or the argument of one `--set`."""
 
     name: str
-    """As shown in messages: `specs/job.toml`, `--set`."""
+    """The name that messages show: `specs/job.toml`, `--set`."""
     text: str
     folder: Path
-    """What its relative paths are relative to."""
+    """The folder that relative paths in the text start from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something wrong at a key path, before anyone has looked up where the key was written."""
+    """A mistake at a key path, before the place of the key in the files is known."""
 
     path: KeyPath
     message: str
-    """What is wrong, with the value found, after the key: `must be at least 1, found 0`."""
+    """What is wrong, with the value found. It is printed after the key: `must be at least 1, found 0`."""
     cure: str | None = None
     """What to do about it."""
     suggestion: str | None = None
@@ -35,25 +35,28 @@ class Finding:
     found: Any = None
     """The value found; None where there is none."""
     at_value: bool = True
-    """The value is at fault, not the key."""
+    """Whether to underline the value rather than the key."""
     related: tuple[KeyPath, ...] = ()
-    """Other keys that take part; with one of them broken already, the finding says nothing new."""
+    """Other keys that the finding depends on; it is dropped where one of them is already broken."""
     secret: bool = False
-    """The value is not to be shown."""
+    """Whether the value must not be shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A finding at its place. Example: `job.toml:12:6: trainer.lr: must be greater than 0, found -1.0`."""
+    """A finding with its place in a file.
+
+    Example: `job.toml:12:6: trainer.lr: must be greater than 0, found -1.0`.
+    """
 
     key: str
     """Dotted key path; empty for syntax."""
     message: str
     file: str
     line: int
-    """From 1; 0 where the problem has no place, for instance a file that does not exist."""
+    """Counted from 1; 0 where the problem concerns no line, for instance a file that does not exist."""
     column: int
-    """From 1, in characters."""
+    """Counted from 1, in characters."""
     source_line: str
     """The line itself."""
     width: int
@@ -94,7 +97,7 @@ class Problem:
 
 
 class SpecError(ValueError):
-    """Everything that is wrong with a spec."""
+    """All problems of a spec."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__(problems)
@@ -105,7 +108,7 @@ class SpecError(ValueError):
 
 
 def problem_at(finding: Finding, source: Source, start: int, end: int) -> Problem:
-    """Put a finding at characters `start` to `end` of a source."""
+    """Returns the problem of a finding about characters `start` to `end` of a source."""
     line, column = line_and_column(source.text, start)
     source_line = source.text.split("\n")[line - 1]
     cure = look_alike(source_line) or finding.cure
@@ -129,7 +132,7 @@ def problem_at(finding: Finding, source: Source, start: int, end: int) -> Proble
 def problem_without_place(
     message: str, file: str, cure: str | None = None, suggestion: str | None = None
 ) -> Problem:
-    """A problem of a whole file."""
+    """Returns a problem of a whole file."""
     return Problem("", message, file, 0, 0, "", 0, cure, suggestion)
 
 

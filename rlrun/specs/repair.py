@@ -1,6 +1,7 @@
-"""The rules' view of a document that has broken values: these left out, and what hangs on them not reported.
+"""Applies the rules to a document that has broken values.
 
-One mistake should be one problem, and must not hide those that have nothing to do with it.
+Broken values are replaced by defaults, and findings that depend on them are dropped: one mistake is reported
+once, and does not hide unrelated ones.
 """
 
 from collections.abc import Sequence
@@ -32,44 +33,47 @@ _RULES = (
     *PARALLEL_RULES,
     *TRAINER_RULES,
 )
-"""Those that need no algorithm."""
+"""The rules that do not depend on the algorithm."""
 
 
 def rule_findings(
     data: dict[str, Any], findings: list[Finding], demands: Demands | None, *, planning: bool = False
 ) -> list[Finding]:
-    """What the rules say of the spec without its broken values, save what hangs on one of these.
+    """Returns the findings of all rules, except those that depend on a broken value.
 
-    `planning`: leaves out the rule that only a launch has to follow.
+    `planning`: skips the rule that only matters for a launch.
     """
     broken = [_removable(finding.path) for finding in findings]
     spec = _repaired(data, broken)
     if spec is None:
         return []
     rules = (rule for rule in _RULES if not (planning and rule is ray_address))
-    found = [each for rule in rules for each in rule(spec)]
-    found += [each for rule in ALGORITHM_RULES for each in rule(spec, demands)] if demands else []
-    found += model_findings(spec)
-    return [finding for finding in found if not _hangs_on(finding, broken)]
+    of_rules = [finding for rule in rules for finding in rule(spec)]
+    of_rules += [finding for rule in ALGORITHM_RULES for finding in rule(spec, demands)] if demands else []
+    of_rules += model_findings(spec)
+    return [finding for finding in of_rules if not _depends_on(finding, broken)]
 
 
-def _hangs_on(finding: Finding, broken: Sequence[KeyPath]) -> bool:
+def _depends_on(finding: Finding, broken: Sequence[KeyPath]) -> bool:
     return any(path[: len(bad)] == bad for path in (finding.path, *finding.related) for bad in broken)
 
 
 def _removable(path: KeyPath) -> KeyPath:
-    """The key to leave out: of an array's broken element, the array."""
+    """Returns the key to remove for a broken value: the whole array for one of its elements."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
     return path
 
 
 def _repaired(data: dict[str, Any], broken: Sequence[KeyPath]) -> Spec | None:
-    """The spec with broken keys at their defaults, or a stand-in where they have none; None if that fails."""
+    """Returns the spec with broken keys at their defaults or, without a default, at a placeholder.
+
+    None where the rest is still not valid.
+    """
     copy = deepcopy(data)
     for path in broken:
         _remove(copy, path)
-    for _ in range(3):  # a stand-in table may itself lack a key
+    for _ in range(3):  # a placeholder table may itself have required keys
         try:
             return validated(copy)
         except ValidationError as error:
@@ -86,7 +90,7 @@ def _remove(data: dict[str, Any], path: KeyPath) -> None:
 
 
 def table_at(data: Any, path: KeyPath) -> Any:
-    """What stands at a path; None where it leads nowhere."""
+    """Returns the value at a path; None where the path does not exist."""
     for part in path:
         try:
             data = data[part]

@@ -37,9 +37,11 @@ class Correction(Section):
             raise ValueError(f"low ({low:g}) must be below high ({high:g})")
         unused = sorted(self.model_fields_set & {"level", "mode", "veto"})
         if self.type != "mis" and unused:
-            raise ValueError(f'{" and ".join(unused)}: no effect, only type = "mis" reads it')
+            raise ValueError(
+                f'only type = "mis" reads {" and ".join(unused)}: remove it, or set type = "mis"'
+            )
         if self.type == "mis" and self.mode == "truncate" and "low" in self.model_fields_set:
-            raise ValueError('low: no effect, mode = "truncate" has no lower bound')
+            raise ValueError('mode = "truncate" has no lower bound: remove low')
         return self
 
     @property

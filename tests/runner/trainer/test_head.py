@@ -117,6 +117,24 @@ def test_a_support_holds_for_kept_logits_and_for_those_made_again(monkeypatch):
     assert not found[0][1][never].any()
 
 
+def test_a_support_holds_for_float32_logits_of_a_bfloat16_head():
+    torch.manual_seed(0)
+    config = ResponseHead.Config(in_features=HIDDEN, out_features=VOCABULARY, wide=True)
+    module = ResponseHead(config).to(torch.bfloat16)
+    hidden = torch.randn(1, TOKENS, HIDDEN).bfloat16().requires_grad_()
+    rows, targets = torch.arange(7), torch.randint(VOCABULARY, (7,))
+    support, excluded = make_support(targets)
+    module.query = HeadQuery(rows, targets, 0.7, 3, support=support)
+    log_probs, _ = module(hidden)
+    leaves = [tensor.detach().float().requires_grad_() for tensor in (hidden, module.weight)]
+    logits = (leaves[0][0, rows] @ leaves[1].t() / 0.7).masked_fill(excluded, -torch.inf)
+    expected = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
+    got = torch.autograd.grad(log_probs.sum(), (hidden, module.weight))
+    for value, reference in zip(got, torch.autograd.grad(expected.sum(), leaves), strict=True):
+        torch.testing.assert_close(value.float(), reference, atol=1e-5, rtol=2.0**-7)
+
+
 def test_no_response_tokens():
     module = make_head(torch.float32)
     hidden = torch.randn(1, TOKENS, HIDDEN, requires_grad=True)

@@ -35,21 +35,21 @@ def architecture(config: Mapping[str, Any], where: str = "config.json") -> Archi
     family or feature that isn't supported.
     """
     try:
-        return _architecture(completed(config))
+        return _architecture(completed(config), where)
     except KeyError as missing:
         raise ValueError(f"{where} has no {missing}") from None
     except (TypeError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(f"{where} has a value of a kind that its model cannot have: {error}") from None
 
 
-def _architecture(config: Mapping[str, Any]) -> Architecture:
+def _architecture(config: Mapping[str, Any], where: str) -> Architecture:
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ValueError(
             f"model_type {family!r} is not supported; supported are {', '.join(FAMILIES)}, and others with "
             'model.implementation = "transformers"'
         )
-    refuse_nulls(config)
+    refuse_nulls(config, where)
     _refuse_variants(config)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     rope = read_rope(config)

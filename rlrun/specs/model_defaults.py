@@ -106,7 +106,7 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     return defaults | dict(config)
 
 
-def refuse_nulls(config: Mapping[str, Any]) -> None:
+def refuse_nulls(config: Mapping[str, Any], where: str = "config.json") -> None:
     """Raises ValueError where a key is null that transformers takes no null for."""
     keys = {*_SIZES, *_COMMON, *_FAMILIES.get(str(config.get("model_type")), ())} - _MAY_BE_NULL
     if config.get("rope_parameters"):
@@ -114,5 +114,5 @@ def refuse_nulls(config: Mapping[str, Any]) -> None:
     for key in sorted(keys & config.keys()):
         if config[key] is None:
             raise ValueError(
-                f"{key} is null in config.json: give a value, or delete the key for its family's default"
+                f"{key} is null in {where}: give a value, or delete the key for its family's default"
             )

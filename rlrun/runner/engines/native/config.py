@@ -56,7 +56,7 @@ def read_config(folder: str | Path) -> ModelConfig:
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise ValueError(f"{path}: model_type {family!r}; the native engine runs {' and '.join(FAMILIES)}")
-    refuse_nulls(raw)
+    refuse_nulls(raw, str(path))
     if raw["hidden_act"] != "silu":
         raise ValueError(f"{path}: hidden_act {raw['hidden_act']!r}; the native engine computes silu")
     rope = _rope(raw)

@@ -40,6 +40,7 @@ lint: setup  ## Check style, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/structure.py > /dev/null
 
 # Whole jobs have the machine to themselves: their processes have deadlines. The rest shares the cores.
 JOBS := tests/integration tests/fault

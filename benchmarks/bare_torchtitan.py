@@ -14,16 +14,16 @@ from torchtitan.components.loss import IGNORE_INDEX, cross_entropy_loss
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.common.rope import CosSinRoPE
 
-from rlrun.converters.architecture import Architecture
-from rlrun.converters.config_json import read_architecture
-from rlrun.converters.safetensors_folder import WeightFolder
-from rlrun.runner.carriers import TrainSequence
-from rlrun.runner.trainer.batch import make_pack
+from rlrun.converters.families.model_folder import WeightFolder
+from rlrun.models.architecture import Architecture
+from rlrun.models.config_json import read_architecture
+from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.trainer.compat.modules import Embedding, Linear, Qwen3Model, Qwen3TransformerBlock, RMSNorm
-from rlrun.runner.trainer.layers import PackedAttention
-from rlrun.runner.trainer.parameters import Parameters
-from rlrun.specs.job import Spec
-from rlrun.specs.trainer import TrainerSpec
+from rlrun.runner.trainer.model.layers import PackedAttention
+from rlrun.runner.trainer.parameters.parameters import Parameters
+from rlrun.runner.trainer.passes.packed_batch import make_pack
+from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.trainer import TrainerSpec
 
 KEPT: dict[str, Any] = {}
 """Parameters are loaded, not initialised."""

@@ -118,10 +118,10 @@ def share(found: list[dict[str, float]], copies: list[dict[str, float]]) -> floa
 
 def make_model(folder: Path, size: float) -> None:
     """Random bfloat16 weights in shards."""
-    from rlrun.converters.config_json import architecture
-    from rlrun.converters.hf_names import hf_tensors
-    from rlrun.converters.safetensors_folder import random_tensor
-    from rlrun.converters.safetensors_format import Described, make_header, make_index, split_shards
+    from rlrun.converters.families.model_folder import random_tensor
+    from rlrun.converters.tensors.safetensors_format import Described, make_header, make_index, split_shards
+    from rlrun.models.config_json import architecture
+    from rlrun.models.tensor_names import hf_tensors
 
     layers, tensors = 0, []
     while sum(torch.Size(tensor.shape).numel() * 2 for tensor in tensors) < size:
@@ -181,9 +181,9 @@ def conversion(direction: str, **changes: object) -> Prepare:
     """rlrun's own."""
 
     def prepare(source: Path, target: Path, options: argparse.Namespace) -> Callable[[], object]:
-        from rlrun.converters.conversion import Options, plan_conversion
-        from rlrun.converters.copying import Effort
-        from rlrun.converters.locate import find_checkpoint
+        from rlrun.converters.convert.conversion import Options, plan_conversion
+        from rlrun.converters.convert.copying import Effort
+        from rlrun.converters.folders.locate import find_checkpoint
 
         effort = Effort(options.threads, int(options.memory * 2**30))
         settings = Options(shard_bytes=SHARD_BYTES, **changes)  # type: ignore[arg-type]

@@ -25,10 +25,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
-from rlrun.runner.carriers import GenerateRequest, Sampling
-from rlrun.runner.engines.client import EngineClient
-from rlrun.runner.engines.native.server import NativeServer
-from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
+from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.native.http.server import NativeServer
 
 SHAPE = {
     "hidden_size": 256,

@@ -25,7 +25,7 @@ import numpy as np
 from rlrun.plugins.registry import ALLOW_LOCAL, build
 from rlrun.plugins.types import Prompt, Row, Sample, Status
 from rlrun.runner.scoring.scorer import Scorer
-from rlrun.specs.scoring import RewardSpec, ScoringSpec
+from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
 
 HANGS = "this one hangs"
 LOCAL_REWARD = f'''

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from peak import peak_bytes
 
-from rlrun.runner.trainer.head import HeadQuery, ResponseHead
+from rlrun.runner.trainer.model.head import HeadQuery, ResponseHead
 
 Pass = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 

@@ -31,18 +31,18 @@ import psutil
 from rlrun.plugins.generation import Generation
 from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import Prompt, Row, Sample, VersionSpan
-from rlrun.runner.carriers import GenerateRequest
-from rlrun.runner.engines.client import EngineClient
-from rlrun.runner.engines.pool import EnginePool
+from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.contracts.interfaces import Engines, RolloutContext
+from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.client.wire import generate_body
+from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.sleeping.server import SleepingServer
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
-from rlrun.runner.engines.wire import generate_body
-from rlrun.runner.interfaces import Engines, Policy
-from rlrun.runner.rollouts.ahead import ReadAhead
-from rlrun.runner.rollouts.answers import sampling_of
+from rlrun.runner.prompts.prefetcher import Prefetcher
 from rlrun.runner.rollouts.filtering import Filters
-from rlrun.runner.rollouts.rollout import RolloutSource
-from rlrun.specs.rollout import RolloutSpec
+from rlrun.runner.rollouts.group_producer import sampling_of
+from rlrun.runner.rollouts.synchronous import SynchronousSource
+from rlrun.specs.sections.rollout import RolloutSpec
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 128, 256
 WAYS = ("loop", "http", "bare")
@@ -149,7 +149,7 @@ async def over_http(url: str, requests: int, samples: int) -> dict[str, float]:
 
 async def through_the_loop(engines: Engines, requests: int, samples: int) -> dict[str, float]:
     """One batch of so many groups."""
-    policy = Policy(
+    policy = RolloutContext(
         engines,
         NoWork(),  # type: ignore[arg-type]
         NoWork(),
@@ -158,7 +158,7 @@ async def through_the_loop(engines: Engines, requests: int, samples: int) -> dic
         deterministic=False,
     )
     prompts = read_ahead(requests)
-    source = RolloutSource(spec_of(requests, samples), policy, prompts, Filters([]))
+    source = SynchronousSource(spec_of(requests, samples), policy, prompts, Filters([]))
     await prompts.next()  # the first batch is read; the measured one is read ahead
     await asyncio.sleep(0.1)
     with Measured(requests * samples) as measured:
@@ -224,11 +224,11 @@ def spec_of(requests: int, samples: int) -> RolloutSpec:
     )
 
 
-def read_ahead(count: int) -> ReadAhead[Prompt]:
+def read_ahead(count: int) -> Prefetcher[Prompt]:
     """Batches of prompts that are tokenised already."""
     batches = [[prompt(batch * count + number) for number in range(count)] for batch in range(3)]
     left = iter(batches)
-    return ReadAhead(lambda: next(left), dict, lambda state: None)
+    return Prefetcher(lambda: next(left), dict, lambda state: None)
 
 
 def prompt(index: int) -> Prompt:

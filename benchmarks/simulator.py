@@ -23,17 +23,17 @@ import numpy as np
 from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.batches.packing import plan_steps
-from rlrun.runner.carriers import GenerateRequest, Generation, WeightManifest
-from rlrun.runner.checkpoint import Checkpoints
-from rlrun.runner.engines.pool import EnginePool
-from rlrun.runner.interfaces import Policy
-from rlrun.runner.job import Job, Progress
-from rlrun.runner.loop import run
-from rlrun.runner.planning.simulated_engines import World
-from rlrun.runner.planning.simulation import simulate, spread_lengths
-from rlrun.runner.rollouts.overlap import OverlappedSource
-from rlrun.runner.rollouts.rollout import RolloutSource
-from rlrun.specs.rollout import RolloutSpec
+from rlrun.runner.checkpoints.saving import Checkpoints
+from rlrun.runner.contracts.carriers import GenerateRequest, Generation, WeightManifest
+from rlrun.runner.contracts.interfaces import RolloutContext
+from rlrun.runner.engines.pool.pool import EnginePool
+from rlrun.runner.job.job import Job, Progress
+from rlrun.runner.job.loop import run
+from rlrun.runner.planning.simulation.simulated_engines import World
+from rlrun.runner.planning.simulation.simulated_job import simulate, spread_lengths
+from rlrun.runner.rollouts.asynchronous import AsynchronousSource
+from rlrun.runner.rollouts.synchronous import SynchronousSource
+from rlrun.specs.sections.rollout import RolloutSpec
 from tests.runner.loop_fakes import Decoder, Grader, Journal, Prompts, Relative, Trainer
 
 
@@ -94,7 +94,7 @@ def main() -> None:
 async def real_step_seconds(world: World, steps: int) -> float:
     """Mean time of a step of the real loop."""
     engines = EnginePool([SleepingEngine(world) for _ in range(world.engines)])  # type: ignore[list-item]
-    policy = Policy(
+    policy = RolloutContext(
         engines,
         Decoder(),
         Grader(),
@@ -108,7 +108,7 @@ async def real_step_seconds(world: World, steps: int) -> float:
         oversample=world.oversample,
         max_staleness=world.max_staleness or 1,
     )
-    make = OverlappedSource if world.max_staleness else RolloutSource
+    make = AsynchronousSource if world.max_staleness else SynchronousSource
     source = make(spec, policy, Prompts().ahead(world.oversample), [])
     with tempfile.TemporaryDirectory() as folder:
         job = Job(

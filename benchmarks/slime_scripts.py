@@ -20,14 +20,14 @@ from typing import Any
 import pyarrow.parquet
 import tomli
 
-from rlrun.converters.config_json import architecture
-from rlrun.converters.shell import Word
-from rlrun.converters.slime import import_command
-from rlrun.converters.slime_draft import Draft
-from rlrun.converters.slime_table import flag_table, table_markdown
+from rlrun.converters.shell.script import Word
+from rlrun.converters.slime.draft import Draft
+from rlrun.converters.slime.flag_table import flag_table, table_markdown
+from rlrun.converters.slime.importer import import_command
+from rlrun.models.config_json import architecture
 from rlrun.plugins.validation import load_checked_spec
-from rlrun.runner.preflight import check_files
-from rlrun.specs.problems import SpecError
+from rlrun.runner.job.preflight import check_files
+from rlrun.specs.problems.findings import SpecError
 
 ROOT = Path(__file__).parents[1]
 FIXTURE = ROOT / "tests" / "data" / "slime_scripts.toml"

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from trainer_step import VOCABULARY, Ours, make_model, make_sequences, now, one_step
 
-from rlrun.runner.carriers import TrainSequence, TrainStep
-from rlrun.runner.trainer.decoder import place_of
-from rlrun.specs.job import Spec
+from rlrun.runner.contracts.carriers import TrainSequence, TrainStep
+from rlrun.runner.trainer.model.decoder import place_of
+from rlrun.specs.sections.job import Spec
 
 
 class Bare:

@@ -29,10 +29,10 @@ from bare_torchtitan import Torchtitan, adamw
 from peak import peak_bytes
 
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
-from rlrun.runner.carriers import TrainerSetup, TrainSequence, TrainStep
-from rlrun.runner.trainer.batch import make_pack
-from rlrun.runner.trainer.rank import TrainerRank
-from rlrun.specs.job import Spec
+from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence, TrainStep
+from rlrun.runner.trainer.passes.packed_batch import make_pack
+from rlrun.runner.trainer.roles.rank import TrainerRank
+from rlrun.specs.sections.job import Spec
 
 SIZES = {
     "s": {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 768, "num_attention_heads": 4},

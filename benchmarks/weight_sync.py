@@ -35,9 +35,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlrun.converters.config_json import read_architecture
-from rlrun.converters.hf_names import hf_tensors
-from rlrun.runner.carriers import (
+from rlrun.models.config_json import read_architecture
+from rlrun.models.tensor_names import hf_tensors
+from rlrun.runner.contracts.carriers import (
     FolderWeights,
     GenerateRequest,
     GroupAddress,
@@ -46,17 +46,17 @@ from rlrun.runner.carriers import (
     StreamedWeights,
     WeightManifest,
 )
-from rlrun.runner.engines.client import EngineClient
-from rlrun.runner.engines.native.config import read_config, weight_shapes
-from rlrun.runner.engines.native.server import NativeServer
-from rlrun.runner.engines.native.weights import fuse
-from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.native.http.server import NativeServer
+from rlrun.runner.engines.native.model.config import read_config, weight_shapes
+from rlrun.runner.engines.native.model.fused_weights import fuse
 from rlrun.runner.weights.broadcast import BroadcastGroup
 from rlrun.runner.weights.buckets import Bucket, views_of
-from rlrun.runner.weights.layout import num_bytes
 from rlrun.runner.weights.shared_memory import SharedWeights, attach
-from rlrun.runner.weights.writer import Source, WeightWriter
-from rlrun.specs.job import Spec
+from rlrun.runner.weights.tensor_slots import num_bytes
+from rlrun.runner.weights.writer import WeightSource, WeightWriter
+from rlrun.specs.sections.job import Spec
 
 SHAPE = {
     "model_type": "qwen3",
@@ -217,7 +217,7 @@ def make_writer(
     turns = itertools.cycle([tensors, {name: -tensor for name, tensor in tensors.items()}])
     return WeightWriter(
         Spec.model_validate({"model": {"path": str(folder)}, "data": {}, "engine": engine}),
-        Source(
+        WeightSource(
             0,
             model,
             {name: tuple(tensors[name].shape) for name in names},

@@ -9,26 +9,26 @@ from typing import Any, TypeVar
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Group, Sample
 from rlrun.plugins.validation import load_checked_spec, needs_of
-from rlrun.runner.assembly import Parts
-from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.checkpoint import Checkpoints, trainer_folder
-from rlrun.runner.checkpoint_reading import read_driver
-from rlrun.runner.cluster.failures import Failure
-from rlrun.runner.cluster.start import Started
+from rlrun.runner.checkpoints.reading import read_driver
+from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
+from rlrun.runner.cluster.start import Processes
 from rlrun.runner.cluster.trainer_actor import TrainerActor
-from rlrun.runner.engines.client import EngineClient
-from rlrun.runner.engines.native.server import NativeServer
-from rlrun.runner.engines.pool import EnginePool
-from rlrun.runner.engines.setup import EngineSetup
-from rlrun.runner.job import Progress
-from rlrun.runner.loop import run
-from rlrun.runner.model_files import fetch_files, fetch_model
+from rlrun.runner.cluster.trainer_group import TrainerGroup
+from rlrun.runner.contracts.carriers import TrainerSetup
+from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.native.http.server import NativeServer
+from rlrun.runner.engines.pool.pool import EnginePool
+from rlrun.runner.host.failures import Failure
+from rlrun.runner.host.model_files import fetch_files, fetch_model
+from rlrun.runner.job.assembly import RunningJob
+from rlrun.runner.job.build_job import make_job
+from rlrun.runner.job.inputs import read_inputs
+from rlrun.runner.job.job import Progress
+from rlrun.runner.job.loop import run
+from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.planning.plan import Plan, make_plan
-from rlrun.runner.prompts.inputs import read_inputs
-from rlrun.runner.stopping import StopRequest
-from rlrun.runner.trainer_group import TrainerGroup
-from rlrun.runner.wiring import make_job
-from rlrun.specs.job import Spec
+from rlrun.specs.sections.job import Spec
 
 Result = TypeVar("Result")
 
@@ -140,8 +140,8 @@ async def _run(
     needs = needs_of(spec)
     inputs = read_inputs(spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)
     trainer = TrainerGroup([rank], [0])
-    alone = Started(None)  # type: ignore[arg-type]
-    parts = Parts(
+    alone = Processes(None)  # type: ignore[arg-type]
+    parts = RunningJob(
         plan,
         plan.steps,
         inputs,

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlrun.specs.spelling import nearest
+from rlrun.specs.problems.spelling import nearest
 
 if TYPE_CHECKING:
-    from rlrun.specs.loading import LoadedSpec
+    from rlrun.specs.reading.loading import LoadedSpec
 
 Specs = Annotated[
     list[str],
@@ -63,7 +63,7 @@ def load(
 
     `planning`: nothing will be launched (`load_spec`).
     """
-    from rlrun.cli.report import print_warnings
+    from rlrun.cli.error_report import print_warnings
     from rlrun.plugins.validation import load_checked_spec
 
     paths = [spec_path(spec) for spec in specs]
@@ -74,7 +74,7 @@ def load(
 
 def spec_path(name: str) -> Path:
     """The file a SPEC argument means; ValueError for a recipe that is not shipped."""
-    from rlrun.specs.compose import STANDARD_INPUT
+    from rlrun.specs.reading.compose import STANDARD_INPUT
 
     path = STANDARD_INPUT if name == "-" else Path(name)
     if path == STANDARD_INPUT or "." in name or os.sep in name or path.is_file():

@@ -22,7 +22,7 @@ def command(
 
     Resolved values are compared: how they are written, and where, does not count.
     """
-    from rlrun.specs.differences import differences
+    from rlrun.specs.reading.differences import differences
 
     old, new = (_document(each, runs_dir) for each in (before, after))
     if "spec" not in old or "spec" not in new:  # a lock has more to compare than a spec

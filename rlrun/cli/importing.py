@@ -27,13 +27,13 @@ def slime(
 ) -> None:
     """Turn a slime launch script into a spec; what has no equal is told on standard error."""
     if table:
-        from rlrun.converters.slime_table import table_markdown
+        from rlrun.converters.slime.flag_table import table_markdown
 
         print(table_markdown(), end="")
         return
     if script is None:
         raise ValueError("name the script: rlrun import slime run.sh")
-    from rlrun.converters.slime import import_script
+    from rlrun.converters.slime.importer import import_script
 
     draft = import_script(script)
     _write(draft.toml(), output)

@@ -10,7 +10,7 @@ import typer
 from rlrun.cli.arguments import load
 from rlrun.cli.starter import Choices, spec_text
 from rlrun.specs.paths import RECIPES
-from rlrun.specs.problems import SpecError
+from rlrun.specs.problems.findings import SpecError
 
 _MODEL, _TASK = "Qwen/Qwen3-0.6B", "chain_sum"
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlrun.cli.arguments import AllowLocalPlugins, Overrides, Profiles, Specs, load
-from rlrun.specs.problems import SpecError
+from rlrun.specs.problems.findings import SpecError
 
 if TYPE_CHECKING:
-    from rlrun.specs.loading import LoadedSpec
+    from rlrun.specs.reading.loading import LoadedSpec
 
 
 def command(
@@ -43,7 +43,7 @@ def command(
         raise SpecError(unset)
     if locked is not None:
         _refuse_drift(loaded, locked)
-    from rlrun.runner.launch import launch
+    from rlrun.runner.job.launch import launch
 
     code = launch(loaded, resume=resume, new=new)
     gc.freeze()  # the interpreter's end would look once more through all that was imported: a second and more
@@ -52,8 +52,8 @@ def command(
 
 def _refuse_drift(loaded: "LoadedSpec", locked: Path) -> None:
     """ValueError, with every difference, where this launch would not be the locked one."""
-    from rlrun.runner.errors import JobError
-    from rlrun.runner.model_files import fetch_model
+    from rlrun.runner.contracts.errors import JobError
+    from rlrun.runner.host.model_files import fetch_model
     from rlrun.runner.records.lock import drift, lock, read_lock
 
     before = read_lock(locked)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlrun.cli.arguments import RunName, RunsDir
-from rlrun.specs.spelling import nearest
+from rlrun.specs.problems.spelling import nearest
 
 if TYPE_CHECKING:
     from rlrun.runner.records.run_folder import RunFolder

@@ -10,21 +10,24 @@ from typing import Annotated
 
 import typer
 
-from rlrun.cli.report import print_error, print_problems
-from rlrun.specs.problems import SpecError
+from rlrun.cli.error_report import print_error, print_problems
+from rlrun.specs.problems.findings import SpecError
 
 WRONG = 2
 INTERRUPTED = 130
 
 COMMANDS: Mapping[str, str] = {
-    name: name
-    for name in (
-        "launch", "validate", "plan", "diff", "init", "score", "runs", "status", "stop", "logs", "schema",
-        "doctor",
-    )
+    **{
+        name: name
+        for name in (
+            "launch", "validate", "diff", "init", "score", "runs", "status", "stop", "logs", "schema",
+            "doctor",
+        )
+    },
+    "plan": "plan.command",
 }  # fmt: skip
 """Name of a command -> its module in rlrun.cli, whose `command` it is."""
-GROUPS: Mapping[str, str] = {"plugins": "plugins", "convert": "convert", "import": "importing"}
+GROUPS: Mapping[str, str] = {"plugins": "plugins", "convert": "convert.command", "import": "importing"}
 """Name of a group of commands -> its module, whose `app` it is."""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rlrun.cli.arguments import AsJson
-from rlrun.specs.spelling import nearest
+from rlrun.specs.problems.spelling import nearest
 
 app = typer.Typer(
     help="Look at installed plugins, and begin and check your own.",
@@ -70,8 +70,8 @@ def new(
     folder: Annotated[Path, typer.Option(help="Where the package's folder is made.")] = Path(),
 ) -> None:
     """Write a package with a plugin of your own, tests included."""
-    from rlrun.plugins.scaffold import write_package
-    from rlrun.plugins.templates import TEMPLATES
+    from rlrun.plugins.authoring.scaffold import write_package
+    from rlrun.plugins.authoring.templates import TEMPLATES
 
     kinds = {**{one: one for one in TEMPLATES}, **{template.noun: one for one, template in TEMPLATES.items()}}
     if kind not in kinds:
@@ -116,7 +116,7 @@ def _problem(kind: str, name: str) -> str:
 
 def _describe(kind: str, name: str) -> dict[str, Any]:
     from rlrun.plugins.registry import load
-    from rlrun.specs.reference import settings_of
+    from rlrun.specs.reading.reference import settings_of
 
     plugin = load(kind, name)
     parameters = [asdict(setting) for setting in settings_of(plugin.Params)]

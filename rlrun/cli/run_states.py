@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.errors import RunFolderError
+from rlrun.runner.contracts.errors import RunFolderError
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.state import is_alive
-from rlrun.specs.spelling import nearest
+from rlrun.specs.problems.spelling import nearest
 
 
 def all_runs(runs_dir: Path) -> list[RunFolder]:

@@ -27,9 +27,9 @@ def command(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
 
 def _readable(runs: "list[RunFolder]") -> list[tuple[str, dict[str, Any]]]:
     """Names and states; says on standard error which cannot be read."""
-    from rlrun.cli.report import print_error
+    from rlrun.cli.error_report import print_error
     from rlrun.cli.run_states import shown_state
-    from rlrun.runner.errors import RunFolderError
+    from rlrun.runner.contracts.errors import RunFolderError
 
     states = []
     for run in runs:

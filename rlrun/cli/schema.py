@@ -32,7 +32,7 @@ def command(
     Editors that know TOML complete and check by it.
     """
     if markdown:
-        from rlrun.cli.reference import spec_markdown
+        from rlrun.cli.spec_page import spec_markdown
 
         print(spec_markdown(), end="")
     else:
@@ -42,8 +42,8 @@ def command(
 def spec_schema() -> dict[str, Any]:
     """The schema, with the installed plugins for each `type`, and their parameters."""
     from rlrun.plugins.registry import names
-    from rlrun.specs.job import Spec
-    from rlrun.specs.suggestions import all_models
+    from rlrun.specs.problems.suggestions import all_models
+    from rlrun.specs.sections.job import Spec
 
     schema = Spec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
@@ -73,7 +73,7 @@ def spec_schema() -> dict[str, Any]:
 def _when(kind: str, name: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """The keys of a table whose `type` is that plugin; the tables inside them join `definitions`."""
     from rlrun.plugins.registry import load
-    from rlrun.specs.suggestions import all_models
+    from rlrun.specs.problems.suggestions import all_models
 
     params = load(kind, name).Params
     shape = params.model_json_schema()
@@ -87,7 +87,7 @@ def _when(kind: str, name: str, definitions: dict[str, Any]) -> dict[str, Any]:
 
 def _explain(shape: dict[str, Any], model: type["BaseModel"]) -> None:
     """Put in the docstrings of a model's fields, and the defaults that are made anew for each."""
-    from rlrun.specs.docstrings import field_docstrings
+    from rlrun.specs.problems.docstrings import field_docstrings
 
     for key, about in field_docstrings(model).items():
         shape["properties"][key]["description"] = about

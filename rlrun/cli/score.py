@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from rlrun.cli.arguments import AllowLocalPlugins
-from rlrun.cli.report import print_error
+from rlrun.cli.error_report import print_error
 
 if TYPE_CHECKING:
     from rlrun.plugins.types import Sample
-    from rlrun.specs.scoring import RewardSpec, ScoringSpec
+    from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
 
     SectionT = TypeVar("SectionT", RewardSpec, ScoringSpec)
 
@@ -64,7 +64,7 @@ def command(
 
     Prints one JSON line {"id", "reward", "detail"} for each line of the file.
     """
-    from rlrun.specs.scoring import ScoringSpec
+    from rlrun.specs.sections.scoring import ScoringSpec
 
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
@@ -77,7 +77,7 @@ def _reward_spec(name: str, settings: list[str]) -> "RewardSpec":
     """The [[rewards]] table that the options describe. PluginError for a wrong name or parameter."""
     from rlrun.plugins.registry import build
     from rlrun.runner.scoring.slime_names import reward_of_slime
-    from rlrun.specs.scoring import RewardSpec
+    from rlrun.specs.sections.scoring import RewardSpec
 
     known, params = reward_of_slime(name)
     table: dict[str, Any] = {"type_key": "rm_type", **params, "type": known}
@@ -92,8 +92,8 @@ def _checked(model: type["SectionT"], values: dict[str, Any]) -> "SectionT":
     """A section of a spec from values of the command line; ValueError in the words of a spec's problems."""
     from pydantic import ValidationError
 
-    from rlrun.specs.messages import in_words
-    from rlrun.specs.strict import as_json
+    from rlrun.specs.problems.messages import in_words
+    from rlrun.specs.reading.strict import as_json
 
     try:
         return model.model_validate_json(as_json(values), strict=True)
@@ -116,7 +116,7 @@ def _setting(text: str) -> dict[str, Any]:
 
 async def _score(file: Path, spec: "RewardSpec", scoring: "ScoringSpec") -> int:
     """Print a line for each line; the exit code."""
-    from rlrun.runner.errors import JobError
+    from rlrun.runner.contracts.errors import JobError
     from rlrun.runner.scoring.scorer import Scorer
 
     scorer = Scorer([spec], scoring, usual_key=USUAL_KEY)

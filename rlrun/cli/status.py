@@ -27,8 +27,8 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
     if state["error"]:
         print(f"error: {state['error']}")
     if state["status"] in ("died", "failed", "interrupted"):
-        from rlrun.runner.checkpoint_folder import newest_step
-        from rlrun.runner.stopping import outcome
+        from rlrun.runner.checkpoints.folder import newest_step
+        from rlrun.runner.job.stopping import outcome
 
         print(f"its logs: rlrun logs {run.name}; to go on: rlrun launch SPEC --name {run.name} --resume")
         print(outcome(state["step"], newest_step(run.checkpoints)))

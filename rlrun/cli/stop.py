@@ -35,9 +35,9 @@ def command(
 ) -> None:
     """Ask a run to save its last step and to end, as Ctrl-C would, and wait for it."""
     from rlrun.cli.run_states import find_run, shown_state
-    from rlrun.runner.checkpoint_folder import newest_step
+    from rlrun.runner.checkpoints.folder import newest_step
+    from rlrun.runner.job.stopping import outcome
     from rlrun.runner.records.state import is_alive
-    from rlrun.runner.stopping import outcome
 
     run = find_run(runs_dir, name)
     state = run.read_state()
@@ -71,8 +71,8 @@ def _interrupt(run: "RunFolder", state: dict[str, Any]) -> None:
 
     The process id comes from a file. The descriptor keeps to one process while that is looked at.
     """
+    from rlrun.runner.host.process_identity import Owner
     from rlrun.runner.records.claim import is_claimed_by
-    from rlrun.runner.records.owner import Owner
 
     owner = Owner.model_validate({each: state[each] for each in Owner.model_fields})
     if not owner.is_here:

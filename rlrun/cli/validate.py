@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlrun.cli.arguments import AllowLocalPlugins, AsJson, Overrides, Profiles, Specs, load
-from rlrun.cli.report import print_problems
-from rlrun.specs.problems import SpecError, problem_without_place, shown
-from rlrun.specs.spelling import nearest
+from rlrun.cli.error_report import print_problems
+from rlrun.specs.problems.findings import SpecError, problem_without_place, shown
+from rlrun.specs.problems.spelling import nearest
 
 if TYPE_CHECKING:
-    from rlrun.specs.loading import LoadedSpec
+    from rlrun.specs.reading.loading import LoadedSpec
 
 
 def command(
@@ -33,7 +33,7 @@ def command(
     Reads the model's configuration and a few rows of the data. Needs no GPU, no network and no torch; exit
     code 2 where something is wrong.
     """
-    from rlrun.runner.preflight import check_files
+    from rlrun.runner.job.preflight import check_files
 
     try:
         loaded = load(specs, overrides, profiles)
@@ -64,8 +64,8 @@ def command(
 def _limits(loaded: "LoadedSpec") -> str:
     """Says how long samples may get: what is longer is dropped or cut in every run of the spec."""
     from rlrun.plugins.validation import needs_of
-    from rlrun.runner.preflight import fitted_to_model
-    from rlrun.specs.limits import sample_limits
+    from rlrun.runner.job.preflight import fitted_to_model
+    from rlrun.specs.derived.sample_limits import sample_limits
 
     return sample_limits(fitted_to_model(loaded.spec), rollout=needs_of(loaded.spec).rollout)
 

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from rlrun.plugins.kinds import METHODS, fault_of
 from rlrun.plugins.known_packages import how_to_install, names_in_packages
-from rlrun.specs.messages import in_words
-from rlrun.specs.secrets import reveal
+from rlrun.specs.problems.messages import in_words
+from rlrun.specs.reading.secret_references import reveal
 
 _OF_EXTRA = re.compile(r"""(?P<name>[\w.-]+).*;.*\bextra == ["'](?P<extra>[\w-]+)""")
 """A requirement of an extra, as a distribution's metadata has it."""

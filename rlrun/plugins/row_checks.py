@@ -5,7 +5,7 @@ from typing import Any
 
 from rlrun.plugins.registry import checked_params, load
 from rlrun.plugins.types import Row
-from rlrun.specs.scoring import RewardSpec
+from rlrun.specs.sections.scoring import RewardSpec
 
 
 def row_check(rewards: Sequence[RewardSpec]) -> Callable[[Row], None]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.plugins import contracts
+from rlrun.plugins.authoring import contracts
 from rlrun.plugins.registry import PluginError, build, load
 from rlrun.plugins.types import (
     Buffered,
@@ -142,7 +142,7 @@ def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
         case "data":
             check_data(name, given)
         case "rollouts" | "tools" | "agents":
-            from rlrun.plugins import rollout_testing  # which stands on this module's neighbours
+            from rlrun.plugins.authoring import rollout_testing
 
             check_parameters(kind, name, given)
             rollout_testing.CHECKS[kind](name, given)

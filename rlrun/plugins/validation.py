@@ -13,20 +13,20 @@ from rlrun.plugins.kinds import METHODS
 from rlrun.plugins.known_packages import how_to_install, names_in_packages
 from rlrun.plugins.registry import PluginError, build, load, names
 from rlrun.plugins.types import Needs
-from rlrun.specs.data import DataSpec
-from rlrun.specs.evaluation import EvalDatasetSpec
-from rlrun.specs.job import AlgorithmSpec, Spec, TrackerSpec
-from rlrun.specs.loading import LoadedSpec, PluginReport, load_spec
-from rlrun.specs.messages import Explainer
 from rlrun.specs.paths import path_fields
-from rlrun.specs.positions import KeyPath
-from rlrun.specs.problems import Finding
-from rlrun.specs.rollout import AgentSpec, BufferSpec, RolloutFunctionSpec, ToolSpec
-from rlrun.specs.scoring import FilterSpec, RewardSpec
-from rlrun.specs.section import PluginSection
-from rlrun.specs.spelling import nearest
-from rlrun.specs.strict import as_json
-from rlrun.specs.suggestions import section_models, table_name
+from rlrun.specs.problems.findings import Finding
+from rlrun.specs.problems.messages import Explainer
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.problems.spelling import nearest
+from rlrun.specs.problems.suggestions import section_models, table_name
+from rlrun.specs.reading.loading import LoadedSpec, PluginReport, load_spec
+from rlrun.specs.reading.strict import as_json
+from rlrun.specs.sections.data import DataSpec
+from rlrun.specs.sections.evaluation import EvalDatasetSpec
+from rlrun.specs.sections.job import AlgorithmSpec, Spec, TrackerSpec
+from rlrun.specs.sections.rollout import AgentSpec, BufferSpec, RolloutFunctionSpec, ToolSpec
+from rlrun.specs.sections.scoring import FilterSpec, RewardSpec
+from rlrun.specs.sections.section import PluginSection
 
 _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
     (("algorithm",), "algorithms", AlgorithmSpec),

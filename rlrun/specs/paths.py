@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel
 
-from rlrun.specs.spelling import nearest
+from rlrun.specs.problems.spelling import nearest
 
 RECIPES = Path(__file__).parent / "recipes"
 """Shipped specs and the files they refer to."""

@@ -3,9 +3,9 @@
 import sys
 
 import pytest
-from cli_outcome import Command, Outcome
 
 from rlrun.cli import main
+from tests.cli.cli_outcome import Command, Outcome
 
 
 @pytest.fixture

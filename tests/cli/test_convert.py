@@ -4,9 +4,9 @@ import json
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tiny_models import make_tiny_model
 
-from rlrun.cli.convert_options import parse_bytes
+from rlrun.cli.convert.options import parse_bytes
+from tests.tiny_models import make_tiny_model
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_outcome import Command
 
+from tests.cli.cli_outcome import Command
 from tests.tiny_models import make_tiny_model
 
 JOB = """

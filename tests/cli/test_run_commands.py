@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_outcome import Command
 
 from rlrun.cli.logs import fresh_lines
 from rlrun.plugins.validation import load_checked_spec
-from rlrun.runner.doctor import Check
-from rlrun.runner.model_files import fetch_model
+from rlrun.runner.host.model_files import fetch_model
+from rlrun.runner.host.process_identity import Owner
+from rlrun.runner.planning.doctor import Check
 from rlrun.runner.records.lock import lock
-from rlrun.runner.records.owner import Owner
-from rlrun.specs.loading import LoadedSpec
+from rlrun.specs.reading.loading import LoadedSpec
+from tests.cli.cli_outcome import Command
 
 BASE = Path(__file__).parents[1] / "specs" / "base.toml"
 
 DRIVER = """
 import json, pathlib, signal, sys
-from rlrun.runner.records.owner import Owner
+from rlrun.runner.host.process_identity import Owner
 path = pathlib.Path(sys.argv[1])
 lock = path.with_name("driver.lock").open("a") if sys.argv[2] != "stranger" else None
 state = json.loads(path.read_text()) | Owner.current().model_dump() | {"status": "running"}
@@ -234,14 +234,14 @@ def test_lines_that_came_since(tmp_path: Path) -> None:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoadedSpec, dict[str, bool]]]:
     """What would have been launched."""
     calls: list[tuple[LoadedSpec, dict[str, bool]]] = []
-    module = types.ModuleType("rlrun.runner.launch")
+    module = types.ModuleType("rlrun.runner.job.launch")
 
     def launch(loaded: LoadedSpec, **options: bool) -> int:
         calls.append((loaded, options))
         return 3
 
     module.launch = launch  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "rlrun.runner.launch", module)
+    monkeypatch.setitem(sys.modules, "rlrun.runner.job.launch", module)
     return calls
 
 
@@ -331,10 +331,10 @@ def test_an_interrupt_is_exit_130(rlrun: Command, monkeypatch: pytest.MonkeyPatc
 
 def test_doctor_tells_what_is_wrong(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = Check("disk", "ok", "plenty"), Check("torch", "bad", "not installed", "pip install torch")
-    monkeypatch.setattr("rlrun.runner.doctor.examine", lambda folder: iter([good, bad]))
+    monkeypatch.setattr("rlrun.runner.planning.doctor.examine", lambda folder: iter([good, bad]))
     outcome = rlrun("doctor")
     assert outcome.code == 2
     assert "BAD   torch           not installed  -> pip install torch" in outcome.out
     assert json.loads(rlrun("doctor", "--json").out)[0]["found"] == "plenty"
-    monkeypatch.setattr("rlrun.runner.doctor.examine", lambda folder: iter([good]))
+    monkeypatch.setattr("rlrun.runner.planning.doctor.examine", lambda folder: iter([good]))
     assert rlrun("doctor").code == 0

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_outcome import Command
+
+from tests.cli.cli_outcome import Command
 
 CASES = Path(__file__).parents[1] / "data" / "reward_cases.jsonl"
 
@@ -112,7 +113,7 @@ def test_a_class_in_a_file_where_it_is_allowed(
 
 
 LOCAL = """
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 class MineParams(Section):
     factor: int = 1

@@ -7,13 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from cli_outcome import Command
 
 from rlrun.cli.main import COMMANDS, GROUPS
-from rlrun.cli.reference import spec_markdown
 from rlrun.cli.schema import spec_schema
+from rlrun.cli.spec_page import spec_markdown
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.paths import RECIPES
+from tests.cli.cli_outcome import Command
 
 SPECS = Path(__file__).parents[1] / "specs"
 BASE = SPECS / "base.toml"
@@ -150,7 +150,7 @@ def test_a_recipe_that_is_not_there(rlrun: Command) -> None:
 
 
 def test_colours_on_a_terminal(rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlrun.cli.report._colours", lambda: True)
+    monkeypatch.setattr("rlrun.cli.error_report._colours", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     spec = tmp_path / "broken.toml"

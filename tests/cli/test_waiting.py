@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from rlrun.cli import convert_report, waiting
+from rlrun.cli import waiting
+from rlrun.cli.convert import report as convert_report
 
 
 def test_only_a_terminal_shows_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
 
-from rlrun.converters.conversion import Options, plan_conversion
-from rlrun.converters.copying import Effort
-from rlrun.converters.locate import find_checkpoint
+from rlrun.converters.convert.conversion import Options, plan_conversion
+from rlrun.converters.convert.copying import Effort
+from rlrun.converters.folders.locate import find_checkpoint
 
 EFFORT = Effort(threads=2, memory=2 << 30)
 

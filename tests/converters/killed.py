@@ -7,15 +7,15 @@ import signal
 from pathlib import Path
 
 import pytest
-from conversions import EFFORT, convert, ignore
 
-from rlrun.converters.conversion import Options, plan_conversion
-from rlrun.converters.locate import find_checkpoint
+from rlrun.converters.convert.conversion import Options, plan_conversion
+from rlrun.converters.folders.locate import find_checkpoint
+from tests.converters.conversions import EFFORT, convert, ignore
 
 # Forked from a server whose torch has no threads yet: those of a test's process do not survive a fork.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["pytest", "safetensors.torch", "torch.distributed.checkpoint", "rlrun.converters.conversion"]
+    ["pytest", "safetensors.torch", "torch.distributed.checkpoint", "rlrun.converters.convert.conversion"]
 )
 SHARDS = {"shard_bytes": 60_000}
 

@@ -9,12 +9,12 @@ import time
 
 import pytest
 import torch
-from conversions import raw
 from safetensors import safe_open
 
-from rlrun.converters.config_json import architecture
-from rlrun.converters.hf_names import hf_tensors
-from rlrun.converters.safetensors_format import Described, make_header, make_index, split_shards
+from rlrun.converters.tensors.safetensors_format import Described, make_header, make_index, split_shards
+from rlrun.models.config_json import architecture
+from rlrun.models.tensor_names import hf_tensors
+from tests.converters.conversions import raw
 
 pytestmark = pytest.mark.slow
 CONFIG = {

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conversions import convert
-from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
-from rlrun.runner.carriers import GenerateRequest, Sampling
-from rlrun.runner.engines.client import EngineClient
+from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
+from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.sglang.server import SglangServer
+from tests.converters.conversions import convert
 from tests.sglang_cpu.servers import tiny_setup
+from tests.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.slow
 PROMPT = np.arange(5, 25, dtype=np.int32)

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import tomli
 
-from rlrun.converters.slime import import_script
-from rlrun.converters.slime_draft import Draft
-from rlrun.converters.slime_rules import RULES
-from rlrun.converters.slime_table import FlagRow, flag_table
+from rlrun.converters.slime.draft import Draft
+from rlrun.converters.slime.flag_rules import RULES
+from rlrun.converters.slime.flag_table import FlagRow, flag_table
+from rlrun.converters.slime.importer import import_script
 from rlrun.plugins.registry import load, names
 from rlrun.plugins.validation import load_checked_spec
-from rlrun.specs.job import Spec
-from rlrun.specs.suggestions import KeyIndex, section_models
+from rlrun.specs.problems.suggestions import KeyIndex, section_models
+from rlrun.specs.sections.job import Spec
 
 HERE = Path(__file__).parent
 ROWS = list(flag_table().values())

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slime_scripts import PAGE, SlimeScript, family_problem, page, problems, slime_scripts
-from rlrun.converters.config_json import FAMILIES
-from rlrun.converters.slime_table import flag_table
+from rlrun.converters.slime.flag_table import flag_table
+from rlrun.models.config_json import FAMILIES
 
 SCRIPTS = slime_scripts()
 REWARDS = ["grpo learns from rewards, and the spec has none"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import tomli
 
-from rlrun.converters.shell import Word
-from rlrun.converters.slime import import_command
-from rlrun.converters.slime_draft import Draft
-from rlrun.converters.slime_table import FlagRow, flag_table
+from rlrun.converters.shell.script import Word
+from rlrun.converters.slime.draft import Draft
+from rlrun.converters.slime.flag_table import FlagRow, flag_table
+from rlrun.converters.slime.importer import import_command
 from rlrun.plugins.validation import load_checked_spec
 
 KEYED = [row for row in flag_table().values() if row.key]

@@ -5,15 +5,15 @@ import shutil
 
 import pytest
 import torch
-from conversions import EFFORT, convert, ignore, read_hf, same
-from tiny_models import make_tiny_model
-from trainer_process import save_on_ranks
 
-from rlrun.converters.conversion import Options, plan_conversion
-from rlrun.converters.dcp_folder import DcpFolder
-from rlrun.converters.describe import describe
-from rlrun.converters.locate import find_checkpoint
-from rlrun.converters.precision import is_kept
+from rlrun.converters.convert.conversion import Options, plan_conversion
+from rlrun.converters.convert.describe import describe
+from rlrun.converters.folders.dcp_folder import DcpFolder
+from rlrun.converters.folders.locate import find_checkpoint
+from rlrun.converters.tensors.precision import is_kept
+from tests.converters.conversions import EFFORT, convert, ignore, read_hf, same
+from tests.converters.trainer_process import save_on_ranks
+from tests.tiny_models import make_tiny_model
 
 MODELS = {
     "qwen3": {"family": "qwen3"},

@@ -5,9 +5,9 @@ import os
 import socket
 from pathlib import Path
 
-from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.trainer.rank import TrainerRank
-from rlrun.specs.job import Spec
+from rlrun.runner.contracts.carriers import TrainerSetup
+from rlrun.runner.trainer.roles.rank import TrainerRank
+from rlrun.specs.sections.job import Spec
 
 SPAWN = multiprocessing.get_context("spawn")
 DEADLINE = 240

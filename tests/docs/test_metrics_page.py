@@ -5,7 +5,8 @@ import re
 from functools import cache
 
 import pytest
-from pages import PAGES, ROOT, Page
+
+from tests.docs.pages import PAGES, ROOT, Page
 
 INTERNAL = {"train/critic/loss"}
 """Metrics that reach no one."""

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import tomli
 import typer
-from pages import PAGES, ROOT, Page
 from pydantic import BaseModel
 
 from rlrun.cli.main import make_app
@@ -19,10 +18,11 @@ from rlrun.cli.schema import spec_schema
 from rlrun.plugins.kinds import METHODS
 from rlrun.plugins.registry import entries, load
 from rlrun.plugins.validation import load_checked_spec
-from rlrun.specs.job import Spec
 from rlrun.specs.paths import RECIPES
-from rlrun.specs.problems import SpecError
-from rlrun.specs.suggestions import KeyIndex, section_models
+from rlrun.specs.problems.findings import SpecError
+from rlrun.specs.problems.suggestions import KeyIndex, section_models
+from rlrun.specs.sections.job import Spec
+from tests.docs.pages import PAGES, ROOT, Page
 
 pages = pytest.mark.parametrize("page", [Page(path) for path in PAGES], ids=lambda page: page.path.name)
 

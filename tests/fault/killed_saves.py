@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.checkpoint import Checkpoints
-from rlrun.runner.trainer import checkpoint_files
+from rlrun.runner.checkpoints.saving import Checkpoints
+from rlrun.runner.trainer.checkpoints import checksummed_files as checkpoint_files
 from tests.runner.real_trainer import DRIVER, RealTrainer
 
 FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "shutil.rmtree"}

@@ -16,9 +16,9 @@ from typing import Any
 from rlrun.cli.main import run
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.start_trainer import TrainerRanks
-from rlrun.runner.engines.client import EngineClient
-from rlrun.runner.rollouts.evaluate import Evaluator
-from rlrun.runner.trainer_group import TrainerGroup
+from rlrun.runner.cluster.trainer_group import TrainerGroup
+from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.rollouts.evaluation import Evaluator
 
 MOMENTS: dict[str, tuple[type, str]] = {
     "starting Ray": (Cluster, "start"),

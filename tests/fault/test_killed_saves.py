@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from rlrun.runner.checkpoint import Checkpoints, trainer_folder
-from rlrun.runner.checkpoint_folder import checkpoints_in, clear_unfinished
-from rlrun.runner.checkpoint_reading import open_checkpoint
+from rlrun.runner.checkpoints.folder import checkpoints_in, clear_unfinished
+from rlrun.runner.checkpoints.reading import open_checkpoint
+from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
 from tests.runner.real_trainer import DRIVER, RealTrainer
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from rlrun.runner.checkpoint_folder import checkpoints_in
+from rlrun.runner.checkpoints.folder import checkpoints_in
 from tests.fault.conftest import STEPS
 from tests.fault.ids import check_each_once, trained_ids
 from tests.fault.moments import Fault, main_with

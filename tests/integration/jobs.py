@@ -33,7 +33,7 @@ import os
 import time
 from pathlib import Path
 
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class NoParams(Section):

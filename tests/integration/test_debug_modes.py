@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.types import Sample
-from rlrun.runner.rollouts.saved_rollouts import read_groups, rollout_file
+from rlrun.runner.records.saved_rollouts import read_groups, rollout_file
 from tests.integration.jobs import ASLEEP, Ended, Jobs
 
 SETTINGS = {

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from rlrun.plugins.types import Sample
-from rlrun.runner.rollouts.saved_rollouts import read_groups, rollout_file
+from rlrun.runner.records.saved_rollouts import read_groups, rollout_file
 from tests.integration.jobs import Ended, Jobs
 
 PARTIAL = {

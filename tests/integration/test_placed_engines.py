@@ -11,7 +11,6 @@ import numpy as np
 import psutil
 import pytest
 
-from rlrun.runner.carriers import GenerateRequest, Sampling
 from rlrun.runner.cluster.actor import visible_gpus
 from rlrun.runner.cluster.engine_setups import policy_served
 from rlrun.runner.cluster.placement import place
@@ -20,14 +19,15 @@ from rlrun.runner.cluster.ray_process import Process
 from rlrun.runner.cluster.scratch import scratch_folder
 from rlrun.runner.cluster.start_engines import engine_handles, engine_requests
 from rlrun.runner.cluster.start_trainer import trainer_requests
-from rlrun.runner.engines.client import EngineClient
-from rlrun.runner.engines.pool import EnginePool
-from rlrun.runner.errors import JobError
-from rlrun.runner.model_files import ModelFiles
-from rlrun.runner.planning.places import Place
+from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
+from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.pool.pool import EnginePool
+from rlrun.runner.host.model_files import ModelFiles
+from rlrun.runner.planning.device_map import DeviceLocation
 from rlrun.runner.planning.plan import Plan, make_plan
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.specs.job import Spec
+from rlrun.specs.sections.job import Spec
 from tests.sglang_cpu.log_probs import largest_difference
 from tests.sglang_cpu.policies import LocalPolicy
 from tests.sglang_cpu.servers import ARGUMENTS, ENVIRONMENT, python
@@ -84,7 +84,7 @@ async def test_who_shares_a_gpu_in_the_plan_shares_it_in_ray(
         ranks = cluster.launch(trainer_requests(plan, cluster.placement, folder))
         requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
         [server] = cluster.launch(requests)
-        found: defaultdict[Place, set[str]] = defaultdict(set)
+        found: defaultdict[DeviceLocation, set[str]] = defaultdict(set)
         planned = [*((rank.place,) for rank in plan.ranks), plan.engines[0].places]
         for places, process in zip(planned, [*ranks, server], strict=True):
             for place_of_it, device in zip(places, await devices(process), strict=True):

@@ -8,9 +8,9 @@ from rlrun.plugins.registry import build
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.prompts.conversations import encode_demonstration
 from rlrun.runner.prompts.tokenizer import Tokenizer
-from rlrun.specs.data import DataSpec
-from rlrun.specs.job import Spec
 from rlrun.specs.paths import RECIPES
+from rlrun.specs.sections.data import DataSpec
+from rlrun.specs.sections.job import Spec
 from tests.integration.jobs import Jobs
 
 MODEL = RECIPES / "quickstart" / "model"

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import make_tiny_model
 
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.batches.packing import all_micro_batches
-from rlrun.runner.carriers import GenerateRequest, Sampling, TrainSequence
-from rlrun.runner.engines.client import EngineClient
-from rlrun.runner.engines.pool import EnginePool
+from rlrun.runner.cluster.trainer_group import TrainerGroup
+from rlrun.runner.contracts.carriers import GenerateRequest, Sampling, TrainSequence
+from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.sglang.server import SglangServer
-from rlrun.runner.trainer_group import TrainerGroup
-from rlrun.specs.job import Spec
+from rlrun.specs.sections.job import Spec
 from tests.runner.trainer.trainer_cases import TEMPERATURE, make_sequences, make_spec, plan
 from tests.sglang_cpu.servers import ENVIRONMENT, tiny_setup
 from tests.sglang_cpu.trainer_ranks import PipedRank, trainer_ranks
+from tests.tiny_models import make_tiny_model
 
 LAYOUT = {"fsdp": 2, "tensor": 2}
 DATA_RANKS = [0, 0, 1, 1]

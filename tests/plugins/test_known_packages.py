@@ -12,7 +12,7 @@ from rlrun.plugins import known_packages
 from rlrun.plugins.registry import PluginError, load
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.paths import RECIPES
-from rlrun.specs.problems import SpecError
+from rlrun.specs.problems.findings import SpecError
 from tests.plugins.example_packages import ROOT, wheel_of
 
 CURE = (

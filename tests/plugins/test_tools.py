@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from rlrun.plugins.authoring.rollout_testing import check_tool
 from rlrun.plugins.registry import build
-from rlrun.plugins.rollout_testing import check_tool
 
 CORPUS = [
     {"title": "Tour Eiffel", "text": "The tower stands in Paris and is 330 metres tall."},

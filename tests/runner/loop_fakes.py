@@ -8,14 +8,20 @@ from typing import TypeVar
 
 import numpy as np
 
-from rlrun.converters.checksums import Digests, checksum, problems
+from rlrun.converters.folders.checksums import Digests, checksum, problems
 from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import Drop, Group, Needs, Prompt, Row, Sample, Status, VersionSpan
 from rlrun.runner.batches.packing import MicroBatches, plan_steps
-from rlrun.runner.carriers import GenerateRequest, Generation, TrainSequence, TrainStep, WeightManifest
-from rlrun.runner.errors import EngineError
-from rlrun.runner.interfaces import Policy
-from rlrun.runner.rollouts.ahead import ReadAhead
+from rlrun.runner.contracts.carriers import (
+    GenerateRequest,
+    Generation,
+    TrainSequence,
+    TrainStep,
+    WeightManifest,
+)
+from rlrun.runner.contracts.errors import EngineError
+from rlrun.runner.contracts.interfaces import RolloutContext
+from rlrun.runner.prompts.prefetcher import Prefetcher
 
 Result = TypeVar("Result")
 
@@ -54,8 +60,8 @@ class Prompts:
         self.place += count
         return [prompt(index) for index in range(self.place - count, self.place)]
 
-    def ahead(self, count: int) -> ReadAhead[Prompt]:
-        return ReadAhead(lambda: self.take(count), lambda: {"place": self.place}, self._seek)
+    def ahead(self, count: int) -> Prefetcher[Prompt]:
+        return Prefetcher(lambda: self.take(count), lambda: {"place": self.place}, self._seek)
 
     def _seek(self, state: Mapping[str, int]) -> None:
         self.place = state["place"]
@@ -289,8 +295,8 @@ class Journal:
 
 def policy(
     engines: Engines, grader: Grader | None = None, *, deterministic: bool = False, rollout: object = None
-) -> Policy:
-    return Policy(
+) -> RolloutContext:
+    return RolloutContext(
         engines,
         Decoder(),  # type: ignore[arg-type]
         grader or Grader(),

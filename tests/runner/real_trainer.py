@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.checksums import Digests, problems
-from rlrun.runner.trainer.checkpoint import load_weights, weights_state, write_state
+from rlrun.converters.folders.checksums import Digests, problems
+from rlrun.runner.trainer.checkpoints.distributed import load_weights, weights_state, write_state
 
 DRIVER: dict[str, Any] = {"progress": {"step": 4}, "data": {"place": [1, 2, 3]}}
 

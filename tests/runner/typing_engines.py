@@ -8,7 +8,7 @@ import numpy as np
 
 from rlrun.plugins.generation import Generation
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.carriers import GenerateRequest
+from rlrun.runner.contracts.carriers import GenerateRequest
 
 PROMPT = 3
 """Tokens of the fakes' prompts."""

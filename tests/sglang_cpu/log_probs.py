@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlrun.runner.carriers import Generation
+from rlrun.runner.contracts.carriers import Generation
 
 
 def model_log_probs(model: Path, prompt: np.ndarray, one: Generation) -> np.ndarray:

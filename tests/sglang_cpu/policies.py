@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from rlrun.converters.config_json import read_architecture
-from rlrun.converters.hf_names import hf_tensors
-from rlrun.runner.carriers import Readers, WeightBucket, WeightUpdate
-from rlrun.runner.engines.delivery import Buckets
-from rlrun.runner.weights.writer import Source, WeightWriter
-from rlrun.specs.job import Spec
+from rlrun.models.config_json import read_architecture
+from rlrun.models.tensor_names import hf_tensors
+from rlrun.runner.contracts.carriers import Readers, WeightBucket, WeightUpdate
+from rlrun.runner.engines.pool.delivery import Buckets
+from rlrun.runner.weights.writer import WeightSource, WeightWriter
+from rlrun.specs.sections.job import Spec
 
 
 class LocalPolicy:
@@ -30,7 +30,7 @@ class LocalPolicy:
         self._weights: dict[str, torch.Tensor] = {}
         self.writer = WeightWriter(
             Spec.model_validate(spec),
-            Source(
+            WeightSource(
                 0,
                 architecture,
                 self.shapes,

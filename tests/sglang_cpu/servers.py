@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.runner.engines.process.sglang_router import RouterSetup
 from rlrun.runner.engines.sglang.setup import SglangSetup
-from rlrun.runner.engines.sglang_router import RouterSetup
 
 HERE = Path(__file__).parent
 PYTHON = HERE.parents[1] / ".venv-sglang" / "bin" / "python"

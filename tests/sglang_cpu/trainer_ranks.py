@@ -9,11 +9,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.cluster.failures import Failure
 from rlrun.runner.cluster.trainer_actor import TrainerActor
-from rlrun.runner.trainer.exports import make_writer
-from rlrun.specs.job import Spec
+from rlrun.runner.contracts.carriers import TrainerSetup
+from rlrun.runner.host.failures import Failure
+from rlrun.runner.trainer.checkpoints.exports import make_writer
+from rlrun.specs.sections.job import Spec
 from tests.runner.trainer.trainer_cases import free_port
 
 SECONDS = 240.0

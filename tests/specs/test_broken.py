@@ -34,7 +34,7 @@ import pytest
 import rlrun
 from rlrun.plugins import registry
 from rlrun.plugins.validation import load_checked_spec
-from rlrun.specs.problems import Problem, SpecError
+from rlrun.specs.problems.findings import Problem, SpecError
 
 HERE = Path(__file__).parent
 FILES = sorted((HERE / "broken").glob("*.txt"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.cli.arguments import load
-from rlrun.specs.problems import Problem, SpecError
+from rlrun.specs.problems.findings import Problem, SpecError
 
 BASE = str(Path(__file__).parent / "base.toml")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.specs.paths import RECIPES
-from rlrun.specs.problems import SpecError
+from rlrun.specs.problems.findings import SpecError
 
 HERE = Path(__file__).parent
 SEEDS = [

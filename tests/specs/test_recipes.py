@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import tomli
 
-from rlrun.converters.architecture import Architecture
-from rlrun.converters.config_json import architecture
+from rlrun.models.architecture import Architecture
+from rlrun.models.config_json import architecture
 from rlrun.plugins.validation import load_checked_spec, needs_of
-from rlrun.runner.planning.estimate import Case, usual_workload
 from rlrun.runner.planning.hardware import find_gpu
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.sizing import size_job
+from rlrun.runner.planning.step_time import Case, usual_workload
 from rlrun.specs.paths import RECIPES
 
 HERE = Path(__file__).parent

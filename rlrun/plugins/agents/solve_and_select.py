@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rlrun.plugins.agent_task import AgentTask
 from rlrun.plugins.types import Message
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class SolveAndSelectParams(Section):

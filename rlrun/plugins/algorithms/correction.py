@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from rlrun.plugins.algorithms.policy_loss import mean_divergence
 from rlrun.plugins.types import LossInputs
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 LARGEST_LOG_RATIO = 20.0
 

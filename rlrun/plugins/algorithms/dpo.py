@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 if TYPE_CHECKING:
     import numpy as np

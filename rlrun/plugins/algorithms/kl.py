@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 Estimator = Literal["k1", "k2", "k3", "low_var_kl"]
 

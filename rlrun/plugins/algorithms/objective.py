@@ -10,7 +10,7 @@ from rlrun.plugins.algorithms.kl import KLSection, RewardKLSection, token_kl
 from rlrun.plugins.algorithms.policy_loss import clip_loss
 from rlrun.plugins.algorithms.shaping import Distillation
 from rlrun.plugins.types import LossInputs, LossOutputs, Needs
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class ObjectiveParams(Section):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 if TYPE_CHECKING:
     import numpy as np

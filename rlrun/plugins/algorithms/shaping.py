@@ -13,7 +13,7 @@ from pydantic import Field
 from rlrun.plugins.algorithms.advantages import is_compared, whiten
 from rlrun.plugins.algorithms.kl import RewardKLSection, reward_penalty
 from rlrun.plugins.types import Group, Sample, Status
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rlrun.plugins.types import Buffered
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class AgeParams(Section):

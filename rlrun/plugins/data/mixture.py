@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlrun.plugins.registry import build, checked_params, load
 from rlrun.plugins.types import Row
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class MixedSource(BaseModel):

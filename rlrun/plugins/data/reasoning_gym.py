@@ -12,8 +12,8 @@ from pydantic import Field
 
 from rlrun.plugins.data.task_settings import settings_of
 from rlrun.plugins.types import Row
-from rlrun.specs.section import Section
-from rlrun.specs.spelling import nearest
+from rlrun.specs.problems.spelling import nearest
+from rlrun.specs.sections.section import Section
 
 _OWN = {"seed", "size"}
 """Settings of every task, which the data source has as keys of its own."""

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Protocol, Self
 
 from pydantic import AfterValidator, model_validator
 
+from rlrun.plugins.data.chat_messages import read_messages, refuse_encoded
 from rlrun.plugins.data.columns import PROMPT_NAMES, likely
-from rlrun.plugins.data.messages import read_messages, refuse_encoded
 from rlrun.plugins.types import Row
 from rlrun.specs.paths import SpecPath
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 _SLICED = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]")
 _TEMPLATE_PART = re.compile(r"\{\{|\}\}|\{([A-Za-z_][^{}]*)\}")

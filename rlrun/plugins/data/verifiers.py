@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from rlrun.plugins.types import Row
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 QUESTION = "{question}"
 

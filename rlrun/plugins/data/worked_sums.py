@@ -7,7 +7,7 @@ from pydantic import Field
 
 from rlrun.plugins.data.reasoning_gym import QUESTION, make_task
 from rlrun.plugins.types import Row
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 TASK = "chain_sum"
 

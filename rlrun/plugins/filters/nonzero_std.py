@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlrun.plugins.types import Drop, Group
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 if TYPE_CHECKING:
     import numpy as np

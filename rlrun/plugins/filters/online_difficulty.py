@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rlrun.plugins.thresholds import reaches
 from rlrun.plugins.types import Drop, Group
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 Outcome = Literal["always", "never", "sometimes"]
 

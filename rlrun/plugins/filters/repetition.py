@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from rlrun.plugins.rewards.repetition import repeated_share
 from rlrun.plugins.thresholds import reaches
 from rlrun.plugins.types import Drop, Group, Mask
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class RepetitionParams(Section):

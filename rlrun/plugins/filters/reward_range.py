@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from rlrun.plugins.thresholds import exceeds
 from rlrun.plugins.types import Drop, Group
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 if TYPE_CHECKING:
     import numpy as np

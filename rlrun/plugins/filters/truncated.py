@@ -4,7 +4,7 @@ from pydantic import Field
 
 from rlrun.plugins.thresholds import exceeds
 from rlrun.plugins.types import Drop, Group, Status
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class TruncatedParams(Section):

@@ -3,12 +3,12 @@
 import re
 from typing import Any
 
-from rlrun.plugins.rewards.equivalence import same_answer
 from rlrun.plugins.rewards.extraction import last_boxed
-from rlrun.plugins.rewards.latex import normalised
+from rlrun.plugins.rewards.math_grading.equivalence import same_answer
+from rlrun.plugins.rewards.math_grading.latex import normalised
 from rlrun.plugins.rewards.needs_label import NeedsLabel
 from rlrun.plugins.types import Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 TAIL = 300
 """Characters at the end of a response in which the answer must stand."""

@@ -3,7 +3,7 @@
 from rlrun.plugins.rewards.math import boxed_answer_is
 from rlrun.plugins.rewards.needs_label import NeedsLabel
 from rlrun.plugins.types import Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 MARKERS = ("</think>", "###Response")
 

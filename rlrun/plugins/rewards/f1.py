@@ -7,7 +7,7 @@ from collections import Counter
 from rlrun.plugins.rewards.extraction import last_boxed
 from rlrun.plugins.rewards.needs_label import NeedsLabel
 from rlrun.plugins.types import Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 GUARDED = {"yes", "no", "noanswer"}
 

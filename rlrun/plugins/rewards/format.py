@@ -4,7 +4,7 @@ import re
 
 from rlrun.plugins.rewards.extraction import Pattern
 from rlrun.plugins.types import Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class FormatParams(Section):

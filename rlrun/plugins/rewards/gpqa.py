@@ -7,7 +7,7 @@ from typing import Any
 
 from rlrun.plugins.rewards.extraction import last_boxed
 from rlrun.plugins.types import Row, Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 LETTERS = "ABCDEFGHIJ"
 _ANSWER_KEYS = ("correct_letter", "correct_answer", "answer_text")

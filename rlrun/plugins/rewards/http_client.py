@@ -10,8 +10,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field
 
-from rlrun.specs.literal_secrets import masked
-from rlrun.specs.section import Section
+from rlrun.specs.reading.literal_secrets import masked
+from rlrun.specs.sections.section import Section
 
 LONGEST_PAUSE = 30.0
 LONGEST_QUOTE = 200

@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from rlrun.plugins.types import Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class LengthParams(Section):

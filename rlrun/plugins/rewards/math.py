@@ -2,11 +2,11 @@ r"""Grades the last `\boxed{...}` of a response against the label, as mathematic
 
 from typing import Any
 
-from rlrun.plugins.rewards.equivalence import same_answer
 from rlrun.plugins.rewards.extraction import last_boxed
+from rlrun.plugins.rewards.math_grading.equivalence import same_answer
 from rlrun.plugins.rewards.needs_label import NeedsLabel
 from rlrun.plugins.types import Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class MathParams(Section):

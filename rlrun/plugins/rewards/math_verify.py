@@ -6,10 +6,10 @@ from typing import Any
 from pydantic import Field
 
 from rlrun.plugins.rewards.extraction import last_boxed
+from rlrun.plugins.rewards.math_grading.quick_verdict import quick_verdict
 from rlrun.plugins.rewards.needs_label import NeedsLabel
-from rlrun.plugins.rewards.quick_verdict import quick_verdict
 from rlrun.plugins.types import Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 LONGEST_TEXT = 20_000
 """Characters at the end of a response in which the library looks for an answer."""

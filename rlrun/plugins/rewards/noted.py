@@ -1,7 +1,7 @@
 """What the rollout itself noted: the reward of an environment that judges."""
 
 from rlrun.plugins.types import Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class NotedParams(Section):

@@ -5,7 +5,7 @@ import random
 from pydantic import Field
 
 from rlrun.plugins.types import Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class RandomParams(Section):

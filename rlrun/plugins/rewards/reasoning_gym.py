@@ -9,7 +9,7 @@ from rlrun.plugins.data.reasoning_gym import make_task
 from rlrun.plugins.rewards.extraction import Pattern, last_match
 from rlrun.plugins.thresholds import reaches
 from rlrun.plugins.types import Row, Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class ReasoningGymParams(Section):

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from rlrun.plugins.types import Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class RepetitionParams(Section):

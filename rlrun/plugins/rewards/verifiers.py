@@ -6,7 +6,7 @@ from typing import Any
 
 from rlrun.plugins.data.verifiers import load_taskset, prompt_messages
 from rlrun.plugins.types import Row, Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class VerifiersRewardParams(Section):

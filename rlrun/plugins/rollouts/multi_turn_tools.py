@@ -16,8 +16,8 @@ from rlrun.plugins.rollouts.tool_box import ToolBox
 from rlrun.plugins.rollouts.tool_calls import Syntax, parse_calls
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Message, Status
-from rlrun.specs.rollout import ToolSpec
-from rlrun.specs.section import Section
+from rlrun.specs.sections.rollout import ToolSpec
+from rlrun.specs.sections.section import Section
 
 
 class MultiTurnToolsParams(Section):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.session import SessionGroup
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class SingleTurnParams(Section):

@@ -13,7 +13,7 @@ from rlrun.plugins.registry import build
 from rlrun.plugins.rollouts.tool_calls import Malformed, ToolCall
 from rlrun.plugins.session import Chat, Session
 from rlrun.plugins.types import Message
-from rlrun.specs.rollout import ToolSpec
+from rlrun.specs.sections.rollout import ToolSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pydantic import Field
 from rlrun.plugins.rewards.code.jailed import Ending
 from rlrun.plugins.rewards.code.sandbox import Limits, Sandbox
 from rlrun.plugins.tools.schema import function_schema
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 _ABOUT = (
     "Runs a Python program and returns what it prints, and the value of its last line. Nothing is kept from "

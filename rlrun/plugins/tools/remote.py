@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from rlrun.plugins.rewards.http_client import HttpClient, HttpParams
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlrun.specs.docstrings import field_docstrings
+from rlrun.specs.problems.docstrings import field_docstrings
 
 
 def function_schema(name: str, about: str, arguments: type[BaseModel]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rlrun.plugins.tools.schema import function_schema
 from rlrun.specs.paths import SpecPath
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 _WORD = re.compile(r"\w+")
 _BEST = "SELECT title, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid LIMIT ?"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 ID_FILE = "mlflow-id.txt"
 LONGEST_VALUE = 6000

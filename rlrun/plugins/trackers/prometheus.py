@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from rlrun.plugins.http_guard import is_known_host, is_loopback
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 
 class TensorBoardParams(Section):

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 NAME_FILE = "trackio-name.txt"
 

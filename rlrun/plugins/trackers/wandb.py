@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 ID_FILE = "wandb-id.txt"
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.sampling_mask import SamplingMask, joined_masks
-from rlrun.runner.carriers import TrainSequence
+from rlrun.runner.contracts.carriers import TrainSequence
 
 Array = NDArray[np.float32]
 

@@ -13,14 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.models.config_defaults import completed
 from rlrun.runner.batches.bins import Bin, best_fit_decreasing, loads_of, share_bins, share_items
 from rlrun.runner.batches.reduction import Reduction, token_scales
-from rlrun.runner.carriers import TrainSequence, TrainStep
-from rlrun.specs.model_defaults import completed
-
-MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]
-"""`[data rank][micro-batch]` -> indices of sequences."""
-
+from rlrun.runner.contracts.carriers import MicroBatches, TrainSequence, TrainStep
 
 FLAT = 1.002
 """Ranks that lose at most this much to waiting for each other need no other plan."""

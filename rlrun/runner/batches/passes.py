@@ -20,9 +20,9 @@ from rlrun.runner.batches.sequences import (
     with_reference,
     with_values,
 )
-from rlrun.runner.carriers import TrainSequence, TrainStep
-from rlrun.runner.clock import StepClock
-from rlrun.runner.interfaces import Advantages, FrozenModel, Trainer
+from rlrun.runner.contracts.carriers import TrainSequence, TrainStep
+from rlrun.runner.contracts.interfaces import Advantages, FrozenModel, Trainer
+from rlrun.runner.contracts.step_clock import StepClock
 
 Pack = Callable[[Sequence[TrainSequence]], list[TrainStep]]
 

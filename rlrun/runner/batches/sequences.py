@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.types import Group, Sample
-from rlrun.runner.carriers import TrainSequence
-from rlrun.runner.interfaces import Advantages
+from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.contracts.interfaces import Advantages
 
 Array = NDArray[np.float32]
 

@@ -16,7 +16,7 @@ from functools import wraps
 from pathlib import Path
 from typing import ClassVar, Concatenate, ParamSpec, TypeVar
 
-from rlrun.runner.cluster.failures import Failure
+from rlrun.runner.host.failures import Failure
 
 Self = TypeVar("Self")
 Parameters = ParamSpec("Parameters")

@@ -4,8 +4,8 @@ import os
 from typing import Any
 
 from rlrun.runner.cluster.actor import Actor, peak_memory, reports_failure
-from rlrun.runner.engines.health import ask_health
-from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.process.health import ask_health
 from rlrun.runner.engines.sglang.server import SglangServer
 from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
@@ -70,6 +70,6 @@ def _own_server(setup: EngineSetup | SleepingSetup) -> Any:
         from rlrun.runner.engines.sleeping.server import SleepingServer
 
         return SleepingServer(setup)
-    from rlrun.runner.engines.native.server import NativeServer
+    from rlrun.runner.engines.native.http.server import NativeServer
 
     return NativeServer(setup)

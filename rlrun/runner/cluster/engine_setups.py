@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlrun.runner.cluster.ray_process import Process
-from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
-from rlrun.runner.model_files import ModelFiles
+from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.plan import EnginePlan, Plan
-from rlrun.specs.engine import EngineSpec, NamedEngineSpec
-from rlrun.specs.job import Spec
-from rlrun.specs.layout import sleeps
-from rlrun.specs.secrets import reveal
+from rlrun.specs.derived.engine_layout import sleeps
+from rlrun.specs.reading.secret_references import reveal
+from rlrun.specs.sections.engine import EngineSpec, NamedEngineSpec
+from rlrun.specs.sections.job import Spec
 
 Setup = EngineSetup | SglangSetup | SleepingSetup
 

@@ -28,7 +28,7 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class BundleSlot:
     """Where a process sits, and its part of the bundle."""
 
     bundle: int
@@ -38,7 +38,7 @@ class Seat:
     """Further bundles of the same node whose GPUs the process uses too, though it is seated in one."""
 
 
-Seats = tuple[Seat, ...]
+Seats = tuple[BundleSlot, ...]
 """One process's on each node that an engine lies on."""
 
 
@@ -49,14 +49,14 @@ class Placement:
     bundles: tuple[Bundle, ...]
     nodes: tuple[int, ...]
     """Where each bundle is planned."""
-    ranks: tuple[Seat, ...]
+    ranks: tuple[BundleSlot, ...]
     engines: tuple[Seats, ...]
     others: tuple[Seats, ...]
     strategy: Literal["STRICT_PACK", "PACK"]
     """One node for all, or as few as they fit on."""
 
     @property
-    def wide(self) -> list[Seat]:
+    def wide(self) -> list[BundleSlot]:
         """Seats that reach over several bundles."""
         return [seat for seats in (*self.engines, *self.others) for seat in seats if seat.beside]
 
@@ -82,10 +82,10 @@ def place(plan: Plan) -> Placement:
     order = sorted(sharers)
     bundles = [_bundle(sharers[device]) for device in order]
 
-    def seat(devices: Sequence[Device]) -> Seat:
+    def seat(devices: Sequence[Device]) -> BundleSlot:
         first, *beside = (order.index(device) for device in devices)
         bundle, share = bundles[first], len(sharers[devices[0]])
-        return Seat(first, bundle.cpus / share, bundle.gpus / share, tuple(beside))
+        return BundleSlot(first, bundle.cpus / share, bundle.gpus / share, tuple(beside))
 
     seats = [tuple(seat(list(one)) for _, one in groupby(devices, key=_node)) for devices in keys]
     ranks, engines = len(plan.ranks), len(plan.ranks) + len(plan.engines)

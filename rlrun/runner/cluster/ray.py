@@ -15,19 +15,19 @@ from typing import Any, TypeVar
 
 import psutil
 
-from rlrun.runner.background import cancel_all, in_background, to_its_end
-from rlrun.runner.cluster.failures import ProcessFailure
 from rlrun.runner.cluster.placement import Placement
-from rlrun.runner.cluster.processes import children, end, kill
 from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.cluster.ray_health import JoinedCluster, dead_server
 from rlrun.runner.cluster.ray_process import PINGS, Process, Request
 from rlrun.runner.cluster.ray_reservation import Reservation
 from rlrun.runner.cluster.ray_session import join, start_here, take_back_signals
 from rlrun.runner.cluster.scratch import Scratch
-from rlrun.runner.errors import JobError
-from rlrun.runner.weights.segment_files import remove_of
-from rlrun.specs.cluster import ClusterSpec
+from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.host.background import cancel_all, in_background, to_its_end
+from rlrun.runner.host.child_processes import children, end, kill
+from rlrun.runner.host.failures import ProcessFailure
+from rlrun.runner.host.segment_files import remove_of
+from rlrun.specs.sections.cluster import ClusterSpec
 
 Result = TypeVar("Result")
 

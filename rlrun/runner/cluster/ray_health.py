@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from rlrun.runner.cluster.processes import end
 from rlrun.runner.cluster.ray_environment import ray
+from rlrun.runner.host.child_processes import end
 
 _ESSENTIAL = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
 _REACHED_SECONDS = 5.0

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.background import in_time
 from rlrun.runner.cluster.engine_actors import EngineActor, SglangActor
-from rlrun.runner.cluster.failures import Failure, ProcessFailure
-from rlrun.runner.cluster.placement import Seat
+from rlrun.runner.cluster.placement import BundleSlot
 from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.cluster.trainer_actor import TrainerActor
-from rlrun.runner.crashes import fatal_signal
+from rlrun.runner.host.background import in_time
+from rlrun.runner.host.failures import Failure, ProcessFailure
+from rlrun.runner.host.repeated_crashes import fatal_signal
 
 PINGS = "pings"
 """The concurrency group of pings that do not wait behind what the process is busy with."""
@@ -28,7 +28,7 @@ class Request:
     name: str
     """`trainer 0`, `engine 1`: as messages call it."""
     kind: type[TrainerActor] | type[EngineActor] | type[SglangActor]
-    seat: Seat
+    seat: BundleSlot
     environment: Mapping[str, str]
     """Set before its interpreter starts."""
     log: Path

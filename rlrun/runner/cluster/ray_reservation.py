@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun.runner.cluster.actor import visible_gpus
-from rlrun.runner.cluster.placement import Placement, Seat, reserved_bundles
+from rlrun.runner.cluster.placement import BundleSlot, Placement, reserved_bundles
 from rlrun.runner.cluster.ray_environment import ray
-from rlrun.runner.errors import JobError
+from rlrun.runner.contracts.errors import JobError
 
 _SECONDS = 60.0
 _A_LITTLE = {"num_cpus": 0, "num_gpus": 0.01}
@@ -67,11 +67,11 @@ class Reservation:
         except ray.exceptions.RayError as error:
             raise JobError(f"the nodes did not say which GPUs were reserved: {error}") from error
 
-    def reach(self, seat: Seat) -> list[str]:
+    def reach(self, seat: BundleSlot) -> list[str]:
         """Ids of the GPUs that a seat of several may use."""
         return [self._gpus[one] for one in (seat.bundle, *seat.beside)] if seat.beside else []
 
-    def host(self, seat: Seat) -> str:
+    def host(self, seat: BundleSlot) -> str:
         """Address of a seat's node."""
         node = self._nodes()[self._stands[seat.bundle]]
         return str(next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node))

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.cluster.ray_health import end_ray
-from rlrun.runner.errors import JobError
+from rlrun.runner.contracts.errors import JobError
 
 logger = logging.getLogger(__name__)
 

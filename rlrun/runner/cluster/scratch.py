@@ -22,10 +22,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rlrun.runner.atomic import read_bytes, write_json
-from rlrun.runner.file_lock import try_lock
-from rlrun.runner.records.owner import Owner, boot_id
-from rlrun.runner.weights.segment_files import remove_of, remove_stale
+from rlrun.runner.host.atomic_files import read_bytes, write_json
+from rlrun.runner.host.file_lock import try_lock
+from rlrun.runner.host.process_identity import Owner, boot_id
+from rlrun.runner.host.segment_files import remove_of, remove_stale
 
 _OWNER = "owner.json"
 _PROCESSES = "processes.json"

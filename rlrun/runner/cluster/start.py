@@ -11,26 +11,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlrun.plugins.engines import Address
-from rlrun.runner.background import in_background
 from rlrun.runner.cluster.engine_setups import other_served, policy_served
-from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process
 from rlrun.runner.cluster.start_engines import EngineHandle, engine_handles, engine_requests
 from rlrun.runner.cluster.start_trainer import TrainerRanks, trainer_requests
-from rlrun.runner.cpp_build import ENGINE_OPERATORS, TRAINER_OPERATORS, is_built
-from rlrun.runner.engines.client import EngineClient
-from rlrun.runner.engines.external import ExternalEngine, Wanted
-from rlrun.runner.errors import JobError
-from rlrun.runner.interfaces import Timed
-from rlrun.runner.model_files import ModelFiles
+from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.contracts.interfaces import Timed
+from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.client.external import ExpectedModel, ExternalEngine
+from rlrun.runner.host.background import in_background
+from rlrun.runner.host.cpp_build import ENGINE_OPERATORS, TRAINER_OPERATORS, is_built
+from rlrun.runner.host.failures import gather_or_first_cause
+from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.plan import Plan
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.specs.deadlines import answer_seconds
-from rlrun.specs.engine import EngineSpec
-from rlrun.specs.job import Spec
-from rlrun.specs.layout import sleeps
-from rlrun.specs.weight_sync import shares_memory
+from rlrun.specs.derived.engine_layout import sleeps
+from rlrun.specs.derived.request_deadlines import answer_seconds
+from rlrun.specs.derived.weight_sync import shares_memory
+from rlrun.specs.sections.engine import EngineSpec
+from rlrun.specs.sections.job import Spec
 
 _BOOT_SECONDS = 120.0
 """Deadline for a process to come up."""
@@ -39,7 +39,7 @@ Handle = EngineHandle | ExternalEngine
 
 
 @dataclass(frozen=True, slots=True)
-class Engines:
+class EngineProcesses:
     """Engines that serve one model."""
 
     handles: Sequence[Handle] = ()
@@ -53,13 +53,13 @@ class Engines:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class Processes:
     """What runs."""
 
     trainer: TrainerRanks
-    engines: Engines = Engines()
+    engines: EngineProcesses = EngineProcesses()
     """Of the policy."""
-    others: Mapping[str, Engines] = field(default_factory=dict)
+    others: Mapping[str, EngineProcesses] = field(default_factory=dict)
     """By name of `[[engines]]`."""
 
 
@@ -81,7 +81,7 @@ class Models:
 
 async def start_processes(
     spec: Spec, plan: Plan, models: Models, folder: RunFolder, cluster: Cluster, *, timed: Timed
-) -> Started:
+) -> Processes:
     """Start Ray, and the ranks and engines of the plan. JobError: the first cause of what went wrong.
 
     `timed` awaits a phase and shows it by its name.
@@ -105,8 +105,8 @@ async def start_processes(
         await gather_or_first_cause([asyncio.create_task(timed(loading_trainer, trainer.start())), serving])
         found = serving.result()
     clients = iter(found)
-    engines = {name: Engines(group, [next(clients) for _ in group]) for name, group in groups.items()}
-    return Started(trainer, engines.pop(None), {name or "": one for name, one in engines.items()})
+    engines = {name: EngineProcesses(group, [next(clients) for _ in group]) for name, group in groups.items()}
+    return Processes(trainer, engines.pop(None), {name or "": one for name, one in engines.items()})
 
 
 def _phases(spec: Spec) -> tuple[str, str]:
@@ -126,7 +126,7 @@ def _engines(
     groups: dict[str | None, list[Handle]] = {None: []}
     if spec.engine.type == "external":
         if plan.rollout:
-            wanted = Wanted("engine", models.policy.config(), plan.max_sample_tokens)
+            wanted = ExpectedModel("engine", models.policy.config(), plan.max_sample_tokens)
             groups[None] = _external(spec, "engine", spec.engine, wanted)
     else:
         requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
@@ -135,7 +135,9 @@ def _engines(
     for number, section in enumerate(spec.engines):
         model = models.others[section.name]
         if section.type == "external":
-            wanted = Wanted(f"engines[{number}]", model.config() if model else None, section.max_length)
+            wanted = ExpectedModel(
+                f"engines[{number}]", model.config() if model else None, section.max_length
+            )
             groups[section.name] = _external(spec, section.name, section, wanted)
             continue
         assert model is not None, "a rule asks for the path"
@@ -147,7 +149,7 @@ def _engines(
     return groups
 
 
-def _external(spec: Spec, name: str, section: EngineSpec, wanted: Wanted) -> list[Handle]:
+def _external(spec: Spec, name: str, section: EngineSpec, wanted: ExpectedModel) -> list[Handle]:
     seconds = (answer_seconds(spec), spec.fault_tolerance.engine_timeout, section.start_timeout)
     return [
         ExternalEngine(f"{name} {number}", url, section.api_key, wanted, seconds)

@@ -8,19 +8,19 @@ from yarl import URL
 
 from rlrun.runner.cluster.engine_actors import EngineActor, SglangActor
 from rlrun.runner.cluster.engine_setups import Served, Setup, engine_setup, tells_experts
-from rlrun.runner.cluster.failures import gather_or_first_cause
 from rlrun.runner.cluster.placement import Seats
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process, Request
-from rlrun.runner.cluster.threads import thread_variables
-from rlrun.runner.engines.client import EngineClient
-from rlrun.runner.engines.parsing import ModelLimits
+from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.client.parsing import ModelLimits
 from rlrun.runner.engines.sglang.setup import SglangSetup
+from rlrun.runner.host.failures import gather_or_first_cause
+from rlrun.runner.host.threads import thread_variables
 from rlrun.runner.planning.plan import EnginePlan
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.specs.deadlines import answer_seconds
-from rlrun.specs.engine import EngineSpec
-from rlrun.specs.job import Spec
+from rlrun.specs.derived.request_deadlines import answer_seconds
+from rlrun.specs.sections.engine import EngineSpec
+from rlrun.specs.sections.job import Spec
 
 _BOOT_SECONDS = 120.0
 """Deadline for a process to come up."""

@@ -6,16 +6,16 @@ actors ─▶ free port of rank 0's host ─▶ all ranks: import, meet there, l
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlrun.runner.carriers import TrainerSetup
-from rlrun.runner.cluster.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.cluster.placement import Placement
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process, Request
-from rlrun.runner.cluster.threads import thread_variables
 from rlrun.runner.cluster.trainer_actor import TrainerActor
+from rlrun.runner.contracts.carriers import TrainerSetup
+from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause
+from rlrun.runner.host.threads import thread_variables
 from rlrun.runner.planning.plan import Plan, RankPlan
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.specs.job import Spec
+from rlrun.specs.sections.job import Spec
 
 _START_SECONDS = 1800.0
 """Deadline for a trainer rank to import, meet the others and load its model."""

@@ -4,11 +4,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlrun.converters.checksums import Digests, problems
+from rlrun.converters.folders.checksums import Digests, problems
 from rlrun.runner.batches.columns import Columns, from_columns, joined_log_probs
-from rlrun.runner.batches.packing import MicroBatches
-from rlrun.runner.carriers import GroupAddress, Readers, TrainerSetup, TrainStep, WeightBucket, WeightUpdate
 from rlrun.runner.cluster.actor import Actor, reports_failure
+from rlrun.runner.contracts.carriers import (
+    GroupAddress,
+    MicroBatches,
+    Readers,
+    TrainerSetup,
+    TrainStep,
+    WeightBucket,
+    WeightUpdate,
+)
 
 
 class TrainerActor(Actor):
@@ -19,7 +26,7 @@ class TrainerActor(Actor):
     @reports_failure
     def start(self, setup: TrainerSetup) -> None:
         """Import torch, join the other ranks and load the model: seconds to minutes."""
-        from rlrun.runner.trainer.rank import TrainerRank
+        from rlrun.runner.trainer.roles.rank import TrainerRank
 
         self._rank = TrainerRank(setup)
 

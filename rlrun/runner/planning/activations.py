@@ -1,8 +1,8 @@
 """What forward and backward passes take on a rank, estimated from shapes; `rlrun plan --deep` traces it."""
 
-from rlrun.converters.architecture import Architecture
+from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.model_size import Share
-from rlrun.specs.trainer import TrainerSpec
+from rlrun.specs.sections.trainer import TrainerSpec
 
 ITEM = {"float32": 4, "bfloat16": 2}
 KEPT_LOGITS = 64 * 2**20

@@ -1,6 +1,6 @@
 """`rlrun plan --deep`: what one trainer rank holds, from a dry run of the trainer's own code; needs no torch.
 
-The dry run is a process of its own (rlrun.runner.trainer.dry_run), ended at its deadline.
+The dry run is a process of its own (rlrun.runner.trainer.dry_run.rank), ended at its deadline.
 """
 
 import json
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from rlrun.converters.architecture import Architecture
-from rlrun.runner.planning.estimate import Case
+from rlrun.models.architecture import Architecture
+from rlrun.runner.planning.step_time import Case
 
 SECONDS = 1800.0
 """Deadline: large models of many layers take minutes."""
@@ -54,7 +54,7 @@ def trace(case: Case, rank: int = 0, seconds: float = SECONDS) -> Traced:
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "rlrun.runner.trainer.dry_run"]
+    command = [sys.executable, "-m", "rlrun.runner.trainer.dry_run.rank"]
     try:
         done = subprocess.run(
             command,

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from rlrun.converters.architecture import Architecture
-from rlrun.runner.planning.estimate import Case
+from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.memory import (
     CACHE_SHARE,
     SGLANG_SHARE,
@@ -13,8 +12,9 @@ from rlrun.runner.planning.memory import (
     generating,
     times,
 )
-from rlrun.specs.engine import EngineSpec
-from rlrun.specs.server_size import gpus_of
+from rlrun.runner.planning.step_time import Case
+from rlrun.specs.derived.server_size import gpus_of
+from rlrun.specs.sections.engine import EngineSpec
 
 
 def policy_engine(case: Case, left: int) -> tuple[EngineMemory | None, Phase | None]:

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlrun.specs.spelling import nearest
+from rlrun.specs.problems.spelling import nearest
 
 GIB = 2**30
 

@@ -6,13 +6,13 @@ Parameters, gradients, optimizer state and KV cache are counted; activations are
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rlrun.converters.architecture import Architecture
+from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.activations import ITEM, activation_bytes, logit_bytes, mask_bytes
 from rlrun.runner.planning.model_size import Share, largest_share, parameter_count
-from rlrun.specs.companions import CriticSpec, TeacherSpec, side_layout
-from rlrun.specs.engine import EngineSpec
-from rlrun.specs.optimizer import OptimizerSpec
-from rlrun.specs.trainer import TrainerSpec
+from rlrun.specs.sections.companions import CriticSpec, TeacherSpec, side_layout
+from rlrun.specs.sections.engine import EngineSpec
+from rlrun.specs.sections.optimizer import OptimizerSpec
+from rlrun.specs.sections.trainer import TrainerSpec
 
 CACHE_BLOCK = 16
 """Tokens in a block of the native engine's KV cache."""

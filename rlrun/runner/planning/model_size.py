@@ -6,10 +6,10 @@ from fnmatch import fnmatchcase
 from functools import cache
 from math import prod
 
-from rlrun.converters.architecture import Architecture
-from rlrun.converters.hf_names import HfTensor, hf_tensors
-from rlrun.runner.trainer.layout import stage_layers, stages_of
-from rlrun.specs.trainer import ParallelSpec
+from rlrun.models.architecture import Architecture
+from rlrun.models.tensor_names import HfTensor, hf_tensors
+from rlrun.runner.planning.rank_layout import stage_layers, stages_of
+from rlrun.specs.sections.trainer import ParallelSpec
 
 _WHOLE = (".router.", ".wq_a.", ".wkv_a.")
 """Matrices that tensor parallelism leaves whole: routers, and the way into latent vectors."""

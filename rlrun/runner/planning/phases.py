@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlrun.runner.planning.engine_memory import other_engines, policy_engine
-from rlrun.runner.planning.estimate import Case
 from rlrun.runner.planning.memory import CONTEXT, EngineMemory, Part, Phase
 from rlrun.runner.planning.rank_memory import Ranks, ranks_memory
-from rlrun.specs.layout import sleeps
-from rlrun.specs.weight_sync import bucket_bytes, lie_on_devices
+from rlrun.runner.planning.step_time import Case
+from rlrun.specs.derived.engine_layout import sleeps
+from rlrun.specs.derived.weight_sync import bucket_bytes, lie_on_devices
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlrun.plugins.validation import needs_of
-from rlrun.runner.planning.places import (
-    Place,
+from rlrun.runner.planning.device_map import (
+    DeviceLocation,
     Places,
     available_cores,
     local_ranks,
@@ -19,13 +19,13 @@ from rlrun.runner.planning.places import (
     place_ranks,
     share_threads,
 )
-from rlrun.runner.trainer.layout import Coordinates, coordinates, data_rank
-from rlrun.specs.batch import BatchNumbers, batch_numbers
-from rlrun.specs.companions import side_layout
-from rlrun.specs.engine import EngineSpec
-from rlrun.specs.job import Spec
-from rlrun.specs.layout import Layout, layout_of, started
-from rlrun.specs.lengths import longest_sample
+from rlrun.runner.planning.rank_layout import Coordinates, coordinates, data_rank
+from rlrun.specs.derived.batch_equation import BatchNumbers, batch_numbers
+from rlrun.specs.derived.engine_layout import Layout, layout_of, started
+from rlrun.specs.derived.lengths import longest_sample
+from rlrun.specs.sections.companions import side_layout
+from rlrun.specs.sections.engine import EngineSpec
+from rlrun.specs.sections.job import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RankPlan:
     """The same in the teacher's layout, should there be one."""
     critic_data_rank: int
     coordinates: Coordinates
-    place: Place
+    place: DeviceLocation
     local_rank: int
     """Number among the trainer ranks of its node."""
     threads: int
@@ -57,7 +57,7 @@ class EnginePlan:
     """`engine` for those that generate, else the name in `[[engines]]`."""
     index: int
     """Among those of its name."""
-    places: tuple[Place, ...]
+    places: tuple[DeviceLocation, ...]
     """Its GPUs, by node; one place on CPU."""
     threads: int
     """CPU threads of each of its processes there."""
@@ -65,7 +65,7 @@ class EnginePlan:
     """Where it listens; None: a free port."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> DeviceLocation:
         """The first of its devices, on the node that answers."""
         return self.places[0]
 
@@ -134,7 +134,9 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
     )
 
 
-def _ranks(spec: Spec, layout: Layout, places: Sequence[Place], threads: Sequence[int]) -> Iterator[RankPlan]:
+def _ranks(
+    spec: Spec, layout: Layout, places: Sequence[DeviceLocation], threads: Sequence[int]
+) -> Iterator[RankPlan]:
     parallel = spec.trainer.parallel
     teacher = side_layout(None if spec.teacher is None else spec.teacher.parallel, layout.ranks)
     critic = side_layout(spec.critic.parallel, layout.ranks)

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from rlrun.converters.architecture import Architecture
-from rlrun.converters.config_json import read_architecture
-from rlrun.converters.foreign import read_model
-from rlrun.specs.hub import download
-from rlrun.specs.job import Spec
-from rlrun.specs.layout import started
-from rlrun.specs.model import ModelSpec
+from rlrun.models.architecture import Architecture
+from rlrun.models.config_json import read_architecture
+from rlrun.models.hub import download
+from rlrun.models.transformers_models import read_model
+from rlrun.specs.derived.engine_layout import started
+from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.model import ModelSpec
 
 
 def planned_architecture(spec: ModelSpec) -> Architecture:

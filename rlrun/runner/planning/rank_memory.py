@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlrun.runner.planning.copies import staged
-from rlrun.runner.planning.estimate import Case
 from rlrun.runner.planning.memory import Part, Phase, critic, teacher, times, training
-from rlrun.specs.sampling_mask import candidates_of
+from rlrun.runner.planning.step_time import Case
+from rlrun.runner.planning.storage import staged
+from rlrun.specs.derived.sampling_mask import candidates_of
 
 KEPT = (
     "parameters",

@@ -5,12 +5,12 @@ spec, plan, architecture, device -> Sizing: memory by phase, warnings, disk, est
 
 from dataclasses import dataclass
 
-from rlrun.runner.planning.copies import checkpoint_bytes, export_bytes, offloaded
-from rlrun.runner.planning.estimate import Case, Estimate, estimate
+from rlrun.runner.planning.fit import misfits
 from rlrun.runner.planning.memory import EngineMemory, Phase
-from rlrun.runner.planning.misfits import misfits
 from rlrun.runner.planning.phases import job_memory
 from rlrun.runner.planning.rank_memory import reference_bytes, staged_bytes
+from rlrun.runner.planning.step_time import Case, Estimate, estimate
+from rlrun.runner.planning.storage import checkpoint_bytes, export_bytes, offloaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import log
 
-from rlrun.converters.architecture import Architecture
-from rlrun.runner.planning.estimate import Case
+from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.sizing import Sizing, size_job
-from rlrun.specs.algorithm_rules import ALGORITHM_RULES
-from rlrun.specs.job import Spec
-from rlrun.specs.rollout_rules import ROLLOUT_RULES
-from rlrun.specs.rules import RULES
-from rlrun.specs.server_size import stages_of
-from rlrun.specs.trainer import ParallelSpec
+from rlrun.runner.planning.step_time import Case
+from rlrun.specs.derived.server_size import stages_of
+from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES
+from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
+from rlrun.specs.rules.shared_rules import RULES
+from rlrun.specs.sections.job import Spec
+from rlrun.specs.sections.trainer import ParallelSpec
 
 DEGREES = (1, 2, 4, 8, 16)
 _MODEL_PARALLEL = ("tensor", "pipeline", "context", "expert")

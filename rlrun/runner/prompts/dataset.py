@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rlrun.plugins.protocols import DataSource
 from rlrun.plugins.types import Prompt, Row
-from rlrun.specs.data import DataSpec
+from rlrun.specs.sections.data import DataSpec
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlrun.specs.json_files import read_table
+from rlrun.models.json_files import read_table
 
 
 def end_token_ids(folder: Path) -> tuple[int, ...]:

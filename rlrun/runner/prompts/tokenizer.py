@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlrun.models.hub import first_line
 from rlrun.plugins.types import Message, Row
 from rlrun.runner.prompts.control_tokens import Guard
 from rlrun.runner.prompts.end_tokens import declared_end_tokens
 from rlrun.runner.prompts.template import ChatTemplate, Rendered, Tools
 from rlrun.runner.prompts.template_files import template_problem
-from rlrun.specs.hub import first_line
 
 Tokens = NDArray[np.int32]
 Mask = NDArray[np.float32]

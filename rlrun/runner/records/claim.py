@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rlrun.runner.atomic import is_unfinished
-from rlrun.runner.errors import RunFolderError
-from rlrun.runner.file_lock import try_lock
+from rlrun.runner.contracts.errors import RunFolderError
+from rlrun.runner.host.atomic_files import is_unfinished
+from rlrun.runner.host.file_lock import try_lock
 from rlrun.runner.records.run_folder import PRIVATE, RunFolder
 from rlrun.runner.records.state import is_alive
 from rlrun.specs.paths import shown_path

@@ -11,8 +11,8 @@ from typing import Any
 
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.specs.literal_secrets import masked
-from rlrun.specs.secrets import hidden
+from rlrun.specs.reading.literal_secrets import masked
+from rlrun.specs.reading.secret_references import hidden
 
 DRIVER_LOG = "driver.log"
 

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 from rlrun.plugins.protocols import Tracker
 from rlrun.plugins.types import Group, Sample
-from rlrun.runner.errors import JobError
+from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.host.process_identity import Owner
 from rlrun.runner.records.console import Console
-from rlrun.runner.records.owner import Owner
 from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.records.saved_rollouts import rollout_file, write_samples
 from rlrun.runner.records.tracking import Tracking, close_all
-from rlrun.runner.rollouts.saved_rollouts import rollout_file, write_samples
 
 Result = TypeVar("Result")
 

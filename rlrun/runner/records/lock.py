@@ -13,14 +13,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rlrun.plugins.registry import PluginError, load
-from rlrun.runner.atomic import read_bytes
-from rlrun.runner.errors import RunFolderError
-from rlrun.runner.model_files import ModelFiles, fingerprint
-from rlrun.specs.data import DataSpec
-from rlrun.specs.differences import Difference, differences
-from rlrun.specs.job import Spec
-from rlrun.specs.loading import LoadedSpec
+from rlrun.runner.contracts.errors import RunFolderError
+from rlrun.runner.host.atomic_files import read_bytes
+from rlrun.runner.host.model_files import ModelFiles, fingerprint
 from rlrun.specs.paths import path_fields, shown_path
+from rlrun.specs.reading.differences import Difference, differences
+from rlrun.specs.reading.loading import LoadedSpec
+from rlrun.specs.sections.data import DataSpec
+from rlrun.specs.sections.job import Spec
 
 _PACKAGES = ("rlrun", "torch", "torchtitan", "transformers", "ray", "numpy", "safetensors", "reasoning-gym")
 _FIXED = ("seed", "model", "data")

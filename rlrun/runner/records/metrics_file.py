@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MetricsLine:
     """One line of the file."""
 
     number: int
@@ -33,10 +33,10 @@ class Line:
         return self.metrics is None and not self.raw.endswith(b"\n")
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path) -> list[MetricsLine]:
     """Returns all lines of the file, the broken ones included; none if there is no file."""
     raw_lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return [Line(number, raw, _metrics_of(raw)) for number, raw in enumerate(raw_lines, start=1)]
+    return [MetricsLine(number, raw, _metrics_of(raw)) for number, raw in enumerate(raw_lines, start=1)]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -46,16 +46,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [line.metrics for line in lines if line.metrics is not None]
 
 
-def split_after(lines: Iterable[Line], step: int) -> tuple[list[Line], list[Line]]:
+def split_after(lines: Iterable[MetricsLine], step: int) -> tuple[list[MetricsLine], list[MetricsLine]]:
     """Returns the lines of steps up to `step`, and the others: later steps and broken lines."""
-    kept: list[Line] = []
-    cut: list[Line] = []
+    kept: list[MetricsLine] = []
+    cut: list[MetricsLine] = []
     for line in lines:
         (kept if line.metrics is not None and line.metrics["step"] <= step else cut).append(line)
     return kept, cut
 
 
-def warn_of_broken(path: Path, lines: Sequence[Line], fate: str) -> None:
+def warn_of_broken(path: Path, lines: Sequence[MetricsLine], fate: str) -> None:
     """Names each broken line and what becomes of it, except the last one that a crash cut short."""
     for line in lines:
         if line.metrics is None and not line.is_cut:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.runner.records.metrics_file import read_metrics
+from rlrun.runner.records.packed_lines import UnreadableFile, read_records
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.text_plot import LABEL, plot
-from rlrun.runner.rollouts.packed_lines import UnreadableFile, read_records
 from rlrun.specs.step_names import ROLLOUTS, paths_of_steps
 
 logger = logging.getLogger(__name__)

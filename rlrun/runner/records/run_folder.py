@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.atomic import write_bytes, write_json
+from rlrun.runner.host.atomic_files import write_bytes, write_json
 from rlrun.runner.records.metrics_file import read_lines, split_after, warn_of_broken
 from rlrun.runner.records.state import read_state
 from rlrun.specs.paths import shown_path

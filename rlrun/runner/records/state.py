@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, FiniteFloat, ValidationError
 
-from rlrun.runner.atomic import read_bytes
-from rlrun.runner.errors import RunFolderError
-from rlrun.runner.records.owner import MOST_PID, Owner
+from rlrun.runner.contracts.errors import RunFolderError
+from rlrun.runner.host.atomic_files import read_bytes
+from rlrun.runner.host.process_identity import MOST_PID, Owner
 from rlrun.specs.paths import shown_path
 
 SILENT_SECONDS = 300.0

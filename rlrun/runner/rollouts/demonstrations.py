@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.plugins.types import Group, Prompt, Sample, Status
-from rlrun.runner.rollouts.ahead import ReadAhead
-from rlrun.runner.rollouts.rollout import Batch
+from rlrun.runner.prompts.prefetcher import Prefetcher
+from rlrun.runner.rollouts.synchronous import Batch
 
 
 class DemonstrationSource:
     """Batches of demonstrations in the order of the data."""
 
-    def __init__(self, groups: ReadAhead[Group]) -> None:
+    def __init__(self, groups: Prefetcher[Group]) -> None:
         self._groups = groups
 
     async def next(self, version: int) -> Batch:

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.protocols import Executed
 from rlrun.plugins.types import Prompt, Status
-from rlrun.runner.background import cancel_all
-from rlrun.runner.errors import EngineError, JobError
-from rlrun.runner.interfaces import Policy
-from rlrun.runner.rollouts.barrier import AskAll, Barrier, Seat
-from rlrun.runner.rollouts.punctual import run_in_time
-from rlrun.runner.rollouts.sessions import Ask, PolicyGroup, PolicySession, Requests, Wanted
-from rlrun.runner.seeds import sample_seed
+from rlrun.runner.contracts.errors import EngineError, JobError
+from rlrun.runner.contracts.interfaces import RolloutContext
+from rlrun.runner.contracts.seeds import sample_seed
+from rlrun.runner.host.background import cancel_all
+from rlrun.runner.rollouts.deadlines import run_in_time
+from rlrun.runner.rollouts.lockstep import Barrier, BarrierSlot, SendBatch
+from rlrun.runner.rollouts.sessions import PolicyGroup, PolicySession, Requests, RolloutSettings, SendRequest
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -28,13 +28,13 @@ Result = TypeVar("Result")
 class Executions:
     """Runs the rollout plugin."""
 
-    def __init__(self, policy: Policy, wanted: Wanted) -> None:
+    def __init__(self, policy: RolloutContext, wanted: RolloutSettings) -> None:
         self._policy = policy
         self._wanted = wanted
         self._grouped = hasattr(policy.rollout, "run_group")
         self._told = False
 
-    async def of(self, prompt: Prompt, ask: Ask) -> list[list[Trajectory]]:
+    async def of(self, prompt: Prompt, ask: SendRequest) -> list[list[Trajectory]]:
         """What each execution of a prompt leaves; one that went wrong leaves a failed trajectory.
 
         Where executions run together, TimeoutError and what the engines raise are the caller's.
@@ -50,7 +50,7 @@ class Executions:
             session.requests = Requests(ask)
         return await asyncio.gather(*(self._alone(session, seconds) for session in group.sessions))
 
-    async def wave(self, prompts: Sequence[Prompt], ask_all: AskAll) -> list[list[list[Trajectory]]]:
+    async def wave(self, prompts: Sequence[Prompt], ask_all: SendBatch) -> list[list[list[Trajectory]]]:
         """`of` for many prompts in lockstep, so that answers do not depend on timing.
 
         Nothing has a deadline of its own here; what the engines raise is the caller's.
@@ -113,7 +113,7 @@ class Executions:
             return self._failed(session.prompt, session.number, error)
         return self._checked(left, session.prompt, session.number)
 
-    def _group(self, prompt: Prompt, ask: Ask) -> PolicyGroup:
+    def _group(self, prompt: Prompt, ask: SendRequest) -> PolicyGroup:
         seeds = [
             sample_seed(self._policy.seed, self._wanted.purpose, prompt.index, number)
             for number in range(self._wanted.samples)
@@ -156,7 +156,7 @@ class Executions:
         return why
 
 
-async def _leaving(seat: Seat, run: Coroutine[Any, Any, Result]) -> Result:
+async def _leaving(seat: BarrierSlot, run: Coroutine[Any, Any, Result]) -> Result:
     try:
         return await run
     finally:

@@ -5,9 +5,9 @@
       └──────────── finished ones too many, unfinished ones with their tokens ◀── stop ─┘
 
 Unfinished groups are the tasks that run them: their requests are parked while the weights change
-(rlrun.runner.rollouts.resuming), so that every kind of rollout goes on where it stood. In a checkpoint stand
-finished groups, and what was made for the others; a resumed job asks their prompts again, and requests find
-their tokens.
+(rlrun.runner.rollouts.request_resumer), so that every kind of rollout continues where it was stopped. A
+checkpoint holds the finished groups, and the tokens of the others; a resumed job sends their prompts again,
+and each request finds its tokens.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from typing import Any
 
 from rlrun.plugins.protocols import BufferStrategy
 from rlrun.plugins.types import Buffered, Group, Prompt
-from rlrun.runner.background import cancel_all
-from rlrun.runner.interfaces import Policy
-from rlrun.runner.rollouts.ahead import ReadAhead
-from rlrun.runner.rollouts.answers import Answers
-from rlrun.runner.rollouts.feed import BUFFER, FILTERS, PromptFeed
+from rlrun.runner.contracts.interfaces import RolloutContext
+from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
+from rlrun.runner.contracts.pending_requests import PendingRequests
+from rlrun.runner.host.background import cancel_all
+from rlrun.runner.prompts.prefetcher import Prefetcher
+from rlrun.runner.records.saved_rollouts import groups_of_records, whole_record
+from rlrun.runner.rollouts.deadlines import abort_all
 from rlrun.runner.rollouts.filtering import Filters
+from rlrun.runner.rollouts.group_producer import GroupProducer
 from rlrun.runner.rollouts.grouping import prompt_index
-from rlrun.runner.rollouts.line import Line
-from rlrun.runner.rollouts.patience import Patience
-from rlrun.runner.rollouts.punctual import abort_all
-from rlrun.runner.rollouts.resuming import ResumingEngines
-from rlrun.runner.rollouts.rollout import Batch
-from rlrun.runner.rollouts.saved_rollouts import groups_of_records, whole_record
+from rlrun.runner.rollouts.prompt_feed import BUFFER, FILTERS, PromptFeed
+from rlrun.runner.rollouts.request_resumer import ResumingEngines
+from rlrun.runner.rollouts.synchronous import Batch
 from rlrun.runner.rollouts.tally import Tally
-from rlrun.specs.rollout import RolloutSpec
+from rlrun.specs.sections.rollout import RolloutSpec
 
 
 class PartialSource:
@@ -41,19 +41,21 @@ class PartialSource:
     def __init__(
         self,
         spec: RolloutSpec,
-        policy: Policy,
-        prompts: ReadAhead[Prompt],
+        policy: RolloutContext,
+        prompts: Prefetcher[Prompt],
         filters: Filters,
         strategy: BufferStrategy,
     ) -> None:
         """`prompts` as for RolloutSource."""
         self._spec = spec
         self._strategy = strategy
-        self._patience = Patience()
+        self._patience = PausableDeadlines()
         self._engines = ResumingEngines(policy.engines, partial(policy.tokenizer.decode_batch, special=True))
-        line = Line(policy.line.capacity)  # its own: evaluations do not queue behind parked requests
+        line = PendingRequests(
+            policy.line.capacity
+        )  # its own: evaluations do not queue behind parked requests
         policy = replace(policy, engines=self._engines, patience=self._patience, line=line)
-        self._answers = Answers(spec, policy, filters)
+        self._answers = GroupProducer(spec, policy, filters)
         self._filters = filters
         self._feed = PromptFeed(prompts)
         self._ready: dict[int, Group] = {}

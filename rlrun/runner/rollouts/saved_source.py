@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.plugins.types import Group, Sample
-from rlrun.runner.background import in_background
+from rlrun.runner.host.background import in_background
 from rlrun.runner.records.metrics import rollout_metrics
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.rollouts.rollout import Batch
-from rlrun.runner.rollouts.saved_rollouts import read_groups, rollout_file
+from rlrun.runner.records.saved_rollouts import read_groups, rollout_file
+from rlrun.runner.rollouts.synchronous import Batch
 
 
 class SavedSource:

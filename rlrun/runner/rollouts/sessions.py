@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from rlrun.plugins.generation import Generation, Sampling
 from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Prompt
-from rlrun.runner.carriers import GenerateRequest
-from rlrun.runner.seeds import turn_seed
+from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.contracts.seeds import turn_seed
 
 Tokens = NDArray[np.int32]
-Ask = Callable[[GenerateRequest], Awaitable[list[Generation]]]
+SendRequest = Callable[[GenerateRequest], Awaitable[list[Generation]]]
 """Where requests go."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RolloutSettings:
     """What is wanted of the policy for every prompt."""
 
     purpose: str
@@ -55,7 +55,7 @@ class Wanted:
 class Requests:
     """The requests of everything that shares one deadline: of an execution, or of a whole group of them."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: SendRequest) -> None:
         self.ask = ask
         self.late = False
         """The time is up: later requests are answered with nothing."""
@@ -122,7 +122,9 @@ class PolicySession:
 class PolicyGroup:
     """All executions of a prompt."""
 
-    def __init__(self, chat: Chat, wanted: Wanted, prompt: Prompt, seeds: Sequence[int], ask: Ask) -> None:
+    def __init__(
+        self, chat: Chat, wanted: RolloutSettings, prompt: Prompt, seeds: Sequence[int], ask: SendRequest
+    ) -> None:
         self.chat = chat
         self.wanted = wanted
         self.prompt = prompt

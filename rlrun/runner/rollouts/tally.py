@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from rlrun.plugins.generation import Generation
 from rlrun.plugins.types import Group, Sample
-from rlrun.runner.carriers import GenerateRequest
-from rlrun.runner.errors import JobError
+from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.records.metrics import prefixed, rollout_metrics
 from rlrun.runner.rollouts.filtering import Judged, Verdict
 from rlrun.runner.rollouts.grouping import prompt_index

@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from rlrun.runner.errors import JobError
-from rlrun.runner.scoring.answers import Answers
+from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.scoring.process_output import ProcessOutput
 from rlrun.runner.scoring.protocol import Call, Outcome, RewardSetup, Setup, Shape, Task, schedule
-from rlrun.specs.scoring import ScoringSpec
+from rlrun.specs.sections.scoring import ScoringSpec
 
 START_TIMEOUT = 60.0
 """Seconds in which a process must have imported and built its rewards."""
@@ -53,7 +53,7 @@ class RewardProcess:
         """How each reward is called; known once the process has started."""
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
-        self._answers: Answers | None = None
+        self._answers: ProcessOutput | None = None
         self._is_ready = False
 
     async def start(self) -> None:
@@ -74,7 +74,7 @@ class RewardProcess:
                 start_new_session=True,
             )
         assert self._process.stdout is not None, "it is a pipe"
-        self._answers = Answers(self._process.stdout)
+        self._answers = ProcessOutput(self._process.stdout)
         self._send(self._setup)
 
     async def outcomes(self, batch: Sequence[Task]) -> AsyncGenerator[Outcome]:
@@ -133,7 +133,7 @@ class RewardProcess:
         self._is_ready = True
 
     @property
-    def _reader(self) -> Answers:
+    def _reader(self) -> ProcessOutput:
         assert self._answers is not None, "start() comes first"
         return self._answers
 

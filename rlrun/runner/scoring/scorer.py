@@ -19,12 +19,12 @@ from typing import Any
 
 from rlrun.plugins.engines import Address, as_environment
 from rlrun.plugins.types import Sample, Status
-from rlrun.runner.errors import JobError
-from rlrun.runner.scoring.parts import left_over, whole_groups
+from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.scoring.process import ProcessDied, RewardProcess
 from rlrun.runner.scoring.protocol import Outcome, RewardSetup, Shape, Task
-from rlrun.specs.scoring import RewardSpec, ScoringSpec
-from rlrun.specs.section import PluginSection
+from rlrun.runner.scoring.shares import left_over, whole_groups
+from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
+from rlrun.specs.sections.section import PluginSection
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from rlrun.runner.carriers import TrainerSetup
+from rlrun.runner.contracts.carriers import TrainerSetup
 from rlrun.runner.trainer.compat.device import ON_CPU
 from rlrun.runner.trainer.compat.meshes import ParallelDims, forget_meshes, leave_meshes, set_spmd_backend
 from rlrun.runner.weights.tcp_store import stay_within_host, store_server
-from rlrun.specs.trainer import ParallelSpec
+from rlrun.specs.sections.trainer import ParallelSpec
 
 RENDEZVOUS_SECONDS = 300
 """How long ranks wait for each other, at the start and in a collective."""

@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rlrun.runner.carriers import GroupAddress
+from rlrun.runner.contracts.carriers import GroupAddress
 from rlrun.runner.weights.tcp_store import store_server
 
 

@@ -13,11 +13,11 @@ from math import prod
 
 import torch
 
-from rlrun.converters.precision import dtype_named
-from rlrun.runner.carriers import Checksums, TensorSlot
-from rlrun.runner.weights.checksums import Fingerprints
+from rlrun.converters.tensors.precision import dtype_named
+from rlrun.runner.contracts.carriers import Checksums, TensorSlot
 from rlrun.runner.weights.fill import fill
 from rlrun.runner.weights.form import Form
+from rlrun.runner.weights.server_checksums import Fingerprints
 
 
 @dataclass(frozen=True, slots=True)

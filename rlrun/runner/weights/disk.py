@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from rlrun.converters.precision import dtype_named
-from rlrun.converters.safetensors_format import Described, make_header, make_index
-from rlrun.runner.carriers import FolderWeights
+from rlrun.converters.tensors.precision import dtype_named
+from rlrun.converters.tensors.safetensors_format import Described, make_header, make_index
+from rlrun.runner.contracts.carriers import FolderWeights
 from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
 
 

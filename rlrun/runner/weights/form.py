@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.content import Held
-from rlrun.converters.fp8 import quantised
-from rlrun.converters.fp8_weights import BLOCK
-from rlrun.converters.precision import dtype_named
-from rlrun.converters.quantisation import PROJECTIONS
-from rlrun.converters.safetensors_format import Described
-from rlrun.converters.stored import Files
+from rlrun.converters.quantised.fp8 import quantised
+from rlrun.converters.quantised.fp8_weights import BLOCK
+from rlrun.converters.quantised.kinds import PROJECTIONS
+from rlrun.converters.tensors.content import Held
+from rlrun.converters.tensors.precision import dtype_named
+from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.stored import Files
 
 
 @dataclass(frozen=True, slots=True)

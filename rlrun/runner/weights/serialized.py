@@ -6,7 +6,7 @@ One buffer serves every update, since a server has its copy before it answers.
 
 import torch
 
-from rlrun.runner.carriers import SerializedWeights
+from rlrun.runner.contracts.carriers import SerializedWeights
 from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
 from rlrun.runner.weights.sharing import SharedBuffer
 

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from rlrun.runner.carriers import TensorSlot, WeightManifest
+from rlrun.runner.contracts.carriers import TensorSlot, WeightManifest
+from rlrun.runner.host.segment_files import FOLDER, ExclusiveLock, is_name, new_name, remove_stale
 from rlrun.runner.weights.fill import SegmentError, fill
-from rlrun.runner.weights.layout import ITEM_SIZE, end, layout, num_bytes
-from rlrun.runner.weights.segment_files import FOLDER, ExclusiveLock, is_name, new_name, remove_stale
+from rlrun.runner.weights.tensor_slots import ITEM_SIZE, end, layout, num_bytes
 
 _HEADER = struct.Struct("<8sqq")
 """Magic, version (-1 while it is being written), size of the segment."""

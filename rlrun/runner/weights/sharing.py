@@ -17,10 +17,10 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing.reductions import reduce_tensor
 
-from rlrun.converters.precision import dtype_named
-from rlrun.runner.carriers import TensorSlot
+from rlrun.converters.tensors.precision import dtype_named
+from rlrun.runner.contracts.carriers import TensorSlot
+from rlrun.runner.host.segment_files import FOLDER
 from rlrun.runner.weights.buckets import Bucket, bytes_of
-from rlrun.runner.weights.segment_files import FOLDER
 
 _DEVICE = 6
 """Where the number of its GPU stands among what torch says of a tensor (`rebuild_cuda_tensor`)."""

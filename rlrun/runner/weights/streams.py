@@ -14,13 +14,13 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from rlrun.runner.carriers import GroupAddress, Readers, WeightBucket
+from rlrun.runner.contracts.carriers import GroupAddress, Readers, WeightBucket
 from rlrun.runner.weights.broadcast import BroadcastGroup
 from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
 from rlrun.runner.weights.sharing import SharedBuffer
 
 
-class Outlet(Protocol):
+class BucketSender(Protocol):
     """One of the ways out of a rank."""
 
     def begin(self, readers: Readers) -> GroupAddress | None:
@@ -147,7 +147,7 @@ class BucketStream:
     """One set of weights on its way; ranks with an outlet send it, the others gather."""
 
     def __init__(
-        self, buckets: Sequence[Bucket], weights: WeightSet, version: int, outlet: Outlet | None
+        self, buckets: Sequence[Bucket], weights: WeightSet, version: int, outlet: BucketSender | None
     ) -> None:
         """`outlet`: None where nothing is handed over; the first rank always has one."""
         self._buckets = iter(buckets)

@@ -17,20 +17,20 @@ from pathlib import Path
 
 import torch
 
-from rlrun.converters.architecture import Architecture
-from rlrun.converters.precision import dtype_named
-from rlrun.runner.carriers import GroupAddress, Readers, StreamedWeights, WeightBucket, WeightUpdate
+from rlrun.converters.tensors.precision import dtype_named
+from rlrun.models.architecture import Architecture
+from rlrun.models.json_files import read_table
+from rlrun.runner.contracts.carriers import GroupAddress, Readers, StreamedWeights, WeightBucket, WeightUpdate
 from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets
-from rlrun.runner.weights.checksums import Choice, Fingerprints
 from rlrun.runner.weights.disk import FolderWriter
 from rlrun.runner.weights.form import Form, form_of
 from rlrun.runner.weights.serialized import SerializedWriter
+from rlrun.runner.weights.server_checksums import Choice, Fingerprints
 from rlrun.runner.weights.shared_memory import SharedWeights
-from rlrun.runner.weights.streams import BroadcastOutlet, BucketStream, Outlet, SharedOutlet
-from rlrun.specs.job import Spec
-from rlrun.specs.json_files import read_table
-from rlrun.specs.layout import layout_of
-from rlrun.specs.weight_sync import bucket_bytes, carrier_of, lie_on_devices
+from rlrun.runner.weights.streams import BroadcastOutlet, BucketSender, BucketStream, SharedOutlet
+from rlrun.specs.derived.engine_layout import layout_of
+from rlrun.specs.derived.weight_sync import bucket_bytes, carrier_of, lie_on_devices
+from rlrun.specs.sections.job import Spec
 
 _GROUP_SECONDS = 120.0
 """For the processes of a group to meet, and for a broadcast."""
@@ -39,7 +39,7 @@ Gather = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class WeightSource:
     """The policy on one rank."""
 
     rank: int
@@ -62,7 +62,7 @@ class Source:
 class WeightWriter:
     """One rank's part in giving the policy to the engines."""
 
-    def __init__(self, spec: Spec, source: Source) -> None:
+    def __init__(self, spec: Spec, source: WeightSource) -> None:
         """Nothing is allocated before the first write. ValueError where engines hold weights in a form that
         is not made here.
         """
@@ -76,7 +76,7 @@ class WeightWriter:
             self._form = form_of(spec.engine.dtype, read_table(source.served / "config.json"))
             self._buckets = plan_buckets(source.shapes, self._form, bucket_bytes(spec))
         self._stored: SharedWeights | SerializedWriter | FolderWriter | None = None
-        self._outlet: Outlet | None = None
+        self._outlet: BucketSender | None = None
         self._stream: BucketStream | None = None
         self._version = -1
 
@@ -152,7 +152,7 @@ class WeightWriter:
         [whole] = self._buckets
         return SerializedWriter(whole, layout_of(spec, rollout=True).engines * self._readers)
 
-    def _make_outlet(self) -> Outlet:
+    def _make_outlet(self) -> BucketSender:
         largest, source = max(bucket.size for bucket in self._buckets), self._source
         if self._carrier == "broadcast":
             return BroadcastOutlet(largest, source.host, source.device, _GROUP_SECONDS)

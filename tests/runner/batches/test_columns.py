@@ -5,7 +5,7 @@ import pytest
 
 from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.batches.columns import from_columns, joined_log_probs, split_log_probs, to_columns
-from rlrun.runner.carriers import TrainSequence
+from rlrun.runner.contracts.carriers import TrainSequence
 
 
 def sequence(prompt: int, response: int, extra: bool = False) -> TrainSequence:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlrun.runner.batches.bins import best_fit_decreasing
 from rlrun.runner.batches.packing import Cost, all_micro_batches, micro_batches, plan_steps
-from rlrun.runner.carriers import TrainSequence
+from rlrun.runner.contracts.carriers import TrainSequence
 
 VECTORS = [
     json.loads(line)

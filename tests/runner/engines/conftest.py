@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_cases import MakeScheduler
-from tiny_models import make_tiny_model
 
-from rlrun.runner.engines.native import native_ops
-from rlrun.runner.engines.native.loading import load
-from rlrun.runner.engines.native.scheduler import Scheduler
-from rlrun.runner.engines.native.server import NativeServer
-from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.engines.native.engine.loading import load
+from rlrun.runner.engines.native.engine.scheduler import Scheduler
+from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.native.http.server import NativeServer
+from rlrun.runner.engines.native.model import native_ops
+from tests.runner.engines.engine_cases import MakeScheduler
+from tests.tiny_models import make_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlrun.runner.engines.native.requests import Job, SamplingParams, group_jobs
-from rlrun.runner.engines.native.scheduler import Scheduler
+from rlrun.runner.engines.native.engine.requests import Job, SamplingParams, group_jobs
+from rlrun.runner.engines.native.engine.scheduler import Scheduler
 
 MakeScheduler = Callable[..., Scheduler]
 

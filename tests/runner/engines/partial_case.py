@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlrun.plugins.generation import Generation, Sampling
-from rlrun.runner.carriers import GenerateRequest
-from rlrun.runner.engines.client import EngineClient
-from rlrun.runner.engines.pool import EnginePool
-from rlrun.runner.rollouts.resuming import ResumingEngines
+from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.pool.pool import EnginePool
+from rlrun.runner.rollouts.request_resumer import ResumingEngines
 
 PROMPT = np.arange(5, 25, dtype=np.int32)
 

@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_sizing import case
 
-from rlrun.converters.config_json import read_architecture
+from rlrun.models.config_json import read_architecture
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.planning.deep_plan import dry_run_of, trace
-from rlrun.runner.planning.estimate import Case, Workload
 from rlrun.runner.planning.hardware import this_host
 from rlrun.runner.planning.plan import make_plan
-from rlrun.specs.job import Spec
+from rlrun.runner.planning.step_time import Case, Workload
+from rlrun.specs.sections.job import Spec
+from tests.runner.planning.test_sizing import case
 from tests.tiny_models import make_tiny_model
 
 

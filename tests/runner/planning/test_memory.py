@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun.converters.architecture import Architecture
-from rlrun.converters.config_json import architecture, read_architecture
+from rlrun.models.architecture import Architecture
+from rlrun.models.config_json import architecture, read_architecture
 from rlrun.plugins.sampling_mask import SamplingMask
-from rlrun.runner.engines.native.loading import load
-from rlrun.runner.engines.setup import EngineSetup
-from rlrun.runner.planning.copies import checkpoint_bytes, offloaded
+from rlrun.runner.engines.native.engine.loading import load
+from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.planning.memory import generating, optimizer_bytes, training
 from rlrun.runner.planning.model_size import active_parameters, largest_share, parameter_count, shares
-from rlrun.runner.trainer.model import build_model
-from rlrun.runner.trainer.parameters import Parameters
-from rlrun.runner.trainer.support import Support
-from rlrun.specs.engine import EngineSpec
-from rlrun.specs.trainer import ParallelSpec, TrainerSpec
+from rlrun.runner.planning.storage import checkpoint_bytes, offloaded
+from rlrun.runner.trainer.model.build_decoder import build_model
+from rlrun.runner.trainer.model.masked_logits import Support
+from rlrun.runner.trainer.parameters.parameters import Parameters
+from rlrun.specs.sections.engine import EngineSpec
+from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
 from tests.tiny_models import make_tiny_model
 
 QWEN = {"vocab_size": 151936, "rms_norm_eps": 1e-6, "max_position_embeddings": 40960, "head_dim": 128}

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from rlrun.runner.planning.places import Place
+from rlrun.runner.planning.device_map import DeviceLocation
 from rlrun.runner.planning.plan import make_plan
-from rlrun.runner.trainer.layout import Coordinates
-from rlrun.specs.job import Spec
+from rlrun.runner.planning.rank_layout import Coordinates
+from rlrun.specs.sections.job import Spec
 
 
 def spec_of(**sections: Any) -> Spec:
@@ -71,7 +71,7 @@ def test_cores_are_shared_by_those_who_work_at_once(
     spec = spec_of(trainer={"parallel": {"fsdp": ranks}}, engine={"count": engines}, cluster=cluster)
     plan = make_plan(spec, cores=cores)
     assert ([rank.threads for rank in plan.ranks], [engine.threads for engine in plan.engines]) == threads
-    assert all(rank.place == Place(0, None) for rank in plan.ranks)
+    assert all(rank.place == DeviceLocation(0, None) for rank in plan.ranks)
 
 
 def test_threads_of_the_spec_win() -> None:
@@ -91,7 +91,7 @@ def test_cpu_nodes_get_neighbouring_ranks_and_an_engine_each() -> None:
 def test_colocated_gpus_hold_a_rank_and_an_engine_each() -> None:
     cluster = {"nodes": 2, "gpus_per_node": 2, "address": "h:1"}
     plan = make_plan(spec_of(cluster=cluster, trainer={"parallel": {"fsdp": 4}}))
-    places = [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
+    places = [DeviceLocation(0, 0), DeviceLocation(0, 1), DeviceLocation(1, 0), DeviceLocation(1, 1)]
     assert [rank.place for rank in plan.ranks] == places
     assert [engine.place for engine in plan.engines] == places
 
@@ -103,8 +103,8 @@ def test_disaggregated_engines_take_the_gpus_that_are_left() -> None:
     )
     assert [rank.place.gpu for rank in plan.ranks] == [0, 1, 2, 3, 4, 5]
     assert [(engine.place, engine.port) for engine in plan.engines] == [
-        (Place(0, 6), 4000),
-        (Place(0, 7), 4001),
+        (DeviceLocation(0, 6), 4000),
+        (DeviceLocation(0, 7), 4001),
     ]
 
 
@@ -252,7 +252,7 @@ def test_other_models_may_take_several_gpus_too() -> None:
     judge = {"name": "judge", "path": "j", "type": "sglang", "tensor": 2}
     document = spec_of(cluster={"gpus_per_node": 3}).model_dump() | {"engines": [judge]}
     plan = make_plan(Spec.model_validate(document))
-    assert plan.others[0].places == (Place(0, 1), Place(0, 2))
+    assert plan.others[0].places == (DeviceLocation(0, 1), DeviceLocation(0, 2))
 
 
 def test_demonstrations_need_no_engine() -> None:

@@ -4,14 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_memory import QWEN3_8B
 
 from rlrun.plugins.validation import needs_of
-from rlrun.runner.planning.estimate import Case, Workload
 from rlrun.runner.planning.hardware import GIB, GPUS, find_gpu, this_host
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.sizing import size_job
-from rlrun.specs.job import Spec
+from rlrun.runner.planning.step_time import Case, Workload
+from rlrun.specs.sections.job import Spec
+from tests.runner.planning.test_memory import QWEN3_8B
 
 
 def case(device: str = "H100-80GB", **changes: Any) -> Case:

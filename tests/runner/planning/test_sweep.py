@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from test_memory import QWEN3_30B_A3B
-from test_sizing import case
-
-from rlrun.runner.planning.outlook import outlooks
+from rlrun.runner.planning.simulation.alternatives import compare_alternatives
 from rlrun.runner.planning.sweep import sweep
+from tests.runner.planning.test_memory import QWEN3_30B_A3B
+from tests.runner.planning.test_sizing import case
 
 
 def test_layouts_use_every_gpu_and_fit_the_model() -> None:
@@ -48,7 +47,7 @@ def test_experts_are_shared_out_only_where_there_are_some() -> None:
 
 
 def test_each_split_is_simulated_in_the_modes_it_allows() -> None:
-    found = list(outlooks(case(device="B200"), spread=0.5))
+    found = list(compare_alternatives(case(device="B200"), spread=0.5))
     modes = {(each.candidate.case.plan.colocated, each.max_staleness) for each in found}
     assert modes == {(True, 0), (False, 0), (False, 1), (False, 2)}
     for each in found:

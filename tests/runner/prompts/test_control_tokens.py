@@ -16,8 +16,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from rlrun.plugins.authoring.rollout_testing import ScriptedSession
 from rlrun.plugins.registry import build
-from rlrun.plugins.rollout_testing import ScriptedSession
 from rlrun.plugins.types import Row
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from tests.chat_templates import FAMILIES, LLAMA3, QWEN3

@@ -14,7 +14,7 @@ from rlrun.plugins.data.jsonl import Jsonl, JsonlParams
 from rlrun.plugins.types import Row
 from rlrun.runner.prompts import dataset
 from rlrun.runner.prompts.dataset import PromptStream
-from rlrun.specs.data import DataSpec
+from rlrun.specs.sections.data import DataSpec
 
 
 class Words:

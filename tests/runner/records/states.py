@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from rlrun.runner.records.owner import Owner
+from rlrun.runner.host.process_identity import Owner
 
 
 def now(seconds: float = 0.0) -> str:

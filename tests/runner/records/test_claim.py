@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.errors import RunFolderError
+from rlrun.runner.contracts.errors import RunFolderError
 from rlrun.runner.records.claim import claim, is_claimed_by
 from rlrun.runner.records.run_folder import RunFolder
 from tests.runner.records.states import write_state
@@ -18,7 +18,7 @@ from tests.runner.records.states import write_state
 CLAIM = """
 import subprocess, sys, time
 from pathlib import Path
-from rlrun.runner.errors import RunFolderError
+from rlrun.runner.contracts.errors import RunFolderError
 from rlrun.runner.records.claim import claim
 sys.stdin.read(1)
 try:

@@ -5,7 +5,7 @@ import logging
 from functools import partial
 
 from rlrun.runner.records.driver_log import Hiding, hide_secrets
-from rlrun.specs.secrets import hidden
+from rlrun.specs.reading.secret_references import hidden
 
 SPEC = {"rewards": [{"headers": {"Authorization": "Bearer ${env:JUDGE_KEY}"}}], "name": "${env:UNSET}"}
 

@@ -13,7 +13,7 @@ import zstandard
 from rich.console import Console as Terminal
 
 from rlrun.plugins.types import Group
-from rlrun.runner.errors import JobError
+from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.records import tracking
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.journal import Journal

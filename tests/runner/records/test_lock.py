@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.errors import JobError, RunFolderError
-from rlrun.runner.model_files import fetch_model, fingerprint
+from rlrun.runner.contracts.errors import JobError, RunFolderError
+from rlrun.runner.host.model_files import fetch_model, fingerprint
 from rlrun.runner.records.lock import check_same_run, drift, git_state, lock
-from rlrun.specs.differences import Difference
-from rlrun.specs.loading import load_spec
-from rlrun.specs.model import ModelSpec
+from rlrun.specs.reading.differences import Difference
+from rlrun.specs.reading.loading import load_spec
+from rlrun.specs.sections.model import ModelSpec
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.runner.errors import RunFolderError
+from rlrun.runner.contracts.errors import RunFolderError
 from rlrun.runner.records.state import is_alive, read_state
 from tests.runner.records.states import now, state, write_state
 

@@ -10,18 +10,20 @@ import pytest
 from rlrun.plugins.generation import Generation, Sampling, Trajectory
 from rlrun.plugins.session import Session, SessionGroup
 from rlrun.plugins.types import Status, VersionSpan
-from rlrun.runner.carriers import GenerateRequest
-from rlrun.runner.errors import EngineError, JobError
-from rlrun.runner.rollouts import punctual
-from rlrun.runner.rollouts.answers import Answers
+from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.contracts.errors import EngineError, JobError
+from rlrun.runner.rollouts import deadlines as punctual
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.filtering import Filters
-from rlrun.runner.rollouts.sessions import Wanted
+from rlrun.runner.rollouts.group_producer import GroupProducer
+from rlrun.runner.rollouts.sessions import RolloutSettings
 from rlrun.runner.rollouts.tally import Tally
-from rlrun.specs.rollout import RolloutSpec
+from rlrun.specs.sections.rollout import RolloutSpec
 from tests.runner.loop_fakes import Engines, policy, prompt
 
-WANTED = Wanted("rollout", samples=2, sampling=Sampling(max_new_tokens=8), max_tokens=11, timeout=5.0)
+WANTED = RolloutSettings(
+    "rollout", samples=2, sampling=Sampling(max_new_tokens=8), max_tokens=11, timeout=5.0
+)
 
 
 class Turns:
@@ -298,7 +300,7 @@ async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> N
             raise AssertionError("nobody reads what is left")
 
     spec = RolloutSpec(samples_per_prompt=2)
-    answers = Answers(spec, policy(engines, rollout=Asks()), Filters([]))
+    answers = GroupProducer(spec, policy(engines, rollout=Asks()), Filters([]))
     assert await answers.one(prompt(0), Tally, enough) is None
     assert [one.finish for one in made] == ["abort", "abort"]
     assert not engines.requests
@@ -306,5 +308,5 @@ async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> N
 
 async def answer(rollout: object, engines: Engines, tally: Tally):
     spec = RolloutSpec(samples_per_prompt=2, max_response_tokens=8, request_timeout=0.05)
-    answers = Answers(spec, policy(engines, rollout=rollout), Filters([]))
+    answers = GroupProducer(spec, policy(engines, rollout=rollout), Filters([]))
     return await answers.one(prompt(3), lambda: tally, asyncio.Event())

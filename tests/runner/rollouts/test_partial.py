@@ -10,12 +10,12 @@ from rlrun.plugins.buffers.by_age import AgeParams, Fifo
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Buffered, Drop, Group
-from rlrun.runner.errors import JobError
-from rlrun.runner.rollouts.asks import prompt_of
+from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.partial import PartialSource
-from rlrun.runner.rollouts.rollout import Batch, RolloutSource
-from rlrun.specs.rollout import RolloutSpec
+from rlrun.runner.rollouts.resumable_request import prompt_of
+from rlrun.runner.rollouts.synchronous import Batch, SynchronousSource
+from rlrun.specs.sections.rollout import RolloutSpec
 from tests.runner.loop_fakes import Instant, Prompts, drop_even, policy
 from tests.runner.typing_engines import PROMPT, TypingEngines, token_at
 
@@ -86,7 +86,7 @@ async def test_samples_over_several_steps_are_those_of_one_step() -> None:
 
 
 def seeds_of(one: Any) -> list[int]:
-    from rlrun.runner.seeds import sample_seed, turn_seed
+    from rlrun.runner.contracts.seeds import sample_seed, turn_seed
 
     number = int(one.id.split("-")[1])
     return [turn_seed(sample_seed(7, "rollout", one.prompt.index, number), 0)]
@@ -208,7 +208,7 @@ async def test_a_job_without_a_buffer_asks_anew_what_one_with_a_buffer_left() ->
     engines = TypingEngines(skewed)
     rollouts = source(engines)
     [first] = await steps(rollouts, engines, [0])
-    plain = RolloutSource(SPEC, policy(engines), Prompts().ahead(5), Filters([]))  # type: ignore[arg-type]
+    plain = SynchronousSource(SPEC, policy(engines), Prompts().ahead(5), Filters([]))  # type: ignore[arg-type]
     await plain.restore(rollouts.state())
     second = await plain.next(1)
     assert not set(indices(first)) & set(indices(second))

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from rlrun.runner.errors import JobError
+from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.rollouts.tally import Tally
 
 ENGINE = "BadAnswer: engine 1 at http://x answered /generate with log-prob 0.7 at token 12 of sample r-0"

@@ -12,7 +12,7 @@ import pytest
 
 from rlrun.plugins.types import Prompt, Row, Sample, Status
 from rlrun.runner.scoring.scorer import Scorer
-from rlrun.specs.scoring import RewardSpec, ScoringSpec
+from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
 
 DEADLINE = 1.5
 MEMORY = 3.0

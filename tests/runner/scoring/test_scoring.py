@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.types import Prompt, Row, Sample, Status
-from rlrun.runner.errors import JobError
+from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.scoring.scorer import RewardError, Scorer, unique_names
-from rlrun.specs.scoring import RewardSpec, ScoringSpec
+from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
 from tests.conftest import InstallPlugin
 
 MOODY = """
@@ -449,7 +449,7 @@ def test_the_process_dies_with_a_driver_that_is_killed(moody: RewardSpec) -> Non
 DRIVER = """
 import asyncio
 from tests.runner.scoring.test_scoring import samples_of, scoring
-from rlrun.specs.scoring import RewardSpec
+from rlrun.specs.sections.scoring import RewardSpec
 
 async def main():
     async with scoring(RewardSpec(type="moody")) as scorer:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from trainer_cases import make_rank, make_sequences, make_spec, plan
 
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
-from rlrun.specs.companions import side_layout
+from rlrun.specs.sections.companions import side_layout
+from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 
 
 def everyones(found):

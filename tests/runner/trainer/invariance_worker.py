@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from trainer_cases import make_rank, make_sequences, make_spec, plan
 
 from rlrun.runner.batches.packing import all_micro_batches
+from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 
 REDUCTIONS = ("per_sample_mean", "per_token", "dr_grpo")
 SPLITS = {"small": (60, 1), "one": (1000, 1), "backwards": (200, -1)}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from rlrun.specs.trainer import ParallelSpec
+from rlrun.specs.sections.trainer import ParallelSpec
 
 SCHEDULES = ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from trainer_cases import make_rank, make_sequences, make_spec, plan
 
-from rlrun.runner.trainer.optimizer import NonFiniteError
+from rlrun.runner.trainer.optim.schedule import NonFiniteError
+from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 
 
 def main(place, folder, layouts):

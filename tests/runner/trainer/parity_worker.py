@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import torch
-from trainer_cases import make_masked_sequences, make_rank, make_spec, plan
 
 from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.weights.shared_memory import attach
+from tests.runner.trainer.trainer_cases import make_masked_sequences, make_rank, make_spec, plan
 
 
 def gradients(trainer):

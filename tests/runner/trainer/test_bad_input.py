@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tiny_models import make_tiny_model
-from trainer_cases import make_rank, make_sequences, make_spec, plan, run_ranks
 
-from rlrun.converters.config_json import read_architecture
-from rlrun.runner.trainer.layout import check_layout
-from rlrun.specs.trainer import ParallelSpec
+from rlrun.models.config_json import read_architecture
+from rlrun.runner.planning.rank_layout import check_layout
+from rlrun.specs.sections.trainer import ParallelSpec
+from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan, run_ranks
+from tests.tiny_models import make_tiny_model
 
 WORKER = Path(__file__).with_name("non_finite_worker.py")
 FOLLOWING = {"type": "grpo", "kl": {"in_loss": {"type": "k3", "coef": 0.1}}}

@@ -8,15 +8,22 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny_models import make_tiny_model
-from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan, run_ranks
 
-from rlrun.converters.config_json import read_architecture
+from rlrun.models.config_json import read_architecture
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
 from rlrun.runner.cluster.start_trainer import TrainerRanks
 from rlrun.runner.planning.plan import make_plan
-from rlrun.runner.trainer.layout import check_layout
-from rlrun.specs.companions import ShardingSpec, side_layout
+from rlrun.runner.planning.rank_layout import check_layout
+from rlrun.specs.sections.companions import ShardingSpec, side_layout
+from tests.runner.trainer.trainer_cases import (
+    Reference,
+    make_rank,
+    make_sequences,
+    make_spec,
+    plan,
+    run_ranks,
+)
+from tests.tiny_models import make_tiny_model
 
 PPO = {"type": "ppo"}
 DISTILLATION = {"type": "on_policy_distillation"}

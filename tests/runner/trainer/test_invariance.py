@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from invariance_worker import REDUCTIONS, SPLITS, measure
-from tiny_models import make_tiny_model
-from trainer_cases import LAYERS, run_ranks
 
-from rlrun.specs.trainer import ParallelSpec
+from rlrun.specs.sections.trainer import ParallelSpec
+from tests.runner.trainer.invariance_worker import REDUCTIONS, SPLITS, measure
+from tests.runner.trainer.trainer_cases import LAYERS, run_ranks
+from tests.tiny_models import make_tiny_model
 
 WORKER = Path(__file__).with_name("invariance_worker.py")
 MOE = "qwen3_moe"

@@ -9,10 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from layouts import BY_NAME, CASES
 from safetensors.torch import load_file
-from tiny_models import make_tiny_model
-from trainer_cases import MODELS, Reference, make_masked_sequences, make_rank, make_spec, plan, run_ranks
+
+from tests.runner.trainer.layouts import BY_NAME, CASES
+from tests.runner.trainer.trainer_cases import (
+    MODELS,
+    Reference,
+    make_masked_sequences,
+    make_rank,
+    make_spec,
+    plan,
+    run_ranks,
+)
+from tests.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.timeout(3600)
 WORKER = Path(__file__).with_name("parity_worker.py")

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import make_tiny_model
-from trainer_cases import Reference, make_rank, make_sequences, make_spec, plan
 
 from rlrun.runner.batches.packing import all_micro_batches
-from rlrun.runner.trainer.optimizer import NonFiniteError
+from rlrun.runner.trainer.optim.schedule import NonFiniteError
 from rlrun.runner.weights.shared_memory import attach
+from tests.runner.trainer.trainer_cases import Reference, make_rank, make_sequences, make_spec, plan
+from tests.tiny_models import make_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,7 @@ def test_a_non_finite_gradient_names_the_parameter(start, install_plugin):
         "broken:Broken",
         """
         from rlrun.plugins.types import LossOutputs, Needs
-        from rlrun.specs.section import Section
+        from rlrun.specs.sections.section import Section
 
         class Broken:
             Params = Section

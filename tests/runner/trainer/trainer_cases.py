@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from tiny_models import FOREIGN
 
 from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.batches.packing import plan_steps
-from rlrun.runner.carriers import TrainerSetup, TrainSequence
-from rlrun.runner.trainer.rank import TrainerRank
-from rlrun.specs.job import Spec
+from rlrun.runner.contracts.carriers import TrainerSetup, TrainSequence
+from rlrun.runner.trainer.roles.rank import TrainerRank
+from rlrun.specs.sections.job import Spec
+from tests.tiny_models import FOREIGN
 
 TEMPERATURE = 0.7
 LAYERS = {"num_hidden_layers": 4}

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import make_tiny_model
 
 from rlrun.runner.weights.form import form_of
 from tests.converters.conversions import convert
+from tests.tiny_models import make_tiny_model
 
 
 def test_pieces_are_those_of_a_converted_folder(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rlrun.plugins.rewards.code import calls
 from rlrun.plugins.rewards.code.row_tests import AssertTest, InputTest, Test, row_tests
 from rlrun.plugins.rewards.code.sandbox import Limits, Sandbox
 from rlrun.plugins.types import Row, Sample
-from rlrun.specs.section import Section
+from rlrun.specs.sections.section import Section
 
 BUDGET = 0.8
 """Share of `scoring.timeout` that a program has for all its tests."""

@@ -9,14 +9,14 @@ from rlrun.plugins.agent_task import AgentTask
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.protocols import Agent as AgentPlugin
 from rlrun.plugins.registry import build
-from rlrun.plugins.rollouts.agent.command import run_command
+from rlrun.plugins.rollouts.agent.command_agent import run_command
 from rlrun.plugins.rollouts.agent.endpoint import Endpoint, Served
 from rlrun.plugins.rollouts.agent.record import Record, Thinking
 from rlrun.plugins.rollouts.tool_calls import Syntax
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Message, Row, Status
-from rlrun.specs.rollout import AgentSpec
-from rlrun.specs.section import Section
+from rlrun.specs.sections.rollout import AgentSpec
+from rlrun.specs.sections.section import Section
 
 
 class AgentParams(Section):

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
-from rlrun.runner.engines.native.server import NativeServer
-from rlrun.runner.engines.setup import EngineSetup
+from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.native.http.server import NativeServer
 
 
 def main(arguments: list[str] | None = None) -> int:

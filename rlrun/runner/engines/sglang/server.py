@@ -2,8 +2,8 @@
 
 import os
 
-from rlrun.runner.engines.server_process import ServerProcess
-from rlrun.runner.engines.sglang.command import command, environment, key_file
+from rlrun.runner.engines.process.server_process import ServerProcess
+from rlrun.runner.engines.sglang.server_command import command, environment, key_file
 from rlrun.runner.engines.sglang.setup import SglangSetup
 
 

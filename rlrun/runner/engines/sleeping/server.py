@@ -12,15 +12,15 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from rlrun.runner.engines.native.bodies import (
+from rlrun.runner.engines.native.engine.requests import Job
+from rlrun.runner.engines.native.http.bodies import (
     GENERATE_BYTES,
     engine_guard,
     json_response,
     read_body,
     user_errors,
 )
-from rlrun.runner.engines.native.protocol import answer, parse_generate, parse_version
-from rlrun.runner.engines.native.requests import Job
+from rlrun.runner.engines.native.http.protocol import answer, parse_generate, parse_version
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.engines.sleeping.sleepers import Sleepers
 

@@ -13,7 +13,7 @@ from math import log, sqrt
 
 import numpy as np
 
-from rlrun.runner.engines.native.requests import Job
+from rlrun.runner.engines.native.engine.requests import Job
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
 
 TOKEN = 7

@@ -19,7 +19,7 @@ from torchtitan.models.gpt_oss.sharding import _set_gpt_oss_layer_sharding
 from torchtitan.models.qwen3.sharding import _set_qwen3_layer_sharding
 from torchtitan.protocols.sharding import ShardingConfig
 
-from rlrun.specs.trainer import ParallelSpec
+from rlrun.specs.sections.trainer import ParallelSpec
 
 
 def set_sharding(config: Any, parallel: ParallelSpec) -> None:

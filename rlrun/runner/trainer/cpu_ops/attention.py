@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlrun.runner.trainer.cpu_ops.library import operators, serves, serves_attention
-from rlrun.runner.trainer.sinks import sink_slopes, with_sinks
+from rlrun.runner.trainer.cpu_ops.sinks import sink_slopes, with_sinks
 
 
 def packed_attention(  # noqa: PLR0917

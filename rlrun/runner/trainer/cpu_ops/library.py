@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from rlrun.runner.cpp_build import TRAINER_OPERATORS, load_operators
+from rlrun.runner.host.cpp_build import TRAINER_OPERATORS, load_operators
 from rlrun.runner.trainer.cpu_ops.shapes import register_shapes
 
 operators = torch.ops.rlrun_trainer

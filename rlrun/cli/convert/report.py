@@ -1,0 +1,154 @@
+"""What `rlrun convert` shows: the plan, the progress, the result, what is in a checkpoint."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from rlrun.cli.output import table_console
+from rlrun.converters.convert.conversion import Conversion
+from rlrun.converters.convert.describe import Description
+from rlrun.converters.convert.differences import Difference
+
+_SHOWN = 20
+"""Rows of a list that may be long."""
+_PLAIN_SECONDS = 30.0
+"""Without a terminal, a line says once in this time how far the work is."""
+
+
+class Meter:
+    """Counts bytes, from several threads, and shows them."""
+
+    def __init__(self, bar: Progress, what: str, total: int, visible: bool = True) -> None:
+        self.seconds = 0.0
+        self._bar = bar
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._said = 0.0
+        """Seconds after the start of the work when a plain line last said how far it is."""
+        self._task = bar.add_task(what, total=total, visible=visible, start=False)
+        self._began: float | None = None
+        self._lock = threading.Lock()
+
+    def advance(self, nbytes: int) -> None:
+        """So many more bytes are done."""
+        with self._lock:
+            if self._began is None:
+                self._began = time.perf_counter()
+                self._bar.start_task(self._task)
+            self.seconds = time.perf_counter() - self._began
+            self._done += nbytes
+            if self._bar.disable and self.seconds >= self._said + _PLAIN_SECONDS:
+                self._said = self.seconds
+                done, total = gigabytes(self._done), gigabytes(self._total)
+                print(f"{self._what}: {done} of {total} after {self.seconds:.0f} s", file=sys.stderr)
+        self._bar.advance(self._task, nbytes)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{(task.speed or 0) / 1e9:.2f} GB/s")
+
+
+@contextmanager
+def progress(total: int, verify: bool) -> Iterator[tuple[Meter, Meter]]:
+    """Meters of the bytes written and compared: bars on a terminal, else a line every half a minute."""
+    columns = (TextColumn("{task.description}"), BarColumn(), _Amount(), _Rate(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        yield Meter(bar, "writing", total), Meter(bar, "comparing", total, visible=verify)
+
+
+class _Amount(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.completed / 1e9:.1f}/{(task.total or 0) / 1e9:.1f} GB")
+
+
+def print_plan(conversion: Conversion, destination: Path, commit: str | None, full: bool) -> None:
+    """What will be written; `full`: every file, and how each tensor is made."""
+    source = conversion.source
+    step = f", step {source.step}" if source.step is not None else ""
+    revision = f", commit {commit}" if commit else ""
+    print(f"{source.format}: {source.folder}{step}{revision}")
+    weights = [file for file in conversion.files if file.tensors]
+    tensors = sum(len(file.tensors) for file in weights)
+    files = f"{len(weights)} file{'s' if len(weights) > 1 else ''}"
+    print(f"{conversion.target}: {destination}: {tensors} tensors, {gigabytes(conversion.nbytes)} in {files}")
+    mapped = conversion.mapped
+    left = mapped.unknown + (mapped.passed if conversion.target == "dcp" else [])
+    for verdict, names in (("missing", mapped.missing), ("left out", left)):
+        if names:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            print(f"{verdict}: {', '.join(names[:_SHOWN])}{more}")
+    if full:
+        for file in conversion.files:
+            print(f"  {file.name}  {gigabytes(file.size)}")
+            for tensor in file.tensors:
+                made = tensor.content.tensor
+                print(f"    {tensor.name}  {_short(made.dtype)} {list(made.shape)}")
+
+
+def print_result(conversion: Conversion, written: Meter, destination: Path, verified: bool) -> None:
+    """What was done, and how fast."""
+    fresh = conversion.nbytes - conversion.resumed
+    rate = f", {fresh / written.seconds / 1e9:.2f} GB/s" if written.seconds else ""
+    resumed = f"; {gigabytes(conversion.resumed)} were there already" if conversion.resumed else ""
+    compared = "; read back and compared: equal" if verified else ""
+    print(f"wrote {destination}: {gigabytes(fresh)} in {written.seconds:.1f} s{rate}{resumed}{compared}")
+
+
+def print_description(description: Description) -> None:
+    """A checkpoint at a glance, and its tensors by name, those of all layers in one line."""
+    dtypes = ", ".join(f"{name} {count:,}" for name, count in description.dtypes.items())
+    facts = {
+        "path": description.path,
+        "format": f"{description.format}, {description.layout}",
+        "family": description.family or "not known (no config.json)",
+        "step": description.step,
+        "parameters": f"{description.parameters:,} ({dtypes})",
+        "size": f"{gigabytes(description.nbytes)} in {description.tensors} tensors",
+    }
+    for name, value in facts.items():
+        if value is not None:
+            print(f"{name:10}  {value}")
+    table = Table("tensor", "count", "shape", "dtype", "numbers", box=None, pad_edge=False)
+    for branch in description.branches:
+        shape = "×".join(map(str, branch.shape)) or "scalar"
+        table.add_row(branch.name, str(branch.count), shape, branch.dtype, f"{branch.parameters:,}")
+    _console().print(table)
+
+
+def print_differences(rows: Sequence[Difference]) -> None:
+    """Every tensor that differs, and how many do not."""
+    table = Table("tensor", "largest difference", "changed", box=None, pad_edge=False)
+    different = [row for row in rows if row.differs]
+    for row in different:
+        table.add_row(row.name, row.note or f"{row.largest:.3g}", "" if row.note else f"{row.changed:.2%}")
+    if different:
+        _console().print(table)
+    print(f"{len(rows) - len(different)} tensors equal, {len(different)} different")
+
+
+def gigabytes(nbytes: int) -> str:
+    """`"1.23 GB"`, `"45.6 MB"`, `"789 bytes"`"""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}" if nbytes < 1000 * size else f"{nbytes / size:,.0f} {unit}"
+    return f"{nbytes} bytes"
+
+
+def _console() -> Console:
+    """Wide enough for a tensor's name where nobody looks."""
+    return table_console()
+
+
+def _short(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,50 @@
+"""How problems and errors look: colours on a terminal, plain lines elsewhere."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from rlrun.specs.problems.findings import Problem
+
+
+def print_problems(problems: Sequence[Problem]) -> None:
+    """Every problem on standard error, then how many there are."""
+    count = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
+    if not _colours():
+        print(*problems, count, sep="\n", file=sys.stderr)
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for problem in problems:
+        _print_problem(console, problem)
+    console.print(count, style="bold")
+
+
+def print_warnings(problems: Sequence[Problem]) -> None:
+    """What is not wrong, but should be looked at, on standard error."""
+    for problem in problems:
+        print(f"warning: {problem}", file=sys.stderr)
+
+
+def print_error(message: str) -> None:
+    """One error on standard error."""
+    start = "\x1b[1;31merror\x1b[0m" if _colours() else "error"
+    print(f"{start}: {message}", file=sys.stderr)
+
+
+def _print_problem(console: "Console", problem: Problem) -> None:  # type: ignore[name-defined]  # noqa: F821
+    from rich.text import Text
+
+    key = (f"{problem.key}: ", "bold cyan") if problem.key else ""
+    console.print(Text.assemble((f"{problem.place}: ", "bold"), key, (problem.message, "red")))
+    if problem.line:
+        gutter = f"  {problem.line} | "
+        console.print(Text.assemble((gutter, "dim"), problem.source_line))
+        console.print(Text.assemble((f"{' ' * (len(gutter) - 2)}| ", "dim"), (problem.caret, "bold red")))
+    if problem.cure:
+        console.print(Text.assemble("  ", (problem.cure, "green")))
+
+
+def _colours() -> bool:
+    return sys.stderr.isatty() and "NO_COLOR" not in os.environ

@@ -1,0 +1,205 @@
+"""`rlrun plan`: what a job would do and where, before anything is started."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlrun.cli.arguments import AsJson, Overrides, Profiles, Specs, load
+
+if TYPE_CHECKING:
+    from rlrun.models.architecture import Architecture
+    from rlrun.runner.planning.plan import Plan
+    from rlrun.runner.planning.step_time import Case
+    from rlrun.specs.sections.job import Spec
+
+
+def command(
+    specs: Specs,
+    *,
+    overrides: Overrides = None,
+    profiles: Profiles = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="GPU to plan for, as in H100-80GB. Left out: this host's, else H100-80GB."),
+    ] = None,
+    prompt_tokens: Annotated[
+        float | None, typer.Option(min=1, help="Mean prompt. Left out: a quarter of the longest.")
+    ] = None,
+    response_tokens: Annotated[
+        float | None, typer.Option(min=1, help="Mean response. Left out: half of the longest.")
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Try every layout on these GPUs; the fastest that fit come first.")
+    ] = False,
+    simulate: Annotated[
+        bool,
+        typer.Option(
+            "--simulate", help="Simulate the events of some steps, for the best layout of each split."
+        ),
+    ] = False,
+    spread: Annotated[
+        float, typer.Option(min=0, help="Deviation of response lengths over their mean, for --simulate.")
+    ] = 0.8,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Trace one rank of the trainer's own model, and tell what it holds."),
+    ] = False,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Rank that --deep traces. Left out: the first, which holds most of a pipeline's work."
+        ),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Price of a GPU for an hour; the job's is shown then.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a job would do and take, and where: nothing is started.
+
+    The batch equation, every rank and engine in its place, memory, disk and time.
+    """
+    if deep and (sweep or simulate):
+        raise ValueError("--deep traces the spec's own layout: leave --sweep and --simulate out")
+    if rank is not None and not deep:
+        raise ValueError("--rank is one to trace: add --deep")
+    spec = load(specs, overrides, profiles, planning=True).spec
+    planned = _planned(spec, gpu, (prompt_tokens, response_tokens))
+    if deep:
+        _trace(planned, rank or 0, as_json=as_json)
+    elif sweep or simulate:
+        _compare(planned, as_json, sweep=sweep, spread=spread if simulate else None, price=price)
+    elif as_json:
+        print(json.dumps(_as_dict(planned)))
+    else:
+        _show(planned, price)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A job's plan, and what its estimates look at."""
+
+    spec: "Spec"
+    """With lengths that fit the model."""
+    plan: "Plan"
+    case: "Case | None"
+    """None where the model is not known."""
+    reason: str
+    """Why there is no case."""
+
+
+def _planned(spec: "Spec", gpu: str | None, lengths: tuple[float | None, float | None]) -> _Planned:
+    from rlrun.runner.planning.plan import make_plan
+    from rlrun.specs.derived.lengths import fitted
+
+    model = _model(spec)
+    spec = fitted(spec, None if isinstance(model, ValueError) else model.max_positions)
+    plan = make_plan(spec)
+    return _Planned(spec, plan, *_case(spec, plan, model, gpu, lengths))
+
+
+def _trace(planned: _Planned, rank: int, *, as_json: bool) -> None:
+    from rlrun.cli.plan.deep import print_deep
+
+    if planned.case is None:
+        raise ValueError(planned.reason)
+    print_deep(planned.case, rank, as_json)
+
+
+def _compare(
+    planned: _Planned, as_json: bool, *, sweep: bool, spread: float | None, price: float | None
+) -> None:
+    """Layouts, and where `spread` is given their simulations, side by side."""
+    from rlrun.cli.plan.sweep import print_simulations, print_sweep
+
+    case = planned.case
+    if case is None or not planned.spec.cluster.gpus_per_node:
+        raise ValueError(planned.reason or "layouts are compared on GPUs: set cluster.gpus_per_node")
+    if sweep:
+        print_sweep(case, as_json, price)
+    if spread is not None:
+        print_simulations(case, spread, as_json)
+
+
+def _show(planned: _Planned, price: float | None) -> None:
+    from rich.text import Text
+
+    from rlrun.cli.output import table_console
+    from rlrun.cli.plan.picture import numbers_table, placement_table, placement_title
+    from rlrun.cli.plan.sizing import sizing_report
+
+    spec, plan, case = planned.spec, planned.plan, planned.case
+    console = table_console()
+    console.print(numbers_table(spec, plan))
+    console.print(Text(placement_title(spec, plan), style="italic"), soft_wrap=True)
+    console.print(placement_table(spec, plan))
+    if case is None:
+        console.print(f"memory and time are not planned: {planned.reason}")
+        return
+    for part in sizing_report(case, price):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def _model(spec: "Spec") -> "Architecture | ValueError":
+    """Returns the policy's architecture, or why it is not known."""
+    from rlrun.runner.planning.planned_model import planned_architecture
+
+    try:
+        return planned_architecture(spec.model)
+    except ValueError as error:
+        return error
+
+
+def _case(
+    spec: "Spec",
+    plan: "Plan",
+    model: "Architecture | ValueError",
+    gpu: str | None,
+    lengths: tuple[float | None, float | None],
+) -> tuple["Case | None", str]:
+    """What an estimate looks at; None, with the reason, where the model is not known."""
+    from rlrun.plugins.validation import needs_of
+    from rlrun.runner.planning.hardware import USUAL_GPU, find_gpu, this_gpu, this_host
+    from rlrun.runner.planning.planned_model import other_architectures, planned_architecture
+    from rlrun.runner.planning.step_time import Case, Workload, usual_workload
+    from rlrun.specs.sections.model import ModelSpec
+
+    if gpu is not None:
+        device = find_gpu(gpu)
+    elif spec.cluster.gpus_per_node:
+        device = this_gpu() or find_gpu(USUAL_GPU)
+    else:
+        device = this_host(sum(rank.threads for rank in plan.ranks if rank.place.node == 0))
+    if isinstance(model, ValueError):
+        return None, str(model)
+    try:
+        path = spec.teacher.path if spec.teacher else None
+        teacher = planned_architecture(ModelSpec(path=path)) if path else None
+        others = other_architectures(spec)
+    except ValueError as error:
+        return None, str(error)
+    usual = usual_workload(spec)
+    load = Workload(lengths[0] or usual.prompt, lengths[1] or usual.response)
+    return Case(spec, plan, needs_of(spec), model, device, load, teacher, others), ""
+
+
+def _as_dict(planned: _Planned) -> dict[str, Any]:
+    plan, case = planned.plan, planned.case
+    found = asdict(plan) | {"optimizer_steps": plan.optimizer_steps}
+    if case is None:
+        return found | {"sizing": None, "sizing_reason": planned.reason}
+    from rlrun.runner.planning.sizing import size_job
+
+    sizing = size_job(case)
+    estimate = asdict(sizing.estimate) | {
+        "step_seconds": sizing.estimate.step_seconds,
+        "device_hours": sizing.estimate.device_hours,
+    }
+    shown = asdict(sizing) | {
+        "estimate": estimate,
+        "device": asdict(case.device),
+        "lengths": asdict(case.load),
+    }
+    return found | {"sizing": shown}

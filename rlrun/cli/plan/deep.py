@@ -1,0 +1,105 @@
+"""`rlrun plan --deep`: what a dry run of one trainer rank came to, beside what the plan says."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rich.table import Table
+from rich.text import Text
+
+from rlrun.cli.output import table_console
+from rlrun.cli.plan.picture import table
+from rlrun.cli.waiting import waiting
+from rlrun.runner.planning.deep_plan import ON_HOST, Traced, trace
+from rlrun.runner.planning.hardware import gib
+from rlrun.runner.planning.memory import training
+from rlrun.runner.planning.rank_layout import coordinates
+from rlrun.runner.planning.step_time import Case
+from rlrun.specs.derived.sampling_mask import candidates_of
+
+HOW = {
+    "parameters": "float32, as trained",
+    "parameter copies": "what one rank computes with",
+    "gradients": "float32",
+    "optimizer": "its state",
+    "activations": "of forward passes",
+    "logits": "and the head's gradient",
+    "gathered layers": "FSDP's, and their gradients",
+    "temporaries": "of backward passes and optimizer",
+}
+PLANNED = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered layers")
+
+
+def print_deep(case: Case, rank: int, as_json: bool) -> None:
+    """Trace a rank and show the bytes by purpose; ValueError where that cannot be done."""
+    with waiting(f"tracing rank {rank}"):
+        traced = trace(case, rank)
+    if as_json:
+        print(json.dumps(_as_dict(case, traced)))
+        return
+    console = table_console()
+    console.print(_table(case, traced))
+    for line in _assumptions(case, traced):
+        console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
+
+
+def _table(case: Case, traced: Traced) -> Table:
+    candidates = candidates_of(case.spec, case.needs)
+    planned = training(
+        case.model, case.spec.trainer, case.plan.max_sample_tokens, gpu=False, candidates=candidates
+    )
+    away = ON_HOST[case.spec.trainer.offload]
+    rows = [
+        (
+            f"{name}, host memory" if name in away else name,
+            gib(traced.most[name]),
+            "" if name in away else gib(traced.peak.get(name, 0)),
+            gib(planned.part(name)) if name in PLANNED else "",
+            how,
+        )
+        for name, how in HOW.items()
+        if traced.most.get(name)
+    ]
+    rows.append(("all of it", "", gib(device_peak(case, traced)), gib(planned.bytes), "at the same time"))
+    return table(_title(case, traced), ("memory", "most", "at the peak", "planned", "what"), rows)
+
+
+def device_peak(case: Case, traced: Traced) -> int:
+    """The most bytes on the rank's device at a time."""
+    away = ON_HOST[case.spec.trainer.offload]
+    return sum(size for name, size in traced.peak.items() if name not in away)
+
+
+def _title(case: Case, traced: Traced) -> str:
+    rank, ranks = traced.request.rank, len(case.plan.ranks)
+    places = asdict(coordinates(rank, case.spec.trainer.parallel)).items()
+    where = ", ".join(
+        f"{name} {place}" for name, place in places if getattr(case.spec.trainer.parallel, name) > 1
+    )
+    return f"rank {rank} of {ranks}{f' ({where})' if where else ''}, traced"
+
+
+def _assumptions(case: Case, traced: Traced) -> Iterator[str]:
+    [first, *others] = traced.request.micro_batches
+    tokens = sum(map(sum, first))
+    yield f"{1 + len(others)} micro-batches of {tokens:,} tokens in {len(first)} samples; not the first step"
+    if case.model.experts is not None:
+        yield "every expert gets as many tokens as every other"
+    if case.spec.trainer.compile:
+        yield "compiled layers keep what uncompiled ones do"
+    yield (
+        "what torch's allocator loses between blocks, CUDA's and NCCL's own memory, a critic, a teacher and "
+        "engines come on top"
+    )
+
+
+def _as_dict(case: Case, traced: Traced) -> dict[str, object]:
+    return {
+        "rank": traced.request.rank,
+        "ranks": len(case.plan.ranks),
+        "micro_batches": traced.request.micro_batches,
+        "most": dict(traced.most),
+        "peak": dict(traced.peak),
+        "on_host": ON_HOST[case.spec.trainer.offload],
+        "device_peak": device_peak(case, traced),
+    }

@@ -1,0 +1,163 @@
+"""The plan in a terminal: its numbers, the mesh, and which rank and engine lies on which device."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+
+from rich.table import Table
+
+from rlrun.plugins.validation import needs_of
+from rlrun.runner.planning.device_map import DeviceLocation
+from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
+from rlrun.specs.derived.sampling_mask import cuts_vocabulary, records_mask
+from rlrun.specs.sections.job import Spec
+
+_SHORT = {"pipeline": "pp", "replicate": "rep", "fsdp": "fsdp", "context": "cp", "tensor": "tp"}
+
+
+def numbers_table(spec: Spec, plan: Plan) -> Table:
+    """The batch equation and what follows from it."""
+    batch = plan.batch
+    rows: list[tuple[object, ...]] = [
+        ("prompts a step (P)", batch.prompts, "rollout.batch_size"),
+        ("samples a prompt (n)", batch.samples_per_prompt, "rollout.samples_per_prompt"),
+        ("samples an optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size"),
+        ("optimizer steps a step (S)", batch.optimizer_steps, "trainer.optimizer_steps"),
+    ]
+    if not plan.rollout:
+        rows = [
+            ("demonstrations an optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size")
+        ]
+    per_rank = batch.global_batch_size // spec.trainer.parallel.data_degree
+    cut = "max_tokens_per_rank" if spec.trainer.micro_batch_size is None else "micro_batch_size"
+    epochs = f"{spec.trainer.epochs} · ⌊rows / {batch.prompts}⌋"
+    rows += [
+        ("samples of a data rank", per_rank, "G / (fsdp · replicate)"),
+        ("steps", epochs if plan.steps is None else plan.steps, "trainer.steps or epochs"),
+        ("optimizer steps in all", plan.optimizer_steps or f"{epochs} · S", "steps · S"),
+        (
+            "tokens of the longest prompt",
+            spec.rollout.prompt_limit,
+            "rollout.max_prompt_tokens, or what fits",
+        ),
+        *_response_rows(spec, plan),
+        ("tokens of the longest sample", plan.max_sample_tokens, "prompt + response, evaluation too"),
+        ("tokens of a micro-batch", plan.micro_batch_tokens, f"trainer.{cut}"),
+    ]
+    if plan.rollout and cuts_vocabulary(spec):
+        rows.append(("log-probs are taken over", _support(spec), "rollout.sampling_mask"))
+    if plan.engines:
+        rows.append(("KV cache of an engine, tokens", plan.cache_tokens, "engine.max_cache_tokens"))
+    product = f"P·n = {batch.samples} = G·S" if plan.rollout else f"G = {batch.global_batch_size}"
+    return table(f"{spec.name}: {product}", ("number", "value", "from"), rows)
+
+
+def _response_rows(spec: Spec, plan: Plan) -> list[tuple[object, ...]]:
+    """The limits of a response; demonstrations have no turns and no deadline."""
+    rollout = spec.rollout
+    limits: list[tuple[object, ...]] = [
+        ("tokens of a response, all turns", rollout.max_response_tokens, "rollout.max_response_tokens")
+    ]
+    if plan.rollout:
+        if rollout.function.type != "single_turn":
+            turn = rollout.max_turn_tokens or rollout.max_response_tokens
+            limits.append(("tokens of one turn", turn, "rollout.max_turn_tokens, or the response's"))
+        seconds = f"{rollout.seconds_for(rollout.max_response_tokens):g}"
+        limits.append(("seconds of a sample", seconds, "rollout.request_timeout, or 600 and 5 tokens/s"))
+    return limits
+
+
+def _support(spec: Spec) -> str:
+    """The tokens whose probabilities log-probs of samples are relative to."""
+    recorded = records_mask(spec, needs_of(spec))
+    return "the recorded sampling masks" if recorded else "the whole vocabulary"
+
+
+def placement_title(spec: Spec, plan: Plan) -> str:
+    """The mesh and the kind of placement in words."""
+    kind = "colocated: ranks and engines take turns" if plan.colocated else "disaggregated"
+    elsewhere = "engines elsewhere" if plan.rollout else "no engines"
+    return f"{kind if plan.engines else elsewhere}; {_mesh(spec)}"
+
+
+def placement_table(spec: Spec, plan: Plan) -> Table:
+    """A row for each node, a column for each of its devices; nodes in a row that look alike share one."""
+    places = [place for process in _processes(plan) for place in _places(process)]
+    devices = sorted({place.gpu or 0 for place in places})
+    on_gpu = spec.cluster.gpus_per_node > 0
+    picture = Table(
+        "node",
+        *(f"GPU {device}" if on_gpu else "CPU" for device in devices),
+        show_lines=True,
+    )
+    nodes = [[_cell(spec, plan, node, device) for device in devices] for node in range(spec.cluster.nodes)]
+    shapes = [(node, tuple(_shape(plan, node, device) for device in devices)) for node in range(len(nodes))]
+    for _, members in groupby(shapes, key=lambda each: each[1]):
+        numbers = [node for node, _ in members]
+        picture.add_row(str(numbers[0]), *nodes[numbers[0]])
+        if len(numbers) > 2:
+            picture.add_row(f"{numbers[1]}–{numbers[-1]}", "as above, and so on", *[""] * (len(devices) - 1))
+        elif len(numbers) == 2:
+            picture.add_row(str(numbers[1]), *nodes[numbers[1]])
+    return picture
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """A titled table of anything."""
+    made = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        made.add_row(*map(str, row))
+    return made
+
+
+def _mesh(spec: Spec) -> str:
+    parallel = spec.trainer.parallel
+    degrees = {name: getattr(parallel, name) for name in _SHORT}
+    product = " × ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
+    experts = f", experts over {parallel.expert}" if parallel.expert > 1 else ""
+    ranks = "1 trainer rank" if parallel.world_size == 1 else f"{parallel.world_size} trainer ranks"
+    return f"{ranks}{f' = {product}' if product else ''}{experts}"
+
+
+def _processes(plan: Plan) -> list[RankPlan | EnginePlan]:
+    return [*plan.ranks, *plan.engines, *plan.others]
+
+
+def _on(plan: Plan, node: int, device: int) -> list[RankPlan | EnginePlan]:
+    return [
+        each
+        for each in _processes(plan)
+        if any(place.node == node and (place.gpu or 0) == device for place in _places(each))
+    ]
+
+
+def _places(process: RankPlan | EnginePlan) -> tuple[DeviceLocation, ...]:
+    return process.places if isinstance(process, EnginePlan) else (process.place,)
+
+
+def _shape(plan: Plan, node: int, device: int) -> tuple[str, ...]:
+    return tuple(type(process).__name__ for process in _on(plan, node, device))
+
+
+def _cell(spec: Spec, plan: Plan, node: int, device: int) -> str:
+    return "\n".join(
+        _line(process, spec, DeviceLocation(node, device)) for process in _on(plan, node, device)
+    )
+
+
+def _line(process: RankPlan | EnginePlan, spec: Spec, here: DeviceLocation) -> str:
+    threads = f"\n  {process.threads} threads" if process.place.gpu is None else ""
+    if isinstance(process, EnginePlan):
+        count = len(process.places)
+        part = f"\n  {process.places.index(here) + 1} of {count}" if count > 1 else ""
+        answers = count == 1 or here == process.place
+        port = f"\n  port {process.port}" if process.port is not None and answers else ""
+        return f"{process.name} {process.index}{part}{port}{threads}"
+    parallel = spec.trainer.parallel
+    places = [
+        f"{_SHORT[name]} {place}"
+        for name, place in asdict(process.coordinates).items()
+        if getattr(parallel, name) > 1
+    ]
+    below = f"\n  {' '.join(places)}" if places else ""
+    return f"rank {process.rank}{below}{threads}"

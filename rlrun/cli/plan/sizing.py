@@ -1,0 +1,96 @@
+"""Memory, disk and time in a terminal."""
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from rlrun.cli.plan.picture import table
+from rlrun.runner.planning.hardware import gib
+from rlrun.runner.planning.memory import Phase
+from rlrun.runner.planning.sizing import Sizing, size_job
+from rlrun.runner.planning.step_time import (
+    DECODE_EFFICIENCY,
+    HOST_LINK,
+    NETWORK,
+    PREFILL_EFFICIENCY,
+    TRAIN_EFFICIENCY,
+    Case,
+)
+
+
+def sizing_report(case: Case, price: float | None = None) -> Iterator[RenderableType]:
+    """What a job takes, and costs at a price for a device and hour; the warnings come last."""
+    sizing = size_job(case)
+    for phase in sizing.phases:
+        yield _phase(case, phase)
+    yield _rest(case, sizing, price)
+    for line in _assumptions(case):
+        yield Text(f"assumed: {line}", style="dim")
+    for warning in sizing.warnings:
+        yield Text(f"warning: {warning}", style="bold yellow")
+
+
+def _phase(case: Case, phase: Phase) -> RenderableType:
+    rows = [(part.name, gib(part.bytes), part.how) for part in phase.parts]
+    share = phase.bytes / case.device.memory
+    where = "on the GPU that holds most" if case.spec.cluster.gpus_per_node else "on one host"
+    device = f"{case.device.name} ({gib(case.device.memory)})"
+    title = f"{phase.name}: {gib(phase.bytes)} {where}, {share:.0%} of {device}"
+    return table(title, ("memory", "size", "from"), rows)
+
+
+def _rest(case: Case, sizing: Sizing, price: float | None) -> RenderableType:
+    rows: list[tuple[str, str, str]] = []
+    if sizing.engine is not None:
+        rows.append(
+            (
+                "samples an engine decodes at a time",
+                f"{sizing.engine.concurrent}",
+                f"of full length, in {sizing.engine.cache_tokens:,} tokens of cache; shorter ones make room",
+            )
+        )
+    if sizing.reference:
+        rows.append(("reference policy, host memory of a rank", gib(sizing.reference), "between its passes"))
+    if sizing.offloaded:
+        rows.append(("training state, host memory of a rank", gib(sizing.offloaded), "trainer.offload"))
+    if sizing.staged:
+        rows.append(
+            ("checkpoint's copy, host memory of a rank", gib(sizing.staged), "checkpoint.asynchronous")
+        )
+    rows.append(
+        ("disk for checkpoints and the model", gib(sizing.disk), "checkpoint.keep and one in the making")
+    )
+    for name, seconds in sizing.estimate.parts.items():
+        rows.append((f"{name}, a step", _duration(seconds), "roofline"))
+    rows.append(("step", _duration(sizing.estimate.step_seconds), "without rewards and evaluation"))
+    if (hours := sizing.estimate.device_hours) is not None:
+        unit = "GPU-hours" if case.spec.cluster.gpus_per_node else "host-hours"
+        rows.append((f"job, {unit}", f"{hours:,.3g}", f"{sizing.estimate.steps} steps"))
+        if price is not None:
+            rows.append(("job, price", f"{hours * price:,.2f}", f"{price:g} for each of the {unit}"))
+    return table("capacity, disk, time", ("what", "how much", "from"), rows)
+
+
+def _assumptions(case: Case) -> Iterator[str]:
+    yield (
+        f"prompts of {case.load.prompt:,.0f} and responses of {case.load.response:,.0f} tokens on average "
+        "(--prompt-tokens, --response-tokens)"
+    )
+    yield (
+        f"{case.device.name}: {case.device.flops / 1e12:,.3g} TFLOP/s and {case.device.bandwidth / 1e9:,.0f} "
+        f"GB/s, of which training reaches {TRAIN_EFFICIENCY:.0%}, prefill {PREFILL_EFFICIENCY:.0%}, "
+        f"decoding {DECODE_EFFICIENCY:.0%}"
+    )
+    if case.spec.cluster.gpus_per_node:
+        yield (
+            f"{NETWORK / 1e9:.0f} GB/s between nodes for each GPU, {HOST_LINK / 1e9:.0f} GB/s between a GPU "
+            "and its host"
+        )
+    yield "activations are estimated from the shapes, not measured; allocators keep some memory beside"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"

@@ -1,0 +1,141 @@
+"""`rlrun plan --sweep` and `--simulate`: layouts side by side."""
+
+import json
+from typing import Any
+
+from rich.text import Text
+
+from rlrun.cli.output import table_console
+from rlrun.cli.plan.picture import table
+from rlrun.cli.waiting import waiting
+from rlrun.runner.planning.hardware import gib
+from rlrun.runner.planning.simulation.alternatives import STEPS, Alternative, compare_alternatives
+from rlrun.runner.planning.step_time import Case
+from rlrun.runner.planning.sweep import Candidate, sweep
+from rlrun.specs.reading.reference import as_toml
+
+_SHOWN = 12
+
+
+def print_sweep(case: Case, as_json: bool, price: float | None = None) -> None:
+    """The layouts that fit, the fastest first, and how to ask for the first; `price`: of a GPU hour."""
+    with waiting("comparing layouts"):
+        candidates = sweep(case)
+    if as_json:
+        print(json.dumps([_sweep_row(each) for each in candidates]))
+        return
+    fitting = [each for each in candidates if each.fits]
+    rows = [
+        (
+            _layout(each),
+            *(f"{gib(phase.bytes)}" for phase in each.sizing.phases),
+            each.sizing.engine.concurrent if each.sizing.engine else "",
+            f"{each.sizing.estimate.step_seconds:.3g} s",
+            _hours(each.sizing.estimate.device_hours),
+            *_price(each.sizing.estimate.device_hours, price),
+        )
+        for each in fitting[:_SHOWN]
+    ]
+    memory = [phase.name for phase in candidates[0].sizing.phases] if candidates else []
+    console = table_console()
+    title = f"{len(fitting)} of {len(candidates)} layouts fit {case.device.name}; the fastest first"
+    columns = ("layout", *memory, "samples at a time", "step", "GPU-hours", *(["price"] if price else []))
+    console.print(table(title, columns, rows))
+    if fitting:
+        console.print(Text(_left_out(len(fitting))), soft_wrap=True)
+        console.print(Text(f"to take the first: {_sets(fitting[0])}"), soft_wrap=True)
+
+
+def print_simulations(case: Case, spread: float, as_json: bool) -> None:
+    """Each split of the GPUs in each mode, the fastest first."""
+    with waiting("simulating layouts"):
+        found = sorted(compare_alternatives(case, spread), key=lambda each: each.outcome.step_seconds)
+    if as_json:
+        print(json.dumps([_simulation_row(each) for each in found]))
+        return
+    rows = [
+        (
+            _layout(each.candidate),
+            f"async ≤ {each.max_staleness}" if each.max_staleness else "sync",
+            f"{each.outcome.step_seconds:.3g} s",
+            f"{each.outcome.waiting_seconds:.3g} s",
+            f"{each.outcome.trainer_waits:.0%}",
+            f"{max(each.outcome.engines_idle, 0.0):.0%}",
+            f"{each.outcome.staleness:.2g}",
+            _hours(each.device_hours),
+        )
+        for each in found
+    ]
+    columns = (
+        "layout",
+        "mode",
+        "step",
+        "for its batch",
+        "trainer waits",
+        "engines idle",
+        "staleness",
+        "GPU-hours",
+    )
+    console = table_console()
+    console.print(
+        table(f"{STEPS} steps simulated; responses vary by {spread:.0%} of their mean", columns, rows)
+    )
+    if not found:
+        console.print("no layout with engines fits: see rlrun plan --sweep")
+
+
+def _layout(candidate: Candidate) -> str:
+    spec, plan = candidate.case.spec, candidate.case.plan
+    names = ("fsdp", "tensor", "pipeline", "context", "expert")
+    degrees = [(name, getattr(spec.trainer.parallel, name)) for name in names]
+    mesh = " × ".join(f"{name} {degree}" for name, degree in degrees if degree > 1) or "1 rank"
+    size = f" of {spec.engine.tensor} GPUs" if spec.engine.tensor > 1 else ""
+    if plan.colocated:
+        return f"{mesh}, colocated{f', engines{size}' if size else ''}"
+    return f"{mesh} + {len(plan.engines)} engines{size}"
+
+
+def _sets(candidate: Candidate) -> str:
+    values = {
+        key: f"{{{', '.join(f'{name} = {degree}' for name, degree in value.items())}}}"
+        if isinstance(value, dict)
+        else as_toml(value).strip('"')
+        for key, value in candidate.settings.items()
+    }
+    return " ".join(f"--set '{key}={value}'" for key, value in values.items())
+
+
+def _left_out(fitting: int) -> str:
+    """What the table does not say of itself."""
+    more = f"{fitting - _SHOWN} slower ones are not shown (--json has all); " if fitting > _SHOWN else ""
+    return f"{more}of steps within 2 % of each other the layout with fewer kinds of parallelism comes first"
+
+
+def _price(hours: float | None, price: float | None) -> tuple[str, ...]:
+    if not price:
+        return ()
+    return ("" if hours is None else f"{hours * price:,.2f}",)
+
+
+def _hours(hours: float | None) -> str:
+    return "" if hours is None else f"{hours:,.3g}"
+
+
+def _sweep_row(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "settings": candidate.settings,
+        "fits": candidate.fits,
+        "bytes": {phase.name: phase.bytes for phase in candidate.sizing.phases},
+        "step_seconds": candidate.sizing.estimate.step_seconds,
+        "device_hours": candidate.sizing.estimate.device_hours,
+        "warnings": candidate.sizing.warnings,
+    }
+
+
+def _simulation_row(found: Alternative) -> dict[str, Any]:
+    outcome = {name: getattr(found.outcome, name) for name in found.outcome.__slots__}
+    return (
+        {"settings": found.candidate.settings, "max_staleness": found.max_staleness}
+        | outcome
+        | {"device_hours": found.device_hours}
+    )

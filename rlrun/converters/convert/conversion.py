@@ -1,0 +1,192 @@
+"""Plans a conversion and carries it out.
+
+    SRC (either format) ─▶ tensors by Hugging Face name ─▶ merged, tied, cast, quantised ─▶ files of DST
+
+Planning reads headers only; everything that can be wrong with the source's names and shapes is found before a
+byte is written.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlrun.converters.convert.copying import Advance, Effort
+from rlrun.converters.convert.destination import write_whole
+from rlrun.converters.convert.sources import cast_weight, checked_contents, config_of, optimizer_contents
+from rlrun.converters.convert.verification import verify_folder
+from rlrun.converters.families.adapted import group_bytes
+from rlrun.converters.families.families import check_family, map_to_parameters, other_names
+from rlrun.converters.families.lora import merged
+from rlrun.converters.families.mapping import STRICT, Lenience, Mapped
+from rlrun.converters.families.tying import with_tying
+from rlrun.converters.folders.hf_folder import companions
+from rlrun.converters.folders.locate import Format, Found
+from rlrun.converters.folders.output_files import OutputFile, distcp_files, safetensors_files, small_file
+from rlrun.converters.quantised.kinds import Kind, quantised
+from rlrun.converters.tensors.content import Content, Plain
+from rlrun.converters.tensors.stored import Files
+from rlrun.models.config_json import read_config
+
+_OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is done on the way."""
+
+    dtype: torch.dtype | None = None
+    """Of the weights in DST; None: as stored, or the config's where the source is of training."""
+    shard_bytes: int = 5 * 10**9
+    quantise: Kind | None = None
+    dequantise: bool = False
+    adapter: Path | None = None
+    """LoRA adapter to merge."""
+    tied: bool | None = None
+    """Embedding and head share one tensor in DST; None: as in the source."""
+    optimizer: bool = False
+    """Bring the moments of AdamW along, in DST's folder `optimizer`."""
+    lenience: Lenience = STRICT
+
+
+@dataclass(slots=True)
+class Conversion:
+    """All that will be written, and what is read for it."""
+
+    source: Found
+    target: Format
+    files: list[OutputFile]
+    contents: dict[str, Content]
+    """By the names that DST has for them."""
+    sources: Files
+    identity: dict[str, Any]
+    """What makes two conversions the same."""
+    mapped: Mapped = field(default_factory=Mapped)
+    resumed: int = 0
+    """Bytes that an earlier, interrupted conversion had written."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to be written."""
+        return sum(file.size for file in self.files)
+
+    def write(self, destination: Path, effort: Effort, advance: Advance, verify: Advance | None) -> None:
+        """Write the folder; where `verify` is given, read it back first and compare it (calling `verify` with
+        the bytes compared). ValueError where it differs.
+        """
+
+        def check(folder: Path) -> None:
+            if verify is not None:
+                verify_folder(folder, self.target, self.files, self.sources, verify)
+
+        self.resumed = write_whole(
+            destination,
+            self.files,
+            self.sources,
+            identity=self.identity,
+            effort=effort,
+            advance=advance,
+            held=group_bytes(self.contents),
+            check=check,
+        )
+        self.sources.close()
+
+
+def plan_conversion(source: Found, target: Format, options: Options) -> Conversion:
+    """What converting would write. ValueError where the source is not in order, or the options do not fit
+    it.
+    """
+    if options.optimizer and (source.format, target) != ("dcp", "hf"):
+        raise ValueError("only a checkpoint of training has an optimizer's state: leave --optimizer out")
+    config = config_of(source)
+    wide = target == "dcp" or options.dequantise or bool(options.quantise or options.adapter)
+    mapped = checked_contents(source, config, options.dtype, wide=wide, lenience=options.lenience)
+    contents = mapped.contents
+    if options.adapter is not None:
+        contents = merged(contents, options.adapter)
+    contents, config = with_tying(contents, config, options.tied)
+    contents = {name: cast_weight(name, content, options.dtype) for name, content in contents.items()}
+    if target == "hf":
+        contents, config = _quantised(contents, config, options.quantise)
+        files = safetensors_files(contents, options.shard_bytes)
+        if options.optimizer:
+            extra = safetensors_files(optimizer_contents(source, config), options.shard_bytes)
+            files += [replace(file, name=f"{_OPTIMIZER}/{file.name}") for file in extra]
+    else:
+        if options.quantise:
+            raise ValueError("a distributed checkpoint is for training: it is not quantised")
+        mapped = map_to_parameters(config, contents, str(source.folder), options.lenience)
+        contents = mapped.contents
+        aliases = {new: old for new, old in other_names(config).items() if old in contents}
+        files = distcp_files(contents, aliases, options.shard_bytes)
+    files += _companion_files(source, _with_dtype(config, options.dtype))
+    return Conversion(
+        source, target, files, contents, _opened(files), _identity(source, target, files, options), mapped
+    )
+
+
+def _quantised(
+    contents: dict[str, Content], config: dict[str, Any], kind: Kind | None
+) -> tuple[dict[str, Content], dict[str, Any]]:
+    if kind is None:
+        kept = any(_is_code(content.tensor.dtype) for content in contents.values())
+        return contents, config if kept else {k: v for k, v in config.items() if k != "quantization_config"}
+    check_family(config)  # of others it is not known which tensors are projections
+    return quantised(contents, config, kind)
+
+
+def _is_code(dtype: torch.dtype) -> bool:
+    """Whether numbers of this type stand for others."""
+    return dtype.itemsize == 1 or dtype == torch.int32
+
+
+def _with_dtype(config: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
+    if dtype is None:
+        return config
+    return config | {"torch_dtype" if "torch_dtype" in config else "dtype": str(dtype).removeprefix("torch.")}
+
+
+def _companion_files(source: Found, config: dict[str, Any]) -> list[OutputFile]:
+    """The config as it now is; tokenizer and the rest as they were."""
+    assert source.model is not None
+    original = read_config(source.model)
+    files = []
+    for name, path in companions(source.model).items():
+        changed = name == "config.json" and config != original
+        data = json.dumps(config, indent=2).encode() + b"\n" if changed else path.read_bytes()
+        files.append(small_file(name, data))
+    return files
+
+
+def _opened(files: list[OutputFile]) -> Files:
+    """Every file that will be read, open: a running job may remove its oldest checkpoint meanwhile."""
+    sources = Files()
+    for content in (tensor.content for file in files for tensor in file.tensors):
+        if isinstance(content, Plain):
+            for chunk in content.stored.chunks:
+                sources.open(chunk.path)
+    return sources
+
+
+def _identity(source: Found, target: Format, files: list[OutputFile], options: Options) -> dict[str, Any]:
+    """Source files by size and time, and the layout of what is written."""
+    stats = {
+        path.name: (path.stat().st_size, path.stat().st_mtime_ns)
+        for folder in (source.folder, source.model, options.adapter)
+        if folder is not None
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    }
+    layout = [
+        (file.name, file.size, [(tensor.name, tensor.position) for tensor in file.tensors]) for file in files
+    ]
+    settings = {name: str(value) for name, value in asdict(options).items()}
+    return {
+        "source": str(source.folder.absolute()),
+        "stats": stats,
+        "target": target,
+        "layout": layout,
+        "options": settings,
+    }

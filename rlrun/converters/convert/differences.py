@@ -1,0 +1,78 @@
+"""What differs between two checkpoints, tensor by tensor; of whatever formats, where the model is known."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlrun.converters.convert.sources import hf_contents
+from rlrun.converters.folders.dcp_folder import DcpFolder
+from rlrun.converters.folders.locate import Found
+from rlrun.converters.tensors.blocks import blocks
+from rlrun.converters.tensors.content import Content, plain
+from rlrun.converters.tensors.stored import Files
+
+_BLOCK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One tensor in two checkpoints."""
+
+    name: str
+    note: str
+    """Where they cannot be compared: only in one of them, or other shapes. Else empty."""
+    largest: float = 0.0
+    """Largest difference of two values, in float32; NaN where one has a NaN that the other has not."""
+    changed: float = 0.0
+    """Share of values that differ."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything does."""
+        return bool(self.note) or self.changed > 0
+
+    def as_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return asdict(self)
+
+
+def differences(first: Found, second: Found) -> Iterator[Difference]:
+    """Every tensor of either, in order of the first. A run's checkpoint is compared with a Hugging Face
+    folder by Hugging Face names; two distributed checkpoints by their own, optimizer included.
+    """
+    ours, theirs = _contents(first, second), _contents(second, first)
+    files = Files()
+    for name, content in ours.items():
+        if name not in theirs:
+            yield Difference(name, f"only in {first.folder}")
+        elif content.tensor.shape != theirs[name].tensor.shape:
+            yield Difference(name, f"shapes {content.tensor.shape} and {theirs[name].tensor.shape}")
+        else:
+            yield _compare(name, content, theirs[name], files)
+    for name in theirs.keys() - ours.keys():
+        yield Difference(name, f"only in {second.folder}")
+    files.close()
+
+
+def _contents(found: Found, other: Found) -> Mapping[str, Content]:
+    if found.format == other.format == "dcp":
+        folder = DcpFolder(found.folder)
+        return {name: plain(folder.read(name)) for name in folder.tensors}
+    return hf_contents(found)
+
+
+def _compare(name: str, ours: Content, theirs: Content, files: Files) -> Difference:
+    largest, changed = 0.0, 0
+    for first, last in blocks(ours, _BLOCK_BYTES, math.lcm(ours.step, theirs.step)):
+        a = ours.rows(files, first, last).double()
+        b = theirs.rows(files, first, last).double()
+        differ = (a != b) & ~(a.isnan() & b.isnan())
+        if count := int(differ.sum()):
+            changed += count
+            largest = max(largest, float((a - b)[differ].abs().max()), key=_nan_first)
+    return Difference(name, "", largest, changed / max(1, math.prod(ours.tensor.shape)))
+
+
+def _nan_first(value: float) -> float:
+    return math.inf if math.isnan(value) else value

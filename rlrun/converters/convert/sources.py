@@ -1,0 +1,127 @@
+"""The tensors of a source, of either format, by Hugging Face name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rlrun.converters.families.families import map_to_hf, map_to_parameters
+from rlrun.converters.families.mapping import Lenience, Mapped
+from rlrun.converters.folders.dcp_folder import DcpFolder
+from rlrun.converters.folders.hf_folder import is_hf_folder, read_tensors
+from rlrun.converters.folders.locate import Found
+from rlrun.converters.quantised.kinds import dequantised
+from rlrun.converters.tensors.content import Content, cast, plain
+from rlrun.converters.tensors.precision import dtype_named, is_kept
+from rlrun.converters.tensors.stored import Stored
+from rlrun.models.config_json import FAMILIES, read_config, weight_dtype
+
+_OWN = "parameters."
+"""Before the names of parameters in checkpoints of rlrun's trainer."""
+_OTHER_STATE = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")
+"""What torchtitan's own checkpoints hold besides parameters."""
+
+
+def config_of(source: Found) -> dict[str, Any]:
+    """config.json of the source's model; ValueError where it is not known which that is."""
+    if source.model is None:
+        raise ValueError(
+            f"{source.folder} does not say which model it is of: give --model, a folder with its config.json"
+        )
+    return read_config(source.model)
+
+
+def hf_contents(source: Found) -> dict[str, Content]:
+    """All tensors as they are, whatever is missing or not known."""
+    if source.format == "hf":
+        return {name: plain(tensor) for name, tensor in read_tensors(source.folder).items()}
+    return _from_parameters(source, config_of(source), Lenience(missing=True, unknown=True)).contents
+
+
+def checked_contents(
+    source: Found, config: Mapping[str, Any], dtype: torch.dtype | None, *, wide: bool, lenience: Lenience
+) -> Mapped:
+    """The tensors, and what was passed over. ValueError names what is missing or not known.
+
+    `wide`: none of them quantised, but of `dtype` (None: the config's). A checkpoint of training always gets
+    that precision.
+    """
+    if source.format == "hf":
+        return _stored_hf(source, config, dtype, wide, lenience)
+    mapped = _from_parameters(source, config, lenience)
+    precision = dtype or _dtype(config)
+    mapped.contents = {name: cast_weight(name, each, precision) for name, each in mapped.contents.items()}
+    return mapped
+
+
+def optimizer_contents(source: Found, config: Mapping[str, Any]) -> dict[str, Content]:
+    """The optimizer's tensors, each by the name of its weight after the kind: `exp_avg.model.norm.weight`."""
+    names = DcpFolder(source.folder).tensors
+    weights = {name.removeprefix(_OWN) for name in names if name.startswith(_OWN)}
+    kinds = {kind for kind, _, weight in (name.partition(".") for name in names) if weight in weights}
+    kinds -= {_OWN.removesuffix(".")}
+    if not kinds:
+        raise ValueError(f"{source.folder} holds no optimizer's state")
+    contents: dict[str, Content] = {}
+    for kind in sorted(kinds):
+        found = _from_parameters(source, config, Lenience(missing=True), f"{kind}.")
+        contents |= {f"{kind}.{name}": content for name, content in found.contents.items()}
+    return contents
+
+
+def cast_weight(name: str, content: Content, dtype: torch.dtype | None) -> Content:
+    """A weight in another precision, unless it is quantised, with what it is multiplied by, or keeps its
+    own.
+    """
+    scale = name.endswith(("_scale", "_scale_inv"))
+    if dtype is None or scale or content.tensor.dtype.itemsize == 1 or is_kept(name):
+        return content
+    return cast(content, dtype)
+
+
+def _stored_hf(
+    source: Found, config: Mapping[str, Any], dtype: torch.dtype | None, wide: bool, lenience: Lenience
+) -> Mapped:
+    found: dict[str, Content] = {name: plain(tensor) for name, tensor in read_tensors(source.folder).items()}
+    if wide:
+        found = dequantised(found, config, dtype or _dtype(config))
+    elif config.get("quantization_config"):
+        return Mapped(found)
+    if config.get("model_type") not in FAMILIES:
+        return Mapped(found)
+    mapped = map_to_parameters(config, found, str(source.folder), lenience)
+    mapped.contents = {name: content for name, content in found.items() if name not in mapped.unknown}
+    return mapped
+
+
+def _from_parameters(
+    source: Found, config: Mapping[str, Any], lenience: Lenience, prefix: str | None = None
+) -> Mapped:
+    """The tensors of a distributed checkpoint whose names begin with `prefix`; None: the parameters."""
+    folder = DcpFolder(source.folder)
+    own = any(name.startswith(_OWN) for name in folder.tensors)
+    start = prefix if prefix is not None else _OWN if own else ""
+    described = {
+        name.removeprefix(start): tensor
+        for name, tensor in folder.tensors.items()
+        if name.startswith(start) and not name.startswith(_OTHER_STATE)
+    }
+
+    def read(name: str) -> Stored:
+        return folder.read(start + name)
+
+    fixed = _fixed(source) if start == _OWN else {}
+    return map_to_hf(
+        config, described, read, where=str(source.folder), lenience=lenience, own=own, fixed=fixed
+    )
+
+
+def _fixed(source: Found) -> dict[str, Content]:
+    """Tensors that the trainer leaves as they were, and out of its checkpoints: those of the run's model."""
+    if source.model is None or not is_hf_folder(source.model):
+        return {}
+    return {name: plain(tensor) for name, tensor in read_tensors(source.model).items() if is_kept(name)}
+
+
+def _dtype(config: Mapping[str, Any]) -> torch.dtype:
+    return dtype_named(weight_dtype(config))

@@ -1,0 +1,115 @@
+"""What an adapter makes of a layer's tensors: made together, when the first of them is to be written."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from rlrun.converters.tensors.content import Content
+from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.stored import Files
+from rlrun.models.checked_names import some
+
+Table = dict[str, torch.Tensor]
+Convert = Callable[[Table], Table]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """One of the tensors that an adapter makes of a group."""
+
+    group: "Group"
+    name: str
+    tensor: Described
+    step: int = 1
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Some rows; with the last of them the tensor is let go of."""
+        whole = self.group.made(files, self.name)
+        count = self.tensor.shape[0] if self.tensor.shape else 1
+        if last == count:
+            self.group.drop(self.name)
+        return whole.reshape(count, *self.tensor.shape[1:])[first:last]
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """A buffer that Hugging Face does not have, as torchtitan begins with it."""
+
+    tensor: Described
+    step: int = 1
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Some rows."""
+        return torch.zeros((last - first, *self.tensor.shape[1:]), dtype=self.tensor.dtype)
+
+
+class Group:
+    """Tensors that are converted together, and the results that are not yet taken."""
+
+    def __init__(self, members: dict[str, Content], convert: Convert) -> None:
+        self._members = members
+        self._convert = convert
+        self._empty = {name: empty(content.tensor) for name, content in members.items()}
+        self._renamed: dict[str, str] = {}
+        self._made: Table = {}
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read for it."""
+        return sum(content.tensor.nbytes for name, content in self._members.items() if self._is_read(name))
+
+    def results(self) -> dict[str, Content]:
+        """What will be made, by name; what is only renamed is itself."""
+        try:
+            made = self._convert(dict(self._empty))
+        except (RuntimeError, LookupError, AssertionError) as error:
+            names = some(list(self._members))
+            raise ValueError(f"torchtitan's adapter cannot convert {names}: {error}") from error
+        contents: dict[str, Content] = {}
+        for name, tensor in made.items():
+            source = next((old for old, each in self._empty.items() if each is tensor), None)
+            if source is not None:
+                self._renamed[source] = name
+                contents[name] = self._members[source]
+            else:
+                contents[name] = Adapted(self, name, Described(tensor.dtype, tuple(tensor.shape)))
+        return contents
+
+    def made(self, files: Files, name: str) -> torch.Tensor:
+        """A result, made with all others unless it is there."""
+        with self._lock:
+            if name not in self._made:
+                self._made = self._convert(
+                    {
+                        name: _whole(files, content) if self._is_read(name) else self._empty[name]
+                        for name, content in self._members.items()
+                    }
+                )
+            return self._made[name]
+
+    def drop(self, name: str) -> None:
+        """Let go of a result."""
+        with self._lock:
+            del self._made[name]
+
+    def _is_read(self, name: str) -> bool:
+        return name not in self._renamed
+
+
+def group_bytes(contents: Mapping[str, Content]) -> int:
+    """The most that one thread holds for an adapter: what goes in and what comes out."""
+    groups = [content.group for content in contents.values() if isinstance(content, Adapted)]
+    return max((2 * group.nbytes for group in groups), default=0)
+
+
+def empty(tensor: Described) -> torch.Tensor:
+    """A tensor without data."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _whole(files: Files, content: Content) -> torch.Tensor:
+    shape = content.tensor.shape
+    return content.rows(files, 0, shape[0] if shape else 1).view(shape)

@@ -1,0 +1,111 @@
+"""Merges a LoRA adapter (arXiv:2106.09685) in peft's file layout into the weights that it adapts."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlrun.converters.tensors.content import Content, RowByRow, cast, plain
+from rlrun.converters.tensors.safetensors_format import Described, read_header
+from rlrun.converters.tensors.stored import Files, Stored
+from rlrun.models.checked_names import inside, some
+from rlrun.models.json_files import read_table
+
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_REFUSED = ("use_dora", "fan_in_fan_out", "target_parameters", "layer_replication", "use_qalora")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged(RowByRow):
+    """`source + scale * up @ down`, in float32 and rounded once."""
+
+    down: Stored
+    up: Stored
+    scale: float
+
+    @property
+    def tensor(self) -> Described:
+        """Type and shape."""
+        return self.source.tensor
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Some rows."""
+        up = plain(self.up).rows(files, first, last).float()
+        down = plain(self.down).rows(files, 0, self.down.shape[0]).float()
+        merged = self.source.rows(files, first, last).float().addmm_(up, down, alpha=self.scale)
+        return merged.to(self.tensor.dtype)
+
+
+def merged(contents: Mapping[str, Content], adapter: Path) -> dict[str, Content]:
+    """The contents with the adapter's part added. ValueError where it adapts what is not there, or does so in
+    a way that is not supported.
+    """
+    config = _read_config(adapter)
+    tensors = read_header(inside(adapter, _WEIGHTS))
+    made = dict(contents)
+    for name in sorted(tensors):
+        module, kind = _target(name, adapter)
+        weight = f"{module}.weight"
+        if weight not in contents:
+            raise ValueError(f"{adapter} adapts {weight}, which the model does not have")
+        if kind == "lora_A":
+            up = tensors.get(name.replace(".lora_A.", ".lora_B."))
+            made[weight] = _merge(contents[weight], tensors[name], up, config, module)
+        elif kind == "weight":
+            made[weight] = _replaced(contents[weight], tensors[name], weight)
+    return made
+
+
+def _merge(
+    content: Content, down: Stored, up: Stored | None, config: Mapping[str, Any], module: str
+) -> Merged:
+    if up is None:
+        raise ValueError(f"the adapter of {module} has no lora_B")
+    rank = down.shape[0]
+    if down.shape != (rank, content.tensor.shape[-1]) or up.shape != (content.tensor.shape[0], rank):
+        raise ValueError(
+            f"the adapter of {module} has shapes {up.shape} and {down.shape}, which do not fit a weight of "
+            f"shape {content.tensor.shape}"
+        )
+    alpha = _pattern(config.get("alpha_pattern") or {}, module, config["lora_alpha"])
+    return Merged(content, down, up, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+
+
+def _replaced(content: Content, stored: Stored, name: str) -> Content:
+    """A module that was trained whole (`modules_to_save`)."""
+    if stored.shape != content.tensor.shape:
+        raise ValueError(f"the adapter has {name} with shape {stored.shape}, not {content.tensor.shape}")
+    return cast(plain(stored), content.tensor.dtype)
+
+
+def _target(name: str, adapter: Path) -> tuple[str, str]:
+    found = re.fullmatch(rf"{re.escape(_PREFIX)}(.+?)\.(lora_A|lora_B)\.weight", name)
+    found = found or re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.(weight)", name)
+    if not found:
+        raise ValueError(f"{adapter} has {some([name])}, a kind of adapter that is not supported")
+    return found[1], found[2]
+
+
+def _pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """peft's rule: a pattern is a regular expression for the end of a module's name."""
+    for pattern, value in patterns.items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", module):
+            return value
+    return default
+
+
+def _read_config(adapter: Path) -> dict[str, Any]:
+    config = read_table(inside(adapter, _CONFIG))
+    if config.get("peft_type") != "LORA" or "lora_alpha" not in config:
+        raise ValueError(f"{adapter} is no LoRA adapter: its peft_type is {config.get('peft_type')!r}")
+    if used := [key for key in _REFUSED if config.get(key)]:
+        raise ValueError(f"{adapter} uses {', '.join(used)}, which merging does not support")
+    if config.get("bias", "none") != "none":
+        raise ValueError(f"{adapter} trains biases (bias = {config['bias']!r}), which is not supported")
+    return config

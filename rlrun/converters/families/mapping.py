@@ -1,0 +1,146 @@
+"""Between a model's Hugging Face tensors and torchtitan's parameters, both ways."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rlrun.converters.tensors.arranged import Paired, stacked, transposed
+from rlrun.converters.tensors.content import Content, plain
+from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.stored import Stored
+from rlrun.models.architecture import Architecture
+from rlrun.models.checked_names import some
+from rlrun.models.tensor_names import HfTensor, hf_tensors, is_derived
+
+
+@dataclass(frozen=True, slots=True)
+class Lenience:
+    """What may be wrong with a checkpoint's list of tensors."""
+
+    missing: bool = False
+    """Tensors that the config asks for may be absent; they are then absent in the result."""
+    unknown: bool = False
+    """Tensors that the config knows nothing of are left behind."""
+
+
+STRICT = Lenience()
+
+
+@dataclass(slots=True)
+class Mapped:
+    """Contents under their new names, and what was passed over."""
+
+    contents: dict[str, Content] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
+    """Tensors that are known and have no place among the parameters."""
+
+
+def check_names(
+    expected: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    where: str,
+    lenience: Lenience,
+) -> Mapped:
+    """ValueError names tensors that are missing, unknown, or of another shape; what is allowed is noted."""
+    noted = Mapped(missing=sorted(expected.keys() - found), unknown=sorted(found.keys() - expected))
+    if noted.missing and not lenience.missing:
+        raise ValueError(f"{where} lacks {some(noted.missing)}, which its config.json asks for")
+    if noted.unknown and not lenience.unknown:
+        raise ValueError(f"{where} has {some(noted.unknown)}, which its config.json knows nothing of")
+    for name in expected.keys() & found.keys():
+        if found[name] != expected[name]:
+            raise ValueError(
+                f"{name} in {where} has shape {found[name]}, its config.json asks for {expected[name]}"
+            )
+    return noted
+
+
+def hf_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
+    """Every Hugging Face tensor of the model and its shape, in the order they are written."""
+    return {tensor.name: tensor.shape for tensor in hf_tensors(model)}
+
+
+def to_parameters(
+    model: Architecture, contents: Mapping[str, Content], where: str, lenience: Lenience
+) -> Mapped:
+    """torchtitan's parameters of Hugging Face tensors, in the layout of torchtitan's own checkpoints."""
+    known = {name: content for name, content in contents.items() if not is_derived(name, model)}
+    shapes = {name: content.tensor.shape for name, content in known.items()}
+    mapped = check_names(hf_shapes(model), shapes, where, lenience)
+    mapped.passed = sorted(contents.keys() - known.keys() - second_names(model).keys())
+    for name, tensors in _by_parameter(model).items():
+        if all(tensor.name in known for tensor in tensors):
+            members = [known[tensor.name] for tensor in tensors]
+            whole = members[0] if tensors[0].expert is None else stacked(members)
+            if tensors[0].transposed:
+                whole = transposed(whole)
+            mapped.contents[name] = _paired(model, name, whole, side_by_side=True)
+    return mapped
+
+
+def to_hf(
+    model: Architecture,
+    described: Mapping[str, Described],
+    read: Callable[[str], Stored],
+    *,
+    where: str,
+    lenience: Lenience,
+    own: bool,
+    fixed: Mapping[str, Content],
+) -> Mapped:
+    """Hugging Face tensors of torchtitan's parameters, which `read` finds.
+
+    `own`: they are of rlrun's trainer, which keeps rotary pairs as Hugging Face does. `fixed`: Hugging Face
+    tensors that nobody trains, for where the checkpoint does not hold them.
+    """
+    twice = second_names(model)
+    shapes = {name: tensor.shape for name, tensor in described.items() if name not in twice}
+    absent = {
+        tensor.parameter: fixed[tensor.name]
+        for tensor in hf_tensors(model)
+        if tensor.name in fixed and tensor.parameter not in described
+    }
+    shapes |= {name: content.tensor.shape for name, content in absent.items()}
+    mapped = check_names(_parameter_shapes(model), shapes, where, lenience)
+    stored = {name: read(name) for name in _by_parameter(model) if name in described}
+    for tensor in hf_tensors(model):
+        if tensor.parameter in absent:
+            mapped.contents[tensor.name] = absent[tensor.parameter]
+        if tensor.parameter not in stored:
+            continue
+        whole = stored[tensor.parameter]
+        content: Content = plain(whole if tensor.expert is None else whole.index(tensor.expert))
+        if tensor.transposed:
+            content = transposed(content)
+        if not own:
+            content = _paired(model, tensor.parameter, content, side_by_side=False)
+        mapped.contents[tensor.name] = content
+    return mapped
+
+
+def second_names(model: Architecture) -> dict[str, str]:
+    """Names in torchtitan's checkpoints of parameters that have another name there too."""
+    return {"lm_head.weight": "tok_embeddings.weight"} if model.tied else {}
+
+
+def _by_parameter(model: Architecture) -> dict[str, list[HfTensor]]:
+    groups: dict[str, list[HfTensor]] = {}
+    for tensor in hf_tensors(model):
+        groups.setdefault(tensor.parameter, []).append(tensor)
+    return groups
+
+
+def _parameter_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
+    return {
+        name: (() if tensors[0].expert is None else (len(tensors),)) + tensors[0].parameter_shape
+        for name, tensors in _by_parameter(model).items()
+    }
+
+
+def _paired(model: Architecture, parameter: str, content: Content, side_by_side: bool) -> Content:
+    """torchtitan's own Llama rotates neighbouring rows of queries and keys; the others do as Hugging Face."""
+    rotated = parameter.endswith((".qkv_linear.wq.weight", ".qkv_linear.wk.weight"))
+    if model.family != "llama" or not rotated:
+        return content
+    return Paired(content, model.head_dim, side_by_side)

@@ -1,0 +1,114 @@
+"""Model folders for the trainer: read a tensor at a time, written from tensors as they come.
+
+The bytes are those of `rlrun convert` (`hf_folder`, `safetensors_format`); only that they come from memory
+here, and go there.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from rlrun.converters.families.mapping import STRICT, check_names, hf_shapes
+from rlrun.converters.folders.hf_folder import INDEX, companions, read_tensors
+from rlrun.converters.tensors.precision import is_kept
+from rlrun.converters.tensors.safetensors_format import Described, make_header, make_index, split_shards
+from rlrun.converters.tensors.stored import Files
+from rlrun.models.architecture import Architecture
+from rlrun.models.config_json import read_config
+from rlrun.models.tensor_names import HfTensor, is_derived
+
+SHARD_BYTES = 5 * 10**9
+
+
+class WeightFolder:
+    """The weights of a model folder, memory-mapped; a context manager."""
+
+    def __init__(self, folder: Path, model: Architecture) -> None:
+        """Open the files; ValueError where names or shapes are not those of the architecture."""
+        self.folder = folder
+        _check_wide(folder)
+        self._tensors = read_tensors(folder)
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items() if not is_derived(name, model)}
+        check_names(hf_shapes(model), shapes, str(folder), STRICT)
+        self._files = Files()
+
+    def __enter__(self) -> "WeightFolder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.close()
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor as stored; its bytes stay in the file until they are used."""
+        tensor = self._tensors[name]
+        return self._files.array(tensor.chunks[0], tensor.dtype)
+
+
+def _check_wide(folder: Path) -> None:
+    """ValueError where a model folder is quantised: engines would load it so, and could not be updated."""
+    if settings := read_config(folder).get("quantization_config"):
+        raise ValueError(
+            f"{folder} is quantised ({settings.get('quant_method')}), which is not trained: widen it first, "
+            "with `rlrun convert hf-to-hf SRC DST --quantize none`, and set model.path to DST"
+        )
+
+
+def random_tensor(tensor: HfTensor, model: Architecture, seed: int) -> torch.Tensor:
+    """A starting value that depends on seed and name alone: ones for norms, zeros for biases, else
+    normal with `initializer_range`.
+    """
+    if tensor.name.endswith("bias"):
+        return torch.zeros(tensor.shape)
+    if tensor.name.endswith("norm.weight"):
+        return torch.ones(tensor.shape)
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + _digest(tensor.name))
+    return torch.empty(tensor.shape).normal_(0.0, model.initializer_range, generator=generator)
+
+
+def write_folder(
+    folder: Path,
+    source: Path,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+) -> None:
+    """Write a model folder: the tensors (in the order of `shapes`) as safetensors, the rest copied from
+    `source`. What keeps its precision (`is_kept`) is written in float32, as it is trained.
+
+    Holds one tensor in memory at a time. An OSError (a full disk) reaches the caller.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in companions(source).items():
+        (folder / name).write_bytes(path.read_bytes())
+    described = {
+        name: Described(torch.float32 if is_kept(name) else dtype, shape) for name, shape in shapes.items()
+    }
+    shards = split_shards(described, SHARD_BYTES)
+    stream = iter(tensors)
+    for file, names in shards.items():
+        _write_file(folder / file, {name: described[name] for name in names}, stream)
+    if len(shards) > 1:
+        (folder / INDEX).write_bytes(make_index(described, shards))
+
+
+def _write_file(
+    path: Path, expected: Mapping[str, Described], stream: Iterator[tuple[str, torch.Tensor]]
+) -> None:
+    head, _ = make_header(expected)
+    with path.open("wb") as file:
+        file.write(head)
+        for (wanted, described), (name, tensor) in zip(expected.items(), stream, strict=False):
+            assert (name, tuple(tensor.shape)) == (wanted, described.shape), f"expected {wanted}, got {name}"
+            file.write(tensor.detach().to("cpu", described.dtype).contiguous().view(torch.uint8).numpy())
+
+
+def _digest(name: str) -> int:
+    """A number of a name that is the same in every process."""
+    value = 0
+    for byte in name.encode():
+        value = (value * 131 + byte) % 2_147_483_647
+    return value

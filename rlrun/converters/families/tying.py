@@ -1,0 +1,42 @@
+"""One tensor for embedding and head, or two."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rlrun.converters.tensors.blocks import as_bytes, blocks
+from rlrun.converters.tensors.content import Content
+from rlrun.converters.tensors.stored import Files
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_BLOCK_BYTES = 16 << 20
+
+
+def with_tying(
+    contents: dict[str, Content], config: dict[str, Any], tied: bool | None
+) -> tuple[dict[str, Content], dict[str, Any]]:
+    """Tensors and config, tied or not (None: as they are). ValueError where tying would lose something."""
+    if tied is None or tied == bool(config.get("tie_word_embeddings", False)):
+        return contents, config
+    if _EMBEDDING not in contents:
+        raise ValueError(f"the model has no {_EMBEDDING} to tie or untie")
+    config = config | {"tie_word_embeddings": tied}
+    if not tied:
+        return contents | {_HEAD: contents[_EMBEDDING]}, config
+    _check_same(contents)
+    return {name: content for name, content in contents.items() if name != _HEAD}, config
+
+
+def _check_same(contents: Mapping[str, Content]) -> None:
+    embedding, head, files = contents[_EMBEDDING], contents.get(_HEAD), Files()
+    same = head is None or (
+        embedding.tensor == head.tensor
+        and all(
+            torch.equal(as_bytes(embedding.rows(files, *block)), as_bytes(head.rows(files, *block)))
+            for block in blocks(embedding, _BLOCK_BYTES)
+        )
+    )
+    files.close()
+    if not same:
+        raise ValueError(f"{_HEAD} and {_EMBEDDING} differ: tying them would throw one away")

@@ -1,0 +1,126 @@
+"""Reads the folder of a distributed checkpoint (torch.distributed.checkpoint) without loading it.
+
+`.metadata` says which chunk of which tensor is where; each chunk is what torch.save writes, a zip of a small
+pickle and the bytes, within a larger file. Pickles can run code: only the classes that these two consist of
+are let in, and none of them does more than hold values.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import metadata
+
+from rlrun.converters.folders.dcp_item import Item, data_position
+from rlrun.converters.folders.dcp_metadata import METADATA, first_line, read_metadata
+from rlrun.converters.tensors.safetensors_format import CODES, Described
+from rlrun.converters.tensors.stored import Chunk, Stored
+from rlrun.models.checked_names import check_tensor_name, inside
+
+
+class DcpFolder:
+    """A distributed checkpoint: what tensors it has, and where their bytes are."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the metadata. ValueError where the folder is no complete checkpoint."""
+        self.folder = folder
+        self.tensors: dict[str, Described] = {}
+        self._files: dict[str, tuple[Path, int]] = {}
+        path = inside(folder, METADATA)
+        table = read_metadata(path)
+        try:
+            self._items = _items(table)
+            for name in self._items:
+                entry = table.state_dict_metadata[name]
+                self.tensors[name] = Described(entry.properties.dtype, _shape(entry.size))
+                _check_filled(name, self.tensors[name], self._items[name])
+        except Exception as error:  # a damaged pickle may hold anything, and raise anything
+            raise ValueError(f"{path} is no checkpoint's metadata: {first_line(error)}") from None
+        for name in self.tensors:
+            check_tensor_name(name, path)
+
+    @property
+    def num_files(self) -> int:
+        """Files that hold tensors."""
+        return len({item.file for items in self._items.values() for item in items})
+
+    def num_chunks(self, name: str) -> int:
+        """In how many parts a tensor was written."""
+        return len(self._items[name])
+
+    def read(self, name: str) -> Stored:
+        """Where a tensor's bytes are. ValueError where they are not as the metadata says."""
+        tensor = self.tensors[name]
+        chunks = (self._chunk(name, tensor.dtype, item) for item in self._items[name])
+        return Stored(tensor.dtype, tensor.shape, tuple(chunks))
+
+    def scalar(self, name: str) -> int | None:
+        """The value of an integer such as `step`; None where the checkpoint holds none."""
+        if name not in self.tensors or self.tensors[name].shape:
+            return None
+        stored = self.read(name)
+        with stored.chunks[0].path.open("rb") as file:
+            file.seek(stored.chunks[0].position)
+            data = bytearray(file.read(stored.nbytes))
+        return int(torch.frombuffer(data, dtype=stored.dtype))
+
+    def _file(self, name: str) -> tuple[Path, int]:
+        """A file's path and size; many tensors are in one."""
+        if name not in self._files:
+            path = inside(self.folder, name)
+            self._files[name] = path, path.stat().st_size
+        return self._files[name]
+
+    def _chunk(self, name: str, dtype: torch.dtype, item: Item) -> Chunk:
+        path, size = self._file(item.file)
+        if item.position + item.length > size:
+            raise ValueError(f"{path} is cut off: {name} would end at byte {item.position + item.length}")
+        try:
+            position = item.position + data_position(path, dtype, item)
+        except Exception as error:  # as above
+            raise ValueError(f"{path} does not hold {name} at {item.position}: {first_line(error)}") from None
+        return Chunk(path, position, item.offsets, item.shape)
+
+
+def is_dcp_folder(folder: Path) -> bool:
+    """Whether it is the folder of a distributed checkpoint."""
+    return (folder / METADATA).is_file()
+
+
+def _items(table: Any) -> dict[str, list[Item]]:
+    """The chunks of every tensor; objects that are no tensors are left out."""
+    infos = {(index.fqn, _shape(index.offset or ())): info for index, info in table.storage_data.items()}
+    found: dict[str, list[Item]] = {}
+    for name, entry in table.state_dict_metadata.items():
+        if not isinstance(entry, metadata.TensorStorageMetadata):
+            continue
+        found[name] = []
+        for chunk in entry.chunks:
+            offsets, info = _shape(chunk.offsets), infos[name, _shape(chunk.offsets)]
+            if getattr(info, "transform_descriptors", None):
+                raise ValueError(f"{name} is stored compressed, which is not supported")
+            (position,), (length,) = _shape((info.offset,)), _shape((info.length,))
+            found[name].append(Item(offsets, _shape(chunk.sizes), info.relative_path, position, length))
+    if not found:
+        raise ValueError("it has no tensors")
+    return found
+
+
+def _shape(values: Any) -> tuple[int, ...]:
+    shape = tuple(values)
+    if not all(type(value) is int and 0 <= value < 2**62 for value in shape):
+        raise ValueError(f"{shape} are no sizes")
+    return shape
+
+
+def _check_filled(name: str, tensor: Described, items: list[Item]) -> None:
+    """The chunks must fill the tensor, and lie within it."""
+    if tensor.dtype not in CODES:
+        raise ValueError(f"{name} has type {tensor.dtype}, which is not supported")
+    for item in items:
+        ends = [offset + size for offset, size in zip(item.offsets, item.shape, strict=True)]
+        if any(end > size for end, size in zip(ends, tensor.shape, strict=True)):
+            raise ValueError(f"{name} has a chunk that reaches beyond it")
+    if sum(math.prod(item.shape) for item in items) != math.prod(tensor.shape):
+        raise ValueError(f"the chunks of {name} do not fill it")

@@ -1,0 +1,65 @@
+"""A model folder in Hugging Face format: its tensors, and the files that go with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlrun.converters.tensors.safetensors_format import read_header
+from rlrun.converters.tensors.stored import Stored
+from rlrun.models.checked_names import inside, some
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_COMPANIONS = {".json", ".jinja", ".txt", ".model", ".py", ".tiktoken"}
+"""Config, generation config, tokenizer, templates, and the code of models that bring their own."""
+
+
+def is_hf_folder(folder: Path) -> bool:
+    """Whether there are weights in safetensors files under their usual names."""
+    return (folder / INDEX).exists() or (folder / SINGLE).exists()
+
+
+def read_tensors(folder: Path) -> dict[str, Stored]:
+    """All tensors of the folder by name. ValueError where files are missing, broken, or contradict the
+    index.
+    """
+    index = _read_index(folder)
+    tensors: dict[str, Stored] = {}
+    for file in sorted(set(index.values())) if index is not None else [SINGLE]:
+        for name, tensor in read_header(inside(folder, file)).items():
+            if index is not None and index.get(name) != file:
+                raise ValueError(f"{folder / file} holds {name}, which {INDEX} places in {index.get(name)}")
+            tensors[name] = tensor
+    if index is not None and (lost := sorted(index.keys() - tensors.keys())):
+        raise ValueError(f"{folder} lacks {some(lost)}, which {INDEX} names")
+    if not tensors:
+        raise ValueError(f"{folder} has no tensors")
+    return tensors
+
+
+def companions(folder: Path) -> dict[str, Path]:
+    """Config, tokenizer, templates: everything small that is no weights, by name."""
+    return {
+        path.name: inside(folder, path.name)
+        for path in sorted(folder.iterdir())
+        if path.suffix in _COMPANIONS and not path.name.endswith(".index.json") and path.is_file()
+    }
+
+
+def _read_index(folder: Path) -> dict[str, str] | None:
+    if not (folder / INDEX).exists():
+        if (folder / SINGLE).exists():
+            return None
+        raise ValueError(
+            f"{folder} has no {SINGLE} and no {INDEX}; give a folder with safetensors, or set "
+            "model.random_init"
+        )
+    try:
+        index: Any = json.loads(inside(folder, INDEX).read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError(f"{folder / INDEX} is no index: it has no weight_map that can be read") from None
+    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
+        raise ValueError(f"{folder / INDEX} is no index: its weight_map must give a file for each tensor")
+    if gone := sorted({file for file in index.values() if not (folder / file).exists()}):
+        raise ValueError(f"{folder} lacks {some(gone)}, which {INDEX} names; download it again")
+    return index

@@ -1,0 +1,79 @@
+"""Finds the checkpoint that a path means: a folder of either format, a run, a run's `checkpoints/`, a step of
+it.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rlrun.converters.folders.dcp_folder import is_dcp_folder
+from rlrun.converters.folders.hf_folder import is_hf_folder
+from rlrun.specs.step_names import step_of
+
+Format = Literal["hf", "dcp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint."""
+
+    folder: Path
+    format: Format
+    step: int | None = None
+    """Of the run that it belongs to."""
+    model: Path | None = None
+    """Folder with its config.json and tokenizer."""
+
+
+def find_checkpoint(path: Path, step: str | None = None, model: Path | None = None) -> Found:
+    """The checkpoint at `path`; `step` ("latest" or a number) chooses among a run's, `model` is where its
+    config is (known for runs, and for what rlrun wrote). ValueError says what was looked for.
+    """
+    if not path.is_dir():
+        raise ValueError(f"{path} is no folder")
+    steps = _steps(path)
+    if steps:
+        chosen = _choose(path, steps, step)
+        return Found(steps[chosen], "dcp", chosen, model or _model_of_run(steps[chosen]))
+    if step not in (None, "latest"):
+        raise ValueError(f"{path} has no steps to choose from (--step {step}): it is not a run's folder")
+    if is_dcp_folder(path):
+        return Found(path, "dcp", None, model or (path if (path / "config.json").is_file() else None))
+    if is_hf_folder(path):
+        return Found(path, "hf", None, path)
+    raise ValueError(
+        f"{path} is no checkpoint: it has neither safetensors (model.safetensors or its index), nor the "
+        ".metadata of a distributed checkpoint, nor a run's checkpoints"
+    )
+
+
+def _steps(path: Path) -> dict[int, Path]:
+    """Complete checkpoints of a run by step: `path` is the run, its checkpoints, a step, or a step's part."""
+    if path.name == "trainer" and step_of(path.parent.name) is not None:
+        path = path.parent
+    folders = [path, *path.glob("step-*"), *path.glob("checkpoints/step-*")]
+    return {
+        step: folder / "trainer"
+        for folder in folders
+        if (step := step_of(folder.absolute().name)) is not None and is_dcp_folder(folder / "trainer")
+    }
+
+
+def _choose(path: Path, steps: dict[int, Path], step: str | None) -> int:
+    if step in (None, "latest"):
+        return max(steps)
+    if not (step.isascii() and step.isdecimal()) or int(step) not in steps:
+        there = ", ".join(map(str, sorted(steps)))
+        raise ValueError(f"{path} has no step {step}; complete are {there} (or: latest)")
+    return int(step)
+
+
+def _model_of_run(trainer: Path) -> Path | None:
+    """The model that a run began with, as its lock says."""
+    lock = trainer.absolute().parents[2] / "spec.lock.json"
+    try:
+        folder = Path(json.loads(lock.read_text())["model"]["folder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return folder if (folder / "config.json").is_file() else None

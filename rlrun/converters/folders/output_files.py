@@ -1,0 +1,81 @@
+"""The files that a conversion writes, laid out to the byte before any of them is begun."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlrun.converters.folders.dcp_format import Place, make_envelope, make_metadata
+from rlrun.converters.folders.dcp_metadata import METADATA
+from rlrun.converters.folders.hf_folder import INDEX
+from rlrun.converters.tensors.content import Content
+from rlrun.converters.tensors.safetensors_format import Described, make_header, make_index, split_shards
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """A tensor's place in a file."""
+
+    name: str
+    position: int
+    content: Content
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """A file to be written."""
+
+    name: str
+    size: int
+    fixed: tuple[tuple[int, bytes], ...] = ()
+    """Bytes that are known, and where they go."""
+    tensors: tuple[OutputTensor, ...] = ()
+
+
+def small_file(name: str, data: bytes) -> OutputFile:
+    """A file whose bytes are known."""
+    return OutputFile(name, len(data), ((0, data),))
+
+
+def safetensors_files(contents: Mapping[str, Content], shard_bytes: int) -> list[OutputFile]:
+    """The weights of a model folder, with an index where there are several files."""
+    described = {name: content.tensor for name, content in contents.items()}
+    shards = split_shards(described, shard_bytes)
+    files = []
+    for file, names in shards.items():
+        head, positions = make_header({name: described[name] for name in names})
+        end = max((positions[name] + described[name].nbytes for name in names), default=len(head))
+        tensors = tuple(OutputTensor(name, positions[name], contents[name]) for name in names)
+        files.append(OutputFile(file, end, ((0, head),), tensors))
+    if len(shards) > 1:
+        files.append(small_file(INDEX, make_index(described, shards)))
+    return files
+
+
+def distcp_files(
+    contents: Mapping[str, Content], aliases: Mapping[str, str], shard_bytes: int
+) -> list[OutputFile]:
+    """A distributed checkpoint; `aliases` are second names of tensors."""
+    described = {name: content.tensor for name, content in contents.items()}
+    files: list[OutputFile] = []
+    places: dict[str, Place] = {}
+    for number, names in enumerate(split_shards(described, shard_bytes).values()):
+        file = _distcp_file(f"__0_{number}.distcp", {name: contents[name] for name in names}, places)
+        files.append(file)
+    return [*files, small_file(METADATA, make_metadata(described, places, aliases))]
+
+
+def _distcp_file(name: str, contents: Mapping[str, Content], places: dict[str, Place]) -> OutputFile:
+    fixed, tensors = [], []
+    envelopes = {tensor: make_envelope(tensor) for tensor in {c.tensor for c in contents.values()}}
+    end = 0
+    for tensor_name, content in contents.items():
+        tensor: Described = content.tensor
+        envelope = envelopes[tensor]
+        begin, end = end, end + len(envelope.head)
+        fixed.append((begin, envelope.head))
+        tensors.append(OutputTensor(tensor_name, end, content))
+        end += tensor.nbytes
+        fixed.append((end, envelope.tail))
+        end += len(envelope.tail)
+        places[tensor_name] = Place(name, begin, end - begin)
+        end += -end % 64  # the bytes of a tensor are as aligned in the file as they are in its envelope
+    return OutputFile(name, end, tuple(fixed), tuple(tensors))

@@ -1,0 +1,169 @@
+"""Eight-bit weights and their factors, made a few rows at a time; `fp8` says how they are kept."""
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from rlrun.converters.tensors.blocks import blocks
+from rlrun.converters.tensors.content import Content
+from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.stored import Files
+
+Granularity = Literal["block", "channel", "tensor"]
+BLOCK = 128
+_MAX = torch.finfo(torch.float8_e4m3fn).max
+_SCAN_BYTES = 16 << 20
+
+
+class Factors:
+    """What the rows of a quantised weight must be multiplied by; a tensor of its own, float32.
+
+    Factors that were found while the weight was made are kept, being few, so that it is read once.
+    """
+
+    def __init__(self, weight: Content, granularity: Granularity) -> None:
+        height, width = weight.tensor.shape
+        self._weight = weight
+        self._granularity = granularity
+        self._per_row = BLOCK if granularity == "block" else 1
+        shape = {"block": (-(-height // BLOCK), -(-width // BLOCK)), "channel": (height, 1), "tensor": (1,)}
+        self.tensor = Described(torch.float32, shape[granularity])
+        self.step = math.lcm(self._per_row, weight.step) // self._per_row
+        self._values = torch.zeros(self.tensor.shape)
+        self._known = torch.zeros(self.tensor.shape[0], dtype=torch.bool)
+        self._lock = threading.Lock()
+
+    @property
+    def weight_step(self) -> int:
+        """Rows of the weight that are made together."""
+        return self.step * self._per_row
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Some factors."""
+        if self._granularity == "tensor":
+            return self._whole(files)
+        if not self._known[first:last].all():
+            end = min(last * self._per_row, self._weight.tensor.shape[0])
+            begin = first * self._per_row
+            self.of(files, self._weight.rows(files, begin, end).float(), begin)
+        return self._values[first:last]
+
+    def of(self, files: Files, rows: torch.Tensor, begin: int) -> torch.Tensor:
+        """The factors of rows (float32) of the weight from `begin` on."""
+        if self._granularity == "tensor":
+            return self._whole(files)
+        largest = rows.abs().amax(1, keepdim=True) if self._granularity == "channel" else _largest(rows)
+        first = begin // self._per_row
+        self._values[first : first + len(largest)] = _positive(largest / _MAX)
+        self._known[first : first + len(largest)] = True
+        return self._values[first : first + len(largest)]
+
+    def _whole(self, files: Files) -> torch.Tensor:
+        """One factor for the whole weight, which is read for it first."""
+        with self._lock:
+            if not self._known.all():
+                parts = (self._weight.rows(files, *each) for each in blocks(self._weight, _SCAN_BYTES))
+                largest = torch.stack([rows.float().abs().max() for rows in parts]).max()
+                self._values[0] = _positive(largest / _MAX)
+                self._known[0] = True
+        return self._values
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedWeight:
+    """A weight in eight bits."""
+
+    source: Content
+    factors: Factors
+
+    @property
+    def tensor(self) -> Described:
+        """Type and shape."""
+        return Described(torch.float8_e4m3fn, self.source.tensor.shape)
+
+    @property
+    def step(self) -> int:
+        """Rows that share factors."""
+        return self.factors.weight_step
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """The weight over its factors, rounded to nearest."""
+        rows = self.source.rows(files, first, last).float()
+        scaled = _scaled(rows, self.factors.of(files, rows, first), torch.div)
+        return scaled.clamp_(-_MAX, _MAX).to(self.tensor.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class DequantisedWeight:
+    """A weight of eight bits times its factors."""
+
+    source: Content
+    factors: Content
+    dtype: torch.dtype
+
+    @property
+    def tensor(self) -> Described:
+        """Type and shape."""
+        return Described(self.dtype, self.source.tensor.shape)
+
+    @property
+    def step(self) -> int:
+        """Rows that share factors."""
+        return math.lcm(self._per_row, self.source.step)
+
+    @property
+    def _per_row(self) -> int:
+        shape = self.factors.tensor.shape
+        per_row = len(shape) == 2 and shape[1] == 1 and shape[0] == self.source.tensor.shape[0]
+        return BLOCK if len(shape) == 2 and not per_row else 1
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Multiplied in float32."""
+        rows = _widened(self.source.rows(files, first, last))
+        count = self.factors.tensor.shape[0] if self.factors.tensor.shape else 1
+        if count == 1:
+            factors = self.factors.rows(files, 0, 1)
+        else:
+            factors = self.factors.rows(files, first // self._per_row, -(-last // self._per_row))
+        return _scaled(rows, factors.float(), torch.mul).to(self.dtype)
+
+
+def _scaled(
+    rows: torch.Tensor, factors: torch.Tensor, operation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Rows times, or over, their factors."""
+    if factors.ndim < 2 or (factors.shape[1] == 1 and factors.shape[0] == rows.shape[0]):
+        return operation(rows, factors)
+    made = operation(_tiles(rows), factors[:, None, :, None]).flatten(2).flatten(0, 1)
+    return made[: rows.shape[0], : rows.shape[1]]
+
+
+def _tiles(rows: torch.Tensor) -> torch.Tensor:
+    """`[blocks, 128, blocks, 128]`, filled up with zeros."""
+    height, width = (-size % BLOCK for size in rows.shape)
+    if height or width:
+        rows = torch.nn.functional.pad(rows, (0, width, 0, height))
+    return rows.view(rows.shape[0] // BLOCK, BLOCK, rows.shape[1] // BLOCK, BLOCK)
+
+
+def _largest(rows: torch.Tensor) -> torch.Tensor:
+    """`[blocks, blocks]`: the largest magnitude of each block; down the columns first, as they lie."""
+    tiles = _tiles(rows.abs())
+    return tiles.flatten(2).amax(1).view(tiles.shape[0], tiles.shape[2], BLOCK).amax(2)
+
+
+def _widened(rows: torch.Tensor) -> torch.Tensor:
+    """In float32; by a table of the 256 values, which is a seventh of the time of torch's own cast."""
+    if rows.dtype != torch.float8_e4m3fn:
+        return rows.float()
+    table = torch.arange(256, dtype=torch.uint8).view(rows.dtype).float()
+    return table.index_select(0, rows.view(-1).view(torch.uint8).int()).view(rows.shape)
+
+
+def _positive(factors: torch.Tensor) -> torch.Tensor:
+    """Zeros need some factor too."""
+    return torch.where(factors > 0, factors, 1.0)

@@ -1,0 +1,157 @@
+"""Four-bit integers, a scale for each 128 neighbours in a row: compressed-tensors' "pack-quantized".
+
+A weight is kept as `weight_packed` (int32, eight numbers each), `weight_scale` `[rows, columns / 128]` and
+`weight_shape`. Numbers are rounded to the nearest, without calibration, by compressed-tensors itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlrun.converters.tensors.content import Content, Held, RowByRow
+from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.stored import Files
+
+GROUP = 128
+FORMAT = "pack-quantized"
+_PACKED, _SCALE, _SHAPE = "weight_packed", "weight_scale", "weight_shape"
+_NUMBERS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
+_IN_AN_INT32 = 8
+
+
+def packed(name: str, weight: Content) -> dict[str, Content]:
+    """The tensors that a projection's weight becomes. ValueError where its rows are no whole groups."""
+    columns = weight.tensor.shape[1]
+    if columns % GROUP:
+        raise ValueError(
+            f"{name} has {columns} columns, which are no groups of {GROUP}: int4-group wants them so"
+        )
+    module = name.removesuffix("weight")
+    scheme = _scheme(_NUMBERS)
+    return {
+        module + _PACKED: PackedWeight(weight, scheme),
+        module + _SCALE: Scales(weight, scheme),
+        module + _SHAPE: Held(torch.tensor(weight.tensor.shape)),
+    }
+
+
+def config(kept: list[str]) -> dict[str, Any]:
+    """`quantization_config` for config.json; `kept`: modules that stay as they are."""
+    return {
+        "quant_method": "compressed-tensors",
+        "format": FORMAT,
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": {**_NUMBERS, "dynamic": False}, "format": FORMAT}
+        },
+        "ignore": kept,
+    }
+
+
+def widened(
+    contents: Mapping[str, Content], settings: Mapping[str, Any], dtype: torch.dtype
+) -> dict[str, Content]:
+    """The contents of such a checkpoint in `dtype`. ValueError where its numbers are others."""
+    groups = settings.get("config_groups", {})
+    numbers = {key: value for each in groups.values() for key, value in each.get("weights", {}).items()}
+    if len(groups) != 1 or any(numbers.get(key) != value for key, value in _NUMBERS.items()):
+        raise ValueError(f"its numbers are {numbers}; only {_NUMBERS} are read")
+    scheme = _scheme(_NUMBERS)
+    made: dict[str, Content] = {}
+    for name, content in contents.items():
+        if name.endswith(_PACKED):
+            module = name.removesuffix(_PACKED)
+            if module + _SCALE not in contents:
+                raise ValueError(f"{name} has no {_SCALE}")
+            made[f"{module}weight"] = WidenedWeight(content, contents[module + _SCALE], scheme, dtype)
+        elif not name.endswith((_SCALE, _SHAPE)):
+            made[name] = content
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight(RowByRow):
+    """A weight in four bits."""
+
+    scheme: Any
+
+    @property
+    def tensor(self) -> Described:
+        """Type and shape."""
+        rows, columns = self.source.tensor.shape
+        return Described(torch.int32, (rows, columns // _IN_AN_INT32))
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Some rows, over their scales as those are stored."""
+        from compressed_tensors.compressors import PackedQuantizationCompressor
+
+        rows = self.source.rows(files, first, last)
+        state = {"weight": rows.float(), _SCALE: _scales(rows, self.scheme).float()}
+        made: torch.Tensor = PackedQuantizationCompressor.compress(state, self.scheme)[_PACKED]
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Scales(RowByRow):
+    """What the groups of a packed weight must be multiplied by."""
+
+    scheme: Any
+
+    @property
+    def tensor(self) -> Described:
+        """Type and shape."""
+        described = self.source.tensor
+        return Described(described.dtype, (described.shape[0], described.shape[1] // GROUP))
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Those of some rows; the weight is read for them once more."""
+        return _scales(self.source.rows(files, first, last), self.scheme)
+
+
+@dataclass(frozen=True, slots=True)
+class WidenedWeight:
+    """A weight of four bits times its scales."""
+
+    source: Content
+    scales: Content
+    scheme: Any
+    dtype: torch.dtype
+    step: int = 1
+
+    @property
+    def tensor(self) -> Described:
+        """Type and shape."""
+        rows, columns = self.source.tensor.shape
+        return Described(self.dtype, (rows, columns * _IN_AN_INT32))
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Some rows."""
+        from compressed_tensors.compressors import PackedQuantizationCompressor
+
+        state = {
+            _PACKED: self.source.rows(files, first, last),
+            _SCALE: self.scales.rows(files, first, last),
+            _SHAPE: torch.tensor((last - first, self.tensor.shape[1])),
+        }
+        made: torch.Tensor = PackedQuantizationCompressor.decompress(state, self.scheme)["weight"]
+        return made.to(self.dtype)
+
+
+def _scales(rows: torch.Tensor, scheme: Any) -> torch.Tensor:
+    """`[rows, groups]` in the weight's precision."""
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    groups = rows.unflatten(1, (-1, GROUP))
+    scales: torch.Tensor = calculate_qparams(groups.amin(2), groups.amax(2), scheme.weights)[0]
+    return scales
+
+
+def _scheme(numbers: Mapping[str, Any]) -> Any:
+    """compressed-tensors' description. ValueError where it is not installed."""
+    try:
+        from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    except ImportError:
+        raise ValueError("int4 needs compressed-tensors: pip install 'rlrun[int4]'") from None
+    return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**numbers))

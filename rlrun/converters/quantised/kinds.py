@@ -1,0 +1,72 @@
+"""Kinds of quantised weights: which tensors they are for, in what layout, and the way back."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import torch
+
+from rlrun.converters.quantised import fp8, int4, mxfp4
+from rlrun.converters.tensors.content import Content
+
+Kind = Literal["fp8-block", "fp8-channel", "fp8-tensor", "int4-group"]
+"""What weights can be quantised to."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+PROJECTIONS = ("_proj.weight", "_proj_with_mqa.weight")
+"""Of attention, feed-forward and experts; not embedding, head, router or norms."""
+
+
+def kind_named(name: str | None) -> Kind | None:
+    """`"fp8-block"` -> itself; None for `"none"`, and for None."""
+    return next((kind for kind in KINDS if kind == name), None)
+
+
+def quantised(
+    contents: Mapping[str, Content], config: Mapping[str, Any], kind: Kind
+) -> tuple[dict[str, Content], dict[str, Any]]:
+    """The contents with their projections quantised, and the config that says so. ValueError where they
+    cannot be.
+    """
+    if config["model_type"] == "gpt_oss":
+        raise ValueError("gpt_oss is not quantised: its experts are no matrices that engines look for")
+    granularity = fp8.granularity(kind)
+    made: dict[str, Content] = {}
+    for name, content in contents.items():
+        if not _is_projection(name, content):
+            made[name] = content
+        elif granularity is None:
+            made |= int4.packed(name, content)
+        else:
+            made |= fp8.quantised(name, content, granularity)
+    kept = sorted(
+        name.removesuffix(".weight")
+        for name, content in contents.items()
+        if len(content.tensor.shape) == 2 and not name.endswith(PROJECTIONS) and "embed" not in name
+    )
+    kept = sorted({"lm_head", *kept})
+    settings = int4.config(kept) if granularity is None else fp8.config(kept, granularity)
+    return made, dict(config) | {"quantization_config": settings}
+
+
+def dequantised(
+    contents: Mapping[str, Content], config: Mapping[str, Any], dtype: torch.dtype
+) -> dict[str, Content]:
+    """The contents of a quantised checkpoint in `dtype`; ValueError for kinds that are not read."""
+    if not (settings := config.get("quantization_config")):
+        return dict(contents)
+    match settings.get("quant_method"), settings.get("format"):
+        case "mxfp4", _:
+            return mxfp4.widened(contents, dtype)
+        case ("fp8", _) | ("compressed-tensors", None | "float-quantized" | "naive-quantized"):
+            return fp8.widened(contents, dtype)
+        case "compressed-tensors", int4.FORMAT:
+            return int4.widened(contents, settings, dtype)
+        case method, layout:
+            raise ValueError(
+                f"the checkpoint is quantised by {method!r} ({layout or 'no format'}), which is not read; "
+                "FP8 is (quant_method fp8, or compressed-tensors with format float-quantized), and so are "
+                "compressed-tensors with format pack-quantized, and mxfp4"
+            )
+
+
+def _is_projection(name: str, content: Content) -> bool:
+    return name.endswith(PROJECTIONS) and len(content.tensor.shape) == 2

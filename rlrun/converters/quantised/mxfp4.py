@@ -1,0 +1,69 @@
+"""gpt-oss's experts as they are published: four-bit floating point (e2m1), a common exponent for each 32.
+
+OCP Microscaling Formats (MX) 1.0: `NAME_blocks` `[experts, outputs, inputs / 32, 16]` holds two numbers in
+each byte, the even one in its low half; `NAME_scales` `[experts, outputs, inputs / 32]` the exponents, 127
+for 1. Every value fits bfloat16 exactly.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from rlrun.converters.tensors.arranged import transposed
+from rlrun.converters.tensors.content import Content
+from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.stored import Files
+
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_BIAS = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Weight:
+    """Matrices `[experts, outputs, inputs]` of blocks and scales."""
+
+    blocks: Content
+    scales: Content
+    dtype: torch.dtype
+    step: int = 1
+
+    @property
+    def tensor(self) -> Described:
+        """Type and shape."""
+        experts, outputs, groups, half = self.blocks.tensor.shape
+        return Described(self.dtype, (experts, outputs, groups * half * 2))
+
+    def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """Some experts' matrices."""
+        packed = self.blocks.rows(files, first, last)
+        exponents = self.scales.rows(files, first, last).int() - _BIAS
+        pairs = _pairs(self.dtype).index_select(0, packed.view(-1).int()).view(*packed.shape[:-1], -1)
+        return (
+            torch.ldexp(pairs, exponents[..., None]).to(self.dtype).view(last - first, *self.tensor.shape[1:])
+        )
+
+
+def widened(contents: Mapping[str, Content], dtype: torch.dtype) -> dict[str, Content]:
+    """The contents of an MXFP4 checkpoint in `dtype`, as transformers' unquantised models have them: inputs
+    first. ValueError where blocks and scales do not fit.
+    """
+    made: dict[str, Content] = {}
+    for name, content in contents.items():
+        if name.endswith("_blocks"):
+            whole = name.removesuffix("_blocks")
+            scales = contents.get(f"{whole}_scales")
+            shape = content.tensor.shape
+            if scales is None or scales.tensor.shape != shape[:-1] or len(shape) != 4 or shape[-1] != 16:
+                raise ValueError(f"{name} has shape {shape} and no scales that fit: it is not MXFP4")
+            made[whole] = transposed(Mxfp4Weight(content, scales, dtype))
+        elif not name.endswith("_scales"):
+            made[name] = content
+    return made
+
+
+def _pairs(dtype: torch.dtype) -> torch.Tensor:
+    """`[256, 2]`: the two numbers of each byte."""
+    values = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], dtype=dtype)
+    byte = torch.arange(256)
+    return torch.stack((values[byte & 15], values[byte >> 4]), dim=1)

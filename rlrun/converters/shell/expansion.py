@@ -1,0 +1,190 @@
+"""Expands the words of a shell script: parameters, arrays, arithmetic and harmless commands."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rlrun.converters.shell.arithmetic import evaluate
+from rlrun.converters.shell.parameters import PARAMETER, applied
+from rlrun.converters.shell.state import MOST_CHARACTERS, Script, ScriptFile, Word
+from rlrun.converters.shell.tokens import Piece, Token, pieces_of
+
+_UNRESOLVED = ("$(", "`")
+
+
+@dataclass(slots=True)
+class Expansion:
+    """Expands words against what a script has said so far.
+
+    What only a run could tell stays as it is written: `${NAME}` for a variable from outside of the script,
+    `$(…)` for a program's output.
+    """
+
+    script: Script
+    file: ScriptFile
+    output: Callable[[str], str | None]
+    """The output of the commands in a text; None where it is not known."""
+    outside_is_empty: bool = False
+    """Whether variables from outside count as not set, as they do in conditions."""
+    line: int = 0
+    assumptions: dict[str, None] = field(default_factory=dict)
+    """What the texts expanded since the last `fresh` rest on."""
+
+    @property
+    def place(self) -> str:
+        """`run.sh:12`"""
+        return f"{self.file.name}:{self.line}"
+
+    def fresh(self, line: int) -> None:
+        """Start a word, whose assumptions are its own."""
+        self.line, self.assumptions = line, {}
+
+    def words(self, token: Token) -> list[Word]:
+        """A token's words: arrays give several, and an unquoted value is split at blanks."""
+        self.fresh(token.line)
+        words: list[Word] = []
+        current: str | None = None
+        arrays = 0
+        for piece in token.pieces:
+            array = self._array(piece)
+            if array is not None:
+                words += array
+                arrays += 1
+                continue
+            text = self.expanded(piece)
+            if _splits(piece, text):
+                *whole, text = f"{current or ''}{text}".split() or [""]
+                words += [self._word(each) for each in whole]
+                current = None
+            if text:
+                current = (current or "") + text
+        if not words and not arrays and any(piece.quoted for piece in token.pieces):
+            current = current or ""
+        return words if current is None else [*words, self._word(current)]
+
+    def text(self, pieces: Sequence[Piece]) -> str:
+        """Pieces as one text, not split."""
+        texts, length = [], 0
+        for piece in pieces:
+            texts.append(self.expanded(piece))
+            length += len(texts[-1])
+            if length > MOST_CHARACTERS:
+                raise ValueError(f"{self.place}: the text grows to more than {MOST_CHARACTERS} characters")
+        return "".join(texts)
+
+    def arithmetic(self, expression: str) -> int | None:
+        """The value of an arithmetic expression; None where it is not known."""
+        try:
+            return evaluate(self.text(pieces_of(expression, quoted=True)), self._number, self._set_number)
+        except ValueError:
+            return None
+
+    def expanded(self, piece: Piece) -> str:
+        """One piece as text."""
+        if piece.kind == "text":
+            return piece.text
+        return self._command(piece) if piece.kind == "command" else self._parameter(piece)
+
+    def _word(self, text: str) -> Word:
+        return Word(text, self.place, tuple(self.assumptions))
+
+    def _array(self, piece: Piece) -> list[Word] | None:
+        """The words of `${NAME[@]}`, `$@`; None for any other piece."""
+        match = PARAMETER.fullmatch(piece.text) if piece.kind == "parameter" else None
+        if match is None or match["prefix"] or match["operation"]:
+            return None
+        if match["name"] in ("@", "*") or (match["name"].isdigit() and match["index"]):
+            return [self._word(each) for each in self.script.positional]
+        name = match["name"]
+        if match["index"] not in ("@", "*") or (piece.quoted and match["index"] == "*"):
+            return None
+        self._assume(name)
+        if name not in self.script.arrays and name in self.script.scalars:
+            return [self._word(self.script.scalars[name])]
+        if name not in self.script.arrays:
+            self.script.note(f"{self.file.name}: nothing sets the array {name}, which is taken as empty")
+        return self.script.arrays.get(name, [])
+
+    def _parameter(self, piece: Piece) -> str:
+        match = PARAMETER.fullmatch(piece.text)
+        if match is None:
+            return f"${{{piece.text}}}"
+        name, operation = match["name"], match["operation"]
+        self._assume(name)
+        value = self._value(name, match["index"])
+        if match["prefix"] == "!":
+            return (
+                f"${{{piece.text}}}"
+                if value is None
+                else self._parameter(Piece(value, piece.quoted, "parameter"))
+            )
+        if match["prefix"] == "#":
+            return str(
+                len(self.script.arrays.get(name, [])) if match["index"] in ("@", "*") else len(value or "")
+            )
+        if (
+            value is not None
+            and any(mark in value for mark in ("${", *_UNRESOLVED))
+            and operation[:1] in "%#/^,"
+        ):
+            return f"${{{piece.text}}}" if operation else value
+        result = applied(operation, value, lambda word: self.text(pieces_of(word, quoted=piece.quoted)))
+        if operation.lstrip(":")[:1] == "=" and result is not None and value is None:
+            self.script.set_scalar(name, result)
+        required = operation.lstrip(":").startswith("?")
+        return self._outside(name, name if required else piece.text) if result is None else result
+
+    def _outside(self, name: str, written: str) -> str:
+        """A variable that the script does not set."""
+        if not self.outside_is_empty:
+            return f"${{{written}}}"
+        self.assumptions[
+            f"{self.place}: {name} comes from outside of the script, and is taken as not set"
+        ] = None
+        return ""
+
+    def _value(self, name: str, index: str | None) -> str | None:
+        """A parameter's value; None where the script does not set it."""
+        if name in ("0", "BASH_SOURCE"):
+            return str(self.file.path.absolute())
+        if name.isdigit():
+            return self.script.positional[int(name) - 1] if int(name) <= len(self.script.positional) else ""
+        if name == "#":
+            return str(len(self.script.positional))
+        if name == "PWD":
+            return self.script.folder
+        if name == "HOME" and name not in self.script.scalars:
+            return "~"
+        if name in self.script.arrays:
+            words = [word.text for word in self.script.arrays[name]]
+            if index in ("@", "*"):
+                return self.script.scalars.get("IFS", " ")[:1].join(words)
+            number = self.arithmetic(index or "0")
+            return words[number] if number is not None and -len(words) <= number < len(words) else ""
+        return self.script.scalars.get(name)
+
+    def _command(self, piece: Piece) -> str:
+        if piece.text.startswith("$((") and piece.text.endswith("))"):
+            number = self.arithmetic(piece.text[3:-2])
+            if number is not None:
+                return str(number)
+        inner = piece.text[2:-1] if piece.text.startswith("$(") else piece.text[1:-1].replace("\\`", "`")
+        output = self.output(inner)
+        return piece.text if output is None else output.rstrip("\n")
+
+    def _number(self, name: str) -> str | None:
+        self._assume(name)
+        return self._value(name, None)
+
+    def _set_number(self, name: str, value: int) -> None:
+        self.script.scalars[name] = str(value)
+
+    def _assume(self, name: str) -> None:
+        self.assumptions |= dict.fromkeys(self.script.assumptions.get(name, ()))
+
+
+def _splits(piece: Piece, text: str) -> bool:
+    """Whether a piece's value is several words: not in quotation marks, nor where it is not resolved."""
+    if piece.kind == "text" or piece.quoted or (piece.kind == "parameter" and '"' in piece.text):
+        return False
+    return bool(re.search(r"\s", text)) and not any(mark in text for mark in _UNRESOLVED)

@@ -1,0 +1,205 @@
+"""Reads a shell script without running it: follows variables, conditions, loops, functions and sourced files.
+
+    text -> shell_tokens -> shell_syntax (a tree) -> here, statement by statement -> Script
+
+No program is started. What harmless programs print (`seq`, `dirname`, `echo`) is worked out; any other output
+stays as it is written, and a condition that depends on it is taken to hold, which is noted where it matters.
+Variables that the script does not set are not looked up in the environment.
+"""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from rlrun.converters.shell.conditions import UNKNOWN
+from rlrun.converters.shell.files import places
+from rlrun.converters.shell.output import Outputs
+from rlrun.converters.shell.state import Script, ScriptFile, Word
+from rlrun.converters.shell.syntax import parse
+from rlrun.converters.shell.tokens import tokens
+from rlrun.converters.shell.tree import (
+    Block,
+    Case,
+    Chain,
+    For,
+    Function,
+    Group,
+    If,
+    Node,
+    Pipeline,
+    Simple,
+    While,
+)
+
+__all__ = ["Script", "Word", "read_script"]
+
+_LEAVING = {"exit", "return"}
+_MOST_ROUNDS = 1000
+
+
+def read_script(path: Path) -> Script:
+    """Read a script and the files it sources. ValueError where the script cannot be read."""
+    script = Script(folder=str(path.parent.absolute()))
+    try:
+        _Reader(script, ScriptFile(path.name, path)).read()
+    except RecursionError:
+        raise ValueError(f"{path} nests its expressions too deeply to be read") from None
+    return script
+
+
+@dataclass(slots=True)
+class _Reader(Outputs):
+    """Follows the statements of one file."""
+
+    def read(self) -> None:
+        """Follow the whole file."""
+        path = self.file.path
+        try:
+            text = path.read_text("utf-8")
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not a script: byte {error.start} is not UTF-8 text") from None
+        self.run(self.parsed(text))
+
+    def parsed(self, text: str) -> Block:
+        """The statements of a text."""
+        return parse(list(tokens(text, self.file.name)))
+
+    def run(self, block: Block) -> bool | None:
+        """Follow statements; the status of the last."""
+        status: bool | None = True
+        for node in block:
+            self.script.step(self.file.name)
+            status = self._follow(node)
+        return status
+
+    def source(self, written: str, line: int) -> None:
+        """Follow another file, which may lie elsewhere here than where the script runs."""
+        where = f"{self.file.name}:{line}"
+        file = next(places(written, Path(self.script.folder), self.file.path.absolute().parent), None)
+        if file is None:
+            self.script.note(f"{where}: {written} was not found, so nothing of it is read")
+        elif file.resolve() in (*self.file.chain, self.file.path.resolve()):
+            self.script.note(f"{where}: {written} sources itself; it is read once")
+        else:
+            inner = ScriptFile(file.name, file, (*self.file.chain, self.file.path.resolve()))
+            _Reader(self.script, inner, self.doubts, calls=self.calls).read()
+
+    def _follow(self, node: Node) -> bool | None:
+        match node:
+            case Simple():
+                return self.simple(node.tokens)
+            case Pipeline():
+                status = [self._follow(stage) for stage in node.stages][-1]
+                return (not status if status is not None else None) if node.negated else status
+            case Chain():
+                return self._chain(node)
+            case If():
+                return self._condition(node)
+            case For():
+                return self._loop(node)
+            case While():
+                return self._repeat(node)
+            case Case():
+                return self._case(node)
+            case Function():
+                self.script.functions[node.name] = node.body
+                return True
+            case Group():
+                return self.run(node.body)
+
+    def _chain(self, node: Chain) -> bool | None:
+        """`A && B || C`; after an unknown status `&&` goes on, and `||` does not."""
+        status = self._follow(node.first)
+        for joint, pipeline in node.rest:
+            if status is (joint == "||") or (status is None and joint == "||") or _leaves((pipeline,)):
+                continue
+            status = self._follow(pipeline)
+        return status
+
+    def _condition(self, node: If) -> bool | None:
+        """The first branch whose condition holds, or may hold, and that does not end the script."""
+        doubts: list[str] = []
+        for condition, body in node.branches:
+            self.tested.clear()
+            status = self.run(condition) if condition else True
+            doubts += self.tested
+            if status is False or _leaves(body):
+                continue
+            return self._doubtfully(body, [*doubts, "?"] if status is None else doubts)
+        return True
+
+    def _doubtfully(self, body: Block, doubts: list[str]) -> bool | None:
+        """Follow statements, and let what they set rest on `doubts`."""
+        outer, self.doubts = self.doubts, [*self.doubts, *doubts]
+        status = self.run(body)
+        self.doubts = outer
+        return status
+
+    def _loop(self, node: For) -> bool | None:
+        """A loop over words, or one that counts."""
+        if node.arithmetic is not None:
+            return self._count(node, node.arithmetic)
+        for word in [word for token in node.words for word in self.expansion.words(token)][:_MOST_ROUNDS]:
+            self.set(node.name, word.text, 0, word.notes)
+            self.run(node.body)
+        return True
+
+    def _count(self, node: For, expression: str) -> bool | None:
+        """`for ((start; condition; step))`."""
+        start, condition, step, *_ = [*expression.split(";"), "", "", ""]
+        self.expansion.arithmetic(start)
+        for _ in range(_MOST_ROUNDS):
+            if not self.expansion.arithmetic(condition):
+                break
+            self.run(node.body)
+            self.expansion.arithmetic(step)
+        return True
+
+    def _repeat(self, node: While) -> bool | None:
+        """A loop that goes on while its condition is known to hold and its body changes something."""
+        for _ in range(_MOST_ROUNDS):
+            status = self.run(node.condition)
+            if status is node.until:
+                break
+            before = self._variables()
+            self._doubtfully(node.body, ["?"] if status is None else [])
+            if status is None or before == self._variables():
+                break
+        return True
+
+    def _variables(self) -> tuple[dict[str, str], dict[str, int]]:
+        return dict(self.script.scalars), {name: len(words) for name, words in self.script.arrays.items()}
+
+    def _case(self, node: Case) -> bool | None:
+        """The first branch with a pattern that fits, or may fit."""
+        expansion = self.expansion
+        expansion.outside_is_empty = True
+        subject = expansion.text(node.subject.pieces)
+        unknown = any(mark in subject for mark in UNKNOWN)
+        for patterns, body in node.branches:
+            fits = any(fnmatchcase(subject, expansion.text(pattern.pieces)) for pattern in patterns)
+            if (fits or unknown) and not _leaves(body):
+                return self._doubtfully(body, [*expansion.assumptions, *(["?"] if unknown else [])])
+            if fits:
+                break
+        return True
+
+
+def _leaves(block: Block) -> bool:
+    """Whether statements end the script, so that one which trains does not come here."""
+    for node in block:
+        match node:
+            case Chain(first=Pipeline(stages=(Simple(tokens=(token, *_)), *_))):
+                if token.keyword in _LEAVING:
+                    return True
+            case Pipeline(stages=(Simple(tokens=(token, *_)), *_)):
+                if token.keyword in _LEAVING:
+                    return True
+            case (
+                Pipeline(stages=(Group(body=body), *_)) | Chain(first=Pipeline(stages=(Group(body=body), *_)))
+            ):
+                if _leaves(body):
+                    return True
+    return False

@@ -1,0 +1,265 @@
+"""The spec that an importer is writing: values, the flag each came from, and notes for the user."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import yaml
+
+from rlrun.converters.slime.secrets import is_secret, without_credentials
+from rlrun.specs.derived.sglang_arguments import SERVER, spelled
+from rlrun.specs.reading.reference import as_toml
+from rlrun.specs.sections.job import Spec
+
+_OF_ROLLOUTS = {"rollout", "rewards", "scoring", "filters", "engine", "engines", "eval", "debug"}
+_OF_ROLLOUTS |= {"fault_tolerance", "reference", "teacher", "critic", "algorithm"}
+_IDLE = {"cluster.placement", "trainer.optimizer_steps", "trainer.old_log_probs", "deterministic"}
+_IDLE |= {"trainer.moe.routing_replay"}
+_OF_DEMONSTRATIONS = ("rollout.max_prompt_tokens", "rollout.max_response_tokens", "algorithm.type")
+_LARGEST = 1 << 62
+_MOST_ALIASES = 20
+"""In a file of settings: each may stand for many, and these for many more."""
+_PURE_DISTILLATION = "on_policy_distillation.reward_func"
+
+
+@dataclass(slots=True)
+class Flag:
+    """A flag as the script gives it."""
+
+    name: str
+    values: list[str]
+    place: str
+    """`run.sh:12`"""
+    earlier: "Flag | None" = None
+    """The same flag, given before."""
+
+    @property
+    def before(self) -> Iterator["Flag"]:
+        """The same flag each time it was given before."""
+        flag = self.earlier
+        while flag is not None:
+            yield flag
+            flag = flag.earlier
+
+    def __str__(self) -> str:
+        values = ["…"] if self.values and is_secret(self.name) else map(without_credentials, self.values)
+        return " ".join([self.name, *values])
+
+
+@dataclass
+class Draft:
+    """A spec in the making."""
+
+    source: str
+    """Name of the script."""
+    flags: dict[str, Flag]
+    is_async: bool = False
+    """Whether the script runs train_async.py."""
+    notes: list[str] = field(default_factory=list)
+    """About the whole script."""
+    read_file: Callable[[str], str | None] = lambda path: None
+    """The text of a file that a flag names, as the script sees it; None where there is none."""
+    flag_notes: list[tuple[Flag, str]] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    """The document."""
+    comments: dict[str, str] = field(default_factory=dict)
+    """By dotted key."""
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm that the flags name, in our terms."""
+        if self.text("--loss-type") == "sft_loss":
+            return "sft"
+        if self.is_pure_distillation:
+            return "on_policy_distillation"
+        return self.text("--advantage-estimator") or "grpo"
+
+    @property
+    def is_pure_distillation(self) -> bool:
+        """Whether the reward is slime's own for distillation, which is 0 for every sample."""
+        custom = self.text("--custom-rm-path") or ""
+        is_sft = self.text("--loss-type") == "sft_loss"
+        return not is_sft and "--use-opd" in self.flags and custom.endswith(_PURE_DISTILLATION)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of one rollout step."""
+        samples = self.whole("--rollout-batch-size", 0) * self.whole("--n-samples-per-prompt", 1)
+        given = self.whole("--num-steps-per-rollout", 0)
+        size = self.whole("--global-batch-size", samples)
+        return max(1, given or (samples // size if size > 0 else 1))
+
+    @cached_property
+    def model_config(self) -> dict[str, Any]:
+        """The config.json of --hf-checkpoint; empty where it cannot be read here."""
+        text = self.read_file(f"{(self.text('--hf-checkpoint') or '').rstrip('/')}/config.json")
+        try:
+            config = json.loads(text or "{}")
+        except (ValueError, RecursionError):
+            return {}
+        return config if isinstance(config, dict) else {}
+
+    def text(self, name: str) -> str | None:
+        """A flag's first value; None where the flag or the value is not given."""
+        flag = self.flags.get(name)
+        return flag.values[0] if flag and flag.values else None
+
+    def given(self, *names: str) -> list[Flag]:
+        """Those of the flags that the script gives."""
+        return [self.flags[name] for name in names if name in self.flags]
+
+    def number(self, name: str, default: float) -> float:
+        """A flag's value as a number; the default, and a note, where it is not a finite one."""
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            self.note(self.flags[name], f"not a number; taken as {default:g}")
+            return default
+        return value
+
+    def whole(self, name: str, default: int) -> int:
+        """A flag's value as a whole number; the default, and a note, where it is not one."""
+        value = self.number(name, default)
+        if value != int(value) or abs(value) > _LARGEST:
+            self.note(self.flags[name], f"not a whole number; taken as {default}")
+            return default
+        return int(value)
+
+    def count(self, name: str, default: int) -> int:
+        """A flag's value as a number of things, of which there is at least one."""
+        value = self.whole(name, default)
+        if value < 1:
+            self.note(self.flags[name], f"not at least 1; taken as {max(default, 1)}")
+        return value if value >= 1 else max(default, 1)
+
+    def set(self, key: str, value: Any, flags: Sequence[str], comment: str = "") -> None:
+        """Set a dotted key, `*` or a number for an element of an array, with where it came from.
+
+        Demonstrations have no rollouts: a key about these is a note instead.
+        """
+        if self.algorithm == "sft" and _is_idle(key):
+            for flag in self.given(*flags):
+                self.note(flag, "no effect: demonstrations are not sampled, and have no policy loss")
+            return
+        *parents, leaf = key.replace(".*", ".0").split(".")
+        table: Any = self.values
+        for number, part in enumerate(parents):
+            below: Any = [] if [*parents, leaf][number + 1].isdecimal() else {}
+            if part.isdecimal():
+                while len(table) <= int(part):
+                    table.append({})
+                table = table[int(part)]
+            else:
+                table = table.setdefault(part, below)
+        before = table.get(leaf)
+        table[leaf] = value
+        self._comment(key.replace(".*", ".0"), value == before, flags, comment)
+
+    def settings(self, name: str) -> dict[str, Any] | None:
+        """The table in the YAML file that a flag names; None, and a note, where it cannot be read."""
+        flag = self.flags.get(name)
+        path = self.text(name) or ""
+        text = self.read_file(path)
+        if flag is None or text is None:
+            if flag is not None:
+                self.note(flag, "the file was not found: its settings are left out")
+            return None
+        try:
+            if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)) > _MOST_ALIASES:
+                self.note(flag, "has too many aliases to be read")
+                return None
+            settings = yaml.safe_load(text)
+        except (yaml.YAMLError, RecursionError) as error:
+            self.note(flag, f"not YAML: {' '.join(str(error).split())[:120]}")
+            return None
+        if not isinstance(settings, dict):
+            self.note(flag, "holds no table of settings")
+            return None
+        return settings
+
+    def server_argument(self, table: str, name: str, value: Any, flag: str) -> None:
+        """Set an argument of the SGLang server, unless rlrun decides it."""
+        argument = spelled(name)
+        if argument in SERVER.own or is_secret(argument):
+            decides = SERVER.own.get(argument)
+            self.note(self.flags[flag], f"{name}: set by rlrun" + (f": {decides}" if decides else ""))
+        else:
+            self.set(f"{table}.{name.replace('-', '_')}", value, (flag,))
+
+    def _comment(self, key: str, same: bool, flags: Sequence[str], comment: str) -> None:
+        """Keep the flags that a key came from, all that say the same, and a remark."""
+        names = ", ".join(name for name in flags if name.split()[0] in self.flags)
+        text = f"{names}: {comment}" if names and comment else names or comment or ", ".join(flags)
+        text = "".join(each if each.isprintable() else " " for each in text)
+        earlier = self.comments.get(key) if same else None
+        self.comments[key] = f"{earlier}, {text}" if earlier and earlier != text else text
+
+    def has(self, key: str) -> bool:
+        """Whether a dotted key is set."""
+        return key.replace(".*", ".0") in self.comments
+
+    def note(self, flag: Flag, text: str) -> None:
+        """Tell the user about a flag, once."""
+        if (flag, text) not in self.flag_notes:
+            self.flag_notes.append((flag, text))
+
+    def messages(self) -> list[str]:
+        """Every note as a line; flags of which the same is to be said share one."""
+        together: dict[str, list[Flag]] = {}
+        for flag, text in self.flag_notes:
+            together.setdefault(text, []).append(flag)
+        lines = [
+            f"{flags[0].place if len(flags) == 1 else self.source}: {', '.join(map(str, flags))}: {text}"
+            for text, flags in together.items()
+        ]
+        return [*lines, *self.notes]
+
+    def toml(self) -> str:
+        """The spec as a file: its sections in the usual order, each key with its comment."""
+        order = list(Spec.model_fields)
+        names = sorted(self.values, key=order.index)
+        plain = [name for name in names if not isinstance(self.values[name], (dict, list))]
+        lines = [f"# From {self.source}, by `rlrun import slime`."]
+        lines += self._lines({name: self.values[name] for name in plain}, "")
+        for name in names:
+            if name not in plain:
+                lines += self._table(name, self.values[name], name)
+        return "\n".join(lines) + "\n"
+
+    def _table(self, header: str, value: Any, path: str) -> Iterator[str]:
+        if isinstance(value, list):
+            for number, element in enumerate(value):
+                yield from ["", f"[[{header}]]", *self._lines(element, f"{path}.{number}.")]
+            return
+        inner = {name: each for name, each in value.items() if _is_table(each)}
+        plain = {name: each for name, each in value.items() if name not in inner}
+        if plain or not inner:
+            yield from ["", f"[{header}]", *self._lines(plain, f"{path}.")]
+        for name, each in inner.items():
+            yield from self._table(f"{header}.{name}", each, f"{path}.{name}")
+
+    def _lines(self, table: dict[str, Any], prefix: str) -> list[str]:
+        table = {name: table[name] for name in sorted(table, key="type".__ne__)}
+        pairs = [
+            (f"{name} = {as_toml(value)}", self.comments.get(prefix + name)) for name, value in table.items()
+        ]
+        width = max((len(text) for text, comment in pairs if comment), default=0)
+        return [f"{text:{min(width, 60)}}  # {comment}" if comment else text for text, comment in pairs]
+
+
+def _is_idle(key: str) -> bool:
+    """Whether a key is about rollouts or a policy loss."""
+    section = key.partition(".")[0]
+    return key not in _OF_DEMONSTRATIONS and (section in _OF_ROLLOUTS or key in _IDLE)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))

@@ -1,0 +1,130 @@
+"""Flags of slime about held-out data."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun.converters.slime.draft import Draft
+from rlrun.converters.slime.flag_table import flag_table
+from rlrun.converters.slime.sources_flags import set_rows
+
+_OF_DATASET = {
+    "n_samples_per_eval_prompt": ("samples_per_prompt", int),
+    "temperature": ("temperature", float),
+    "top_p": ("top_p", float),
+    "max_response_len": ("max_response_tokens", int),
+}
+"""Settings of a dataset in --eval-config, and ours."""
+_COLUMNS = (
+    ("prompt_key", "input_key", "--eval-input-key", "--input-key", "input"),
+    ("label_key", "label_key", "--eval-label-key", "--label-key", None),
+    ("tools_key", "tool_key", "--eval-tool-key", "--tool-key", "tools"),
+    ("metadata_key", "metadata_key", "--metadata-key", "--metadata-key", None),
+)
+_UNDERSTOOD = {"name", "path", "rm_type", "top_k", "metadata_overrides", *_OF_DATASET}
+_UNDERSTOOD |= {key for _, key, *_ in _COLUMNS} | {"apply_chat_template"}
+
+
+def evaluation(draft: Draft) -> None:
+    """Datasets by name and path, or by a file, and the settings that they share."""
+    names = [row.name for row in flag_table().values() if row.rule == "evaluation"]
+    datasets = _datasets(draft) if draft.algorithm != "sft" and draft.given("--eval-interval") else []
+    if not datasets:
+        for flag in draft.given(*names):
+            draft.note(flag, "no effect: slime evaluates with --eval-interval and a dataset alone")
+        return
+    for number, dataset in enumerate(datasets):
+        _dataset(draft, f"eval.datasets.{number}", dataset)
+    kinds = {"interval": int, "max_response_tokens": int, "temperature": float, "top_p": float}
+    for row in (flag_table()[name] for name in names):
+        key = (row.key or "").removeprefix("eval.")
+        if key in kinds and row.name in draft.flags and row.name != "--eval-top-k":
+            draft.set(row.key or "", kinds[key](draft.number(row.name, 1)), (row.name,))
+    for flag in draft.given("--skip-eval-before-train"):
+        draft.set("eval.before_training", False, (flag.name,))
+    greedy = _greedy(draft)
+    samples = 1 if greedy else draft.whole("--n-samples-per-eval-prompt", 1)
+    comment = "greedy samples are all the same" if greedy else ""
+    draft.set("eval.samples_per_prompt", samples, ("--n-samples-per-eval-prompt",), comment)
+
+
+def _greedy(draft: Draft) -> bool:
+    """Whether --eval-top-k asks for the likeliest token."""
+    for flag in draft.given("--eval-top-k"):
+        if draft.whole(flag.name, -1) == 1:
+            draft.set("eval.temperature", 0.0, (flag.name,), f"{flag} is greedy")
+            return True
+        if draft.text(flag.name) != (draft.text("--rollout-top-k") or "-1"):
+            draft.note(flag, "evaluations sample by `rollout.top_k` too")
+        else:
+            draft.note(flag, "as rollout.top_k")
+    return draft.has("eval.temperature") and not draft.number("--eval-temperature", 1.0)
+
+
+def _datasets(draft: Draft) -> list[Mapping[str, Any]]:
+    """Each dataset as a table; --eval-config outranks --eval-prompt-data."""
+    words = draft.flags["--eval-prompt-data"].values if "--eval-prompt-data" in draft.flags else []
+    if "--eval-config" in draft.flags:
+        for flag in draft.given("--eval-prompt-data"):
+            draft.note(flag, "--eval-config outranks it")
+        return _configured(draft)
+    words = ["aime", *words] if len(words) == 1 else words
+    if len(words) % 2:
+        draft.note(draft.flags["--eval-prompt-data"], "the last word has no partner, and is left out")
+    return [{"name": name, "path": path} for name, path in zip(words[::2], words[1::2], strict=False)]
+
+
+def _configured(draft: Draft) -> list[Mapping[str, Any]]:
+    """The datasets in the file of --eval-config, each with the settings that all share."""
+    settings = _table(draft.settings("--eval-config"))
+    settings = _table(settings.get("eval")) or settings
+    datasets = settings.get("datasets") or []
+    if isinstance(datasets, dict):
+        datasets = [{"name": name, **_table(dataset)} for name, dataset in datasets.items()]
+    found = [{**_table(settings.get("defaults")), **_table(each)} for each in datasets]
+    return [dataset for dataset in found if dataset.get("path")]
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dataset(draft: Draft, table: str, dataset: Mapping[str, Any]) -> None:
+    source = "--eval-config" if "--eval-config" in draft.flags else "--eval-prompt-data"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(dataset.get("name", ""))).lstrip("-._") or "eval"
+    draft.set(f"{table}.name", name, (source,))
+    set_rows(draft, table, str(dataset["path"]), source)
+    for key, theirs, own, shared, default in _COLUMNS:
+        value = dataset.get(theirs) or draft.text(own) or draft.text(shared) or default
+        if value is not None:
+            draft.set(
+                f"{table}.{key}",
+                value,
+                (source if theirs in dataset else own if own in draft.flags else shared,),
+            )
+    for theirs, (ours, kind) in _OF_DATASET.items():
+        if dataset.get(theirs) is not None:
+            draft.set(f"{table}.{ours}", kind(dataset[theirs]), (source,))
+    if dataset.get("top_k") == 1:
+        draft.set(f"{table}.temperature", 0.0, (source,), "top_k 1 is greedy")
+        draft.set(f"{table}.samples_per_prompt", 1, (source,))
+    chat = "--apply-chat-template"
+    draft.set(
+        f"{table}.apply_chat_template", bool(dataset.get("apply_chat_template", chat in draft.flags)), (chat,)
+    )
+    _reward_of_its_own(draft, name, dataset)
+    for each in sorted(set(dataset) - _UNDERSTOOD):
+        draft.note(draft.flags[source], f"{name}: {each} has no equal for one dataset")
+
+
+def _reward_of_its_own(draft: Draft, name: str, dataset: Mapping[str, Any]) -> None:
+    """A reward for one dataset alone, which rows can name in their metadata."""
+    kind = dataset.get("rm_type")
+    if kind and kind != draft.text("--rm-type") and draft.has("rewards.*.type"):
+        draft.set(
+            "rewards.*.type_key", "rm_type", ("--eval-config",), "what rows may name another reward under"
+        )
+        flag = draft.flags["--eval-config"]
+        draft.note(
+            flag, f'the rows of {name} are scored by {kind}: add `"rm_type": "{kind}"` to their metadata'
+        )

@@ -1,0 +1,57 @@
+"""Flags of slime that only make sense together, by the name that flags.toml gives their rule."""
+
+from collections.abc import Callable, Mapping
+
+from rlrun.converters.slime import objective_flags as objective
+from rlrun.converters.slime import optimizer_flags as optimizer
+from rlrun.converters.slime import records_flags as records
+from rlrun.converters.slime import rollouts_flags as rollouts
+from rlrun.converters.slime import servers_flags as servers
+from rlrun.converters.slime import sources_flags as sources
+from rlrun.converters.slime.draft import Draft
+from rlrun.converters.slime.evaluation_flags import evaluation
+from rlrun.converters.slime.layout_flags import layout
+
+RULES: Mapping[str, Callable[[Draft], None]] = {
+    "run_name": records.run_name,
+    "model": servers.model,
+    "steps": optimizer.steps,
+    "batches": optimizer.batches,
+    "algorithm": objective.algorithm,
+    "clipping": objective.clipping,
+    "engine": servers.engine,
+    "topology": servers.topology,
+    "weight_sync": servers.weight_sync,
+    "sleeping": servers.sleeping,
+    "rollout_function": rollouts.rollout_function,
+    "partial": rollouts.partial,
+    "lengths": rollouts.lengths,
+    "template": rollouts.template,
+    "debug": rollouts.debug,
+    "determinism": rollouts.determinism,
+    "kl_in_reward": objective.kl_in_reward,
+    "kl_in_loss": objective.kl_in_loss,
+    "reference": objective.reference,
+    "correction": objective.correction,
+    "off_policy_masking": objective.off_policy_masking,
+    "old_log_probs": objective.old_log_probs,
+    "distillation": objective.distillation,
+    "rewards": sources.rewards,
+    "filters": sources.filters,
+    "time_limits": rollouts.time_limits,
+    "evaluation": evaluation,
+    "layout": layout,
+    "betas": optimizer.betas,
+    "schedule": optimizer.schedule,
+    "critic": optimizer.critic,
+    "warmup_share": optimizer.warmup_share,
+    "micro_batches": optimizer.micro_batches,
+    "logits_chunk": optimizer.logits_chunk,
+    "freeze": optimizer.freeze,
+    "routing": optimizer.routing,
+    "balancing": optimizer.balancing,
+    "checkpoints": records.checkpoints,
+    "trackers": records.trackers,
+    "data": sources.data,
+}
+"""All are run, in this order; each looks at the flags it needs."""

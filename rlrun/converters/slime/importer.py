@@ -1,0 +1,259 @@
+"""A slime launch script to a spec: `rlrun import slime run.sh`.
+
+    script -> shell/script.py (words of the training command) -> flags -> flags.toml, flag_rules.py -> Draft
+
+No flag is dropped in silence: it becomes a key, which carries the flag as a comment, or a note.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlrun.converters.shell.files import places
+from rlrun.converters.shell.script import Script, Word, read_script
+from rlrun.converters.slime.draft import Draft, Flag
+from rlrun.converters.slime.flag_rules import RULES
+from rlrun.converters.slime.flag_table import FlagRow, flag_table
+from rlrun.converters.slime.secrets import is_secret
+from rlrun.specs.derived.sglang_arguments import ROUTER, SERVER
+from rlrun.specs.problems.findings import shown
+from rlrun.specs.problems.spelling import nearest
+from rlrun.specs.reading.variables import toml_value
+
+_TRAINING = re.compile(r"(?:.*/)?train(?:_async)?\.py")
+_ASYNC = re.compile(r"(?:.*/)?train_async\.py")
+_FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
+_PROGRAMS = {"--sglang-": ("engine.sglang", SERVER), "--router-": ("engine.sglang_router", ROUTER)}
+"""Whose arguments flags of a prefix are, and where these go."""
+_SERVER_KEYS = {"max-total-tokens": "engine.max_cache_tokens"}
+_SERVER_SWITCHES = {"enable-fp32-lm-head": ("trainer.head_dtype", "float32")}
+_SEPARATE_PREFILL = ("disaggregation-", "encoder-")
+_OUTSIDE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+_LEFT_OVER = re.compile(r"\$\(|`|\$\{(?!var:|env:)")
+
+
+def import_script(path: Path) -> Draft:
+    """The spec that a script's training command describes. ValueError where it has none."""
+    script = read_script(path)
+    command = _training_command(script, path)
+    assumptions = dict.fromkeys(note for word in command for note in word.notes)
+    read = partial(_text_of, script, path)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "run"
+    return import_command(path.name, name, command, [*script.notes, *assumptions], read)
+
+
+def import_command(
+    source: str,
+    name: str,
+    command: Sequence[Word],
+    notes: Sequence[str],
+    read_file: Callable[[str], str | None],
+) -> Draft:
+    """The spec that a training command describes, from the name of its program on."""
+    is_async = any(_ASYNC.fullmatch(word.text) for word in command)
+    draft = Draft(source, read_flags(command), is_async, list(notes), read_file)
+    draft.set("name", name, ())
+    for flag in draft.flags.values():
+        _take(draft, flag)
+    for rule in RULES.values():
+        rule(draft)
+    for row in flag_table().values():
+        given = row.name in draft.flags or (row.key and draft.has(row.key))
+        if row.default is not None and row.key and not given and not _no_use(draft.algorithm, row):
+            draft.set(row.key, row.default, (), f"slime's default without {row.name}")
+    _refer_to_variables(draft)
+    return draft
+
+
+def _text_of(script: Script, path: Path, written: str) -> str | None:
+    """The text of a file that a flag names: one that the script writes, or one that is there."""
+    if written in script.files:
+        return script.files[written]
+    file = next(places(written, Path(script.folder), path.absolute().parent), None)
+    try:
+        return file.read_text("utf-8") if file else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def read_flags(words: Sequence[Word]) -> dict[str, Flag]:
+    """Flags with their values, by name; the last one counts, and keeps the places of the others."""
+    flags: dict[str, Flag] = {}
+    current: Flag | None = None
+    for word in words:
+        found = _FLAG.match(word.text)
+        if found and (found.end() == len(word.text) or word.text[found.end()] == "="):
+            name = found[0].replace("_", "-")
+            value = [word.text[found.end() + 1 :]] if found.end() < len(word.text) else []
+            before = flags.pop(name, None)
+            current = flags[name] = Flag(name, value, word.place, before)
+        elif current is not None:
+            current.values.append(word.text)
+    return flags
+
+
+def _training_command(script: Script, path: Path) -> list[Word]:
+    """The words of the command that trains, else those of all arrays of flags."""
+    training = [at for at, words in enumerate(script.commands) if _start_of_training(words) is not None]
+    if training:
+        if len(training) > 1:
+            script.note(f"{path.name} trains {len(training)} times; the last one is taken")
+        return _continued(script, training[-1])
+    arrays = {name: words for name, words in script.arrays.items() if name.endswith("_ARGS")}
+    if not arrays:
+        raise ValueError(
+            f"{path} runs no train.py and has no array of arguments: name the script that launches the job"
+        )
+    script.notes.append(f"no command runs train.py; taken from {', '.join(arrays)}")
+    return [word for words in arrays.values() for word in words]
+
+
+def _start_of_training(words: Sequence[Word]) -> int | None:
+    return next((at for at, word in enumerate(words) if _TRAINING.fullmatch(word.text)), None)
+
+
+def _continued(script: Script, at: int) -> list[Word]:
+    """The training command's words, and those of the next line where only a backslash is missing."""
+    words = script.commands[at]
+    words = words[_start_of_training(words) :]
+    following = script.commands[at + 1] if at + 1 < len(script.commands) else []
+    if following and _FLAG.match(following[0].text):
+        place = words[-1].place
+        script.note(f"{place}: a backslash is missing at the line's end; the flags after it are taken too")
+        return [*words, *following]
+    return words
+
+
+def _take(draft: Draft, flag: Flag) -> None:
+    """One flag by itself; those of a rule are left to it."""
+    row = flag_table().get(flag.name)
+    for earlier in flag.before:
+        draft.note(earlier, f"given again in {flag.place}, and the last one counts")
+    prefix = next((prefix for prefix in _PROGRAMS if flag.name.startswith(prefix)), None)
+    if row is None and prefix is not None:
+        _take_argument(draft, flag, prefix)
+    elif row is None:
+        draft.note(flag, _unknown(flag))
+    elif row.key is None:
+        draft.note(flag, row.why)
+    elif row.rule is None:
+        _set(draft, flag, row)
+
+
+def _take_argument(draft: Draft, flag: Flag, prefix: str) -> None:
+    """`--sglang-…` is the server's own argument, `--router-…` the router's, unless rlrun decides it."""
+    table, program = _PROGRAMS[prefix]
+    name = flag.name.removeprefix(prefix)
+    values = [_plain(toml_value(word)) for word in flag.values]
+    value = True if not values else values[0] if len(values) == 1 else values
+    if program is SERVER and name == "max-running-requests":
+        return  # the engine's rule takes the lower of this and slime's own limit
+    if name.startswith(_SEPARATE_PREFILL):
+        draft.note(flag, "prefill and decode run on the same servers (docs/sglang.md)")
+    elif draft.given("--rollout-external-engine-addrs"):
+        draft.note(flag, "no effect: external engines run elsewhere, with settings of their own")
+    elif is_secret(name):
+        draft.note(flag, "no secret in a file: servers of a job get keys of their own")
+    elif name not in program.own:
+        draft.set(f"{table}.{name.replace('-', '_')}", value, (flag.name,))
+        if program is ROUTER:
+            draft.set("engine.router", "sglang-router", (flag.name,))
+    elif program is SERVER and name in _SERVER_KEYS and isinstance(value, int):
+        draft.set(_SERVER_KEYS[name], value, (flag.name,))
+    elif program is SERVER and name in _SERVER_SWITCHES and value is True:
+        draft.set(*_SERVER_SWITCHES[name], (flag.name,))
+    else:
+        decides = program.own[name]
+        draft.note(flag, f"set by rlrun: {decides}" if decides else "set by rlrun")
+
+
+def _plain(value: Any) -> Any:
+    """A value that a server's argument can have: dates are texts."""
+    return value if isinstance(value, (bool, int, float, str, list, dict)) else str(value)
+
+
+def _unknown(flag: Flag) -> str:
+    meant = nearest(flag.name, flag_table(), 0.8)
+    return "a flag that slime's list does not have" + (f"; did you mean {meant}?" if meant else "")
+
+
+def _set(draft: Draft, flag: Flag, row: FlagRow) -> None:
+    assert row.key is not None
+    if why := _no_use(draft.algorithm, row):
+        draft.note(flag, why)
+        return
+    if row.value is not None:
+        draft.set(row.key, row.value, (flag.name,))
+        return
+    try:
+        value = read_value(row, flag.values)
+    except ValueError as error:
+        draft.note(flag, f"{error}; set {row.key} by hand")
+        return
+    draft.set(row.key, value, (flag.name,))
+
+
+def _no_use(algorithm: str, row: FlagRow) -> str:
+    """Why a key would do nothing under the algorithm; empty where it would."""
+    return f"{algorithm} has no such parameter" if row.of and algorithm not in row.of else ""
+
+
+def read_value(row: FlagRow, words: Sequence[str]) -> Any:
+    """A flag's value, of the type its row says. ValueError, in words, where it is not of it."""
+    if row.type in ("strs", "ints"):
+        if row.type == "ints":
+            return [_number(word, int) for word in words]
+        return list(words)
+    if len(words) != 1:
+        raise ValueError(f"takes one value, found {len(words)}")
+    if row.values:
+        if words[0] not in row.values:
+            raise ValueError(f"{shown(words[0])} has no equal (there are: {', '.join(row.values)})")
+        return row.values[words[0]]
+    if row.type in ("int", "float"):
+        return _number(words[0], int if row.type == "int" else float)
+    return words[0]
+
+
+def _number(text: str, kind: type[int] | type[float]) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        noun = "whole number" if kind is int else "number"
+        raise ValueError(f"{shown(text)} is no {noun}") from None
+
+
+def _refer_to_variables(draft: Draft) -> None:
+    """Let values that depend on how the script is run refer to variables of the spec, and say so."""
+    outside: set[str] = set()
+    draft.values = _with_variables(draft.values, outside)
+    draft.notes += [
+        f"{name} comes from outside of the script: add `{name} = …` under [vars], or --set vars.{name}=…"
+        for name in sorted(outside)
+    ]
+    for key, text in _texts(draft.values, ""):
+        if _LEFT_OVER.search(text):
+            draft.notes.append(f"{key}: {text} depends on how the script is run: fill it in")
+
+
+def _with_variables(value: Any, outside: set[str]) -> Any:
+    """The document with `${NAME}` as `${var:NAME}`."""
+    if isinstance(value, dict):
+        return {key: _with_variables(inner, outside) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_variables(inner, outside) for inner in value]
+    if not isinstance(value, str):
+        return value
+    outside.update(_OUTSIDE.findall(value))
+    return _OUTSIDE.sub(r"${var:\1}", value)
+
+
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, inner in items:
+            yield from _texts(inner, f"{key}.{name}".lstrip("."))

@@ -1,0 +1,55 @@
+"""Flags of slime about what a run leaves: checkpoints, trackers, its name."""
+
+import math
+import re
+
+from rlrun.converters.slime.draft import Draft
+from rlrun.converters.slime.flag_table import flag_table
+
+_EVERY = 1_000_000
+
+
+def checkpoints(draft: Draft) -> None:
+    """Steps between checkpoints; slime keeps every one."""
+    interval = next(iter(draft.given("--save-interval")), None)
+    if interval:
+        every = draft.whole(interval.name, 1)
+        draft.set("checkpoint.interval", every, (interval.name,))
+        steps = draft.values.get("trainer", {}).get("steps")
+        keep = math.ceil(steps / every) + 1 if isinstance(steps, int) and every > 0 else _EVERY
+        draft.set("checkpoint.keep", keep, (), "slime keeps every checkpoint")
+    for flag in draft.given("--async-save"):
+        if interval:
+            draft.set("checkpoint.asynchronous", True, (flag.name,))
+        else:
+            draft.note(flag, "no effect without --save-interval")
+
+
+def trackers(draft: Draft) -> None:
+    """TensorBoard, Weights & Biases, or both."""
+    number = 0
+    if "--use-tensorboard" in draft.flags:
+        draft.set("trackers.0.type", "tensorboard", ("--use-tensorboard",))
+        number = 1
+    settings = draft.given("--wandb-project", "--wandb-team", "--wandb-group", "--wandb-mode")
+    if "--use-wandb" not in draft.flags or draft.text("--wandb-mode") == "disabled":
+        for flag in [*settings, *draft.given("--use-wandb")]:
+            draft.note(flag, "no effect: W&B is off")
+        return
+    draft.set(f"trackers.{number}.type", "wandb", ("--use-wandb",))
+    for flag in settings:
+        key = (flag_table()[flag.name].key or "").rpartition(".")[2]
+        if flag.values:
+            draft.set(f"trackers.{number}.{key}", draft.text(flag.name), (flag.name,))
+        else:
+            draft.note(flag, "takes one value, found 0")
+
+
+def run_name(draft: Draft) -> None:
+    """A name that can be a folder's."""
+    for flag in draft.given("--tb-experiment-name"):
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", draft.text(flag.name) or "").strip("-._")
+        if name:
+            draft.set("name", name, (flag.name,))
+        else:
+            draft.note(flag, "no name for a folder")

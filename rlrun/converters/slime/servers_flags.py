@@ -1,0 +1,186 @@
+"""Flags of slime about what generates: servers, their weights, and what they share with the trainer."""
+
+import re
+from typing import Any
+
+from rlrun.converters.slime.draft import Draft
+from rlrun.converters.slime.secrets import bare_address
+
+Settings = dict[str, Any]
+
+_CONCURRENCY = 512
+"""slime's limit for each engine where it is not told."""
+_QUANTISED = re.compile(r"[-_](?P<kind>fp8|int4|int8|w4a16|awq|gptq)(?=[-_/]|$)", re.IGNORECASE)
+_QUANTISED_FAMILIES = re.compile(r"DeepSeek-(?:R1|V3)(?!-Distill)|Kimi-K2|MiniMax-M[12]", re.IGNORECASE)
+"""Models that are published in FP8 or INT4 alone."""
+_FP8 = ("fp8", "")
+
+
+def model(draft: Draft) -> None:
+    """The policy's folder; a quantised one is for engines, beside the one that is trained."""
+    for flag in draft.given("--hf-checkpoint"):
+        path = draft.text(flag.name) or ""
+        folder = path.rstrip("/")
+        name = folder.rpartition("/")[2]
+        marked = _QUANTISED.search(name)
+        if not (_is_quantised(draft) or marked or _QUANTISED_FAMILIES.search(name)):
+            draft.set("model.path", path, (flag.name,))
+            continue
+        wide = folder[: len(folder) - len(name)] + (_QUANTISED.sub("", name) if marked else f"{name}-bf16")
+        draft.set("model.path", wide, (flag.name,), "--hf-checkpoint is quantised, which is not trained")
+        kind = marked["kind"].lower() if marked else ""
+        draft.note(
+            flag,
+            "quantised: model.path has to be the bfloat16 model, which `rlrun convert hf-to-hf SRC "
+            "DST --quantize none` makes",
+        )
+        if draft.algorithm == "sft":
+            continue
+        if kind in _FP8:
+            draft.set("engine.model", folder, (flag.name,), "servers start from it, and are updated in FP8")
+        else:
+            draft.note(flag, f"engines serve bfloat16: weights are not updated in {kind.upper()}")
+
+
+def _is_quantised(draft: Draft) -> bool:
+    """Whether the model's config.json, where it can be read here, names a quantisation."""
+    return isinstance(draft.model_config.get("quantization_config"), dict)
+
+
+def engine(draft: Draft) -> None:
+    """SGLang servers: how many GPUs each has, and how much runs in one."""
+    if draft.algorithm != "sft":
+        draft.set("engine.type", "sglang", (), "slime's engine")
+    if addresses := draft.given("--rollout-external-engine-addrs"):
+        urls = [each if "://" in each else f"http://{each}" for each in addresses[0].values]
+        draft.set("engine.type", "external", (addresses[0].name,))
+        bare = [bare_address(url) for url in urls]
+        draft.set("engine.urls", bare, (addresses[0].name,))
+        if bare != urls:
+            draft.note(addresses[0], 'no secret in an address: set `engine.api_key = "${env:NAME}"`')
+    stages = draft.given("--sglang-pp-size", "--sglang-pipeline-parallel-size")
+    degree = max([1, *(draft.count(flag.name, 1) for flag in stages)])
+    for flag in stages:
+        if degree == 1:
+            draft.note(flag, "1 is no pipeline")
+    if degree > 1:
+        draft.set("engine.sglang.pp_size", degree, tuple(flag.name for flag in stages))
+        draft.set(
+            "engine.weight_sync",
+            "disk",
+            tuple(flag.name for flag in stages),
+            "stages read weights from files",
+        )
+    for flag in draft.given("--rollout-num-gpus-per-engine"):
+        comment = f"{flag.name} / {degree} pipeline stages" if degree > 1 else ""
+        draft.set("engine.tensor", max(1, draft.whole(flag.name, 1) // degree), (flag.name,), comment)
+    _running(draft)
+
+
+def _running(draft: Draft) -> None:
+    """Samples that an engine has at a time: the lower of slime's limit and the server's."""
+    flags = draft.given("--sglang-server-concurrency", "--sglang-max-running-requests")
+    limits = [draft.whole("--sglang-server-concurrency", _CONCURRENCY)]
+    limits += [draft.whole(flag.name, _CONCURRENCY) for flag in flags if flag.name.endswith("requests")]
+    if draft.given("--rollout-external-engine-addrs"):
+        for flag in flags:
+            draft.note(flag, "no effect: external engines run elsewhere, with settings of their own")
+        return
+    comment = "" if flags else "slime's default without --sglang-server-concurrency"
+    if draft.algorithm != "sft" or flags:
+        draft.set("engine.max_running", min(limits), tuple(flag.name for flag in flags), comment)
+
+
+def weight_sync(draft: Draft) -> None:
+    """How new weights reach servers."""
+    for flag in draft.given("--update-weight-transport"):
+        if draft.text(flag.name) == "disk":
+            draft.set("engine.weight_sync", "disk", (flag.name,))
+        else:
+            draft.note(flag, "rlrun chooses by the layout: engine.weight_sync")
+    for flag in draft.given("--update-weight-mode"):
+        if draft.text(flag.name) == "delta":
+            draft.set("engine.weight_sync", "disk", (flag.name,))
+            draft.set("engine.weight_delta", True, (flag.name,))
+        else:
+            draft.note(flag, "the default")
+    shared = "--colocate" in draft.flags and draft.whole("--actor-num-nodes", 1) == 1
+    for flag in draft.given("--update-weight-buffer-size"):
+        if shared and not draft.has("engine.weight_sync"):
+            draft.note(flag, "weights go through shared memory, the whole model at a time")
+        else:
+            draft.set("engine.weight_bucket", max(1, draft.whole(flag.name, 1) >> 20), (flag.name,))
+
+
+def sleeping(draft: Draft) -> None:
+    """Whether trainer and engines give their memory to each other."""
+    off = draft.given("--no-offload-train", "--no-offload-rollout")
+    if len(off) == 2 and "--colocate" in draft.flags:
+        draft.set("engine.sleep", False, tuple(flag.name for flag in off))
+    else:
+        for flag in off:
+            draft.note(flag, "engine.sleep = false keeps both trainer and engines on the GPUs they share")
+    for flag in draft.given("--offload", "--offload-train", "--offload-rollout"):
+        draft.note(flag, "on where trainer and engines share GPUs; `engine.sleep = false` turns it off")
+
+
+def topology(draft: Draft) -> None:
+    """Servers by --sglang-config: the policy's are `[engine]`, others `[[engines]]`."""
+    flag = next(iter(draft.given("--sglang-config")), None)
+    settings = draft.settings("--sglang-config") if flag else None
+    if flag is None or settings is None:
+        return
+    models = [each for each in settings.get("sglang") or [] if isinstance(each, dict)]
+    if not models:
+        draft.note(flag, "describes no servers")
+    for number, each in enumerate(models):
+        groups = [one for one in each.get("server_groups") or [] if isinstance(one, dict)]
+        kinds = {str(group.get("worker_type")) for group in groups}
+        if kinds & {"prefill", "decode", "encoder"}:
+            draft.note(
+                flag,
+                "prefill and decode run on the same servers here, which are all alike (docs/sglang.md)",
+            )
+        served = [group for group in groups if group.get("worker_type") in ("regular", "decode", "prefill")]
+        path = each.get("model_path")
+        of_policy = each.get(
+            "update_weights", path is None or path == draft.text("--hf-checkpoint") or number == 0
+        )
+        if of_policy:
+            _policy_servers(draft, each, served, apart=bool(kinds & {"prefill", "decode", "encoder"}))
+        else:
+            _other_servers(draft, each, served)
+
+
+def _policy_servers(draft: Draft, named: Settings, groups: list[Settings], *, apart: bool) -> None:
+    sizes = {_size(draft, named, group) for group in groups}
+    if len(sizes) == 1:
+        for flag in draft.given("--rollout-num-gpus-per-engine"):
+            draft.note(flag, "--sglang-config outranks it")
+        draft.set("engine.tensor", sizes.pop(), ("--sglang-config",))
+    elif sizes:
+        draft.note(draft.flags["--sglang-config"], "servers of the policy are alike: choose engine.tensor")
+    if len(groups) == 1 and not apart:
+        for name, value in (groups[0].get("overrides") or {}).items():
+            draft.server_argument("engine.sglang", name, value, "--sglang-config")
+
+
+def _other_servers(draft: Draft, named: Settings, groups: list[Settings]) -> None:
+    table = f"engines.{len(draft.values.get('engines', []))}"
+    name = re.sub(r"[^a-z0-9_-]+", "-", str(named.get("name", "other")).lower()).strip("-_") or "other"
+    draft.set(f"{table}.name", name, ("--sglang-config",))
+    draft.set(f"{table}.type", "sglang", ("--sglang-config",))
+    draft.set(f"{table}.path", str(named.get("model_path") or ""), ("--sglang-config",))
+    sizes = [_size(draft, named, group) for group in groups]
+    if sizes:
+        draft.set(f"{table}.tensor", sizes[0], ("--sglang-config",))
+        count = sum(int(group.get("num_gpus", 0)) for group in groups) // sizes[0]
+        draft.set(f"{table}.count", max(1, count), ("--sglang-config",))
+        for argument, value in (groups[0].get("overrides") or {}).items():
+            draft.server_argument(f"{table}.sglang", argument, value, "--sglang-config")
+
+
+def _size(draft: Draft, named: Settings, group: Settings) -> int:
+    """GPUs of one server of a group."""
+    own = group.get("num_gpus_per_engine") or named.get("num_gpus_per_engine")
+    return int(own or draft.count("--rollout-num-gpus-per-engine", 1))

@@ -1,0 +1,96 @@
+"""Flags of slime about data and rewards."""
+
+from rlrun.converters.slime.draft import Draft
+from rlrun.converters.slime.flag_table import flag_table
+from rlrun.converters.slime.secrets import without_credentials
+
+_NONZERO_STD = "check_reward_nonzero_std"
+_REMOTE_SECONDS = 120.0
+_BOXED = "boxed_"
+_TAKES_BOXED = ("f1",)
+"""Rewards that look into `\\boxed{}` only when they are told to."""
+
+
+def data(draft: Draft) -> None:
+    """Rows by the kind of file they are in."""
+    for flag in draft.given("--prompt-data"):
+        set_rows(draft, "data", draft.text(flag.name) or "", flag.name)
+
+
+def set_rows(draft: Draft, table: str, path: str, flag: str) -> None:
+    """Set the file of a data source, and its kind."""
+    if path.partition("@[")[0].endswith(".parquet"):
+        draft.set(f"{table}.type", "parquet", (), "by the file's name")
+    draft.set(f"{table}.path", path, (flag,))
+
+
+def rewards(draft: Draft) -> None:
+    """One reward by name; a function of the user's own becomes a plugin."""
+    if draft.algorithm == "sft":
+        for flag in draft.given("--rm-type", "--reward-key", "--rm-url", "--group-rm", "--custom-rm-path"):
+            draft.note(flag, "demonstrations are not scored")
+        return
+    custom = draft.given("--custom-rm-path")
+    if draft.is_pure_distillation:
+        for flag in draft.given("--rm-type", "--reward-key", "--group-rm"):
+            draft.note(flag, "no effect: distillation alone has no reward")
+    elif custom:
+        for flag in draft.given("--custom-rm-path", "--rm-type", "--reward-key", "--rm-url", "--group-rm"):
+            draft.note(
+                flag, "make the function a reward plugin: a class with a `score` method (docs/plugins.md)"
+            )
+        draft.notes.append("no reward: add a table [[rewards]] for --custom-rm-path")
+    else:
+        _named(draft, draft.text("--rm-type") or "")
+
+
+def _named(draft: Draft, name: str) -> None:
+    boxed, known = name.startswith(_BOXED), flag_table()["--rm-type"].values
+    plain = name.removeprefix(_BOXED)
+    if plain == "remote_rm":
+        _remote(draft)
+    else:
+        served = draft.text("--opd-type") == "sglang"
+        for flag in draft.given("--group-rm", *([] if served else ["--rm-url"])):
+            draft.note(flag, "no effect without --rm-type remote_rm")
+    if not name and (judges := draft.given("--custom-generate-function-path")):
+        comment = "the number that your rollout notes, as slime's leaves a reward on the sample"
+        draft.set("rewards.*.type", "noted", (judges[0].name,), comment)
+        for flag in draft.given("--reward-key"):
+            draft.set("rewards.*.note", draft.text(flag.name) or "reward", (flag.name,))
+        return
+    if plain not in known:
+        for flag in draft.given("--rm-type"):
+            draft.note(flag, "no such reward: choose one of `rlrun plugins list`, or write one")
+        for flag in draft.given("--reward-key"):
+            draft.note(flag, "`key` of the reward that you choose")
+        draft.notes.append("no reward: add a table [[rewards]]")
+        return
+    if plain != "remote_rm":
+        draft.set("rewards.*.type", known[plain], ("--rm-type",))
+    if boxed and plain in _TAKES_BOXED:
+        draft.set("rewards.*.boxed", True, ("--rm-type",))
+    if "--reward-key" in draft.flags:
+        draft.set("rewards.*.key", draft.text("--reward-key") or "", ("--reward-key",))
+
+
+def _remote(draft: Draft) -> None:
+    grouped = draft.given("--group-rm")
+    kind = "remote_group" if grouped else "remote"
+    draft.set("rewards.*.type", kind, ("--rm-type", *(flag.name for flag in grouped)))
+    url = draft.text("--rm-url") or "http://HOST"
+    draft.set("rewards.*.url", without_credentials(url), ("--rm-url",))
+    draft.set("scoring.timeout", _REMOTE_SECONDS, (), "slime's for a remote reward")
+
+
+def filters(draft: Draft) -> None:
+    """Dynamic sampling by the spread of rewards is built in."""
+    name = "--dynamic-sampling-filter-path"
+    for flag in draft.given(name):
+        function = (draft.text(name) or "").rpartition(".")[2]
+        if function.startswith(_NONZERO_STD):
+            draft.set("filters.*.type", "nonzero_std", (name,))
+            if function != _NONZERO_STD:
+                draft.note(flag, "groups that the filter drops are replaced, and never kept as a fallback")
+        else:
+            draft.note(flag, "make it a filter plugin: a class that is called with a group (docs/plugins.md)")

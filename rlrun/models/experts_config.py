@@ -1,0 +1,62 @@
+"""What a `config.json` says of a mixture of experts, family by family; needs no torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun.models.architecture import ClampedGate, Experts
+
+
+def read_experts(config: Mapping[str, Any]) -> Experts:
+    """The mixture of experts of a family that has one; `config` comes with its family's defaults."""
+    if config["model_type"] == "deepseek_v3":
+        return _deepseek_experts(config)
+    if config["model_type"] == "gpt_oss":
+        return _gpt_oss_experts(config)
+    return _qwen3_experts(config)
+
+
+def _qwen3_experts(config: Mapping[str, Any]) -> Experts:
+    count = config.get("num_experts") or config["num_local_experts"]
+    dense = set(config.get("mlp_only_layers") or ())
+    every = config["decoder_sparse_step"]
+    return Experts(
+        count=count,
+        per_token=config["num_experts_per_tok"],
+        intermediate=config["moe_intermediate_size"],
+        normalize=config["norm_topk_prob"],
+        layers=frozenset(
+            layer
+            for layer in range(config["num_hidden_layers"])
+            if layer not in dense and (layer + 1) % every == 0
+        ),
+    )
+
+
+def _deepseek_experts(config: Mapping[str, Any]) -> Experts:
+    count = config.get("n_routed_experts") or config["num_local_experts"]
+    intermediate = config["moe_intermediate_size"]
+    return Experts(
+        count=count,
+        per_token=config["num_experts_per_tok"],
+        intermediate=intermediate,
+        normalize=config["norm_topk_prob"],
+        score="sigmoid",
+        scale=config["routed_scaling_factor"],
+        groups=config.get("n_group") or 1,
+        chosen_groups=config.get("topk_group") or 1,
+        shared=intermediate * config["n_shared_experts"],
+        correction_bias=True,
+        layers=frozenset(range(config["first_k_dense_replace"], config["num_hidden_layers"])),
+    )
+
+
+def _gpt_oss_experts(config: Mapping[str, Any]) -> Experts:
+    """A softmax over the logits of the chosen experts alone is one over all of them, normalised."""
+    return Experts(
+        count=config["num_local_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate=config["intermediate_size"],
+        normalize=True,
+        layers=frozenset(range(config["num_hidden_layers"])),
+        clamped=ClampedGate(config["swiglu_limit"], config["swiglu_alpha"]),
+    )

@@ -1,0 +1,107 @@
+"""Whether two mathematical answers are the same: as text, element by element, by value."""
+
+import re
+from functools import lru_cache
+from itertools import chain
+from math import gcd
+
+from rlrun.plugins.rewards.math_grading.answer_parts import (
+    both_signs,
+    cells,
+    elements,
+    intervals,
+    is_unordered,
+    matches,
+)
+from rlrun.plugins.rewards.math_grading.latex import normalised
+
+LONGEST_ANSWER = 2000
+
+_CALCULABLE = re.compile(r"\d|[-+*/^()\\]|^[a-zA-Z]{1,2}$")
+_PERCENT = re.compile(r"\d\s*\\?%[\s$.]*$")
+_WHOLE = re.compile(r"[-+]?\d+")
+_NUMBER = re.compile(
+    r"[({]*[-+]*(?:\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?:\^(?:\{[-+]?\d+\}|\d+))?|\*10\^\{[-+]?\d+\}|"
+    r"\(\d+\+\d+/\d+\))+[)}]*"
+)
+_FRACTION = re.compile(
+    r"[-+]?(?:(?P<over>\d+)/(?P<under>\d+)|\\frac\{[-+]?(?P<top>\d+)\}\{[-+]?(?P<bottom>\d+)\})"
+)
+
+
+def same_answer(answer: str, label: str) -> bool:
+    """Whether the answer is the label; an empty one never is, a long one only word for word.
+
+    An answer has to be worked out: where the label is a whole number, `40+2` is not 42, but `2^{10}` is 1024
+    and `3*10^{5}` is 300000; where it is a fraction, one of whole numbers has to be in lowest terms.
+    """
+    if len(answer) > LONGEST_ANSWER:
+        return answer.strip() == label.strip() != ""
+    left, right = normalised(answer), _normalised_label(label)
+    if not left or not right:
+        return False
+    if left.casefold() == right.casefold() or _same_unions(left, right):
+        return True
+    hundredths = _hundredths(answer, left, label, right)
+    return hundredths is not None and _same_value(*hundredths)
+
+
+@lru_cache(maxsize=4096)
+def _normalised_label(label: str) -> str:
+    """All samples of a group share their label."""
+    return normalised(label)
+
+
+def _hundredths(answer: str, left: str, label: str, right: str) -> tuple[str, str] | None:
+    """Both, the percentage over 100: 25% is 25 and also 0.25. None unless exactly one is a percentage."""
+    percent = [_PERCENT.search(text) is not None for text in (answer, label)]
+    if percent[0] == percent[1]:
+        return None
+    return (f"{left}*10^{{-2}}", right) if percent[0] else (left, f"{right}*10^{{-2}}")
+
+
+def _same_unions(left: str, right: str) -> bool:
+    return matches(intervals(left), intervals(right), _same_elements)
+
+
+def _same_elements(left: str, right: str) -> bool:
+    left_brackets, left_parts = elements(left)
+    right_brackets, right_parts = elements(right)
+    if left_brackets != right_brackets:
+        return False
+    if is_unordered(left) or is_unordered(right):
+        return matches(both_signs(left_parts), both_signs(right_parts), _same_part)
+    return len(left_parts) == len(right_parts) and all(map(_same_part, left_parts, right_parts))
+
+
+def _same_part(answer: str, label: str) -> bool:
+    """A matrix is compared cell by cell, anything else by value."""
+    rows, label_rows = cells(answer), cells(label)
+    if rows is None or label_rows is None:
+        return _same_value(answer, label)
+    if [len(row) for row in rows] != [len(row) for row in label_rows]:
+        return False
+    return all(map(_same_value, chain.from_iterable(rows), chain.from_iterable(label_rows)))
+
+
+def _same_value(answer: str, label: str) -> bool:
+    """Words are compared as words: `even` is not the product of its letters."""
+    if answer.casefold() == label.casefold():
+        return True
+    if not any(_CALCULABLE.search(side) for side in (answer, label)) or not _is_worked_out(answer, label):
+        return False
+    from rlrun.plugins.rewards.math_grading.expression import (
+        equal,
+    )  # mpmath, which checking a spec does not need
+
+    return equal(answer, label)
+
+
+def _is_worked_out(answer: str, label: str) -> bool:
+    if _WHOLE.fullmatch(label):
+        return _NUMBER.fullmatch(answer) is not None
+    fraction = _FRACTION.fullmatch(answer)
+    if fraction is None or not _FRACTION.fullmatch(label):
+        return True
+    over, under = (int(part) for part in fraction.groups() if part is not None)
+    return gcd(over, under) == 1

@@ -1,0 +1,210 @@
+r"""Whether two expressions are equal: both are evaluated at a few points, to 60 digits.
+
+    sum = product {("+" | "-") product}    product = factor {["*" | "/"] factor}    factor = ["-" | "+"] power
+    power = atom ["^" factor]    atom = number | letter | "(" sum ")" | \frac{}{} | \sqrt[]{} | \sin^2 power …
+
+Nothing is executed or simplified, and every number is bounded, so that no answer takes more than milliseconds
+or much memory: `9^{9^{9}}` is refused, not computed.
+"""
+
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import mpmath
+from mpmath import mp
+
+from rlrun.plugins.rewards.math_grading.bounded_numbers import (
+    binomial,
+    bounded,
+    exponential,
+    factorial,
+    power,
+)
+from rlrun.plugins.rewards.math_grading.expression_tokens import NotAnExpression, tokens_of
+
+DIGITS = 60
+TOLERANCE = mpmath.mpf(10) ** -40
+POINTS = 3
+DEEPEST_NESTING = 40
+
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    r"\sin": mp.sin,
+    r"\cos": mp.cos,
+    r"\tan": mp.tan,
+    r"\cot": mp.cot,
+    r"\sec": mp.sec,
+    r"\csc": mp.csc,
+    r"\arcsin": mp.asin,
+    r"\arccos": mp.acos,
+    r"\arctan": mp.atan,
+    r"\ln": mp.log,
+    r"\log": mp.log,
+}
+_TIMES = {"*", "·", "×", r"\cdot", r"\times"}
+_OVER = {"/", "÷", r"\div"}
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+def equal(left: str, right: str) -> bool:
+    """Whether both are expressions with the same value at every point; False where one is none."""
+    try:
+        tokens = tokens_of(left), tokens_of(right)
+        with mp.workdps(DIGITS):
+            return all(
+                _close(*(_Evaluation(part, point).value() for part in tokens)) for point in range(POINTS)
+            )
+    except (NotAnExpression, ZeroDivisionError, OverflowError):
+        return False
+
+
+def values_at_points(text: str) -> tuple[Any, ...]:
+    """An expression's values where its letters stand for a few random numbers, the same for each letter.
+
+    NotAnExpression, ZeroDivisionError or OverflowError where there are none.
+    """
+    tokens = tokens_of(text)
+    with mp.workdps(DIGITS):
+        return tuple(_Evaluation(tokens, point).value() for point in range(POINTS))
+
+
+def _close(left: Any, right: Any) -> bool:
+    return bool(abs(left - right) <= TOLERANCE * max(1, abs(left), abs(right)))
+
+
+@cache
+def _letter(name: str, point: int) -> Any:
+    """A letter's value at a point: e and i are constants, others anything, negative numbers included."""
+    if name in {"e", "i"}:
+        return +mp.e if name == "e" else mp.mpc(0, 1)
+    return mp.mpf(random.Random(f"{name} {point}").uniform(-2, 2))
+
+
+class _Evaluation:
+    """One pass over the tokens, left to right."""
+
+    def __init__(self, tokens: list[str], point: int) -> None:
+        self._tokens = tokens
+        self._point = point
+        self._position = 0
+        self._depth = 0
+
+    def value(self) -> Any:
+        value = self._sum()
+        if self._peek():
+            raise NotAnExpression(f"{self._peek()} is left over")
+        return value
+
+    def _sum(self) -> Any:
+        self._depth += 1
+        if self._depth > DEEPEST_NESTING:
+            raise NotAnExpression("nested too deeply")
+        value = self._product()
+        while self._peek() in {"+", "-"}:
+            sign = 1 if self._next() == "+" else -1
+            value = bounded(value + sign * self._product())
+        self._depth -= 1
+        return value
+
+    def _product(self) -> Any:
+        value = self._factor()
+        while True:
+            token = self._peek()
+            if token in _OVER:
+                self._next()
+                value = bounded(value / self._factor())
+            elif token in _TIMES:
+                self._next()
+                value = bounded(value * self._factor())
+            elif token and (token[0].isalnum() or token[0] in "\\([{"):
+                value = bounded(value * self._power())
+            else:
+                return value
+
+    def _factor(self) -> Any:
+        sign = 1
+        while self._peek() in {"+", "-"}:
+            sign = sign if self._next() == "+" else -sign
+        return sign * self._power()
+
+    def _power(self) -> Any:
+        base = self._atom()
+        while self._peek() == "!":
+            self._next()
+            base = factorial(base)
+        if self._peek() != "^":
+            return base
+        self._next()
+        self._depth += 1
+        if self._depth > DEEPEST_NESTING:
+            raise NotAnExpression("nested too deeply")
+        exponent = self._factor()
+        self._depth -= 1
+        return power(base, exponent)
+
+    def _atom(self) -> Any:
+        token = self._next()
+        if token[0].isdigit():
+            return mp.mpf(token)
+        if token in _CLOSING:
+            return self._closed_by(_CLOSING[token])
+        if token[0].isalpha():
+            return _letter(token, self._point)
+        return self._command(token)
+
+    def _command(self, token: str) -> Any:
+        if token == r"\pi":
+            return +mp.pi
+        if token == r"\frac":
+            return bounded(self._braced() / self._braced())
+        if token == r"\sqrt":
+            return self._root()
+        if token == r"\exp":
+            return exponential(self._atom())
+        if token == r"\binom":
+            return binomial(self._braced(), self._braced())
+        if token in _FUNCTIONS:
+            return self._function(token)
+        raise NotAnExpression(f"{token} is not known")
+
+    def _function(self, name: str) -> Any:
+        r"""The function's value: `\sin^2 x` is the square of the sine, `\log_2 x` has a base of its own."""
+        base, exponent = mp.e, mp.one
+        if name == r"\log" and self._peek().startswith("_"):
+            base = _Evaluation(tokens_of(self._next()[1:].strip("{}")), self._point).value()
+        if self._peek() == "^":
+            self._next()
+            exponent = self._atom()
+            if mp.im(exponent) != 0 or mp.re(exponent) <= 0:
+                raise NotAnExpression("a function to a negative power may be its inverse")
+        value = bounded(_FUNCTIONS[name](self._power()))
+        return power(value if base == mp.e else bounded(value / mp.log(base)), exponent)
+
+    def _root(self) -> Any:
+        if self._peek() != "[":
+            return mp.sqrt(self._atom())
+        self._next()
+        degree = self._closed_by("]")
+        return bounded(self._braced() ** (1 / degree))
+
+    def _braced(self) -> Any:
+        if self._next() != "{":
+            raise NotAnExpression("an argument needs braces")
+        return self._closed_by("}")
+
+    def _closed_by(self, closing: str) -> Any:
+        value = self._sum()
+        if self._next() != closing:
+            raise NotAnExpression(f"{closing} is missing")
+        return value
+
+    def _peek(self) -> str:
+        return self._tokens[self._position] if self._position < len(self._tokens) else ""
+
+    def _next(self) -> str:
+        token = self._peek()
+        if not token:
+            raise NotAnExpression("something is missing at the end")
+        self._position += 1
+        return token

@@ -1,0 +1,155 @@
+"""Checkpoints: complete or not there at all.
+
+trainer ──▶ .step-N.tmp/trainer/*   ┐
+driver  ──▶ .step-N.tmp/driver.json ┴─▶ checksums.txt ─▶ fsync ─▶ rename to step-N ─▶ delete the oldest
+
+An asynchronous one is begun by the trainer, and all this happens while it trains on.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+from asyncio import to_thread
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlrun.converters.folders.checksums import CHECKSUMS, Digests, checksum, checksums_text
+from rlrun.runner.checkpoints.folder import (
+    DRIVER,
+    TRAINER,
+    checkpoint_of,
+    checkpoints_in,
+    delete,
+    make_empty,
+    make_way,
+    superfluous,
+    temporary_path,
+)
+from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.contracts.interfaces import Trainer
+from rlrun.runner.host.atomic_files import json_bytes, sync_tree, write_bytes, write_text
+from rlrun.runner.host.background import cancel_all
+from rlrun.specs.paths import shown_path
+from rlrun.specs.step_names import step_name
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of one run; the newest `keep` stay."""
+
+    def __init__(self, folder: Path, keep: int, *, asynchronous: bool = False) -> None:
+        """`asynchronous`: `save` returns when the state is copied; the next one and `settle` wait for it."""
+        self._folder = folder
+        self._keep = keep
+        self._asynchronous = asynchronous
+        self._writing: asyncio.Task[None] | None = None
+        self._completing: asyncio.Future[None] | None = None
+
+    async def save(self, trainer: Trainer | None, step: int, driver: dict[str, Any]) -> None:
+        """Save training state, where there is a trainer, and driver state as `step-<step>`.
+
+        JobError when the disk fails; older ones stay.
+        """
+        await self.settle()
+        if checkpoint_of(self._folder, step) is not None:
+            return
+        temporary = temporary_path(self._folder / step_name(step))
+        with self._told(step, temporary):
+            await to_thread(make_empty, temporary)
+            if trainer is not None and self._asynchronous:
+                await trainer.begin_save(temporary / TRAINER)
+                self._writing = asyncio.create_task(self._write(trainer, temporary, step, driver))
+                return
+            digests = await trainer.save(temporary / TRAINER) if trainer is not None else {}
+            await self._complete_one(temporary, step, driver, digests)
+
+    async def settle(self) -> None:
+        """Return when the last checkpoint is complete. JobError when the disk failed."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            await writing
+
+    async def abandon(self) -> None:
+        """Leave what is not on disk yet; return when nothing is written any more by this process."""
+        if self._writing is not None:
+            await cancel_all([self._writing])
+            await asyncio.gather(self._writing, return_exceptions=True)
+            self._writing = None
+        if self._completing is not None:
+            await asyncio.wait([self._completing])
+
+    async def _write(self, trainer: Trainer, temporary: Path, step: int, driver: dict[str, Any]) -> None:
+        """What is left to do while training goes on."""
+        with self._told(step, temporary):
+            digests = await trainer.saved()
+            await self._complete_one(temporary, step, driver, digests)
+
+    async def _complete_one(
+        self, temporary: Path, step: int, driver: dict[str, Any], digests: Digests
+    ) -> None:
+        """Give a checkpoint its name, also where nobody waits for it any more."""
+        final = self._folder / step_name(step)
+        self._completing = asyncio.ensure_future(to_thread(_complete, temporary, final, driver, digests))
+        await asyncio.shield(self._completing)
+        await to_thread(self._prune, step)
+
+    @contextmanager
+    def _told(self, step: int, temporary: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise JobError(self._failed(step, error)) from error
+
+    def newest(self) -> Path | None:
+        """Returns the newest checkpoint; None before the first."""
+        return next(reversed(checkpoints_in(self._folder).values()), None)
+
+    def _prune(self, step: int) -> None:
+        for path in superfluous(self._folder, step, self._keep):
+            try:
+                delete(path)
+            except OSError as error:  # the new checkpoint is complete; a disk that fills up says so by itself
+                logger.warning("the old checkpoint %s could not be deleted: %s", shown_path(path), error)
+
+    def _failed(self, step: int, error: OSError) -> str:
+        newest = self.newest()
+        kept = (
+            f"the last complete one, {shown_path(newest)}, is untouched"
+            if newest
+            else "there is no earlier one"
+        )
+        return (
+            f"the checkpoint of step {step} could not be saved in {shown_path(self._folder)}: "
+            f"{error.strerror or error}; {kept}. Make room (or mend the disk) and go on with --resume"
+        )
+
+
+def trainer_folder(checkpoint: Path) -> Path:
+    """Where the trainer's part of a checkpoint lies."""
+    return checkpoint / TRAINER
+
+
+def _complete(temporary: Path, final: Path, driver: dict[str, Any], digests: Digests) -> None:
+    """Writes the driver's part and the checksums of all files, and renames the folder.
+
+    The driver's part says that there are checksums, so that a checkpoint that lost them does not pass for one
+    that was written before there were any.
+    """
+    data = json_bytes({CHECKSUMS: True, **driver})
+    write_bytes(temporary / DRIVER, data)
+    sums = {Path(path).relative_to(temporary).as_posix(): digest for path, digest in digests.items()}
+    sums[DRIVER] = checksum(data)
+    write_text(temporary / CHECKSUMS, checksums_text(sums))
+    sync_tree(temporary)
+    make_way(final)
+    temporary.rename(final)
+    descriptor = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

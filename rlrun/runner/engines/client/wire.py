@@ -1,0 +1,144 @@
+"""Requests as bytes: SGLang's JSON, written without a Python step for each token; `parsing` reads answers."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from rlrun.runner.contracts.carriers import (
+    FolderWeights,
+    GenerateRequest,
+    GroupAddress,
+    SerializedWeights,
+    WeightBucket,
+    WeightManifest,
+)
+from rlrun.runner.engines.client.parsing import sample_ids
+
+_FLATTENED = "flattened_bucket"
+"""How an SGLang server is told that tensors lie one after the other in one buffer of bytes."""
+
+
+def generate_body(requests: Sequence[GenerateRequest], *, experts: bool = False) -> bytes:
+    """One /generate call for all samples of all requests, in order; `experts`: and what they are routed to.
+
+    A request of n samples is n entries with the same prompt, since each sample has its own seed; engines
+    share the prefill of equal prompts.
+    """
+    prompts: list[bytes] = []
+    params: list[dict[str, Any]] = []
+    ids: list[str] = []
+    masked: list[bool] = []
+    for request in requests:
+        prompts += [_tokens(request)] * len(request.seeds)
+        shared = _params(request)
+        params += [{**shared, "sampling_seed": int(seed)} for seed in request.seeds]
+        ids += sample_ids(request)
+        masked += [request.returns_mask] * len(request.seeds)
+    wanted: dict[str, Any] = {"return_logprob": True}
+    wanted |= {"return_routed_experts": True} if experts else {}
+    wanted |= {"return_sampling_mask": masked} if any(masked) else {}
+    rest = orjson.dumps({"sampling_params": params, "rid": ids, **wanted})
+    return b'{"input_ids":[' + b",".join(prompts) + b"]," + rest[1:]
+
+
+def sample_body(request: GenerateRequest, number: int) -> bytes:
+    """One /generate call for one sample of a request."""
+    params = {**_params(request), "sampling_seed": int(request.seeds[number])}
+    name = sample_ids(request)[number]
+    rest = orjson.dumps({"sampling_params": params, "rid": name, "return_logprob": True})
+    return b'{"input_ids":' + _tokens(request) + b"," + rest[1:]
+
+
+def score_body(sequences: Sequence[NDArray[np.int32]]) -> bytes:
+    """One /generate call that generates nothing: the log-probs of these tokens, at temperature 1."""
+    ids = [
+        orjson.dumps(np.ascontiguousarray(one, np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
+        for one in sequences
+    ]
+    rest = orjson.dumps(
+        {
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+    )
+    return b'{"input_ids":[' + b",".join(ids) + b"]," + rest[1:]
+
+
+def manifest_body(manifest: WeightManifest) -> bytes:
+    """A weight update by shared memory; numbers and names only, nothing pickled."""
+    return orjson.dumps(
+        {
+            "load_format": "shared_memory",
+            "manifest": dataclasses.asdict(manifest),
+            "weight_version": str(manifest.version),
+            "flush_cache": False,
+        }
+    )
+
+
+def payload_body(weights: SerializedWeights) -> bytes:
+    """A weight update by torch's handles."""
+    return orjson.dumps(_handles(weights.payloads) | _update(weights.version))
+
+
+def folder_body(weights: FolderWeights) -> bytes:
+    """A weight update from a folder."""
+    return orjson.dumps({"model_path": weights.folder} | _update(weights.version))
+
+
+def bucket_body(bucket: WeightBucket, group: str | None) -> bytes:
+    """One bucket of a weight update: handles, or what is about to come as one broadcast of bytes."""
+    update = _update(bucket.version)
+    if bucket.payloads:
+        return orjson.dumps(_handles(bucket.payloads) | update)
+    slots = bucket.tensors
+    return orjson.dumps(
+        {
+            "names": [slot.name for slot in slots],
+            "dtypes": [slot.dtype for slot in slots],
+            "shapes": [slot.shape for slot in slots],
+            "group_name": group,
+            "load_format": _FLATTENED,
+        }
+        | update
+    )
+
+
+def group_body(group: GroupAddress, rank: int) -> bytes:
+    """Where a server's processes meet trainer rank 0; the first of them is rank `rank`."""
+    return orjson.dumps(
+        {
+            "master_address": group.host,
+            "master_port": group.port,
+            "rank_offset": rank,
+            "world_size": group.size,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+    )
+
+
+def _handles(payloads: Sequence[str]) -> dict[str, Any]:
+    """One for each process of a server."""
+    return {"serialized_named_tensors": payloads, "load_format": _FLATTENED}
+
+
+def _update(version: int) -> dict[str, Any]:
+    """What every update of an SGLang server says. Prefixes that the old weights made are forgotten with it:
+    a call of its own would also collect garbage, which takes the server a second.
+    """
+    return {"weight_version": str(version), "flush_cache": True}
+
+
+def _tokens(request: GenerateRequest) -> bytes:
+    return orjson.dumps(np.ascontiguousarray(request.tokens), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _params(request: GenerateRequest) -> dict[str, Any]:
+    sampling = dataclasses.asdict(request.sampling)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in sampling.items()}

@@ -1,0 +1,80 @@
+"""From a setup to a scheduler: model, weights, and a cache that fits the memory."""
+
+import dataclasses
+
+import psutil
+import torch
+
+from rlrun.runner.engines.native.engine.rows import Rows
+from rlrun.runner.engines.native.engine.scheduler import Scheduler
+from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.native.engine.stops import Stops
+from rlrun.runner.engines.native.model.cache import BLOCK, BlockPool, blocks_for, make_cache, token_bytes
+from rlrun.runner.engines.native.model.config import ModelConfig, read_config
+from rlrun.runner.engines.native.model.forward import Model
+from rlrun.runner.engines.native.model.fused_weights import allocate, fuse, read_folder
+
+MEMORY_SHARE = 0.5
+"""Of the free memory, the cache takes at most this."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loaded:
+    """A scheduler ready to run, and the limits requests are checked against."""
+
+    config: ModelConfig
+    scheduler: Scheduler
+    stops: Stops
+    dtype: torch.dtype
+    max_length: int
+    cache_tokens: int
+
+
+def load(setup: EngineSetup) -> Loaded:
+    """Read the model and make room for its cache. Raises ValueError for what a setup can mend."""
+    config = read_config(setup.model_folder)
+    dtype: torch.dtype = getattr(torch, setup.dtype)
+    device = pick_device(setup.device)
+    length = _max_length(setup, config)
+    named = allocate(config, dtype, device)
+    read_folder(setup.model_folder, config, into=named)
+    cache_tokens = _cache_tokens(setup, config, dtype, device, length)
+    # One block more than the tokens need: a sample's prompt and its own tokens both begin a block.
+    pool = BlockPool(blocks_for(cache_tokens) + 1)
+    cache = make_cache(config, pool.total, dtype, device)
+    model = Model(config, fuse(named, config), cache, length, wide_head=setup.head_dtype == "float32")
+    rows = Rows(setup.max_running, model.padded(setup.max_running), blocks_for(length) + 1)
+    stops = Stops(config.vocab_size, config.eos_token_ids, setup.model_folder)
+    return Loaded(config, Scheduler(model, pool, rows, stops), stops, dtype, length, cache_tokens)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`, `cpu` or `cuda` to a device."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda: torch sees no GPU; use cpu or auto")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+def _max_length(setup: EngineSetup, config: ModelConfig) -> int:
+    length = setup.max_length or config.max_length
+    if length > config.max_length:
+        raise ValueError(
+            f"max_length {length} exceeds the {config.max_length} positions of the model in "
+            f"{setup.model_folder}"
+        )
+    return length
+
+
+def _cache_tokens(
+    setup: EngineSetup, config: ModelConfig, dtype: torch.dtype, device: torch.device, length: int
+) -> int:
+    each = token_bytes(config, dtype)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    fitting = int(free * MEMORY_SHARE) // each // BLOCK * BLOCK
+    wanted = setup.max_cache_tokens or setup.max_running * (length + 2 * BLOCK)
+    if setup.max_cache_tokens and wanted > fitting:
+        raise ValueError(
+            f"max_cache_tokens {wanted} needs {wanted * each / 1e9:.1f} GB; at most {fitting} tokens fit in "
+            f"{MEMORY_SHARE:.0%} of the {free / 1e9:.1f} GB free"
+        )
+    return min(wanted, fitting)

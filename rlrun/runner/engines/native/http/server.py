@@ -1,0 +1,91 @@
+"""The native engine behind SGLang's HTTP protocol.
+
+client --HTTP--> server thread (asyncio) --jobs--> engine thread
+       <-answers-                        <-done---'
+"""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from rlrun.runner.engines.native.engine.engine import Engine
+from rlrun.runner.engines.native.engine.loading import load
+from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.native.http.bodies import GENERATE_BYTES, engine_guard, user_errors
+from rlrun.runner.engines.native.http.control import ControlEndpoints
+from rlrun.runner.engines.native.http.generation import GenerationEndpoints
+
+
+class NativeServer:
+    """An engine and its HTTP server in this process, each in a thread of its own."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup = setup
+        self._engine: Engine | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rlrun-engine-http", daemon=True)
+        self._runner: web.AppRunner | None = None
+
+    def start(self) -> str:
+        """Load the model, begin to serve, and return the URL.
+
+        Raises ValueError for a model, a length or a port that the setup can mend.
+        """
+        listener = _listen(self._setup.host, self._setup.port)
+        try:
+            self._engine = Engine(load(self._setup), self._setup.threads)
+        except BaseException:
+            listener.close()
+            raise
+        self._engine.start()
+        self._thread.start()
+        endpoints = (
+            GenerationEndpoints(self._engine, self._setup),
+            ControlEndpoints(self._engine, self._setup),
+        )
+        routes = [route for each in endpoints for route in each.routes()]
+        self._runner = asyncio.run_coroutine_threadsafe(self._serve(routes, listener), self._loop).result(30)
+        host, port = listener.getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    def stop(self) -> None:
+        """Abort what runs, answer it, and end both threads. Safe to call twice."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        engine.stop()
+        if self._runner is not None:
+            asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+        self._loop.close()
+
+    async def _serve(self, routes: Sequence[web.RouteDef], listener: socket.socket) -> web.AppRunner:
+        guard = engine_guard(self._setup.host, self._setup.api_key)
+        app = web.Application(client_max_size=GENERATE_BYTES, middlewares=[guard, user_errors])
+        app.add_routes(routes)
+        # Cancelled when a client goes away, so that nobody generates for it.
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await runner.setup()
+        await web.SockSite(runner, listener, shutdown_timeout=5).start()
+        return runner
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    """A bound socket. Raises ValueError naming the port when it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port or 0))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise ValueError(
+            f"the engine cannot listen on port {port} of {host}: {error.strerror}. "
+            "Set engine.port to a free one, or leave it out to have one chosen"
+        ) from error
+    return listener

@@ -1,0 +1,199 @@
+"""The forward passes: prompts packed into one batch, and one token for each running row."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from math import prod
+from typing import Protocol
+
+import torch
+
+from rlrun.runner.engines.native.model import native_ops, torch_ops
+from rlrun.runner.engines.native.model.batches import DecodeBatch
+from rlrun.runner.engines.native.model.cache import KVCache
+from rlrun.runner.engines.native.model.config import ModelConfig, weight_shapes
+from rlrun.runner.engines.native.model.fused_weights import LayerWeights, ModelWeights, hollow, pack
+from rlrun.runner.engines.native.model.rope_tables import rope_tables
+
+PADDING_WEIGHTS = 100_000_000
+"""Rows of padding times weights that cost about as much as making code for a new size."""
+
+
+class Operations(Protocol):
+    """What `torch_ops` and `native_ops` both have."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+
+    def rope_store(
+        self,
+        qkv: torch.Tensor,
+        norms: tuple[torch.Tensor | None, torch.Tensor | None],
+        eps: float,
+        rotation: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    ) -> None: ...
+
+
+class Model:
+    """A decoder with its cache. The weights may be replaced between two passes.
+
+    Both passes return normed hidden states in the model's dtype; `logits` makes logits of them.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        cache: KVCache,
+        length: int,
+        *,
+        wide_head: bool = False,
+    ) -> None:
+        """`length`: positions of the longest sample. `wide_head`: logits are float32."""
+        self.config = config
+        self._wide_head = wide_head and cache.keys.dtype != torch.float32
+        self.cache = cache
+        self.native = _kernels_fit(config, cache) and native_ops.load()
+        """C++ kernels do the work."""
+        self._ops: Operations = native_ops if self.native else torch_ops
+        tables = rope_tables(config.rope, config.head_dim, length)
+        self._cos, self._sin = (table.to(cache.keys.device) for table in tables)
+        self._parts: list[torch.Tensor | None] = []
+        self._num_weights = sum(prod(shape) for shape in weight_shapes(config).values())
+        self.replace_weights(weights)
+
+    def padded(self, rows: int) -> int:
+        """How many rows a pass with `rows` rows should have; the others are padding, at slot 0.
+
+        On a CPU oneDNN makes code for each size it meets, once, in about 10 ms: a small model does better
+        with few sizes, at most a quarter apart, a large one with no padding.
+        """
+        if rows <= 4 or self.cache.keys.device.type != "cpu":
+            return rows
+        coarse = 1 << ((rows - 1).bit_length() - 3)
+        step = min(coarse, 1 << max(0, PADDING_WEIGHTS // self._num_weights).bit_length())
+        return -(-rows // step) * step
+
+    def replace_weights(self, weights: ModelWeights) -> None:
+        """Multiply by `weights` from the next pass on, which packs them first."""
+        self.weights = weights
+        self._prepared = False
+
+    def release_weights(self) -> None:
+        """Hold none until `replace_weights`."""
+        self.weights = hollow(self.weights)
+        self._parts.clear()
+        self._prepared = True
+
+    def _prepare(self) -> None:
+        if not self._prepared:
+            self.weights = pack(self.weights, wide_head=self._wide_head)
+            self._parts = [
+                getattr(layer, field.name) for layer in self.weights.layers for field in fields(layer)
+            ]
+            self._prepared = True
+
+    def prefill(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """Process prompts of `lengths` (`batches.packed_prompts`); their last states `[P, H]`."""
+        x = self._run_layers(packed, lengths)
+        last = torch.tensor(lengths, device=x.device).cumsum(0) - 1
+        return self._ops.rms_norm(x[last], self.weights.norm, self.config.norm_eps)
+
+    def states(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """As `prefill`, the states of all tokens `[T, H]`; where every slot is 0, nothing is cached."""
+        x = self._run_layers(packed, lengths)
+        return self._ops.rms_norm(x, self.weights.norm, self.config.norm_eps)
+
+    def _run_layers(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """`[T, H]` after the last layer."""
+        self._prepare()
+        tokens, positions, slots = packed
+        x = self.weights.embedding[tokens]
+        for index, layer in enumerate(self.weights.layers):
+            qkv = self._project(x, layer, index, positions, slots)
+            attended = torch_ops.prefill_attention(
+                qkv, self.config.num_heads, self.config.num_kv_heads, list(lengths)
+            )
+            x = self._finish_layer(x, attended, layer)
+        return x
+
+    def decode(self, batch: DecodeBatch) -> torch.Tensor:
+        """Process one token of every row: states `[M, H]`."""
+        self._prepare()
+        if self.native:
+            return self._decode_native(batch)
+        device = self.weights.norm.device
+        tables, mask = (torch.from_numpy(array).to(device) for array in batch.gathered())
+        tokens, positions, slots = torch.from_numpy(batch.columns[:3]).to(device)
+        x = self.weights.embedding[tokens]
+        for index, layer in enumerate(self.weights.layers):
+            qkv = self._project(x, layer, index, positions, slots)
+            attended = torch_ops.decode_attention(
+                qkv[:, : self.config.num_heads],
+                self.cache.keys[index],
+                self.cache.values[index],
+                tables,
+                mask,
+            )
+            x = self._finish_layer(x, attended, layer)
+        return self._ops.rms_norm(x, self.weights.norm, self.config.norm_eps)
+
+    def _decode_native(self, batch: DecodeBatch) -> torch.Tensor:
+        states: torch.Tensor = native_ops.KERNELS.decode(
+            torch.from_numpy(batch.columns),
+            torch.from_numpy(batch.prefix_tables),
+            torch.from_numpy(batch.suffix_tables),
+            self.weights.embedding,
+            self._parts,
+            self.weights.norm,
+            self.cache.keys,
+            self.cache.values,
+            self._cos,
+            self._sin,
+            self.config.norm_eps,
+        )
+        return states
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[B, H]` -> `[B, V]` in the model's dtype, or in float32 with a wide head."""
+        self._prepare()
+        if self._wide_head:
+            return torch_ops.wide_linear(hidden, self.weights.head)
+        return torch_ops.linear(hidden, self.weights.head, None)
+
+    @property
+    def logit_bytes(self) -> int:
+        """Size of one logit."""
+        return 4 if self._wide_head else self.cache.keys.element_size()
+
+    def _project(
+        self,
+        x: torch.Tensor,
+        layer: LayerWeights,
+        index: int,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Queries, keys and values `[T, heads + 2 kv heads, D]`, rotated, and cached."""
+        normed = self._ops.rms_norm(x, layer.input_norm, self.config.norm_eps)
+        qkv = torch_ops.linear(normed, layer.qkv, layer.qkv_bias).view(len(x), -1, self.config.head_dim)
+        self._ops.rope_store(
+            qkv,
+            (layer.q_norm, layer.k_norm),
+            self.config.norm_eps,
+            (self._cos, self._sin, positions),
+            (self.cache.keys[index], self.cache.values[index], slots),
+        )
+        return qkv
+
+    def _finish_layer(self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        x = x + torch_ops.linear(attended, layer.output, layer.output_bias)
+        normed = self._ops.rms_norm(x, layer.mlp_norm, self.config.norm_eps)
+        inner = self._ops.silu_mul(torch_ops.linear(normed, layer.gate_up, layer.gate_up_bias))
+        return x + torch_ops.linear(inner, layer.down, layer.down_bias)
+
+
+def _kernels_fit(config: ModelConfig, cache: KVCache) -> bool:
+    """The kernels take heads 16 elements at a time, on a CPU."""
+    return cache.keys.device.type == "cpu" and config.head_dim % 16 == 0

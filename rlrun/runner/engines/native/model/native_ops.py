@@ -1,0 +1,66 @@
+"""The engine's operations on a CPU as C++ kernels; `torch_ops` says what each computes.
+
+They exist after `load` was true.
+"""
+
+import torch
+
+from rlrun.runner.engines.native.model.sampling import Limits, Masks
+from rlrun.runner.host.cpp_build import ENGINE_OPERATORS, load_operators
+
+KERNELS = torch.ops.rlrun_engine
+
+
+def load() -> bool:
+    """Make the kernels available, built once for this machine; False where there is no compiler."""
+    return load_operators(ENGINE_OPERATORS)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See `torch_ops`."""
+    normed: torch.Tensor = KERNELS.rms_norm(x, weight, eps)
+    return normed
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See `torch_ops`."""
+    product: torch.Tensor = KERNELS.silu_mul(gate_up)
+    return product
+
+
+def rope_store(
+    qkv: torch.Tensor,
+    norms: tuple[torch.Tensor | None, torch.Tensor | None],
+    eps: float,
+    rotation: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """See `torch_ops`."""
+    keys, values, slots = cache
+    KERNELS.rope_store(qkv.flatten(1), *norms, eps, *rotation, slots, keys, values)
+
+
+def sample(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    limits: Limits | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `sampling`."""
+    drawn: tuple[torch.Tensor, torch.Tensor] = KERNELS.sample(
+        logits, temperatures, seeds, positions, *(limits or (None, None, None))
+    )
+    return drawn
+
+
+def sample_with_masks(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    limits: Limits,
+) -> tuple[torch.Tensor, torch.Tensor, Masks]:
+    """See `sampling`."""
+    tokens, log_probs, *masks = KERNELS.sample_with_masks(logits, temperatures, seeds, positions, *limits)
+    return tokens, log_probs, Masks(*masks)

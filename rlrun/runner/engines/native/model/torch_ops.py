@@ -1,0 +1,97 @@
+"""The engine's operations in plain torch: what runs on a GPU, and on a CPU without a compiler.
+
+`native_ops` computes the same on a CPU, faster; both round once at the end of each operation.
+"""
+
+import torch
+from torch.nn import functional
+
+from rlrun.runner.engines.native.model.cache import BLOCK
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x · weightᵀ + bias; the weight may be packed (`weights.pack`)."""
+    if weight.is_mkldnn:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return product
+    return functional.linear(x, weight, bias)
+
+
+def wide_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x · weightᵀ in float32, of a half-precision x; on a CPU the weight is float32 (`weights.pack`)."""
+    if x.is_cuda:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return linear(x.float(), weight, None)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / rms(x) · weight over the last dimension."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up of `[T, 2F]`: `[T, F]`."""
+    gate, up = gate_up.float().chunk(2, -1)
+    return (functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def rope_store(
+    qkv: torch.Tensor,
+    norms: tuple[torch.Tensor | None, torch.Tensor | None],
+    eps: float,
+    rotation: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """Norm and rotate queries and keys in place, and write keys and values to the cache.
+
+    `qkv` `[T, heads + 2 kv heads, D]`; `norms`: weights for queries and keys, or None; `rotation`: tables of
+    cosines and sines `[length, D / 2]` and positions `[T]`; `cache`: keys `[N, kv heads, D, 16]`, values
+    `[N, kv heads, 16, D]` and slots `[T]`, slot s being token s % 16 of block s // 16.
+    """
+    keys, values, slots = cache
+    kv_heads = keys.shape[1]
+    heads = qkv.shape[1] - 2 * kv_heads
+    cosines, sines, positions = rotation
+    cos, sin = cosines[positions, None], sines[positions, None]
+    for part, weight in zip((qkv[:, :heads], qkv[:, heads:-kv_heads]), norms, strict=True):
+        wide = part.float()
+        if weight is not None:
+            wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+        first, second = wide.chunk(2, -1)
+        part.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
+    blocks, offsets = slots // BLOCK, slots % BLOCK
+    keys[blocks, :, :, offsets] = qkv[:, heads:-kv_heads]
+    values[blocks, :, offsets] = qkv[:, -kv_heads:]
+
+
+def prefill_attention(qkv: torch.Tensor, heads: int, kv_heads: int, lengths: list[int]) -> torch.Tensor:
+    """Causal attention within each of the packed sequences, zeros beyond them: `[T, heads · D]`."""
+    out = qkv.new_zeros(qkv.shape[0], heads, qkv.shape[2])
+    start = 0
+    for length in lengths:
+        packed = qkv[start : start + length].transpose(0, 1)[None]
+        queries, keys, values = packed.split((heads, kv_heads, kv_heads), 1)
+        attended = functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, enable_gqa=heads != kv_heads
+        )
+        out[start : start + length] = attended[0].transpose(0, 1)
+        start += length
+    return out.flatten(1)
+
+
+def decode_attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """One query token a row over the blocks of its table: `[M, heads, D]` -> `[M, heads · D]`."""
+    kv_heads, dim = keys.shape[1], keys.shape[2]
+    row_keys = keys[tables].permute(0, 2, 1, 4, 3).reshape(len(tables), kv_heads, -1, dim)
+    row_values = values[tables].transpose(1, 2).reshape(len(tables), kv_heads, -1, dim)
+    attended = functional.scaled_dot_product_attention(
+        queries[:, :, None],
+        row_keys,
+        row_values,
+        attn_mask=mask[:, None, None],
+        enable_gqa=queries.shape[1] != kv_heads,
+    )
+    return attended[:, :, 0].flatten(1)

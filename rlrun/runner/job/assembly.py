@@ -1,0 +1,159 @@
+"""From a spec to running parts: inputs, rewards, trainer ranks and engines, all started side by side."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rlrun.plugins.validation import needs_of
+from rlrun.runner.cluster.placement import place
+from rlrun.runner.cluster.ray import Cluster
+from rlrun.runner.cluster.scratch import Scratch
+from rlrun.runner.cluster.start import Models, Processes, start_processes
+from rlrun.runner.cluster.trainer_group import TrainerGroup
+from rlrun.runner.contracts.interfaces import Timed
+from rlrun.runner.engines.pool.gateway import Gateway, gateway_of
+from rlrun.runner.engines.pool.pool import EnginePool
+from rlrun.runner.host.background import in_background
+from rlrun.runner.host.failures import gather_or_first_cause
+from rlrun.runner.host.model_files import ModelFiles, check_weights, fetch_files
+from rlrun.runner.job.batch_sources import saved_source
+from rlrun.runner.job.inputs import Inputs, read_inputs
+from rlrun.runner.planning.plan import Plan, make_plan
+from rlrun.runner.prompts.shared_vocabulary import check_same_tokens
+from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.rollouts.saved_source import SavedSource
+from rlrun.runner.scoring.scorer import Scorer
+from rlrun.specs.sections.job import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """Everything that runs."""
+
+    plan: Plan
+    steps: int
+    inputs: Inputs
+    cluster: Cluster
+    started: Processes
+    trainer: TrainerGroup | None
+    """None where the job generates alone."""
+    pool: EnginePool | None
+    """The policy's engines."""
+    others: Mapping[str, EnginePool]
+    """By name of `[[engines]]`."""
+    scorer: Scorer
+    saved: SavedSource | None = None
+    """Samples of another run to train on, instead of this one's own."""
+    gateway: Gateway | None = None
+    """The way to the policy's engines, where they are not asked directly."""
+
+
+async def start_parts(
+    spec: Spec,
+    model: ModelFiles,
+    folder: RunFolder,
+    scratch: Scratch,
+    stack: AsyncExitStack,
+    *,
+    timed: Timed,
+) -> RunningJob:
+    """Start everything; `stack` ends it. JobError or ValueError with the first cause of what went wrong.
+
+    `timed` awaits a phase and shows it by its name.
+    """
+    reading = asyncio.create_task(timed("reading tokenizer and rows", _read(spec, model)))
+    plan = make_plan(spec)
+    if plan.steps is None:
+        plan = make_plan(spec, rows=len((await reading).stream))
+    assert plan.steps is not None
+    steps, plan = spec.debug.step or plan.steps, part_of(plan, spec.debug.mode)
+    saved = saved_source(spec, steps, model)
+    cluster = Cluster(spec.cluster, place(plan), scratch)
+    stack.push_async_callback(cluster.close)
+    scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs)
+    stack.push_async_callback(scorer.close)  # first: the cluster waits for whatever this process started
+    models = await in_background(_fetch_models, spec, model)
+    processes = start_processes(spec, plan, models, folder, cluster, timed=timed)
+    starting = asyncio.create_task(cluster.while_alive(processes))
+    scorers = _start_scorer(scorer, starting if spec.engines else None)
+    scoring = asyncio.create_task(timed("starting the rewards", scorers))
+    await gather_or_first_cause([reading, starting, scoring])  # what is wrong with files is told best first
+    stack.push_async_callback(reading.result().close)
+    started = starting.result()
+    gateway = gateway_of(spec, model, folder)
+    pools = _pools(spec, started, gateway)
+    for pool in pools.values():
+        stack.push_async_callback(pool.close)
+    policy = pools.pop("", None)
+    if gateway is not None and policy is not None:
+        stack.push_async_callback(gateway.close)
+        await gateway.start(policy.seats)
+    trainer = trainer_of(started, plan, policy) if plan.ranks else None
+    inputs = reading.result()
+    return RunningJob(plan, steps, inputs, cluster, started, trainer, policy, pools, scorer, saved, gateway)
+
+
+def _pools(spec: Spec, started: Processes, gateway: Gateway | None) -> dict[str, EnginePool]:
+    """By name of `[[engines]]`, "" for the policy's."""
+    mended = spec.fault_tolerance.engine_restarts > 0
+    others = started.others.items()
+    pools = {name: EnginePool(group.clients, mended=mended) for name, group in others if group.clients}
+    if clients := started.engines.clients:
+        ask_one = None if gateway is None else gateway.generate
+        pools[""] = EnginePool(clients, mended=mended, ask_one=ask_one)
+    return pools
+
+
+def _fetch_models(spec: Spec, policy: ModelFiles) -> Models:
+    teacher = None
+    if spec.teacher is not None and spec.teacher.path is not None:
+        teacher = fetch_files("teacher.path", spec.teacher.path, spec.teacher.revision)
+    others = {
+        one.name: fetch_files(f"engines[{number}].path", one.path, one.revision) if one.path else None
+        for number, one in enumerate(spec.engines)
+    }
+    sections = (("teacher", spec.teacher), ("reference", spec.reference))
+    served = [(role, others[one.engine]) for role, one in sections if one is not None and one.engine]
+    for role, other in [("teacher", teacher), *served]:
+        if other is not None:
+            check_same_tokens(policy, role, other)
+    return Models(policy, teacher, others)
+
+
+async def _start_scorer(scorer: Scorer, starting: asyncio.Task[Processes] | None) -> None:
+    """At once, or when the engines that rewards may ask are up."""
+    if starting is None:
+        await scorer.start()
+        return
+    await asyncio.wait([starting])
+    if not starting.cancelled() and starting.exception() is None:
+        others = starting.result().others
+        await scorer.start({name: group.addresses for name, group in others.items()})
+
+
+def part_of(plan: Plan, mode: Literal["rollout", "train"] | None) -> Plan:
+    """What is started of a plan; everything sits where it would sit in the whole job."""
+    if mode is None:
+        return plan
+    return replace(plan, ranks=()) if mode == "rollout" else replace(plan, engines=(), rollout=False)
+
+
+def trainer_of(started: Processes, plan: Plan, pool: EnginePool | None) -> TrainerGroup:
+    """The trainer of the ranks that run now, which hands its weights to the engines."""
+    trainer = TrainerGroup(
+        started.trainer.processes,
+        [rank.data_rank for rank in plan.ranks],
+        teacher=[rank.teacher_data_rank for rank in plan.ranks],
+        critic=[rank.critic_data_rank for rank in plan.ranks],
+    )
+    if pool is not None:
+        pool.connect(trainer)
+    return trainer
+
+
+async def _read(spec: Spec, model: ModelFiles) -> Inputs:
+    needs = needs_of(spec)
+    await in_background(check_weights, spec.model, model.folder)
+    return await in_background(read_inputs, spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)

@@ -1,0 +1,182 @@
+"""A run from its start, or its last checkpoint, to its end; again from there when the trainer is lost.
+
+load ─▶ loop ─▶ export
+ ▲        │ a rank dies or hangs
+ └────────┴── all ranks started again (a budget, a pause that grows); engines go on, and are given weights
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from rlrun.runner.checkpoints.saving import Checkpoints
+from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.host.failures import ProcessFailure, run_watched
+from rlrun.runner.host.model_files import ModelFiles
+from rlrun.runner.host.repeated_crashes import Crashes
+from rlrun.runner.job.assembly import RunningJob, trainer_of
+from rlrun.runner.job.build_job import make_job, make_rollout_job
+from rlrun.runner.job.job import Job, Progress
+from rlrun.runner.job.loop import run
+from rlrun.runner.job.rollout_only import generate
+from rlrun.runner.job.starting_point import begin, restore_run
+from rlrun.runner.job.stopping import StopRequest
+from rlrun.runner.records.journal import Journal
+from rlrun.runner.records.run_folder import RunFolder
+from rlrun.specs.derived.engine_layout import sleeps
+from rlrun.specs.reading.loading import LoadedSpec
+from rlrun.specs.sections.job import Spec
+
+FIRST_PAUSE = 1.0
+"""Seconds before the second start in a row of a trainer that finished no step; doubles each time."""
+LONGEST_PAUSE = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+class Attempts:
+    """One launch's attempts to bring a run to its end."""
+
+    def __init__(
+        self,
+        loaded: LoadedSpec,
+        model: ModelFiles,
+        parts: RunningJob,
+        folder: RunFolder,
+        *,
+        journal: Journal,
+        say: Callable[[str], None],
+        stop: StopRequest,
+    ) -> None:
+        """`say` tells the user."""
+        self._loaded = loaded
+        self._model = model
+        self._parts = parts
+        self._folder = folder
+        self._journal = journal
+        self._say = say
+        self._stop = stop
+        self._beginning = parts.inputs.stream.state()
+        self._left = loaded.spec.fault_tolerance.trainer_restarts
+        self._crashes = Crashes()
+        self._pause = 0.0
+        self._lost_at: float | None = None
+        self._first = 0
+        self._progress = Progress()
+
+    async def run(self, *, resume: bool) -> None:
+        """Return when the run is done, or was asked to stop and has saved.
+
+        Raises the failure that ended it where no restart is left, or none helps.
+        """
+        failure: ProcessFailure | None = None
+        while True:
+            try:
+                if failure is not None:
+                    await self._start_again(failure)
+                return await self._attempt(resume=resume or failure is not None)
+            except ProcessFailure as error:
+                failure = self._bearable(error)
+
+    async def _attempt(self, *, resume: bool) -> None:
+        """Load, run the loop, export, while the ranks are well."""
+        spec, ranks = self._loaded.spec, self._parts.started.trainer
+        self._parts.inputs.stream.restore(self._beginning)
+        checkpoints = Checkpoints(
+            self._folder.checkpoints, spec.checkpoint.keep, asynchronous=spec.checkpoint.asynchronous
+        )
+        job = make_job(spec, self._model, self._parts, self._journal, checkpoints, stop=self._stop)
+        try:
+            await run_watched(self._train(job, resume=resume), ranks.watch(), ranks.diagnose)
+        finally:
+            await checkpoints.abandon()
+            await job.source.close()
+
+    async def _train(self, job: Job, *, resume: bool) -> None:
+        if job.turns is not None:
+            await job.turns.to_trainer()
+        loaded = None
+        if resume:
+            going_on = restore_run(self._folder, job.checkpoints, job.source, job.trainer)
+            loaded = await self._journal.timed("loading the checkpoint", going_on)
+        self._progress = loaded or await begin(self._loaded.spec.debug, job.trainer)
+        self._first = first = self._progress.step
+        if self._lost_at is None:
+            if loaded is not None:
+                self._say(f"resumed from the checkpoint of step {first}")
+            self._journal.begin(first, job.steps, self._loaded.spec.model_dump(mode="json"))
+        else:
+            self._journal.go_back(first)
+            seconds = time.monotonic() - self._lost_at
+            self._say(f"the trainer is back after {seconds:.1f} s and goes on from step {first}")
+        await run(job, self._progress)
+        await self._journal.flush()
+        if self._loaded.spec.checkpoint.export_hf and not self._stop.asked:
+            if job.turns is not None:
+                await job.turns.to_trainer()
+            await self._journal.timed("writing the final model", _export(job, self._folder))
+
+    def _bearable(self, failure: ProcessFailure) -> ProcessFailure:
+        """The failure, where the trainer is to be started again; it is raised where not."""
+        budget = self._loaded.spec.fault_tolerance.trainer_restarts
+        if not failure.may_pass or not budget or self._stop.asked:
+            raise failure
+        self._crashes.check(failure, self._progress.step)
+        if not self._left:
+            spent = f"{failure}; no restart is left (fault_tolerance.trainer_restarts = {budget})"
+            raise JobError(spent, failure.details) from failure
+        if self._progress.step > self._first:
+            self._pause = 0.0
+        return failure
+
+    async def _start_again(self, failure: ProcessFailure) -> None:
+        """Other ranks in place of what is left of these; whatever was written of the run is on disk then."""
+        self._lost_at = time.monotonic()
+        self._left -= 1
+        self._say(f"{failure}; starting the trainer again ({self._left} restarts left)")
+        logger.info("%s", failure.details)
+        self._journal.doing("starting the trainer again")
+        await asyncio.sleep(self._pause)
+        self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
+        if self._parts.pool is not None:
+            self._parts.pool.forget_weights()
+            if sleeps(self._loaded.spec):
+                await self._parts.pool.sleep()
+        await self._journal.flush()
+        await self._parts.started.trainer.restart()
+        trainer = trainer_of(self._parts.started, self._parts.plan, self._parts.pool)
+        self._parts = replace(self._parts, trainer=trainer)
+
+
+async def roll_out_alone(
+    spec: Spec, parts: RunningJob, folder: RunFolder, journal: Journal, *, stop: StopRequest, resume: bool
+) -> None:
+    """A run without a trainer, from its start or its last checkpoint on."""
+    checkpoints = Checkpoints(folder.checkpoints, spec.checkpoint.keep)
+    job = make_rollout_job(spec, parts, journal, checkpoints, stop=stop)
+    try:
+        progress = await restore_run(folder, job.checkpoints, job.source, None) if resume else None
+        progress = progress or Progress()
+        journal.begin(progress.step, job.steps, spec.model_dump(mode="json"))
+        await generate(job, progress)
+        await journal.flush()
+    finally:
+        await job.source.close()
+
+
+async def _export(job: Job, folder: RunFolder) -> None:
+    temporary = folder.unfinished_model
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        await job.trainer.export_hf(temporary)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise JobError(
+            f"the model could not be written to {folder.model}: {error.strerror or error}; the checkpoints "
+            "are untouched. Make room and run again with --resume"
+        ) from error
+    folder.set_aside(folder.model)
+    temporary.rename(folder.model)

@@ -1,0 +1,52 @@
+"""Which of the sources of groups a spec asks for."""
+
+from pathlib import Path
+
+from rlrun.plugins.registry import build
+from rlrun.plugins.validation import needs_of
+from rlrun.runner.contracts.interfaces import RolloutContext
+from rlrun.runner.host.model_files import ModelFiles
+from rlrun.runner.job.inputs import Inputs
+from rlrun.runner.job.job import BatchSource
+from rlrun.runner.job.starting_point import checkpoint_before
+from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.rollouts.asynchronous import AsynchronousSource
+from rlrun.runner.rollouts.demonstrations import DemonstrationSource
+from rlrun.runner.rollouts.filtering import Filters
+from rlrun.runner.rollouts.partial import PartialSource
+from rlrun.runner.rollouts.saved_source import SavedSource
+from rlrun.runner.rollouts.synchronous import SynchronousSource
+from rlrun.runner.scoring.scorer import unique_names
+from rlrun.specs.derived.sampling_mask import records_mask
+from rlrun.specs.sections.job import Spec
+
+
+def policy_source(spec: Spec, policy: RolloutContext, inputs: Inputs) -> BatchSource:
+    """The policy's own answers: in turns with the trainer, beside it, or over several steps."""
+    rollout = spec.rollout
+    prompts = inputs.prompts(rollout.oversample or rollout.batch_size)
+    built = [build("filters", one.type, one.params) for one in spec.filters]
+    filters = Filters(list(zip(unique_names(spec.filters), built, strict=True)))
+    if rollout.partial:
+        strategy = build("buffers", rollout.buffer.type, rollout.buffer.params)
+        return PartialSource(rollout, policy, prompts, filters, strategy)
+    kind = SynchronousSource if rollout.mode == "sync" else AsynchronousSource
+    return kind(rollout, policy, prompts, filters)
+
+
+def demonstration_source(inputs: Inputs, batch_size: int) -> BatchSource:
+    """What the rows themselves show."""
+    return DemonstrationSource(inputs.groups(batch_size))
+
+
+def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None:
+    """The samples that `debug.mode = "train"` trains on up to step `last`; ValueError where some are not
+    there.
+    """
+    if spec.debug.mode != "train":
+        return None
+    assert spec.debug.rollouts is not None, "a rule asks for it"
+    checkpoint_before(spec.debug)
+    run, first = RunFolder(Path(spec.debug.rollouts)), spec.debug.step or 1
+    masked = records_mask(spec, needs_of(spec))
+    return SavedSource(run, first, last, model.config()["vocab_size"], masked=masked)

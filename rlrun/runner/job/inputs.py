@@ -1,0 +1,173 @@
+"""What a job reads before it starts: tokenizer, training rows, held-out rows. Takes seconds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.plugins.registry import build
+from rlrun.plugins.row_checks import row_check
+from rlrun.plugins.types import Group, Prompt, Row
+from rlrun.runner.prompts.conversations import Demonstration, encode_conversation, encode_demonstration
+from rlrun.runner.prompts.dataset import EAGER_ROWS, PromptStream
+from rlrun.runner.prompts.prefetcher import Prefetcher
+from rlrun.runner.prompts.tokenizer import Tokenizer
+from rlrun.runner.rollouts.demonstrations import demonstration
+from rlrun.runner.rollouts.evaluation import EvalSet, eval_set
+from rlrun.specs.sections.data import DataSpec
+from rlrun.specs.sections.job import Spec
+
+Tokens = NDArray[np.int32]
+Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A job's data, tokenised as far as it is read ahead."""
+
+    tokenizer: Tokenizer
+    stream: PromptStream
+    demonstrations: "Demonstrations | None"
+    """None where the policy answers the prompts itself."""
+    eval_sets: Sequence[EvalSet]
+    rollout: Any
+    """The plugin that answers prompts, whose tools stand in them; None where rows are demonstrations."""
+
+    async def close(self) -> None:
+        """End what the rollout keeps."""
+        if hasattr(self.rollout, "close"):
+            await self.rollout.close()
+
+    def prompts(self, count: int) -> Prefetcher[Prompt]:
+        """Prompts in batches of `count`."""
+        return Prefetcher(lambda: self.stream.take(count), self.stream.state, self.stream.restore)
+
+    def groups(self, count: int) -> Prefetcher[Group]:
+        """Demonstrations in batches of `count`."""
+        demonstrations = self.demonstrations
+        assert demonstrations is not None
+        return Prefetcher(
+            lambda: demonstrations.groups(self.stream.take(count)), self.stream.state, self.stream.restore
+        )
+
+
+def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool, pairs: bool = False) -> Inputs:
+    """Read everything. `pairs`: demonstrations are pairs of responses. ValueError, with what is wrong, for
+    data that cannot be used.
+    """
+    tokenizer = Tokenizer(model_folder, spec.model.chat_template_args)
+    source = build("data", spec.data.type, spec.data.params)
+    limit = spec.rollout.prompt_limit
+    demonstrations = None
+    if not rollout:
+        demonstrations = Demonstrations(spec, tokenizer, keep=len(source) <= EAGER_ROWS, pairs=pairs)
+    if demonstrations:
+        stream = PromptStream(source, demonstrations.encode, spec.data, limit, spec.seed)
+        return Inputs(tokenizer, stream, demonstrations, (), None)
+    function = build("rollouts", spec.rollout.function.type, spec.rollout.function.params)
+    tools = _shown_tools(spec, function, tokenizer)
+    check = row_check(spec.rewards)
+    encode = _prompt_encoder(tokenizer, spec.data, tools, limit, check)
+    stream = PromptStream(source, encode, spec.data, limit, spec.seed)
+    return Inputs(tokenizer, stream, None, _eval_sets(spec, tokenizer, tools, check), function)
+
+
+class Demonstrations:
+    """Tokenises rows for SFT and DPO; responses are made with their prompt, and fetched when it is taken."""
+
+    def __init__(self, spec: Spec, tokenizer: Tokenizer, *, keep: bool, pairs: bool = False) -> None:
+        """`keep` responses once made: for datasets that are tokenised as a whole. `pairs`: each row has a
+        response that another was preferred to.
+        """
+        self._pairs = pairs
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._keep = keep
+        self._responses: dict[str, list[Demonstration]] = {}
+
+    def encode(self, row: Row) -> Tokens:
+        """The prompt's tokens. ValueError where a response is missing or too long."""
+        template = self._spec.data.apply_chat_template
+        if template and not self._pairs and row.response is None and not isinstance(row.prompt, str):
+            responses = encode_conversation(self._tokenizer, row)
+            prompt = responses[0].prompt
+        else:
+            prompt, preferred = encode_demonstration(self._tokenizer, row, template)
+            responses = [_whole(prompt, preferred, row.response)]
+        if self._pairs:
+            if row.rejected is None:
+                raise ValueError(f"row {row.id}: DPO needs a pair; set the data source's rejected_key")
+            other = replace(row, response=row.rejected)
+            _, rejected = encode_demonstration(self._tokenizer, other, template)
+            responses.append(_whole(prompt, rejected, row.rejected))
+        for one in responses:
+            self._check(row, len(one.prompt) + len(one.response) - len(prompt))
+        self._responses[row.id] = responses
+        return prompt
+
+    def _check(self, row: Row, length: int) -> None:
+        """`length` counts all tokens after the row's prompt, those of earlier turns too."""
+        longest = self._spec.rollout.max_response_tokens
+        if length > longest:
+            raise ValueError(
+                f"row {row.id}: the response has {length} tokens, rollout.max_response_tokens is {longest}"
+            )
+
+    def groups(self, prompts: Sequence[Prompt]) -> list[Group]:
+        """The demonstrations of prompts that have been encoded just before."""
+        groups = [self._group(one) for one in prompts]
+        if not self._keep:
+            self._responses.clear()
+        return groups
+
+    def _group(self, prompt: Prompt) -> Group:
+        samples = [
+            demonstration(replace(prompt, tokens=one.prompt), number, one.response, one.mask, one.text)
+            for number, one in enumerate(self._responses[prompt.row.id])
+        ]
+        return Group(prompt, samples)
+
+
+def _whole(prompt: Tokens, response: Tokens, text: str | None) -> Demonstration:
+    return Demonstration(prompt, response, np.ones(len(response), dtype=np.float32), text or "")
+
+
+def _shown_tools(spec: Spec, function: Any, tokenizer: Tokenizer) -> Tools:
+    """The tools of a rollout. ValueError where the policy could not be told of them, or of their results."""
+    tools: Tools = getattr(function, "tools", ())
+    if tools:
+        if not spec.data.apply_chat_template:
+            raise ValueError(
+                f"rollout.function: {spec.rollout.function.type} tells the policy of its tools by the chat "
+                "template; set data.apply_chat_template = true"
+            )
+        tokenizer.follow_up([{"role": "tool", "name": "tool", "content": "a result"}], tools)
+    return tools
+
+
+def _prompt_encoder(
+    tokenizer: Tokenizer, data: DataSpec, tools: Tools, most: int, check: Callable[[Row], None]
+) -> Callable[[Row], Tokens]:
+    """Tokenises rows that the rewards can score; ValueError for others."""
+
+    def encode(row: Row) -> Tokens:
+        check(row)
+        return tokenizer.encode_prompt(row, data.apply_chat_template, tools, most)
+
+    return encode
+
+
+def _eval_sets(spec: Spec, tokenizer: Tokenizer, tools: Tools, check: Callable[[Row], None]) -> list[EvalSet]:
+    """Every held-out dataset as a whole, in its own order."""
+    sets = []
+    for dataset in spec.eval.datasets:
+        source = build("data", dataset.type, dataset.params)
+        in_order = dataset.model_copy(update={"shuffle": False})
+        limit = spec.rollout.prompt_limit
+        encode = _prompt_encoder(tokenizer, dataset, tools, limit, check)
+        stream = PromptStream(source, encode, in_order, limit, spec.seed)
+        sets.append(eval_set(dataset, spec.eval, spec.rollout, stream.epoch()))
+    return sets

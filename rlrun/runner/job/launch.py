@@ -1,0 +1,204 @@
+"""A launch from spec to exit code: the run folder, the parts, the loop, the end.
+
+claim folder ─▶ read inputs ∥ start Ray ∥ start rewards ─▶ start ranks ∥ engines ─▶ attempts ─▶ report
+                 Ctrl-C, SIGTERM, SIGHUP ─▶ the loop saves ─┐
+                                                any failure ┴▶ end every process ─▶ state.json, exit code
+"""
+
+import asyncio
+import logging
+import resource
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlrun.plugins.registry import build
+from rlrun.plugins.validation import needs_of
+from rlrun.runner.checkpoints.folder import newest_step
+from rlrun.runner.checkpoints.reading import DamagedCheckpoint
+from rlrun.runner.cluster.scratch import Scratch, remove_leftovers, scratch_folder
+from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.host.atomic_files import write_json, write_text
+from rlrun.runner.host.background import in_background, to_its_end
+from rlrun.runner.host.failures import run_watched
+from rlrun.runner.host.model_files import fetch_model
+from rlrun.runner.job.assembly import start_parts
+from rlrun.runner.job.attempts import Attempts, roll_out_alone
+from rlrun.runner.job.preflight import check_files
+from rlrun.runner.job.signals import INTERRUPTED, stop_on_signals
+from rlrun.runner.job.stopping import StopRequest, outcome
+from rlrun.runner.job.watching import diagnose_engines, watch
+from rlrun.runner.records.claim import claim
+from rlrun.runner.records.console import Console
+from rlrun.runner.records.driver_log import DRIVER_LOG, hide_secrets, log_to
+from rlrun.runner.records.journal import Journal
+from rlrun.runner.records.lock import check_same_run, lock, read_lock
+from rlrun.runner.records.report import write_report
+from rlrun.runner.records.run_folder import RunFolder
+from rlrun.runner.scoring.scorer import unique_names
+from rlrun.specs.derived.lengths import fitted
+from rlrun.specs.derived.sample_limits import sample_limits
+from rlrun.specs.paths import shown_path
+from rlrun.specs.reading.loading import LoadedSpec
+
+DONE, FAILED = 0, 3
+
+logger = logging.getLogger(__name__)
+
+
+def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> int:
+    """Run a job to its end; the exit code: 0 done, 3 failed, 130 interrupted.
+
+    SpecError for files of model or data that cannot be used, RunFolderError where the run's name cannot be
+    had: before anything is started.
+    """
+    check_files(loaded)
+    runs_dir = Path(loaded.spec.runs_dir)
+    with ExitStack() as stack:
+        folder = stack.enter_context(claim(runs_dir, loaded.spec.name, resume=resume, new=new))
+        remove_leftovers()
+        scratch = stack.enter_context(scratch_folder())
+        console = Console(folder.name)
+        hide = partial(hide_secrets, loaded.spec.model_dump(mode="json"))
+        handlers = log_to(folder, console, hide)
+        _allow_open_files()
+        try:
+            return asyncio.run(_supervise(loaded, folder, scratch, console, hide, resume=resume))
+        finally:
+            for handler in handlers:
+                logging.getLogger().removeHandler(handler)
+                logging.getLogger("rlrun").removeHandler(handler)
+                handler.close()
+
+
+async def _supervise(
+    loaded: LoadedSpec,
+    folder: RunFolder,
+    scratch: Scratch,
+    console: Console,
+    hide: Callable[[str], str],
+    *,
+    resume: bool,
+) -> int:
+    """Run the job, stop it when asked to, and write down how it ended."""
+    trackers = zip(unique_names(loaded.spec.trackers), loaded.spec.trackers, strict=True)
+    journal = Journal(
+        folder,
+        console,
+        [(name, build("trackers", one.type, one.params)) for name, one in trackers],
+        whole=loaded.spec.debug.keeps_rollouts,
+    )
+    journal.note({"scratch": str(scratch.path)})
+    stop = StopRequest()
+    task = asyncio.create_task(_run(loaded, folder, scratch, console, journal, stop=stop, resume=resume))
+    stop_on_signals(task, stop, console.say, loaded.spec.checkpoint.stop_timeout)
+    code, status, error, damaged = DONE, "done", None, False
+    try:
+        await task
+        if stop.asked:
+            code, status = INTERRUPTED, "interrupted"
+    except asyncio.CancelledError:
+        code, status = INTERRUPTED, "interrupted"
+    except Exception as failure:
+        error, damaged = _explain(failure, folder, console, hide), isinstance(failure, DamagedCheckpoint)
+        code, status = (INTERRUPTED, "interrupted") if stop.by_user else (FAILED, "failed")
+    finally:
+        console.close()
+        journal.close(status, error)
+    _conclude(folder, console, status, advise=not damaged)
+    return code
+
+
+async def _run(
+    loaded: LoadedSpec,
+    folder: RunFolder,
+    scratch: Scratch,
+    console: Console,
+    journal: Journal,
+    *,
+    stop: StopRequest,
+    resume: bool,
+) -> None:
+    spec, stack = loaded.spec, AsyncExitStack()
+    try:
+        console.say(f"{folder.name}: starting; everything it leaves is in {folder.shown}")
+        model = await in_background(fetch_model, spec.model)
+        locking = asyncio.create_task(in_background(lock, loaded, model))
+        spec = fitted(spec, model.config().get("max_position_embeddings"))
+        loaded = replace(loaded, spec=spec)
+        console.say(sample_limits(spec, rollout=needs_of(spec).rollout))
+        parts = await start_parts(spec, model, folder, scratch, stack, timed=console.timed)
+        _write_specs(loaded, folder, await locking)
+        journal.note(parts.cluster.note_processes())
+
+        def say(text: str) -> None:
+            console.say(text)
+            journal.note(parts.cluster.note_processes())
+
+        if spec.debug.mode == "rollout":
+            work = roll_out_alone(spec, parts, folder, journal, stop=stop, resume=resume)
+        else:
+            attempts = Attempts(loaded, model, parts, folder, journal=journal, say=say, stop=stop)
+            work = attempts.run(resume=resume)
+        await run_watched(
+            work,
+            watch(spec, parts, stop, say),
+            partial(diagnose_engines, parts),
+        )
+        if stop.cause is not None:
+            raise JobError(stop.cause)
+    finally:
+        await to_its_end(stack.aclose())  # a job that is told to stop while it ends still ends everything
+
+
+def _write_specs(loaded: LoadedSpec, folder: RunFolder, locked: dict[str, Any]) -> None:
+    """The spec as written and its lock; a resumed run's, where they differ, beside the first."""
+    text = loaded.composition.files[-1].text if loaded.composition.files else ""
+    if not folder.lock.exists():
+        write_text(folder.spec, text)
+        write_json(folder.lock, locked)
+        return
+    if changed := check_same_run(read_lock(folder.lock), locked):
+        logger.warning("the spec changed since the run began: %s", "; ".join(map(str, changed)))
+        aside = folder.next_aside()
+        write_text(aside / "spec.toml", text)
+        write_json(aside / "spec.lock.json", locked)
+
+
+def _allow_open_files() -> None:
+    """As many as this user may have: every request in flight is a connection, here and in its engine."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # "infinity" is not taken everywhere
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _explain(failure: Exception, folder: RunFolder, console: Console, hide: Callable[[str], str]) -> str:
+    """Say what failed; what nobody foresaw leaves its trace in the driver's log."""
+    logger.info("the job failed", exc_info=failure)
+    console.close()
+    if isinstance(failure, (JobError, ValueError, TimeoutError)):
+        message = hide(str(failure))
+    else:
+        trace = shown_path(folder.logs / DRIVER_LOG)
+        message = hide(f"unforeseen {type(failure).__name__}: {failure}; its trace is in {trace}")
+    console.say(f"failed: {message}", style="bold red")
+    if isinstance(failure, JobError) and failure.details:
+        console.say(hide(failure.details))
+    return message
+
+
+def _conclude(folder: RunFolder, console: Console, status: str, *, advise: bool) -> None:
+    """The curve, and where everything is. `advise`: say where a resume goes on, unless the job is done; a
+    damaged checkpoint's error has said it already.
+    """
+    try:
+        if curve := write_report(folder, folder.name, console.width):
+            console.show(curve)
+    except OSError as error:
+        console.say(f"the report could not be written: {error}")
+    console.say(f"{folder.name}: {status}; see {folder.shown}")
+    if status != "done" and advise:
+        console.say(outcome(folder.read_state()["step"], newest_step(folder.checkpoints)))

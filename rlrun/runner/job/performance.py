@@ -1,0 +1,116 @@
+"""`perf/` and the summary of a step's updates as `train/`. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.contracts.step_clock import StepClock
+from rlrun.runner.job.compute_budget import ComputeBudget
+from rlrun.runner.records.metrics import prefixed
+from rlrun.runner.rollouts.synchronous import Batch
+
+_TRAINER_PARTS = ("train", "log_prob", "reference", "teacher", "values")
+_COUNTS = {"train/tokens", "train/response_tokens", "train/skipped_steps", "train/critic/skipped_steps"}
+
+
+@dataclass(frozen=True, slots=True)
+class StepUsage:
+    """What one step cost."""
+
+    step_seconds: float
+    parts: Mapping[str, float]
+    """Seconds the driver waited for rollout, train, log_prob, reference, teacher, values, weight_sync."""
+    rank_seconds: float
+    """Seconds the trainer's calls took inside its ranks."""
+    generated_tokens: int
+    trained_tokens: int
+    sync_bytes: int
+    overlapped: bool = False
+    """Engines worked all the while, not only while the driver waited for them."""
+    gpus: ComputeBudget | None = None
+    """What speeds are measured against; None on CPUs."""
+    training_flops: float = 0.0
+    """Of the policy's updates."""
+
+    @classmethod
+    def of(  # noqa: PLR0917
+        cls,
+        clock: StepClock,
+        rank_seconds: float,
+        batch: Batch,
+        sequences: Sequence[TrainSequence],
+        sync_bytes: int,
+        gpus: ComputeBudget | None = None,
+    ) -> "StepUsage":
+        """Stops the clock."""
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        return cls(
+            clock.total(),
+            dict(clock.parts),
+            rank_seconds,
+            batch.generated_tokens,
+            sum(lengths),
+            sync_bytes,
+            batch.overlapped,
+            gpus,
+            gpus.training_flops(lengths) if gpus else 0.0,
+        )
+
+    @property
+    def overhead(self) -> float:
+        """Seconds outside generation, grading and the trainer's own work: what the runner itself costs."""
+        return max(self.step_seconds - self.parts.get("rollout", 0.0) - self.rank_seconds, 0.0)
+
+    def metrics(self) -> dict[str, float]:
+        """`perf/…`; tokens a second are of the part they are made in."""
+        metrics = {f"{name}_time": seconds for name, seconds in self.parts.items()}
+        metrics |= {"step_time": self.step_seconds, "overhead_time": self.overhead}
+        metrics["wait_ratio"] = 1.0 - min(self._trainer_seconds() / self.step_seconds, 1.0)
+        metrics["weight_sync_bytes"] = self.sync_bytes
+        speeds = {}
+        if self.generated_tokens:
+            seconds = self.step_seconds if self.overlapped else self.parts["rollout"]
+            speeds["generated"] = self.generated_tokens / seconds
+        if self.trained_tokens:
+            speeds["trained"] = self.trained_tokens / self.parts["train"]
+        metrics |= {f"tokens_per_second/{name}": speed for name, speed in speeds.items()}
+        return prefixed("perf", metrics | self._of_gpus(speeds))
+
+    def _of_gpus(self, speeds: Mapping[str, float]) -> dict[str, float]:
+        """Speeds per GPU, and how much of the trainer's its updates use."""
+        if self.gpus is None:
+            return {}
+        counts = {"generated": self.gpus.engines, "trained": self.gpus.trainer}
+        metrics = {
+            f"tokens_per_second/{name}_per_gpu": speed / counts[name]
+            for name, speed in speeds.items()
+            if counts[name]
+        }
+        if self.training_flops:
+            used = self.gpus.utilisation(self.training_flops, self.parts["train"])
+            metrics |= {} if used is None else {"mfu": used}
+        return metrics
+
+    def _trainer_seconds(self) -> float:
+        return sum(self.parts.get(name, 0.0) for name in _TRAINER_PARTS)
+
+
+def memory_metrics(peaks: Mapping[str, float]) -> dict[str, float]:
+    """`perf/peak_memory/<role>`, bytes."""
+    return {f"perf/peak_memory/{role}": peak for role, peak in peaks.items()}
+
+
+def train_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """A step's updates as one line: the mean over its optimizer steps, but sums of what is counted or timed,
+    the largest of maxima, and the learning rate of the last.
+    """
+    merged = {}
+    for name in dict.fromkeys(name for update in updates for name in update):
+        values = [update[name] for update in updates if name in update]
+        if name.endswith("/lr"):
+            merged[name] = values[-1]
+        elif name.startswith("perf/") or name in _COUNTS:
+            merged[name] = sum(values)
+        else:
+            merged[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    return merged

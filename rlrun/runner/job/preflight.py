@@ -1,0 +1,150 @@
+"""What is wrong with the files that a spec names, found in a fraction of a second before a launch.
+
+    model.path ──▶ family, tokenizer, chat template ┐
+    data       ──▶ a few rows, as rewards need them ┴──▶ problems at their keys in the spec
+
+Nothing here imports torch or a tokenizer, so `rlrun validate` can afford it; `rlrun launch` asks before it
+claims a run folder.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rlrun.models.config_json import architecture, read_config
+from rlrun.plugins.data.columns import LABEL_NAMES, RESPONSE_NAMES, likely
+from rlrun.plugins.data.rows import RowKeys
+from rlrun.plugins.registry import PluginError, checked_params, load
+from rlrun.plugins.row_checks import row_check
+from rlrun.plugins.types import Needs, Row
+from rlrun.plugins.validation import needs_of
+from rlrun.runner.prompts.template_files import template_problem
+from rlrun.specs.derived.lengths import fitted
+from rlrun.specs.problems.findings import Finding, SpecError
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.reading.loading import LoadedSpec
+from rlrun.specs.sections.data import DataSpec
+from rlrun.specs.sections.job import Spec
+
+ROWS = 64
+"""How many rows of each source are looked at."""
+TOLERATED_SHARE = 0.1
+"""Among so few rows, a smaller share of broken ones may be within `data.max_bad_share`."""
+_NAMING_KEYS = ("path", "task", "taskset")
+"""Keys that name what a data source reads."""
+
+RowCheck = Callable[[Row], None]
+
+
+def check_files(loaded: LoadedSpec) -> None:
+    """Raises SpecError with everything that is wrong with the files of the model and the data."""
+    findings = [*_model(loaded.spec), *_data(loaded.spec)]
+    if findings:
+        raise SpecError([loaded.composition.place(finding) for finding in findings])
+
+
+def fitted_to_model(spec: Spec) -> Spec:
+    """Returns the spec with the prompt limit of its model, as far as the model's folder is here already."""
+    folder = Path(spec.model.path)
+    try:
+        positions = read_config(folder).get("max_position_embeddings") if folder.is_dir() else None
+    except ValueError:
+        positions = None
+    return fitted(spec, positions if isinstance(positions, int) else None)
+
+
+def _model(spec: Spec) -> Iterator[Finding]:
+    """Checks a local folder; an id on the hub has nothing to look at yet."""
+    folder, path = Path(spec.model.path), ("model", "path")
+    if not folder.is_absolute() or not folder.is_dir():
+        return
+    if spec.model.implementation == "torchtitan":
+        try:
+            architecture(read_config(folder), str(folder / "config.json"))
+        except ValueError as error:
+            yield Finding(path, str(error))
+    sources = [spec.data, *spec.eval.datasets]
+    if problem := template_problem(folder, template=any(one.apply_chat_template for one in sources)):
+        yield Finding(path, problem)
+
+
+def _data(spec: Spec) -> Iterator[Finding]:
+    needs = needs_of(spec)
+    try:
+        check = _prompt_check(spec) if needs.rollout else _demonstration_check(needs)
+    except PluginError as error:
+        yield Finding(("rewards",), str(error))
+        return
+    yield from _source(("data",), spec.data, check, needs)
+    for number, dataset in enumerate(spec.eval.datasets):
+        yield from _source(("eval", "datasets", number), dataset, check, needs)
+
+
+def _source(path: KeyPath, source: DataSpec, check: RowCheck, needs: Needs) -> Iterator[Finding]:
+    kind = load("data", source.type)
+    if not hasattr(kind, "preview"):
+        return
+    at = (*path, next((key for key in _NAMING_KEYS if key in source.params), "type"))
+    try:
+        params = checked_params("data", source.type, source.params)
+        outcomes = [_outcome(row, check) for row in kind.preview(params, ROWS)]
+    except (ImportError, ValueError) as error:
+        yield Finding(at, str(error))
+        return
+    broken = [error for error in outcomes if error is not None]
+    if len(broken) > max(source.max_bad_share, TOLERATED_SHARE) * len(outcomes):
+        message = f"{len(broken)} of the {len(outcomes)} rows looked at cannot be used: {broken[0]}"
+        yield Finding(at, message, _missing_key(kind, params, needs, str(broken[0])))
+
+
+def _outcome(row: Row | ValueError, check: RowCheck) -> ValueError | None:
+    """What is wrong with a row; None where it can be used."""
+    if isinstance(row, ValueError):
+        return row
+    try:
+        check(row)
+    except ValueError as error:
+        return error
+    return None
+
+
+def _prompt_check(spec: Spec) -> RowCheck:
+    """Rows that the policy answers must not hold an answer already, and suit the rewards."""
+    suits_rewards = row_check(spec.rewards)
+
+    def check(row: Row) -> None:
+        if not isinstance(row.prompt, str) and row.prompt[-1].get("role") == "assistant":
+            raise ValueError(
+                f"row {row.id}: its messages end with an answer, so that the policy would answer itself: "
+                'leave the answer out, or train on the answers with algorithm.type = "sft"'
+            )
+        suits_rewards(row)
+
+    return check
+
+
+def _demonstration_check(needs: Needs) -> RowCheck:
+    """Rows that are trained on need the answer, or two, that they are trained on."""
+
+    def check(row: Row) -> None:
+        chat = not isinstance(row.prompt, str) and row.prompt[-1].get("role") == "assistant"
+        if row.response is None and (needs.pairs or not chat):
+            raise ValueError(f"row {row.id} has no demonstration; set response_key")
+        if needs.pairs and row.rejected is None:
+            raise ValueError(f"row {row.id} has no rejected answer; set rejected_key")
+
+    return check
+
+
+def _missing_key(kind: type, params: object, needs: Needs, problem: str) -> str | None:
+    """The key to set, where the names of the columns suggest one for what a row lacks."""
+    if not isinstance(params, RowKeys) or not hasattr(kind, "columns"):
+        return None
+    key, names = ("label_key", LABEL_NAMES) if needs.rollout else ("response_key", RESPONSE_NAMES)
+    columns = kind.columns(params)
+    if key not in problem:
+        return None
+    if getattr(params, key) in columns:
+        return f"{key} is {getattr(params, key)!r} already: fill that in, or leave the rows without it out"
+    if column := likely(columns, names):
+        return f'the rows have {", ".join(columns)}: {key} = "{column}"'
+    return None

@@ -1,0 +1,47 @@
+"""Signals that ask a launch to stop: SIGINT (Ctrl-C, `rlrun stop`), SIGTERM and SIGHUP."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+from rlrun.runner.host.child_processes import end_now
+from rlrun.runner.job.stopping import StopRequest, announcement
+
+INTERRUPTED = 130
+"""Exit code of a launch that was asked to stop."""
+_SAME_REQUEST_SECONDS = 1.0
+"""Signals that follow the first so soon ask for the same: a closed terminal sends SIGHUP twice, and wrappers
+such as `uv run` pass on a Ctrl-C that the whole process group has received already."""
+
+
+def stop_on_signals(
+    task: asyncio.Task[None], stop: StopRequest, say: Callable[[str], None], seconds: float
+) -> None:
+    """The first signal asks the run to stop: it has `seconds` to save. The next ends everything at once."""
+    loop = asyncio.get_running_loop()
+    first: float | None = None
+
+    def hear() -> None:
+        nonlocal first
+        if first is None:
+            first = loop.time()
+            say(announcement(stop.moment, stop.step, seconds))
+            stop.ask()
+            if stop.heard:
+                loop.call_later(seconds, give_up)
+            else:
+                task.cancel()
+        elif loop.time() > first + _SAME_REQUEST_SECONDS:
+            end_now()
+            os._exit(INTERRUPTED)
+
+    def give_up() -> None:
+        if not task.done():
+            say(f"not finished within {seconds:g} s (checkpoint.stop_timeout): ending now")
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # `nohup` has SIGHUP ignored, and means it
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, hear)

@@ -1,0 +1,70 @@
+"""Whether two models mean the same by a token's number.
+
+A teacher or a reference scores the policy's samples by their token numbers, so every token of the policy must
+have the same number there. The sizes of the two vocabularies may differ: models of one family pad theirs to
+different sizes, in config.json and in the embedding. A teacher may also know tokens that the policy lacks.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.models.json_files import read_table
+from rlrun.runner.contracts.errors import JobError
+from rlrun.runner.host.model_files import ModelFiles
+
+
+def check_same_tokens(policy: ModelFiles, role: str, other: ModelFiles) -> None:
+    """Raises JobError where a teacher or reference knows a token of the policy by another number, or not.
+
+    Without a tokenizer.json in both folders, only vocabularies of the same size are accepted.
+    """
+    difference = _difference(policy, other)
+    if difference:
+        raise JobError(
+            f"the {role} {other.folder} {difference}; it scores the policy's tokens by their numbers, so "
+            "both need the same tokenizer: choose a model of the policy's family"
+        )
+
+
+def known_tokens(tokens: NDArray[np.int32], vocabulary: int) -> NDArray[np.int32]:
+    """Returns `tokens`, with the last token of a vocabulary instead of each number past it.
+
+    Only numbers that pad the policy's vocabulary are past a teacher's. No text has them, and a sample has one
+    only where a policy draws it by chance; the teacher's last token is as unlikely.
+    """
+    return np.minimum(tokens, np.int32(vocabulary - 1))
+
+
+def _difference(policy: ModelFiles, other: ModelFiles) -> str | None:
+    files = [model.folder / "tokenizer.json" for model in (policy, other)]
+    if not all(file.is_file() for file in files):
+        sizes = [model.config()["vocab_size"] for model in (policy, other)]
+        return None if sizes[0] == sizes[1] else f"has {sizes[1]} tokens and the policy {sizes[0]}"
+    own, others = [read_table(file) for file in files]
+    numbers = dict(_numbered(others))
+    for token, number in _numbered(own):
+        if token not in numbers:
+            return f"does not have the policy's token {token!r} (number {number})"
+        if numbers[token] != number:
+            return f"has the token {token!r} as number {numbers[token]}, and the policy as {number}"
+    same = _merges(own) == _merges(others)
+    return None if same else "has the policy's tokens, but splits text into them by other merges"
+
+
+def _numbered(tokenizer: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Every token with its number, of the model's vocabulary and of the tokens added to it."""
+    vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
+    if isinstance(vocabulary, list):  # Unigram models: pieces with their scores, in order
+        yield from ((piece[0], number) for number, piece in enumerate(vocabulary))
+    else:
+        yield from vocabulary.items()
+    yield from ((token["content"], token["id"]) for token in tokenizer.get("added_tokens") or ())
+
+
+def _merges(tokenizer: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Pairs in order; older files write a pair as one string, newer ones as two."""
+    merges = (tokenizer.get("model") or {}).get("merges") or ()
+    return [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in merges]

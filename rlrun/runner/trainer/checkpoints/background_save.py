@@ -1,0 +1,75 @@
+"""Checkpoints written while training goes on, from a copy of the state in host memory.
+
+state ─▶ copy in host memory ─▶ (training goes on) ─▶ written by a thread of every rank, together
+"""
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rlrun.converters.folders.checksums import Digests
+from rlrun.runner.trainer.checkpoints.distributed import write_state
+from rlrun.runner.trainer.compat.meshes import local_part, with_local_part
+
+
+class BackgroundSave:
+    """One save at a time. Its methods are for the thread that trains; all ranks call them alike."""
+
+    def __init__(self) -> None:
+        self._staged: list[tuple[Path, dict[str, torch.Tensor]]] = []
+        self._writing: Future[Digests] | None = None
+        self._group: dist.ProcessGroup | None = None
+
+    def stage(self, folder: Path, state: Mapping[str, torch.Tensor]) -> None:
+        """Copy what is to be written into `folder`."""
+        assert self._writing is None, "the save before has not been asked for"
+        self._staged.append((folder, host_copy(state)))
+
+    def begin(self) -> None:
+        """Write what is staged, in a thread that does not keep the process from ending.
+
+        The ranks' threads talk to each other in a group of their own: collectives of the training are not
+        theirs to wait for.
+        """
+        if dist.is_initialized() and self._group is None:
+            self._group = dist.new_group(backend="gloo")
+        written: Future[Digests] = Future()
+        self._writing = written
+        staged, self._staged = self._staged, []
+        threading.Thread(target=self._write, args=(staged, written), daemon=True).start()
+
+    def done(self) -> Digests | None:
+        """Returns the checksums of this rank's files when everything is on disk, None before. Raises what
+        went wrong, OSError where the disk is full.
+        """
+        assert self._writing is not None, "nothing is being saved"
+        if not self._writing.done():
+            return None
+        finished, self._writing = self._writing, None
+        return finished.result()
+
+    def _write(self, staged: list[tuple[Path, dict[str, torch.Tensor]]], written: Future[Digests]) -> None:
+        digests: Digests = {}
+        try:
+            for folder, state in staged:
+                digests |= write_state(folder, state, self._group)
+        except BaseException as error:
+            written.set_exception(error)
+        else:
+            written.set_result(digests)
+
+
+def host_copy(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A copy in host memory of this rank's part of each tensor, laid out over the ranks like it."""
+    parts = {name: local_part(tensor) for name, tensor in state.items()}
+    copies = {
+        name: torch.empty_like(part, device="cpu", pin_memory=part.is_cuda).copy_(part, non_blocking=True)
+        for name, part in parts.items()
+    }
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return {name: with_local_part(state[name], copy) for name, copy in copies.items()}

@@ -1,0 +1,44 @@
+"""The policy's weights for others: for the engines, and as a Hugging Face folder."""
+
+from pathlib import Path
+
+import torch
+
+from rlrun.converters.families.model_folder import write_folder
+from rlrun.models.architecture import Architecture
+from rlrun.runner.contracts.carriers import TrainerSetup
+from rlrun.runner.trainer.parameters.parameters import Parameters
+from rlrun.runner.weights.writer import WeightSource, WeightWriter
+from rlrun.specs.sections.job import Spec
+
+
+def make_writer(
+    setup: TrainerSetup, spec: Spec, model: Architecture, parameters: Parameters, device: torch.device
+) -> WeightWriter:
+    """Hands this rank's parameters over to the engines."""
+    return WeightWriter(
+        spec,
+        WeightSource(
+            setup.rank,
+            model,
+            parameters.shapes,
+            parameters.gather,
+            device,
+            setup.master_addr,
+            job=f"{spec.name}-{setup.master_port}",
+            folder=Path(setup.weights_folder),
+            served=Path(spec.engine.model or setup.model_folder),
+        ),
+    )
+
+
+def export_folder(folder: Path, setup: TrainerSetup, model: Architecture, parameters: Parameters) -> None:
+    """Write an HF folder with the current weights in the source's precision, its config and tokenizer; all
+    ranks together.
+    """
+    tensors = parameters.gather()
+    if setup.rank == 0:
+        dtype = getattr(torch, model.dtype)
+        write_folder(folder, Path(setup.model_folder), tensors, parameters.shapes, dtype)
+    for _ in tensors:
+        pass

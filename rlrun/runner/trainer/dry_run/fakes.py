@@ -1,0 +1,101 @@
+"""What a dry run puts in the place of what depends on content, on other ranks or on a GPU.
+
+Nothing here computes; it makes results of the right shapes, and books them.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from rlrun.runner.trainer.compat.experts import AllToAllTokenDispatcher
+from rlrun.runner.trainer.compat.meshes import ShardingPropagator
+from rlrun.runner.trainer.cpu_ops.library import as_on_gpu
+from rlrun.runner.trainer.dry_run.memory_trace import LOGITS, NOTHING, MemoryTrace
+from rlrun.runner.trainer.model import head
+from rlrun.runner.trainer.model.layers import Experts
+
+
+@contextmanager
+def booked_apart(ledger: MemoryTrace) -> Iterator[None]:
+    """Book what the policy's head makes, in both passes, as logits; and not what DTensors try out on whole
+    tensors to learn the shapes of results.
+    """
+    function, shapes = head._LogProbs, "_propagate_tensor_meta_non_cached"
+    with ExitStack() as stack:
+        for name in ("forward", "backward"):
+            booked = staticmethod(ledger.serving(LOGITS, getattr(function, name)))
+            stack.enter_context(_replaced(function, name, booked))
+        unseen = ledger.serving(NOTHING, getattr(ShardingPropagator, shapes))
+        stack.enter_context(_replaced(ShardingPropagator, shapes, unseen))
+        yield
+
+
+@contextmanager
+def even_routing() -> Iterator[None]:
+    """How many tokens go to which expert is content: take it that all get as many."""
+    kind, rows = AllToAllTokenDispatcher, [0]
+    reorder = kind._local_reorder
+
+    def remember(self: Any, x: torch.Tensor, scores: torch.Tensor, experts: torch.Tensor) -> Any:
+        rows[0] = experts.numel()
+        return reorder(self, x, scores, experts)
+
+    def splits(self: Any, mine: torch.Tensor, everyones: torch.Tensor, ranks: int) -> Any:
+        return everyones.reshape(-1), _even(rows[0], ranks), _even(rows[0], ranks)
+
+    def counts(tokens_of_experts: torch.Tensor, total: int) -> list[int]:
+        return _even(total, len(tokens_of_experts))
+
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(Experts, "counts", staticmethod(counts)))
+        stack.enter_context(_replaced(kind, "_sync_token_count_exchange", splits))
+        stack.enter_context(_replaced(kind, "_local_reorder", remember))
+        yield
+
+
+@contextmanager
+def gpu_kernels() -> Iterator[None]:
+    """Compute as on a GPU."""
+    with as_on_gpu(), _replaced(functional, "rms_norm", _rms_norm):
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of a class or module, inherited or its own."""
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+def _even(total: int, parts: int) -> list[int]:
+    return [total // parts + (part < total % parts) for part in range(parts)]
+
+
+class _RMSNorm(torch.autograd.Function):
+    """What CUDA's fused norm keeps; torch has none for the CPU, where tensors without content lie."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+def _rms_norm(x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor, eps: float) -> torch.Tensor:
+    result: torch.Tensor = _RMSNorm.apply(x, weight)
+    return result

@@ -1,0 +1,168 @@
+"""One rank of a job's trainer without its other ranks, its weights and their memory: what would it hold?
+
+spec, architecture -> the trainer's own model, loss and optimizer, on tensors without content, in process
+groups of nobody else -> an optimizer step -> bytes by purpose
+
+`python -m rlrun.runner.trainer.dry_run.rank` gets a pickled `DryRun` from standard input and answers in JSON.
+"""
+
+import json
+import pickle
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from rlrun.models.architecture import Architecture
+from rlrun.models.tensor_names import hf_tensors
+from rlrun.plugins.protocols import Algorithm
+from rlrun.plugins.registry import build
+from rlrun.plugins.sampling_mask import SamplingMask
+from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.planning.deep_plan import ON_HOST, DryRun
+from rlrun.runner.trainer.compat.meshes import FakeStore
+from rlrun.runner.trainer.dry_run.fakes import booked_apart, even_routing, gpu_kernels
+from rlrun.runner.trainer.dry_run.memory_trace import (
+    COPIES,
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
+    TEMPORARIES,
+    MemoryTrace,
+)
+from rlrun.runner.trainer.model.build_decoder import build_model
+from rlrun.runner.trainer.model.decoder import PackedDecoder
+from rlrun.runner.trainer.optim.optimizers import Optimizer
+from rlrun.runner.trainer.optim.schedule import clip_gradients
+from rlrun.runner.trainer.parameters.freezing import freeze
+from rlrun.runner.trainer.parameters.parameters import Parameters, plain_name
+from rlrun.runner.trainer.passes.loss_pass import LossPass
+from rlrun.runner.trainer.passes.meter import Meter
+from rlrun.runner.trainer.passes.pipeline import make_policy
+from rlrun.runner.trainer.passes.policy import Policy, PolicySettings
+from rlrun.runner.trainer.process import build_mesh, stop_process
+from rlrun.specs.derived.sampling_mask import candidates_of
+from rlrun.specs.sections.job import Spec
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
+    """Bytes by purpose that the rank holds in an optimizer step: `most` of each, and all at the `peak` of its
+    device.
+
+    On GPUs it computes as on GPUs. ValueError where the model does not fit the layout.
+    """
+    spec, model = Spec.model_validate_json(request.spec_json), request.model
+    parallel = spec.trainer.parallel
+    torch.autograd.set_multithreading_enabled(False)
+    with ExitStack() as stack:
+        if parallel.world_size > 1:
+            store = FakeStore()
+            dist.init_process_group("fake", store=store, rank=request.rank, world_size=parallel.world_size)
+            stack.callback(stop_process)
+        dims = build_mesh(parallel, parallel.world_size)
+        dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
+        decoders = build_model(
+            model,
+            dims,
+            parallel,
+            dtype,
+            META,
+            checkpointing=spec.trainer.activation_checkpointing,
+            router_dtype=spec.trainer.moe.router_dtype,
+            head_dtype=spec.trainer.head_dtype,
+        )
+        ledger = MemoryTrace(ON_HOST[spec.trainer.offload])
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        for context in (fake, ledger, booked_apart(ledger), even_routing()):
+            stack.enter_context(context)
+        if spec.cluster.gpus_per_node:
+            stack.enter_context(gpu_kernels())
+        for decoder in decoders:
+            decoder.to_empty(device=CPU)
+        settings = PolicySettings(spec.rollout.temperature, spec.trainer.logits_chunk, parallel, CPU, dtype)
+        policy = make_policy(decoders, model, dims, settings)
+        _step(spec, policy, _parameters(decoders, model, spec), ledger, request.micro_batches)
+    return {"most": dict(ledger.most), "peak": dict(ledger.peak)}
+
+
+def _parameters(decoders: Sequence[PackedDecoder], model: Architecture, spec: Spec) -> Parameters:
+    """Those of this rank; nobody is there who could tell where the others are."""
+    here = {plain_name(name) for decoder in decoders for name, _ in decoder.named_parameters()}
+    here |= {plain_name(name) for decoder in decoders for name, _ in decoder.named_buffers()}
+    everything = hf_tensors(model)
+    parameters = Parameters(decoders, model, tensors=[each for each in everything if each.parameter in here])
+    freeze(everything, spec.trainer.freeze, *parameters.holders)
+    return parameters
+
+
+def _step(
+    spec: Spec,
+    policy: Policy,
+    parameters: Parameters,
+    ledger: MemoryTrace,
+    micro_batches: Sequence[Sequence[tuple[int, int]]],
+) -> None:
+    """The log-probs that come before an optimizer step, which make FSDP ready, then the step."""
+    algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
+    candidates = candidates_of(spec, algorithm.needs)
+    batches = [
+        [_sequence(*lengths, algorithm, candidates) for lengths in members] for members in micro_batches
+    ]
+    trained = {name: one for name, one in parameters.masters.items() if one.requires_grad}
+    optimizer = Optimizer(spec.trainer, trained)
+    policy.log_probs(batches[:1])
+    compute, masters = parameters.holders
+    ledger.book(compute.values(), COPIES)
+    ledger.book(masters.values(), PARAMETERS)
+    with ledger.purpose(OPTIMIZER):
+        optimizer.tensors()
+    ledger.begin()
+    loss = LossPass(policy, algorithm, spec.trainer, CPU)
+    together = spec.trainer.parallel.pipeline > 1
+    for some in [batches] if together else [[batch] for batch in batches]:
+        loss.accumulate(some, [[1.0] * len(members) for members in some], Meter())
+        ledger.book((one.grad for one in trained.values()), GRADIENTS)
+    with ledger.purpose(TEMPORARIES):
+        clip_gradients(trained, spec.trainer.max_grad_norm)
+        optimizer.step(spec.trainer.lr)
+        parameters.refresh()
+
+
+def _sequence(prompt: int, response: int, algorithm: Algorithm, candidates: int) -> TrainSequence:
+    """A sample of these lengths, whose tokens had so many candidates (0: the whole vocabulary)."""
+    zeros = np.zeros(response, np.float32)
+    return TrainSequence(
+        tokens=np.zeros(prompt + response, np.int32),
+        prompt_length=prompt,
+        loss_mask=np.ones(response, np.float32),
+        advantages=zeros,
+        rollout_log_probs=zeros,
+        execution="",
+        reference_log_probs=zeros if algorithm.needs.reference else None,
+        sampling_mask=_mask(response, candidates) if candidates else None,
+    )
+
+
+def _mask(response: int, candidates: int) -> SamplingMask:
+    return SamplingMask(np.zeros(response * candidates, np.int32), np.full(response, candidates, np.int32))
+
+
+def main() -> None:
+    """Answer the one who started this process; a ValueError is an answer too."""
+    request: DryRun = pickle.load(sys.stdin.buffer)
+    try:
+        answer: dict[str, Any] = dict(dry_run(request))
+    except ValueError as error:
+        answer = {"error": str(error)}
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The attention of a layer, as torchtitan's config: grouped queries, latent vectors, or sinks."""
+
+from typing import Any
+
+from rlrun.models.architecture import Architecture
+from rlrun.models.architecture import LatentAttention as LatentShape
+from rlrun.runner.trainer.compat.modules import GQAttention, LatentAttention, QKVLinear
+from rlrun.runner.trainer.model.gpt_oss import SharedBiasMatrix, SinkAttention
+from rlrun.runner.trainer.model.layers import Matrix, Norm, PackedAttention
+from rlrun.runner.trainer.model.rope import InterleavedRoPE, TableRoPE
+
+LATENT_NORM_EPS = 1e-6
+"""DeepSeek's norms of latent vectors have an epsilon of their own."""
+FROM_CHECKPOINT: dict[str, Any] = {}
+"""torchtitan's own initialisation is not used: every parameter is loaded, or drawn by name."""
+
+
+def attention_config(
+    model: Architecture, layer: int
+) -> GQAttention.Config | LatentAttention.Config | SinkAttention.Config:
+    """Of layer number `layer`."""
+    if model.latent is not None:
+        return _latent_attention(model, model.latent)
+    return _sink_attention(model, layer) if model.sinks else _attention(model)
+
+
+def _sink_attention(model: Architecture, layer: int) -> SinkAttention.Config:
+    return SinkAttention.Config(
+        n_heads=model.heads,
+        n_kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        dim=model.hidden,
+        qkv_linear=_qkv(model, bias=True),
+        wo=SharedBiasMatrix.Config(
+            in_features=model.heads * model.head_dim,
+            out_features=model.hidden,
+            bias=True,
+            param_init=FROM_CHECKPOINT,
+        ),
+        inner_attention=PackedAttention.Config(window=model.window(layer)),
+        rope=_rope(model),
+        param_init=FROM_CHECKPOINT,
+    )
+
+
+def _attention(model: Architecture) -> GQAttention.Config:
+    return GQAttention.Config(
+        n_heads=model.heads,
+        n_kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        dim=model.hidden,
+        qkv_linear=_qkv(model, bias=model.qkv_bias),
+        wo=matrix(model.heads * model.head_dim, model.hidden),
+        qk_norm=norm(model.norm_eps, model.head_dim) if model.qk_norm else None,
+        inner_attention=PackedAttention.Config(),
+        rope=_rope(model),
+    )
+
+
+def _qkv(model: Architecture, *, bias: bool) -> QKVLinear.Config:
+    return QKVLinear.Config(
+        head_dim=model.head_dim,
+        wq=matrix(model.hidden, model.heads * model.head_dim, bias=bias),
+        wkv=matrix(model.hidden, model.kv_heads * model.head_dim, bias=bias),
+    )
+
+
+def _latent_attention(model: Architecture, latent: LatentShape) -> LatentAttention.Config:
+    hidden, heads, rank = model.hidden, model.heads, latent.query_rank
+    queries = heads * model.head_dim
+    return LatentAttention.Config(
+        n_heads=heads,
+        dim=hidden,
+        wq=matrix(hidden, queries) if rank is None else None,
+        wq_a=None if rank is None else matrix(hidden, rank),
+        wq_b=None if rank is None else matrix(rank, queries),
+        wkv_a=matrix(hidden, latent.rank + latent.rotated),
+        wkv_b=matrix(latent.rank, heads * (latent.plain + latent.value)),
+        wo=matrix(heads * latent.value, hidden),
+        q_lora_rank=rank or 0,
+        kv_lora_rank=latent.rank,
+        q_norm=norm(LATENT_NORM_EPS, rank or 1),
+        kv_norm=norm(LATENT_NORM_EPS, latent.rank),
+        qk_nope_head_dim=latent.plain,
+        qk_rope_head_dim=latent.rotated,
+        v_head_dim=latent.value,
+        rope=_rope(model),
+        inner_attention=PackedAttention.Config(),
+        mscale=latent.scale_factor,
+    )
+
+
+def _rope(model: Architecture) -> TableRoPE.Config:
+    kind = InterleavedRoPE if model.rope.interleaved else TableRoPE
+    # torchtitan's latent attention takes its scale from here; the table has the others' in it
+    stretched = model.rope.type == "yarn" and model.latent is not None
+    return kind.Config(
+        dim=model.rotated,
+        max_seq_len=model.max_positions,
+        scaling="yarn" if stretched else "none",
+        rope_factor=model.rope.factor if stretched else 1.0,
+    )
+
+
+def matrix(inputs: int, outputs: int, *, bias: bool = False) -> Matrix.Config:
+    """A matrix from `inputs` to `outputs`."""
+    return Matrix.Config(in_features=inputs, out_features=outputs, bias=bias, param_init=FROM_CHECKPOINT)
+
+
+def norm(eps: float, size: int) -> Norm.Config:
+    """An RMSNorm over `size` numbers."""
+    return Norm.Config(normalized_shape=size, eps=eps, param_init=FROM_CHECKPOINT)

@@ -1,0 +1,51 @@
+"""The policy's decoders as the spec has them computed: by torchtitan, or by transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlrun.models.architecture import Architecture
+from rlrun.runner.trainer.compat.meshes import ParallelDims
+from rlrun.runner.trainer.model.build_decoder import build_model
+from rlrun.specs.sections.job import Spec
+
+
+def build_decoders(
+    spec: Spec,
+    folder: Path,
+    model: Architecture,
+    *,
+    dims: ParallelDims | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[Any]:
+    """The policy's decoder, or its stages on this rank, with undefined parameters."""
+    trainer = spec.trainer
+    if spec.model.implementation == "transformers":
+        from rlrun.runner.trainer.model.transformers_decoder import build_transformers_decoder
+
+        return [
+            build_transformers_decoder(
+                folder,
+                model,
+                dims,
+                dtype,
+                device,
+                checkpointing=trainer.activation_checkpointing,
+                head_dtype=trainer.head_dtype,
+            )
+        ]
+    return build_model(
+        model,
+        dims,
+        trainer.parallel,
+        dtype,
+        device,
+        checkpointing=trainer.activation_checkpointing,
+        on_host=trainer.offload == "all",
+        router_dtype=trainer.moe.router_dtype,
+        head_dtype=trainer.head_dtype,
+        compiled=trainer.compile,
+        balanced=trainer.moe.balancing == "bias",
+    )

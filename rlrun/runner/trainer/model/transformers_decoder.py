@@ -1,0 +1,183 @@
+"""Decoders that transformers computes: a declared fallback for families that the trainer does not have.
+
+Layers are transformers' own; attention is this package's, so that packed documents do not see each other, and
+so is the head. What transformers keeps apart from the checkpoint (rotary frequencies) is made anew after the
+parameters have been placed. Data parallelism (FSDP) alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from rlrun.models.architecture import Architecture
+from rlrun.models.checked_names import some
+from rlrun.runner.trainer.compat.data_parallel import shard_plain_modules
+from rlrun.runner.trainer.compat.meshes import ParallelDims
+from rlrun.runner.trainer.compat.recomputation import checkpoint_activations
+from rlrun.runner.trainer.model.attention import CutDocuments, Documents, Reach, packed_attention
+from rlrun.runner.trainer.model.decoder import DecoderInputs
+from rlrun.runner.trainer.model.head import ResponseHead
+from rlrun.runner.trainer.model.transformers_rope import follow_documents
+
+ATTENTION = "rlrun_packed"
+
+
+@dataclass(slots=True)
+class _Told:
+    """The documents of a pack on their way through transformers' layers."""
+
+    documents: Documents | CutDocuments
+    calls: int = 0
+
+
+class TransformersDecoder(nn.Module):
+    """transformers' decoder with a head of ours; as `PackedDecoder` to those who call it."""
+
+    def __init__(self, network: PreTrainedModel, model: Architecture, *, wide_head: bool = False) -> None:
+        """`wide_head`: logits are float32. ValueError where the model is not laid out as Llama is, or has
+        other parameters than its files.
+        """
+        super().__init__()
+        base = getattr(network, "model", None)
+        if base is None or not all(hasattr(base, part) for part in ("embed_tokens", "layers", "norm")):
+            raise ValueError(
+                f"transformers' {model.family} has no model.embed_tokens, model.layers, model.norm"
+            )
+        self.model = base
+        head = ResponseHead.Config(
+            in_features=model.hidden, out_features=model.vocab, wide=wide_head, param_init={}
+        )
+        self.lm_head = head.build().to(network.dtype)
+        self.enable_weight_tying = model.tied
+        self.inputs: Sequence[DecoderInputs] = ()
+        self._layers = model.layers
+        self.tie()
+        self._check_names(model)
+
+    @property
+    def tok_embeddings(self) -> nn.Module:
+        """By the name that torchtitan's decoders have for it."""
+        embedding: nn.Module = self.model.embed_tokens
+        return embedding
+
+    @property
+    def norm(self) -> nn.Module:
+        """By the name that torchtitan's decoders have for it."""
+        norm: nn.Module = self.model.norm
+        return norm
+
+    @property
+    def layers(self) -> dict[str, nn.Module]:
+        """By their numbers."""
+        return dict(self.model.layers.named_children())
+
+    def tie(self) -> None:
+        """Make one parameter of embedding and head, where they are one."""
+        if self.enable_weight_tying:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, tokens: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`[1, T]` tokens of the micro-batch `place_of` names -> log-probs and entropies `[R]`."""
+        inputs = self.inputs[len(place)]
+        self.lm_head.query = inputs.query
+        told = _Told(inputs.documents)
+        states = self.model(
+            input_ids=tokens, position_ids=_positions(inputs.documents)[None], use_cache=False, told=told
+        ).last_hidden_state
+        if told.calls != self._layers:
+            raise ValueError(
+                f"transformers called attention {told.calls} times for {self._layers} layers: packed "
+                "documents would see each other, so this model cannot be trained here"
+            )
+        outputs: tuple[torch.Tensor, torch.Tensor] = self.lm_head(states)
+        return outputs
+
+    def make_buffers(self, config: Any, device: torch.device) -> None:
+        """Fill what no checkpoint has. ValueError where a module cannot be made from the config alone."""
+        for name, module in self.model.named_modules():
+            if not module._buffers:
+                continue
+            try:
+                fresh = type(module)(config)
+            except (TypeError, AttributeError) as error:
+                raise ValueError(f"{name} has buffers that only its model can fill: {error}") from error
+            for key, buffer in fresh._buffers.items():
+                module._buffers[key] = None if buffer is None else buffer.to(device)
+
+    def _check_names(self, model: Architecture) -> None:
+        mine, files = dict(self.named_parameters()).keys(), {name for name, _ in model.stored}
+        if mine != files:
+            raise ValueError(
+                f"the checkpoint's tensors are not transformers' parameters: {some(sorted(mine ^ files))}; a "
+                "model whose tensors it rearranges cannot be trained here"
+            )
+
+
+def build_transformers_decoder(
+    folder: Path,
+    model: Architecture,
+    dims: ParallelDims | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    checkpointing: str = "none",
+    head_dtype: str = "model",
+) -> TransformersDecoder:
+    """The decoder in memory with undefined parameters; as `build_model` otherwise. ValueError where
+    transformers does not have the model, or it cannot be told of documents.
+    """
+    AttentionInterface.register(ATTENTION, _attention)
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(
+            config, attn_implementation=ATTENTION, dtype=torch.float32 if dims is not None else dtype
+        )
+        decoder = TransformersDecoder(network, model, wide_head=head_dtype == "float32")
+    if checkpointing != "none":
+        checkpoint_activations(decoder.model, checkpointing)
+    if dims is not None:
+        shard_plain_modules(decoder, dims, dtype)
+    decoder.to_empty(device=device)
+    decoder.make_buffers(network.config, device)
+    follow_documents(decoder.model)
+    if dims is None:
+        decoder.tie()
+    return decoder.eval()  # dropout is off; everything else is the same
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
+    softcap: float | None = None,
+    told: _Told | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' interface: `[1, N, T, H]` queries, keys and values -> `[1, T, N, H]`."""
+    if told is None or softcap is not None or not getattr(module, "is_causal", True):
+        raise ValueError(f"{type(module).__name__} wants attention that packed documents do not have")
+    told.calls += 1
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    queries, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))
+    output = packed_attention(queries, keys, values, told.documents, Reach(scale, sliding_window, s_aux))
+    return output[None], None
+
+
+def _positions(documents: Documents | CutDocuments) -> torch.Tensor:
+    """`[T]`: each token's place in its document."""
+    assert isinstance(documents, Documents), "the rules refuse context parallelism"
+    starts, device = documents.offsets[:-1].long(), documents.offsets.device
+    lengths = torch.tensor(documents.lengths, device=device)
+    total = sum(documents.lengths)
+    return torch.arange(total, device=device) - starts.repeat_interleave(lengths, output_size=total)

@@ -1,0 +1,153 @@
+"""The policy on the stages of a pipeline: all micro-batches of an optimizer step in one run of a schedule.
+
+Every micro-batch of a run has the same number of tokens, as stages exchange tensors of one shape, and every
+optimizer step is one run: a second one would start by forgetting the gradients of the first.
+"""
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from rlrun.models.architecture import Architecture
+from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.planning.rank_layout import schedulable, stages_of
+from rlrun.runner.trainer.compat.data_parallel import reshard
+from rlrun.runner.trainer.compat.meshes import ParallelDims
+from rlrun.runner.trainer.model.decoder import DecoderInputs, PackedDecoder, place_of
+from rlrun.runner.trainer.passes.packed_batch import Pack, packed_size
+from rlrun.runner.trainer.passes.pipeline_schedules import LastStage, Schedule, Shape, make_schedule
+from rlrun.runner.trainer.passes.policy import LossOf, Policy, PolicySettings, Routes
+
+
+class PipelinedPolicy(Policy):
+    """As `Policy`; log-probs and losses exist on the ranks of the last stage alone."""
+
+    def __init__(
+        self,
+        decoders: Sequence[PackedDecoder],
+        model: Architecture,
+        dims: ParallelDims,
+        settings: PolicySettings,
+    ) -> None:
+        """As `Policy`, with a mesh that has a pipeline."""
+        super().__init__(decoders, model, dims, settings)
+        parallel = settings.parallel
+        self._group_of_stages = dims.get_mesh("pp").get_group()
+        self._stages = stages_of(dist.get_rank(self._group_of_stages), parallel)
+        self._hidden = model.hidden
+        self._split = dims.tp if parallel.sequence_parallel else 1
+        self._schedules: dict[bool, tuple[Shape, Schedule]] = {}
+        self._last: LastStage | None = None
+
+    @property
+    def _is_last(self) -> bool:
+        return self._settings.parallel.stages - 1 in self._stages
+
+    def log_probs(
+        self, batches: Sequence[Sequence[TrainSequence]], routes: Routes | None = None
+    ) -> list[tuple[torch.Tensor, ...]]:
+        """As `Policy.log_probs`; none on ranks without the last stage."""
+        found: dict[int, tuple[torch.Tensor, ...]] = {}
+        packs = self._packs(batches)
+
+        def keep(index: int, outputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            log_probs, _ = self.together(packs[index], *outputs)
+            found[index] = log_probs.split(packs[index].response_lengths)
+            return log_probs.sum()
+
+        with torch.no_grad():
+            inputs = self._run(packs, keep, train=False, note=routes is not None)
+        if routes is not None:
+            parts = zip(batches, packs, inputs, strict=False)
+            routes += [self.routes(sequences, pack, own) for sequences, pack, own in parts]
+        reshard(self.decoders)
+        return [found[index] for index in range(len(batches))] if self._is_last else []
+
+    def accumulate(
+        self, batches: Sequence[Sequence[TrainSequence]], loss_of: LossOf, entropy_grad: bool
+    ) -> dict[str, float]:
+        """As `Policy.accumulate`; `perf/pipeline_time` is both passes, which overlap."""
+        start = time.perf_counter()
+        packs = self._packs(batches)
+
+        def loss(index: int, outputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            values = self.together(packs[index], *outputs)
+            if index < len(batches):
+                return loss_of(index, *values)
+            return values[0].sum()  # filled up: no tokens
+
+        self._run(packs, loss, train=True, entropy_grad=entropy_grad)
+        reshard(self.decoders)
+        return {"perf/pipeline_time": time.perf_counter() - start}
+
+    def _packs(self, batches: Sequence[Sequence[TrainSequence]]) -> list[Pack]:
+        """Packs of one size, as many as the schedule can run; the last ones may be empty."""
+        empty = schedulable(len(batches), self._settings.parallel) - len(batches)
+        lengths = [[len(sequence.tokens) for sequence in sequences] for sequences in batches]
+        size = max(packed_size(each, self.multiple) for each in lengths)
+        return [self.pack(sequences, size) for sequences in [*batches, *([()] * empty)]]
+
+    def _run(
+        self,
+        packs: Sequence[Pack],
+        last: LastStage,
+        *,
+        train: bool,
+        entropy_grad: bool = False,
+        note: bool = False,
+    ) -> list[DecoderInputs]:
+        """One run of the schedule; `last` gets the outputs of the last stage."""
+        inputs = [self.inputs(pack, entropy_grad, note=note) for pack in packs]
+        for decoder in self.decoders:
+            decoder.inputs = inputs
+        places = [place_of(index) for index in range(len(packs))]
+        schedule, self._last = self._schedule(packs, train), last
+        try:
+            with self._context():
+                schedule.step(
+                    arg_mbs=[(pack.tokens,) for pack in packs] if 0 in self._stages else None,
+                    kwarg_mbs=[{"place": place} for place in places],
+                    target_mbs=places if self._is_last else None,
+                    return_outputs=False,
+                )
+        finally:
+            self._last = None
+            for decoder in self.decoders:
+                decoder.inputs = ()
+        return inputs
+
+    def _schedule(self, packs: Sequence[Pack], train: bool) -> Schedule:
+        """The schedule of the run before where numbers and sizes are the same, else a new one."""
+        tokens = packs[0].tokens.shape[1]
+        shape = Shape(len(packs), tokens, (1, tokens // self._split, self._hidden), self._settings.dtype)
+        if train not in self._schedules or self._schedules[train][0] != shape:
+            schedule = make_schedule(
+                self._settings.parallel,
+                self.decoders,
+                self._stages,
+                shape,
+                self._on_last_stage,
+                self._group_of_stages,
+                self.device,
+                train=train,
+            )
+            self._schedules[train] = shape, schedule
+        return self._schedules[train][1]
+
+    def _on_last_stage(self, index: int, outputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        assert self._last is not None, "outside a run"
+        return self._last(index, outputs)
+
+
+def make_policy(
+    decoders: Sequence[PackedDecoder],
+    model: Architecture,
+    dims: ParallelDims | None,
+    settings: PolicySettings,
+) -> Policy:
+    """The policy of decoders made by `build_model`, on a pipeline or not."""
+    if dims is None or dims.pp == 1:
+        return Policy(decoders, model, dims, settings)
+    return PipelinedPolicy(decoders, model, dims, settings)

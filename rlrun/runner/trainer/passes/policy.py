@@ -1,0 +1,179 @@
+"""The policy as functions of micro-batches of sequences: log-probs with and without a gradient."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from rlrun.models.architecture import Architecture
+from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.planning.rank_layout import balanced, token_multiple
+from rlrun.runner.trainer.compat.data_parallel import reshard
+from rlrun.runner.trainer.compat.meshes import ParallelDims, get_spmd_context
+from rlrun.runner.trainer.model.decoder import DecoderInputs, PackedDecoder, place_of
+from rlrun.runner.trainer.model.head import HeadQuery
+from rlrun.runner.trainer.model.rope import RopeTable
+from rlrun.runner.trainer.model.routing import Routing, connect_routers, gathered, noted_experts
+from rlrun.runner.trainer.passes.context import WHOLE, ContextPart, Together
+from rlrun.runner.trainer.passes.packed_batch import Pack, make_pack
+from rlrun.specs.sections.trainer import ParallelSpec
+
+LossOf = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Loss of a micro-batch, by its number, from log-probs and entropies of its response tokens."""
+
+Routes = list[list[NDArray[np.int16]]]
+"""`[P + R, layers × K]` experts of each sequence of each micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """What the policy is asked for, and where."""
+
+    temperature: float
+    """Logits are divided by it."""
+    chunk: int
+    """Tokens whose logits exist at a time."""
+    parallel: ParallelSpec
+    device: torch.device
+    dtype: torch.dtype
+    """Of hidden states."""
+    routed: bool = False
+    """Routers are told of their tokens: where to send them, if sequences say so, and which ones count."""
+    ends: bool = False
+    """The head also tells what it makes of each sequence's last token: R + 1 numbers for a response of R."""
+
+
+class Policy:
+    """The whole decoder on this rank, or on it and those that share its layers with it."""
+
+    def __init__(
+        self,
+        decoders: Sequence[PackedDecoder],
+        model: Architecture,
+        dims: ParallelDims | None,
+        settings: PolicySettings,
+    ) -> None:
+        """`decoders` are the stages that lie on this rank, in order."""
+        self.decoders = list(decoders)
+        self.device = settings.device
+        self.multiple = token_multiple(settings.parallel)
+        """A pack's tokens must divide by this."""
+        self._settings = settings
+        self._rope = RopeTable(model, settings.device)
+        self._context = contextlib.nullcontext if dims is None else get_spmd_context(parallel_dims=dims)
+        self._group: dist.ProcessGroup | None = None
+        self._part = WHOLE
+        self._experts = model.experts if settings.routed else None
+        self._layers = model.layers
+        self._tensor = None if dims is None or dims.tp == 1 else dims.get_mesh("tp").get_group()
+        if self._experts is not None:
+            for decoder in self.decoders:
+                connect_routers(decoder.layers)
+        if dims is not None and dims.cp > 1:
+            self._group = dims.get_mesh("cp").get_group()
+            rank = dist.get_rank(self._group)
+            self._part = ContextPart(rank, dims.cp, balanced(settings.parallel))
+
+    def log_probs(
+        self, batches: Sequence[Sequence[TrainSequence]], routes: Routes | None = None
+    ) -> list[tuple[torch.Tensor, ...]]:
+        """`[R]` log-probs of each sequence of each micro-batch, in order; `routes` gets the experts that its
+        tokens went to.
+        """
+        found = []
+        for sequences in batches:
+            pack = self.pack(sequences)
+            inputs = self.inputs(pack, entropy_grad=False, note=routes is not None)
+            with torch.no_grad():
+                log_probs, _ = self._values(pack, inputs)
+            found.append(log_probs.split(pack.response_lengths))
+            if routes is not None:
+                routes.append(self.routes(sequences, pack, inputs))
+        reshard(self.decoders)
+        return found
+
+    def accumulate(
+        self, batches: Sequence[Sequence[TrainSequence]], loss_of: LossOf, entropy_grad: bool
+    ) -> dict[str, float]:
+        """Add the gradients of the micro-batches' losses to the parameters; returns seconds by pass."""
+        seconds = {"perf/forward_time": 0.0, "perf/backward_time": 0.0}
+        for index, sequences in enumerate(batches):
+            start = time.perf_counter()
+            loss = loss_of(index, *self(self.pack(sequences), entropy_grad))
+            middle = time.perf_counter()
+            self.backward(loss)
+            seconds["perf/forward_time"] += middle - start
+            seconds["perf/backward_time"] += time.perf_counter() - middle
+        return seconds
+
+    def __call__(self, pack: Pack, entropy_grad: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs and entropies of the pack's response tokens, `[R]` float32."""
+        return self._values(pack, self.inputs(pack, entropy_grad))
+
+    def _values(self, pack: Pack, inputs: DecoderInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        [decoder] = self.decoders
+        decoder.inputs = [inputs]
+        with self._context():
+            log_probs, entropy = decoder(pack.tokens, place_of(0))
+        return self.together(pack, log_probs, entropy)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the loss's gradients to the parameters'."""
+        with self._context():
+            loss.backward()
+
+    def pack(self, sequences: Sequence[TrainSequence], size: int = 0) -> Pack:
+        """This rank's part of a micro-batch, filled up to at least `size` tokens."""
+        ends = self._settings.ends
+        return make_pack(sequences, self.multiple, self.device, size=size, part=self._part, ends=ends)
+
+    def inputs(self, pack: Pack, entropy_grad: bool, *, note: bool = False) -> DecoderInputs:
+        """What the decoder needs of a pack beside its tokens; `note`: routers tell what they chose."""
+        settings, documents = self._settings, pack.documents
+        query = HeadQuery(
+            pack.rows, pack.targets, settings.temperature, settings.chunk, entropy_grad, pack.support
+        )
+        if self._experts is not None:
+            place = 0 if self._tensor is None else dist.get_rank(self._tensor)
+            routing = Routing(pack.experts, place, counted=self._counted(pack), note=note)
+            documents = replace(documents, routing=routing)
+        return DecoderInputs(self._rope.rows(pack.positions, pack.longest), documents, query)
+
+    def _counted(self, pack: Pack) -> torch.Tensor | None:
+        """`[T']` bool: which of the rank's tokens do not fill up; None: all."""
+        if not pack.filling:
+            return None
+        total = pack.tokens.shape[1] * self._part.size
+        return torch.from_numpy(self._part.tokens(total) < total - pack.filling).to(self.device)
+
+    def routes(
+        self, sequences: Sequence[TrainSequence], pack: Pack, inputs: DecoderInputs
+    ) -> list[NDArray[np.int16]]:
+        """`[P + R, layers × K]` of each sequence of a pack that has been through the decoder: the experts its
+        tokens went to, in this stage's layers.
+        """
+        assert self._experts is not None and inputs.documents.routing is not None
+        tokens = pack.tokens.shape[1]
+        shape = (tokens, self._layers, self._experts.per_token)
+        table = noted_experts(inputs.documents.routing, shape, self._tensor)
+        if self._group is not None:
+            together = gathered(table.to(self.device), self._group)
+            table = together[torch.from_numpy(self._part.gathered(len(together))).to(self.device)]
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        host = table[: sum(lengths)].to("cpu", torch.int16)
+        return [part.numpy() for part in host.split(lengths)]
+
+    def together(
+        self, pack: Pack, log_probs: torch.Tensor, entropy: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A context-parallel rank's values `[R']` to those of all response tokens `[R]`."""
+        if pack.found is None or self._group is None:
+            return log_probs, entropy
+        both = torch.stack((log_probs, entropy))
+        both = Together.apply(both, pack.found, sum(pack.response_lengths), self._group)
+        return both[0], both[1]

@@ -1,0 +1,69 @@
+"""The teacher on one rank: another model that is only asked, in a layout of its own on all ranks."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlrun.converters.families.model_folder import WeightFolder
+from rlrun.models.config_json import read_architecture
+from rlrun.runner.contracts.carriers import MicroBatches, TrainerSetup, TrainSequence
+from rlrun.runner.planning.rank_layout import data_rank, is_data_rank_leader
+from rlrun.runner.prompts.shared_vocabulary import known_tokens
+from rlrun.runner.trainer.compat.data_parallel import reshard
+from rlrun.runner.trainer.model.build_decoder import build_model
+from rlrun.runner.trainer.parameters.parameters import Parameters
+from rlrun.runner.trainer.passes.forward import Sequences, response_values
+from rlrun.runner.trainer.passes.policy import Policy, PolicySettings
+from rlrun.runner.trainer.process import build_mesh
+from rlrun.specs.sections.companions import side_layout
+from rlrun.specs.sections.job import Spec
+
+
+class Teacher:
+    """Holds one rank's share of the teacher."""
+
+    def __init__(self, setup: TrainerSetup, spec: Spec, device: torch.device) -> None:
+        """ValueError where the teacher cannot be used."""
+        assert setup.teacher_folder is not None and spec.teacher is not None
+        folder = Path(setup.teacher_folder)
+        model = read_architecture(folder)
+        self._vocabulary = model.vocab
+        layout = side_layout(spec.teacher.parallel, setup.world_size)
+        dims = build_mesh(layout, setup.world_size)
+        dtype = torch.bfloat16 if spec.trainer.dtype == "bfloat16" else torch.float32
+        decoders = build_model(
+            model, dims, layout, dtype, device, section="teacher", head_dtype=spec.trainer.head_dtype
+        )
+        for decoder in decoders:
+            decoder.requires_grad_(False)
+        with WeightFolder(folder, model) as weights:
+            self._parameters = Parameters(decoders, model, trained=False)
+            self._parameters.load(lambda tensor: weights.read(tensor.name))
+        settings = PolicySettings(spec.rollout.temperature, spec.trainer.logits_chunk, layout, device, dtype)
+        self._policy = Policy(decoders, model, dims, settings)
+        self._data_rank, self._speaks = data_rank(setup.rank, layout), is_data_rank_leader(setup.rank, layout)
+
+    def log_probs(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
+        """`[R]` log-probs of this data rank's sequences by index, at the policy's sampling temperature.
+
+        From one rank of those that share the data.
+        """
+        own = micro_batches[self._data_rank]
+        known = {i: self._known(sequences[i]) for members in own for i in members}
+        found = response_values(self._policy, known, own)
+        return found if self._speaks else {}
+
+    def _known(self, sequence: TrainSequence) -> TrainSequence:
+        """The sequence in tokens that the teacher has."""
+        mask = sequence.sampling_mask
+        if mask is not None:
+            mask = replace(mask, ids=known_tokens(mask.ids, self._vocabulary))
+        return replace(sequence, tokens=known_tokens(sequence.tokens, self._vocabulary), sampling_mask=mask)
+
+    def release(self) -> list[torch.Tensor]:
+        """Give up what can be made again; what is left, for others to put elsewhere for a while."""
+        reshard(self._policy.decoders)
+        return self._parameters.held

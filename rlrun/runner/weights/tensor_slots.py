@@ -1,0 +1,68 @@
+"""Where every tensor of a checkpoint lies in one flat buffer.
+
+Matrices that an engine multiplies by in one go (q, k, v of a layer; its gate and up) follow each other
+without a gap, so that each run is one fused matrix without a copy.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+from rlrun.runner.contracts.carriers import TensorSlot
+
+ALIGNMENT = 64
+"""Bytes: one cache line, and the widest vector register."""
+
+ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_PARTS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+_MEMBER = re.compile(r"\b(q_proj|k_proj|v_proj|gate_proj|up_proj)\b")
+
+
+def layout(shapes: Mapping[str, Sequence[int]], dtype: str, start: int = 0) -> tuple[TensorSlot, ...]:
+    """Place tensors of `dtype` one after the other from byte `start` on.
+
+    Runs begin at multiples of `ALIGNMENT`; the members of a run (q, k, v; gate, up; their biases alike) have
+    no padding between them. Order: as given, a run standing where its first member stands.
+    """
+    if dtype not in ITEM_SIZE:
+        raise ValueError(f"dtype {dtype!r} of shared weights; one of {', '.join(ITEM_SIZE)}")
+    slots: list[TensorSlot] = []
+    offset = start
+    for run in _runs(shapes):
+        offset = -(-offset // ALIGNMENT) * ALIGNMENT
+        for name in run:
+            slots.append(TensorSlot(name, dtype, tuple(shapes[name]), offset))  # type: ignore[arg-type]
+            offset += num_bytes(slots[-1])
+    return tuple(slots)
+
+
+def num_bytes(slot: TensorSlot) -> int:
+    """Size of one tensor in bytes."""
+    return prod(slot.shape) * ITEM_SIZE[slot.dtype]
+
+
+def end(slots: Iterable[TensorSlot]) -> int:
+    """First byte after the last tensor."""
+    return max((slot.offset + num_bytes(slot) for slot in slots), default=0)
+
+
+def _runs(shapes: Mapping[str, Sequence[int]]) -> list[list[str]]:
+    """Names in order, members of one fused matrix together."""
+    runs: list[list[str]] = []
+    placed: set[str] = set()
+    for name in shapes:
+        if name in placed:
+            continue
+        run = [member for member in _run_of(name) if member in shapes]
+        runs.append(run)
+        placed.update(run)
+    return runs
+
+
+def _run_of(name: str) -> list[str]:
+    match = _MEMBER.search(name)
+    if match is None:
+        return [name]
+    parts = next(parts for parts in _PARTS if match[1] in parts)
+    return [f"{name[: match.start()]}{part}{name[match.end() :]}" for part in parts]

@@ -1,0 +1,104 @@
+"""The batch equation: prompts · samples per prompt = global batch · optimizer steps (P·n = G·S)."""
+
+from dataclasses import dataclass
+
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.sections.job import Spec
+
+BATCH_KEYS: tuple[KeyPath, ...] = (
+    ("trainer", "global_batch_size"),
+    ("trainer", "optimizer_steps"),
+    ("rollout", "batch_size"),
+    ("rollout", "samples_per_prompt"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNumbers:
+    """One rollout step in numbers; SFT has G demonstrations of one sample each."""
+
+    prompts: int
+    """P"""
+    samples_per_prompt: int
+    """n"""
+    global_batch_size: int
+    """G"""
+    optimizer_steps: int
+    """S"""
+
+    @property
+    def samples(self) -> int:
+        """P·n."""
+        return self.prompts * self.samples_per_prompt
+
+
+def batch_numbers(spec: Spec, rollout: bool) -> BatchNumbers:
+    """Returns the four numbers, deriving those that the spec does not give; `rollout` is false for SFT.
+
+    Raises ValueError, with the numbers, where the equation does not hold.
+    """
+    given_size, given_steps = spec.trainer.global_batch_size, spec.trainer.optimizer_steps
+    if not rollout:
+        if given_size is None:
+            raise ValueError("required without rollouts: the number of rows per optimizer step")
+        return BatchNumbers(given_size, 1, given_size, 1)
+    prompts, per_prompt = spec.rollout.batch_size, spec.rollout.samples_per_prompt
+    samples = prompts * per_prompt
+    steps = given_steps or (samples // given_size if given_size else 1)
+    size = given_size or samples // steps
+    if size * steps != samples or not size:
+        raise ValueError(_mismatch(prompts, per_prompt, given_size, given_steps))
+    return BatchNumbers(prompts, per_prompt, size, steps)
+
+
+def nearest_batches(spec: Spec, rollout: bool) -> str:
+    """Returns settings near the given ones that make the equation hold on every data rank."""
+    degree = spec.trainer.parallel.data_degree
+    size, steps = spec.trainer.global_batch_size, spec.trainer.optimizer_steps
+    if not rollout:
+        return _choices("trainer.global_batch_size", _multiples_around(size or 32, degree))
+    per_prompt = spec.rollout.samples_per_prompt
+    samples = spec.rollout.batch_size * per_prompt
+    sizes = [each for each in _divisors(samples) if each % degree == 0]
+    near = _around(sizes, size or samples // (steps or 1))
+    fits = [f"trainer.global_batch_size = {each} with optimizer_steps = {samples // each}" for each in near]
+    unit = size * steps if size and steps else (size or degree * (steps or 1))
+    totals = [unit] if size and steps else _multiples_around(samples, unit)
+    if not unit % degree and (prompts := [each // per_prompt for each in totals if each % per_prompt == 0]):
+        fits.append(_choices("rollout.batch_size", prompts))
+    return ", or ".join(fits) or f"rollout.batch_size · samples_per_prompt to a multiple of {degree}"
+
+
+def _mismatch(prompts: int, per_prompt: int, size: int | None, steps: int | None) -> str:
+    samples = prompts * per_prompt
+    left = f"P·n = {prompts} · {per_prompt} = {samples} (rollout.batch_size · rollout.samples_per_prompt)"
+    if size and steps:
+        right = (
+            f"G·S = {size} · {steps} = {size * steps} (trainer.global_batch_size · trainer.optimizer_steps)"
+        )
+    elif size:
+        right = f"G = {size} (trainer.global_batch_size) gives S = {samples / size:.4g} optimizer steps"
+    else:
+        right = f"S = {steps} (trainer.optimizer_steps) gives G = {samples / (steps or 1):.4g} samples"
+    return f"the batch equation P·n = G·S does not hold: {left}, {right}"
+
+
+def _choices(key: str, values: list[int]) -> str:
+    return f"{key} = {' or '.join(map(str, values))}"
+
+
+def _divisors(number: int) -> list[int]:
+    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
+
+
+def _around(sorted_values: list[int], wanted: int) -> list[int]:
+    """The nearest value at or below and the nearest at or above."""
+    below = [value for value in sorted_values if value <= wanted][-1:]
+    above = [value for value in sorted_values if value >= wanted][:1]
+    return sorted({*below, *above})
+
+
+def _multiples_around(number: int, unit: int) -> list[int]:
+    """The nearest positive multiples of `unit` at or below and at or above."""
+    return sorted({number // unit * unit, -(-number // unit) * unit} - {0})

@@ -1,0 +1,16 @@
+"""Every section that says what generates, and where it stands."""
+
+from collections.abc import Iterator
+
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.sections.engine import EngineSpec
+from rlrun.specs.sections.job import Spec
+
+POLICY: KeyPath = ("engine",)
+
+
+def engine_sections(spec: Spec) -> Iterator[tuple[KeyPath, EngineSpec]]:
+    """`[engine]`, then each of `[[engines]]`."""
+    yield POLICY, spec.engine
+    for number, section in enumerate(spec.engines):
+        yield ("engines", number), section

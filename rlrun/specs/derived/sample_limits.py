@@ -1,0 +1,38 @@
+"""What a sample may have under a spec, in a sentence for people."""
+
+from rlrun.specs.derived.lengths import longest_response
+from rlrun.specs.sections.job import Spec
+
+
+def sample_limits(spec: Spec, *, rollout: bool) -> str:
+    """Returns the limits of a sample, and what happens to the rows that exceed them.
+
+    `rollout`: the policy answers the prompts; else the rows have the responses. The limit of the prompt is
+    right for specs that have been fitted to their model (rlrun.specs.derived.lengths.fitted).
+    """
+    settings = spec.rollout
+    prompt, response = settings.prompt_limit, settings.max_response_tokens
+    whole = f"{prompt + response} tokens: a prompt of {prompt} (longer ones are dropped)"
+    if not rollout:
+        return (
+            f"a demonstration may have {whole}, and a response of {response} (a longer one is a broken row)"
+        )
+    return f"a sample may have {whole}, and a response of {response}{_turns(spec)}{_time(spec)}"
+
+
+def _turns(spec: Spec) -> str:
+    if spec.rollout.function.type == "single_turn":
+        return ""
+    turn = min(
+        spec.rollout.max_turn_tokens or spec.rollout.max_response_tokens, spec.rollout.max_response_tokens
+    )
+    return f" over all turns, {turn} per turn"
+
+
+def _time(spec: Spec) -> str:
+    """The time limit, and the longest response of evaluations where it is longer."""
+    rollout, longest = spec.rollout, longest_response(spec)
+    seconds = f"; it may take {rollout.seconds_for(rollout.max_response_tokens):g} s"
+    if longest == rollout.max_response_tokens:
+        return seconds
+    return f"{seconds} (in evaluations {longest} tokens and {rollout.seconds_for(longest):g} s)"

@@ -1,0 +1,156 @@
+"""Mistakes in a spec: findings name a key path, problems a file, line and column."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlrun.specs.problems.look_alikes import look_alike
+from rlrun.specs.problems.positions import KeyPath, line_and_column
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A text that sets keys: a file, or the argument of one `--set`."""
+
+    name: str
+    """The name that messages show: `specs/job.toml`, `--set`."""
+    text: str
+    folder: Path
+    """The folder that relative paths in the text start from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A mistake at a key path, before the place of the key in the files is known."""
+
+    path: KeyPath
+    message: str
+    """What is wrong, with the value found. It is printed after the key: `must be at least 1, found 0`."""
+    cure: str | None = None
+    """What to do about it."""
+    suggestion: str | None = None
+    """The valid name or value that was probably meant."""
+    found: Any = None
+    """The value found; None where there is none."""
+    at_value: bool = True
+    """Whether to underline the value rather than the key."""
+    related: tuple[KeyPath, ...] = ()
+    """Other keys that the finding depends on; it is dropped where one of them is already broken."""
+    secret: bool = False
+    """Whether the value must not be shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A finding with its place in a file.
+
+    Example: `job.toml:12:6: trainer.lr: must be greater than 0, found -1.0`.
+    """
+
+    key: str
+    """Dotted key path; empty for syntax."""
+    message: str
+    file: str
+    line: int
+    """Counted from 1; 0 where the problem concerns no line, for instance a file that does not exist."""
+    column: int
+    """Counted from 1, in characters."""
+    source_line: str
+    """The line itself."""
+    width: int
+    """Characters of the line that are at fault, from `column`."""
+    cure: str | None = None
+    suggestion: str | None = None
+    found: str | None = None
+    """The value found, as Python would print it."""
+
+    @property
+    def place(self) -> str:
+        """`file:line:column`, or the file alone."""
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+    @property
+    def headline(self) -> str:
+        """Key and message."""
+        return f"{self.key}: {self.message}" if self.key else self.message
+
+    @property
+    def caret(self) -> str:
+        """The line under the source line: blanks (tabs kept) and carets."""
+        before = self.source_line[: self.column - 1]
+        return "".join("\t" if c == "\t" else " " for c in before) + "^" * max(self.width, 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.place}: {self.headline}"]
+        if self.line:
+            gutter = len(str(self.line))
+            lines += [f"  {self.line} | {self.source_line}", f"  {' ' * gutter} | {self.caret}"]
+        if self.cure:
+            lines.append(f"  {self.cure}")
+        return "\n".join(lines)
+
+
+class SpecError(ValueError):
+    """All problems of a spec."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(problems)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
+
+
+def problem_at(finding: Finding, source: Source, start: int, end: int) -> Problem:
+    """Returns the problem of a finding about characters `start` to `end` of a source."""
+    line, column = line_and_column(source.text, start)
+    source_line = source.text.split("\n")[line - 1]
+    cure = look_alike(source_line) or finding.cure
+    width = max(1, min(end - start, len(source_line) - column + 1))
+    if finding.secret:
+        source_line = source_line[: column - 1] + "*" * width
+    return Problem(
+        key=dotted(finding.path),
+        message=finding.message,
+        file=source.name,
+        line=line,
+        column=column,
+        source_line=source_line,
+        width=width,
+        cure=cure,
+        suggestion=finding.suggestion,
+        found=None if finding.found is None else shown(finding.found),
+    )
+
+
+def problem_without_place(
+    message: str, file: str, cure: str | None = None, suggestion: str | None = None
+) -> Problem:
+    """Returns a problem of a whole file."""
+    return Problem("", message, file, 0, 0, "", 0, cure, suggestion)
+
+
+def dotted(path: KeyPath) -> str:
+    """`("rewards", 0, "weight")` as `rewards.0.weight`, which `--set` takes too."""
+    return ".".join(map(str, path))
+
+
+def shown(value: object) -> str:
+    """A value as TOML would write it, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    is_text = isinstance(value, str)
+    text = (
+        json.dumps(value, ensure_ascii=False)
+        if is_text
+        else "a table"
+        if isinstance(value, dict)
+        else str(value)
+    )
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,154 @@
+"""Many sources to one document: `extends`, several files, profiles, `--set`; then variables. Later wins."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+from rlrun.specs.paths import absolute_path, kind_of, shown_path, similar_path
+from rlrun.specs.problems.findings import Finding, Problem, Source, problem_at, problem_without_place
+from rlrun.specs.problems.positions import KeyPath, Mark, find_positions
+from rlrun.specs.reading.composition import Composition
+from rlrun.specs.reading.expansion import add_profiles, put_in_variables
+from rlrun.specs.reading.overlay import Origin, lay_on
+from rlrun.specs.reading.syntax import parse
+from rlrun.specs.reading.variables import variable_names
+
+STANDARD_INPUT = Path("/dev/stdin")
+"""A spec that is piped in; its relative paths are relative to the working folder."""
+
+
+def compose(
+    paths: Sequence[Path], overrides: Sequence[str] = (), profiles: Sequence[str] = ()
+) -> Composition:
+    """Read files left to right, each on top of what it extends, then profiles, then `--set` overrides."""
+    composition = Composition()
+    for path in paths:
+        _add_file(composition, path, shown_path(path), ())
+    add_profiles(composition, profiles)
+    for override in overrides:
+        _add_override(composition, override)
+    put_in_variables(composition)
+    return composition
+
+
+def _add_file(composition: Composition, path: Path, name: str, chain: tuple[Path, ...]) -> None:
+    try:
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as error:
+        composition.fail(_unreadable(path, name, error))
+        return
+    except UnicodeDecodeError as error:
+        message = f"not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
+        composition.fail(problem_without_place(message, name, "save the file as UTF-8"))
+        return
+    folder = Path.cwd() if path == STANDARD_INPUT else path.parent.absolute()
+    source = Source(name, text, folder)
+    parsed = parse(source)
+    for problem in parsed.problems:
+        composition.fail(problem)
+    marks = find_positions(parsed.text)
+    _add_bases(composition, parsed.data.pop("extends", []), source, marks, (*chain, path.resolve()))
+    composition.files.append(source)
+    _merge(composition, parsed.data, source, marks)
+
+
+def _add_bases(
+    composition: Composition,
+    bases: object,
+    source: Source,
+    marks: dict[KeyPath, Mark],
+    chain: tuple[Path, ...],
+) -> None:
+    """Merge what a file extends, in order; `marks` gives the place of each name."""
+    named = [bases] if isinstance(bases, str) else bases if isinstance(bases, list) else [None]
+    for number, base in enumerate(named):
+        mark = marks.get(("extends", number)) or marks["extends",]
+        path: KeyPath = ("extends", number) if isinstance(bases, list) else ("extends",)
+        if not isinstance(base, str):
+            cure = 'write `extends = "FILE"` or `extends = ["FILE", "FILE"]`'
+            finding = Finding(path, "must be a file name or an array of file names", cure, found=base)
+            composition.fail(problem_at(finding, source, mark.value_start, mark.value_end))
+            continue
+        file = absolute_path(base, source.folder)
+        if trouble := _base_trouble(path, base, file, chain):
+            composition.fail(problem_at(trouble, source, mark.value_start, mark.value_end))
+        else:
+            _add_file(composition, file, shown_path(file), chain)
+
+
+def _base_trouble(path: KeyPath, base: str, file: Path, chain: tuple[Path, ...]) -> Finding | None:
+    if kind_of(file) != "file":
+        suggestion = similar_path(base, file)
+        cure = (
+            f"did you mean {suggestion}?"
+            if suggestion
+            else "check the path; it is relative to the file that has `extends`"
+        )
+        return Finding(path, f"there is no file {file}", cure, suggestion, base)
+    if file.resolve() in chain:
+        circle = " -> ".join(each.name for each in (*chain[chain.index(file.resolve()) :], file))
+        return Finding(path, f"a file extends itself: {circle}", "remove one of the links", found=base)
+    return None
+
+
+def _add_override(composition: Composition, override: str) -> None:
+    """`a.b=value` with a TOML value; what is not one is taken as a string."""
+    key, equals, value = override.partition("=")
+    name = f"--set {key.strip()}" if equals and key.strip() else "--set"
+    source = Source(name, override, Path.cwd())
+    if not equals or not key.strip():
+        composition.fail(
+            problem_without_place(f"{override!r} has no key or no value", name, "write --set key.path=value")
+        )
+        return
+    text = override
+    try:
+        data = tomli.loads(text)
+    except tomli.TOMLDecodeError:
+        text = f"{key}={_as_string(value)}"
+        try:
+            data = tomli.loads(text)
+        except tomli.TOMLDecodeError:
+            composition.fail(
+                problem_without_place(f"{key!r} is not a key path", name, "write --set key.path=value")
+            )
+            return
+    source = Source(name, text, Path.cwd())
+    for key, cure in (
+        ("extends", "name the file before this one"),
+        ("profiles", "choose one: --profile NAME"),
+    ):
+        if key in data:
+            composition.fail(problem_without_place(f"`{key}` cannot be set here", name, cure))
+            return
+    composition.overrides.append(source)
+    _merge(composition, data, source, find_positions(text))
+
+
+def _as_string(value: str) -> str:
+    return f'"{"".join(map(_escaped, value.strip()))}"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    return character if character.isprintable() else f"\\U{ord(character):08X}"
+
+
+def _merge(
+    composition: Composition, data: dict[str, Any], source: Source, marks: dict[KeyPath, Mark]
+) -> None:
+    origins = {path: Origin(source, mark) for path, mark in marks.items() if path[:1] != ("extends",)}
+    composition.referenced.update(variable_names(data))
+    for problem in lay_on(composition.data, composition.origins, data, origins):
+        composition.fail(problem)
+
+
+def _unreadable(path: Path, name: str, error: OSError) -> Problem:
+    if isinstance(error, FileNotFoundError):
+        suggestion = similar_path(name, path)
+        cure = f"did you mean {suggestion}?" if suggestion else None
+        return problem_without_place("there is no such file", name, cure, suggestion)
+    return problem_without_place(f"cannot be read: {error.strerror}", name)

@@ -1,0 +1,97 @@
+"""What a section takes, told from its model: for the documentation, `rlrun plugins show` and `rlrun init`."""
+
+import json
+import types
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rlrun.specs.problems.docstrings import field_docstrings
+from rlrun.specs.problems.suggestions import section_models
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of a section."""
+
+    name: str
+    """Dotted where the key belongs to a table inside the section: `parallel.fsdp`."""
+    type: str
+    """`whole number ≥ 1`, `"sync" or "async"`, `array of strings`."""
+    default: str
+    """As TOML writes it; `required`, or `unset` for None."""
+    about: str
+    """The field's docstring on one line."""
+
+
+_NAMES: dict[Any, str] = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "string",
+    Any: "anything",
+}
+_BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+
+
+def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
+    """The keys of a section and of the single tables inside it; arrays of tables stand on their own."""
+    found = []
+    for name, field in model.model_fields.items():
+        inner = next(section_models(field.annotation), None)
+        is_single = inner is not None and get_origin(field.annotation) is not tuple
+        if not is_single or field.default is None:
+            about = field_docstrings(model).get(name, "").replace("None:", "Unset:")
+            found.append(Setting(prefix + name, _type_of(field), _default_of(field), about))
+        if inner is not None and is_single:
+            found.extend(settings_of(inner, f"{prefix}{name}."))
+    return found
+
+
+def as_toml(value: Any) -> str:
+    """A value as TOML writes it; None is `unset`."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return repr(value).replace("e-0", "e-")
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(as_toml, value))}]"
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{name} = {as_toml(inner)}" for name, inner in value.items() if inner is not None)
+        return f"{{ {pairs} }}" if pairs else "{}"
+    return str(value)
+
+
+def _default_of(field: FieldInfo) -> str:
+    return "required" if field.is_required() else as_toml(field.get_default(call_default_factory=True))
+
+
+def _type_of(field: FieldInfo) -> str:
+    bounds = [f"{sign} {value}" for name, sign in _BOUNDS if (value := _bound(field, name)) is not None]
+    return " ".join([_name_of(field.annotation), *bounds])
+
+
+def _bound(field: FieldInfo, name: str) -> float | None:
+    return next((getattr(item, name) for item in field.metadata if hasattr(item, name)), None)
+
+
+def _name_of(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_name_of(each) for each in arguments if each is not type(None))
+    if origin is Annotated:
+        return _name_of(arguments[0])
+    if origin is Literal:
+        return " or ".join(map(as_toml, arguments))
+    if origin in (list, tuple):
+        inner = dict.fromkeys(_name_of(each) for each in arguments if each is not ...)
+        return f"array of {' and '.join(inner)}s"
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, (BaseModel, dict))):
+        return "table"
+    return _NAMES.get(annotation, str(annotation))

@@ -1,0 +1,99 @@
+"""Applies the rules to a document that has broken values.
+
+Broken values are replaced by defaults, and findings that depend on them are dropped: one mistake is reported
+once, and does not hide unrelated ones.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlrun.specs.problems.findings import Finding
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.reading.strict import validated
+from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES, Demands
+from rlrun.specs.rules.engine_rules import ENGINE_RULES
+from rlrun.specs.rules.model_folder import model_findings
+from rlrun.specs.rules.optimizer_rules import OPTIMIZER_RULES
+from rlrun.specs.rules.parallel_rules import PARALLEL_RULES
+from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
+from rlrun.specs.rules.router_rules import ROUTER_RULES
+from rlrun.specs.rules.shared_rules import RULES, ray_address
+from rlrun.specs.rules.trainer_rules import TRAINER_RULES
+from rlrun.specs.sections.job import Spec
+
+_RULES = (
+    *RULES,
+    *ROLLOUT_RULES,
+    *ENGINE_RULES,
+    *ROUTER_RULES,
+    *OPTIMIZER_RULES,
+    *PARALLEL_RULES,
+    *TRAINER_RULES,
+)
+"""The rules that do not depend on the algorithm."""
+
+
+def rule_findings(
+    data: dict[str, Any], findings: list[Finding], demands: Demands | None, *, planning: bool = False
+) -> list[Finding]:
+    """Returns the findings of all rules, except those that depend on a broken value.
+
+    `planning`: skips the rule that only matters for a launch.
+    """
+    broken = [_removable(finding.path) for finding in findings]
+    spec = _repaired(data, broken)
+    if spec is None:
+        return []
+    rules = (rule for rule in _RULES if not (planning and rule is ray_address))
+    of_rules = [finding for rule in rules for finding in rule(spec)]
+    of_rules += [finding for rule in ALGORITHM_RULES for finding in rule(spec, demands)] if demands else []
+    of_rules += model_findings(spec)
+    return [finding for finding in of_rules if not _depends_on(finding, broken)]
+
+
+def _depends_on(finding: Finding, broken: Sequence[KeyPath]) -> bool:
+    return any(path[: len(bad)] == bad for path in (finding.path, *finding.related) for bad in broken)
+
+
+def _removable(path: KeyPath) -> KeyPath:
+    """Returns the key to remove for a broken value: the whole array for one of its elements."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    return path
+
+
+def _repaired(data: dict[str, Any], broken: Sequence[KeyPath]) -> Spec | None:
+    """Returns the spec with broken keys at their defaults or, without a default, at a placeholder.
+
+    None where the rest is still not valid.
+    """
+    copy = deepcopy(data)
+    for path in broken:
+        _remove(copy, path)
+    for _ in range(3):  # a placeholder table may itself have required keys
+        try:
+            return validated(copy)
+        except ValidationError as error:
+            missing = [each["loc"] for each in error.errors(include_url=False) if each["type"] == "missing"]
+        for path in missing:
+            table_at(copy, path[:-1])[path[-1]] = {} if len(path) == 1 else "unknown"
+    return None
+
+
+def _remove(data: dict[str, Any], path: KeyPath) -> None:
+    table = table_at(data, path[:-1])
+    if path and isinstance(table, dict):
+        table.pop(path[-1], None)
+
+
+def table_at(data: Any, path: KeyPath) -> Any:
+    """Returns the value at a path; None where the path does not exist."""
+    for part in path:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return data

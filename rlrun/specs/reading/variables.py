@@ -1,0 +1,100 @@
+"""`${var:NAME}`: values that a spec names once, under `[vars]`, and uses in many places.
+
+A string that is nothing but one reference takes the variable's own type: `batch_size = "${var:size}"` is a
+whole number where `size` is. `${var:NAME=default}` stands for the default where nobody sets the variable.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tomli
+
+from rlrun.specs.problems.findings import Finding, shown
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.problems.spelling import nearest
+
+_REFERENCE = re.compile(r"\$\{var:(?P<name>[^}=]*)(?P<default>=[^}]*)?\}")
+
+
+def variable_names(value: Any) -> Iterator[str]:
+    """Every variable that strings in `value` refer to."""
+    if isinstance(value, str):
+        yield from (found["name"] for found in _REFERENCE.finditer(value))
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from variable_names(inner)
+
+
+def toml_value(text: str) -> Any:
+    """`text` as a TOML value, or as a string where it is none."""
+    try:
+        value = tomli.loads(f"value = {text}")
+    except tomli.TOMLDecodeError:
+        return text
+    return value["value"] if len(value) == 1 else text
+
+
+@dataclass(slots=True)
+class Substitution:
+    """Puts variables into a document."""
+
+    variables: Mapping[str, Any]
+    findings: list[Finding] = field(default_factory=list)
+    """References that lead nowhere."""
+    used: dict[KeyPath, str] = field(default_factory=dict)
+    """Where a variable was put in, and which."""
+
+    def apply(self, value: Any, path: KeyPath = ()) -> Any:
+        """`value` with every reference replaced; what cannot be stays and is a finding."""
+        if isinstance(value, dict):
+            return {key: self.apply(inner, (*path, key)) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.apply(inner, (*path, number)) for number, inner in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        if whole := _REFERENCE.fullmatch(value):
+            return self._value(whole, path)
+        return _REFERENCE.sub(lambda found: self._text(found, path), value)
+
+    def _value(self, reference: re.Match[str], path: KeyPath) -> Any:
+        name, default = reference["name"], reference["default"]
+        if name in self.variables:
+            self.used[path] = name
+            return self.variables[name]
+        if default is not None:
+            return toml_value(default[1:])
+        meant = nearest(name, self.variables)
+        guess = f"did you mean `${{var:{meant}}}`?" if meant else f"add `{name} = …` under [vars]"
+        suggestion = f"${{var:{meant}}}" if meant else None
+        self.findings.append(
+            Finding(path, f'the variable "{name}" is not defined', guess, suggestion, reference.string)
+        )
+        return reference[0]
+
+    def _text(self, reference: re.Match[str], path: KeyPath) -> str:
+        value = self._value(reference, path)
+        if isinstance(value, (dict, list)):
+            message = f"{reference[0]} is {shown(value)}, which cannot be part of a string"
+            cure = "make the reference the whole string"
+            self.findings.append(Finding(path, message, cure, found=value))
+        return value if isinstance(value, str) else shown(value)
+
+
+def variable_findings(variables: object, referenced: set[str]) -> Iterator[Finding]:
+    """What is wrong with `[vars]` itself: no table, variables in variables, variables that nobody uses."""
+    if not isinstance(variables, dict):
+        yield Finding(
+            ("vars",), f"must be a table, found {shown(variables)}", "write [vars]", found=variables
+        )
+        return
+    for name, value in variables.items():
+        if any(variable_names(value)):
+            message = "a variable cannot refer to another variable"
+            yield Finding(("vars", name), message, "write the value itself", found=value)
+        elif name not in referenced:
+            used = sorted(referenced - set(variables))
+            meant = nearest(name, used)
+            cure = f"did you mean `{meant}`?" if meant else f"use it as `${{var:{name}}}`, or remove it"
+            yield Finding(("vars", name), "has no effect: nothing refers to it", cure, meant, at_value=False)

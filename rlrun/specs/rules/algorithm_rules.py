@@ -1,0 +1,202 @@
+"""Rules that depend on what the algorithm needs: the batch equation, the layout, rewards, schedules, SFT."""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from rlrun.specs.derived.batch_equation import BATCH_KEYS, batch_numbers, nearest_batches
+from rlrun.specs.derived.engine_layout import layout_of
+from rlrun.specs.derived.lengths import longest_sample
+from rlrun.specs.problems.findings import Finding, dotted
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.rules.companion_rules import (
+    CompanionDemands,
+    critic_of_transformers,
+    critic_only_steps,
+    layouts,
+    served_companions,
+    teacher,
+    teacher_revision,
+    unused_companions,
+)
+from rlrun.specs.rules.filter_rules import (
+    FilterDemands,
+    already_dropped_samples,
+    filters_of_single_samples,
+    filters_without_rewards,
+)
+from rlrun.specs.rules.mask_rules import MASK_RULES
+from rlrun.specs.rules.optimizer_rules import optimizer_sections
+from rlrun.specs.rules.shared_rules import is_given, no_effect
+from rlrun.specs.rules.term_rules import (
+    TermDemands,
+    bootstrapping,
+    old_log_probs,
+    pairs,
+)
+from rlrun.specs.sections.job import Spec
+
+LAYOUT_KEYS: tuple[KeyPath, ...] = (
+    ("cluster", "gpus_per_node"),
+    ("cluster", "nodes"),
+    ("cluster", "placement"),
+    ("engine", "count"),
+    ("trainer", "parallel", "fsdp"),
+    ("trainer", "parallel", "replicate"),
+    ("trainer", "parallel", "tensor"),
+    ("trainer", "parallel", "context"),
+    ("trainer", "parallel", "pipeline"),
+    ("engine", "tensor"),
+)
+DEMONSTRATION_KEYS = {"max_prompt_tokens", "max_response_tokens"}
+"""The keys of `[rollout]` that also apply to demonstrations."""
+
+
+class Demands(CompanionDemands, FilterDemands, TermDemands, Protocol):
+    """The fields of an algorithm's needs (rlrun.plugins.types.Needs) that the rules read."""
+
+
+Rule = Callable[[Spec, Demands], Iterator[Finding]]
+
+
+def batch_equation(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """P·n = G·S holds, and G samples split evenly over the data ranks."""
+    try:
+        numbers = batch_numbers(spec, demands.rollout)
+    except ValueError as error:
+        only_steps = spec.trainer.optimizer_steps and not spec.trainer.global_batch_size
+        path = BATCH_KEYS[1] if only_steps else BATCH_KEYS[0]
+        cure = f"set {nearest_batches(spec, demands.rollout)}"
+        yield Finding(path, str(error), cure, related=BATCH_KEYS)
+        return
+    parallel = spec.trainer.parallel
+    if numbers.global_batch_size % parallel.data_degree:
+        message = (
+            f"G = {numbers.global_batch_size} samples do not split evenly over {parallel.data_degree} data "
+            f"ranks (fsdp {parallel.fsdp} × replicate {parallel.replicate})"
+        )
+        cure = f"set {nearest_batches(spec, demands.rollout)}"
+        yield Finding(BATCH_KEYS[0], message, cure, related=(*BATCH_KEYS, *LAYOUT_KEYS[4:6]))
+
+
+def layout(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """The processes of the job fit on the cluster's GPUs and leave none idle."""
+    try:
+        layout_of(spec, demands.rollout)
+    except ValueError as error:
+        cure = "change trainer.parallel, engine.count, engine.tensor or cluster.gpus_per_node"
+        yield Finding(LAYOUT_KEYS[0], str(error), cure, None, spec.cluster.gpus_per_node, related=LAYOUT_KEYS)
+
+
+def groups(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """An algorithm that compares the samples of a group needs at least two of them."""
+    if demands.rollout and demands.group_relative and spec.rollout.samples_per_prompt < 2:
+        message = f"must be at least 2, found 1: {spec.algorithm.type} compares the samples of a prompt"
+        cure = "set at least 2; 8 is common"
+        yield Finding(("rollout", "samples_per_prompt"), message, cure, found=1)
+
+
+def rewards(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """An algorithm that learns from rewards needs at least one."""
+    if demands.rollout and demands.rewards and not spec.rewards:
+        message = f"{spec.algorithm.type} learns from rewards, and the spec has none"
+        cure = 'add a table [[rewards]] with `type = "…"`; `rlrun plugins list` shows the rewards'
+        yield Finding(("rewards",), message, cure, at_value=False)
+
+
+def without_rollouts(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """Reports settings of engines, rewards and filters where the algorithm generates no samples."""
+    if demands.rollout:
+        return
+    sections = ("rewards", "filters", "scoring", "engine", "eval", "fault_tolerance")
+    paths: list[KeyPath] = [
+        (name,) for name in sections if is_given(spec, name) and getattr(spec, name) != ()
+    ]
+    paths += [("rollout", name) for name in sorted(spec.rollout.model_fields_set - DEMONSTRATION_KEYS)]
+    paths += [("trainer", name) for name in ("optimizer_steps",) if is_given(spec.trainer, name)]
+    paths += [("cluster", "placement")] if is_given(spec.cluster, "placement") else []
+    paths += [("debug",)] if is_given(spec, "debug") else []
+    for path in paths:
+        why = f"{spec.algorithm.type} trains on the rows of the data and generates no samples"
+        yield no_effect(path, why, f"remove {dotted(path)}")
+
+
+def cache_size(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """The KV cache of an engine holds at least one sample."""
+    cache, sample = spec.engine.max_cache_tokens, longest_sample(spec)
+    if demands.rollout and cache is not None and cache < sample:
+        message = f"must hold a prompt with its response, {sample} tokens, found {cache}"
+        cure = f"set at least {sample}, or lower rollout.max_prompt_tokens or max_response_tokens"
+        related = (("rollout", "max_prompt_tokens"), ("rollout", "max_response_tokens"))
+        yield Finding(("engine", "max_cache_tokens"), message, cure, found=cache, related=related)
+
+
+def head_precision(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """A float32 head changes something: trainer or engines compute the other layers in bfloat16."""
+    sections = (spec.engine, *spec.engines) if demands.rollout else ()
+    computed = {spec.trainer.dtype, *(section.dtype for section in sections)}
+    if spec.trainer.head_dtype == "float32" and computed == {"float32"}:
+        why = "logits are float32 without it, as trainer and engines compute in float32"
+        others: tuple[KeyPath, ...] = (("trainer", "dtype"), ("engine", "dtype"))
+        yield no_effect(("trainer", "head_dtype"), why, "remove it", others)
+
+
+def warm_up(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """Warm-up ends before the job does, and does not overlap with the decay of the learning rate."""
+    try:
+        optimizer_steps = batch_numbers(spec, demands.rollout).optimizer_steps
+    except ValueError:
+        return
+    related = (*BATCH_KEYS, ("trainer", "steps"))
+    for name, section in optimizer_sections(spec):
+        critic_only_steps = spec.critic.only_steps if name == "trainer" else 0
+        steps = ((spec.trainer.steps or 0) - critic_only_steps) * optimizer_steps
+        warmup, decay = section.warmup_steps, section.decay_steps or 0
+        if steps > 0 and warmup >= steps:
+            message = f"must be less than the {steps} optimizer steps of the job, found {warmup}"
+            path: KeyPath = (name, "warmup_steps")
+            cure = f"set at most {steps - 1}, or raise trainer.steps"
+            yield Finding(path, message, cure, None, warmup, related=related)
+        elif steps > 0 and section.schedule == "wsd" and warmup + decay > steps:
+            message = (
+                f"warmup_steps {warmup} + decay_steps {decay} is more than the job's {steps} optimizer steps"
+            )
+            path = (name, "decay_steps")
+            cure = f"set at most {steps - warmup}, or raise trainer.steps"
+            yield Finding(path, message, cure, None, decay, related=(*related, (name, "warmup_steps")))
+
+
+def responses(spec: Spec, demands: Demands) -> Iterator[Finding]:
+    """Reports keys of responses in the rows where the algorithm does not train on them."""
+    for key, is_read in (("response_key", not demands.rollout), ("rejected_key", demands.pairs)):
+        if spec.data.type == "jsonl" and not is_read and spec.data.params.get(key) is not None:
+            why = f"{spec.algorithm.type} generates responses and does not read those of the data"
+            if not demands.rollout:
+                why = f"{spec.algorithm.type} does not read rejected responses"
+            yield no_effect(("data", key), why, "remove it", (("data", "type"),))
+
+
+ALGORITHM_RULES: tuple[Rule, ...] = (
+    batch_equation,
+    layout,
+    groups,
+    rewards,
+    without_rollouts,
+    old_log_probs,
+    *MASK_RULES,
+    bootstrapping,
+    pairs,
+    filters_of_single_samples,
+    filters_without_rewards,
+    already_dropped_samples,
+    cache_size,
+    head_precision,
+    warm_up,
+    responses,
+    unused_companions,
+    teacher,
+    served_companions,
+    teacher_revision,
+    layouts,
+    critic_only_steps,
+    critic_of_transformers,
+)

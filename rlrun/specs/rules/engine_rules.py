@@ -1,0 +1,196 @@
+"""Rules about `[engine]` and `[[engines]]`: the keys of each type of engine, weight updates, and names."""
+
+from collections.abc import Iterator
+
+from rlrun.specs.derived.engine_layout import sleeps
+from rlrun.specs.derived.engine_sections import POLICY, engine_sections
+from rlrun.specs.derived.server_size import COPIES, STAGES, copies_of, key_of, stages_of
+from rlrun.specs.derived.sglang_arguments import spelled
+from rlrun.specs.derived.weight_sync import carrier_of, shares_gpus, shares_memory
+from rlrun.specs.problems.findings import Finding
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.problems.spelling import nearest
+from rlrun.specs.rules.served_model import served_model
+from rlrun.specs.rules.shared_rules import is_given, no_effect
+from rlrun.specs.sections.job import Spec
+
+_WEIGHT_KEYS = ("model", "weight_sync", "weight_bucket", "weight_delta", "weight_check")
+_SERVER_KEYS = ("python", "environment", "sglang", "router", "sglang_router")
+_EXTERNAL_KEYS = ("urls", "api_key")
+_PROCESS_KEYS = ("count", "max_running", "max_cache_tokens", "port")
+_UNREAD_KEYS: dict[str, tuple[str, ...]] = {
+    "native": ("tensor", *_WEIGHT_KEYS, *_SERVER_KEYS, *_EXTERNAL_KEYS, "sleeping"),
+    "sglang": (*_EXTERNAL_KEYS, "sleeping"),
+    "external": ("model", "weight_check", *_SERVER_KEYS, "sleeping", *_PROCESS_KEYS),
+    "sleeping": ("tensor", *_WEIGHT_KEYS, *_SERVER_KEYS, *_EXTERNAL_KEYS),
+}
+"""For each type of engine, the keys that it does not read."""
+_READERS = {"urls": "external", "api_key": "external", "sleeping": "sleeping"}
+"""The type of engine that reads a key; "sglang" for every other key."""
+_TYPE = (("engine", "type"),)
+_RESERVED_NAMES = ("trainer", "engine", "driver", "reward")
+"""Names that other processes of a job have."""
+
+
+def engine_keys(spec: Spec) -> Iterator[Finding]:
+    """Reports keys that the chosen type of engine does not read."""
+    for path, section in engine_sections(spec):
+        for key in _UNREAD_KEYS[section.type]:
+            if is_given(section, key):
+                cure = f'remove it, or set `type = "{_READERS.get(key, "sglang")}"`'
+                cure = "remove it" if key in _PROCESS_KEYS else cure
+                why = f"{section.type} engines do not read this key"
+                yield no_effect((*path, key), why, cure, ((*path, "type"),))
+
+
+def external_urls(spec: Spec) -> Iterator[Finding]:
+    """External engines need addresses: rlrun does not start them."""
+    for path, section in engine_sections(spec):
+        if section.type == "external" and not section.urls:
+            cure = 'add `urls = ["http://HOST:PORT"]`'
+            message = "external engines need addresses, and none is given"
+            yield Finding((*path, "type"), message, cure, found="external")
+
+
+def engine_sleep(spec: Spec) -> Iterator[Finding]:
+    """Only engines that rlrun starts on the trainer's devices can sleep while the trainer works."""
+    if not spec.engine.sleep:
+        return
+    path: KeyPath = ("engine", "sleep")
+    if spec.cluster.placement != "colocated":
+        why, related = "engines do not share devices with the trainer", (("cluster", "placement"),)
+        yield no_effect(path, why, 'remove it, or set `cluster.placement = "colocated"`', related)
+    elif spec.engine.type in ("external", "sleeping"):
+        yield no_effect(
+            path, f"{spec.engine.type} engines hold no memory that they could free", "remove it", _TYPE
+        )
+
+
+def server_parallelism(spec: Spec) -> Iterator[Finding]:
+    """Reports ways to split a server over GPUs for which weights cannot be updated."""
+    for path, section in engine_sections(spec):
+        if section.type != "sglang":
+            continue
+        copies, stages = key_of(section, COPIES), key_of(section, STAGES)
+        if copies and copies_of(section) > 1:
+            message = "a server must hold one copy of the model: weight updates cannot address several copies"
+            cure = f"remove {copies}, and start more servers (count) or set attn_dp_size"
+            yield Finding((*path, "sglang", copies), message, cure, at_value=False)
+        if stages and stages_of(section) > 1 and path == POLICY and carrier_of(spec) != "disk":
+            message = "pipeline stages of a server need different weights, which they can only read from disk"
+            cure = 'add `weight_sync = "disk"` under [engine]'
+            related: tuple[KeyPath, ...] = (("engine", "weight_sync"),)
+            yield Finding((*path, "sglang", stages), message, cure, at_value=False, related=related)
+
+
+def weight_carrier(spec: Spec) -> Iterator[Finding]:
+    """The chosen way to send weights reaches every server, and its settings have an effect."""
+    if spec.engine.type not in ("sglang", "external"):
+        return
+    key = ("engine", "weight_sync")
+    if spec.engine.weight_sync == "tensor" and spec.cluster.nodes > 1 and shares_memory(spec):
+        message = "weights in shared memory only reach servers on the trainer's host"
+        related = (("cluster", "nodes"),)
+        yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", related=related)
+    if spec.engine.type == "sglang" and spec.engine.weight_sync == "broadcast" and shares_gpus(spec):
+        message = "NCCL cannot connect two processes on one GPU, and the trainer and the servers share GPUs"
+        related = (("cluster", "placement"),)
+        yield Finding(key, message, 'use "tensor" or "disk"', found="broadcast", related=related)
+    if spec.engine.weight_sync == "tensor" and spec.engine.type == "external":
+        message, related = "external engines may not share memory with the trainer", _TYPE
+        yield Finding(key, message, 'use "broadcast" or "disk"', found="tensor", related=related)
+    default = "disk" if spec.engine.type == "external" else None
+    if spec.engine.weight_delta and (spec.engine.weight_sync or default) != "disk":
+        cure = 'remove it, or set `weight_sync = "disk"`'
+        why = "only weights that are sent through disk can leave out what has not changed"
+        yield no_effect(("engine", "weight_delta"), why, cure, (key,))
+    if is_given(spec.engine, "weight_check") and spec.cluster.gpus_per_node:
+        why, related = "servers on GPUs compute different checksums", (("cluster", "gpus_per_node"),)
+        yield no_effect(("engine", "weight_check"), why, "remove it", related)
+
+
+def streams_to_shared_devices(spec: Spec) -> Iterator[Finding]:
+    """A sleeping trainer cannot send weights to an engine that restarts in the meantime.
+
+    The trainer takes part in "broadcast", and in "tensor" with buckets: both need its weights on the device.
+    """
+    if spec.engine.type != "sglang" or not sleeps(spec) or not spec.fault_tolerance.engine_restarts:
+        return
+    broadcast = carrier_of(spec) == "broadcast" and not shares_gpus(spec)
+    if broadcast or (carrier_of(spec) == "tensor" and spec.engine.weight_bucket is not None):
+        key = ("engine", "weight_sync" if broadcast else "weight_bucket")
+        message = "an engine that restarts while the trainer sleeps could not get its weights"
+        cure = (
+            'use weight_sync = "tensor" without weight_bucket, or "disk"; '
+            "or set fault_tolerance.engine_restarts = 0"
+        )
+        related = (("engine", "sleep"), ("cluster", "placement"), ("fault_tolerance", "engine_restarts"))
+        yield Finding(key, message, cure, at_value=False, related=related)
+
+
+def reproducible_server(spec: Spec) -> Iterator[Finding]:
+    """A server follows the seeds of requests only on a GPU and with an argument of its own."""
+    if not spec.deterministic or spec.engine.type != "sglang":
+        return
+    name = "enable_deterministic_inference"
+    enabled = spec.engine.sglang.get(name) or spec.engine.sglang.get(spelled(name))
+    if not spec.cluster.gpus_per_node:
+        message = "an SGLang server samples reproducibly only on a GPU"
+        cure = 'remove `deterministic`, or set engine.type = "native"'
+        yield Finding(("deterministic",), message, cure, found=True, related=_TYPE)
+    elif not enabled:
+        message = f"an SGLang server samples reproducibly only with {name}"
+        cure = f"add `{name} = true` under [engine.sglang], or remove `deterministic`"
+        yield Finding(("deterministic",), message, cure, found=True, related=(("engine", "type"),))
+
+
+def engine_names(spec: Spec) -> Iterator[Finding]:
+    """Each of `[[engines]]` has a model and a name that nothing else has."""
+    names = [section.name for section in spec.engines]
+    for number, section in enumerate(spec.engines):
+        path: KeyPath = ("engines", number)
+        if section.name in names[:number]:
+            message = f'the name "{section.name}" is used by two [[engines]]'
+            yield Finding((*path, "name"), message, "choose another name", found=section.name)
+        if section.name in _RESERVED_NAMES:
+            message = f'the name "{section.name}" is reserved for other processes of the job'
+            yield Finding((*path, "name"), message, "choose another name", found=section.name)
+        if section.path is None and section.type != "external":
+            cure = 'add `path = "…"`'
+            yield Finding(path, f'engine "{section.name}" has no model', cure, at_value=False)
+
+
+def engine_references(spec: Spec) -> Iterator[Finding]:
+    """Every referenced engine must exist in `[[engines]]`."""
+    names = [section.name for section in spec.engines]
+    references: list[tuple[KeyPath, object]] = [
+        (("reference", "engine"), spec.reference.engine),
+        *(
+            (("rewards", number, "engine"), reward.params.get("engine"))
+            for number, reward in enumerate(spec.rewards)
+            if reward.type == "llm_judge"
+        ),
+    ]
+    if spec.teacher is not None:
+        references.append((("teacher", "engine"), spec.teacher.engine))
+    for path, name in references:
+        if isinstance(name, str) and name not in names:
+            suggestion = nearest(name, names)
+            message = f'no table of [[engines]] is named "{name}"'
+            cure = f'add a table [[engines]] with `name = "{name}"`'
+            cure = f'did you mean "{suggestion}"?' if suggestion else cure
+            yield Finding(path, message, cure, suggestion, name)
+
+
+ENGINE_RULES = (
+    engine_keys,
+    external_urls,
+    engine_sleep,
+    server_parallelism,
+    weight_carrier,
+    streams_to_shared_devices,
+    served_model,
+    reproducible_server,
+    engine_names,
+    engine_references,
+)

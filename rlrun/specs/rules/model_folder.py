@@ -1,0 +1,151 @@
+"""What a local model's config.json says about a spec, before anything heavy is loaded."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlrun.models.config_defaults import EXPERT_COUNTS, completed
+from rlrun.specs.derived.lengths import longest_response, longest_sample
+from rlrun.specs.problems.findings import Finding
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.rules.shared_rules import is_given, no_effect
+from rlrun.specs.sections.job import Spec
+
+LENGTH_KEYS: tuple[KeyPath, ...] = (
+    ("rollout", "max_response_tokens"),
+    ("rollout", "max_prompt_tokens"),
+    ("eval", "max_response_tokens"),
+)
+
+MOST_RANKS = 64
+"""Larger degrees of tensor parallelism are not proposed."""
+
+
+def model_findings(spec: Spec) -> Iterator[Finding]:
+    """Checks lengths and parallel layouts against the models; an id on the hub is not checked."""
+    yield from _teacher(spec)
+    file = Path(spec.model.path) / "config.json"
+    if not file.is_absolute() or not file.is_file():
+        return
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        yield Finding(("model", "path"), f"{file} cannot be read: {error}", "copy the model's files again")
+        return
+    if not isinstance(config, dict):
+        yield Finding(("model", "path"), f"{file} holds no table of settings", "copy the model's files again")
+        return
+    config = completed(config)
+    yield from _quantised(spec, config)
+    yield from _length(spec, config)
+    yield from _heads(spec, config)
+    yield from _layers(spec, config)
+    yield from _experts(spec, config)
+
+
+def _quantised(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    settings = config.get("quantization_config")
+    if isinstance(settings, dict) and not spec.model.random_init:
+        method = settings.get("quant_method")
+        cure = "convert it to bfloat16 first: rlrun convert hf-to-hf SRC DST --quantize none"
+        yield Finding(("model", "path"), f"the model is quantised ({method}) and cannot be trained", cure)
+
+
+def _length(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    holds = config.get("max_position_embeddings")
+    if not isinstance(holds, int) or (sample := longest_sample(spec, holds)) <= holds:
+        return
+    related = (*LENGTH_KEYS, ("model", "path"))
+    prompt, response = spec.rollout.max_prompt_tokens, longest_response(spec)
+    if prompt is None:
+        message = (
+            f"max_response_tokens {response} leaves no room for a prompt: the model's limit is {holds} tokens"
+        )
+        yield Finding(LENGTH_KEYS[0], message, f"set it below {holds}", related=related)
+        return
+    message = (
+        f"max_prompt_tokens {prompt} + max_response_tokens {response} = {sample} tokens, and the model's "
+        f"limit is {holds}"
+    )
+    yield Finding(LENGTH_KEYS[0], message, f"lower one of them: at most {holds} together", related=related)
+
+
+def _teacher(spec: Spec) -> Iterator[Finding]:
+    """Checks the teacher's layout; a broken config.json is reported when the model is loaded."""
+    path = Path(spec.teacher.path or "") if spec.teacher else Path()
+    if spec.teacher is None or spec.teacher.parallel is None or not path.is_absolute():
+        return
+    try:
+        config = json.loads((path / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return
+    if isinstance(config, dict):
+        yield from _split(completed(config), spec.teacher.parallel.tensor, "teacher", ("teacher", "path"))
+
+
+def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    """Checks the tensor parallel degrees of the policy and of the critic, which has the same shape."""
+    yield from _split(config, spec.trainer.parallel.tensor, "trainer")
+    if spec.critic.parallel is not None:
+        yield from _split(config, spec.critic.parallel.tensor, "critic")
+
+
+def _split(
+    config: dict[str, Any], degree: int, section: str, source: KeyPath = ("model", "path")
+) -> Iterator[Finding]:
+    for name in ("num_attention_heads", "num_key_value_heads", "vocab_size"):
+        size = config.get(name)
+        if isinstance(size, int) and size % degree:
+            message = f"must divide the model's {name} = {size}, found {degree}"
+            fits = " or ".join(str(each) for each in range(1, min(size, MOST_RANKS) + 1) if size % each == 0)
+            path = (section, "parallel", "tensor")
+            yield Finding(path, message, f"use {fits}", found=degree, related=(source,))
+            return
+
+
+def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    layers, parallel = config.get("num_hidden_layers"), spec.trainer.parallel
+    if parallel.pipeline > 1 and isinstance(layers, int) and layers < parallel.stages:
+        each = "one stage" if parallel.stages == parallel.pipeline else "two stages"
+        message = (
+            f"{parallel.pipeline} ranks with {each} each ({parallel.pipeline_schedule}) need at least "
+            f"{parallel.stages} layers, and the model has {layers}"
+        )
+        cure = f"use at most {layers * parallel.pipeline // parallel.stages}"
+        related = (("model", "path"), ("trainer", "parallel", "pipeline_schedule"))
+        path = ("trainer", "parallel", "pipeline")
+        yield Finding(path, message, cure, found=parallel.pipeline, related=related)
+
+
+def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    degree, moe = spec.trainer.parallel.expert, spec.trainer.moe
+    found = [config[name] for name in EXPERT_COUNTS if isinstance(config.get(name), int)]
+    path, related = ("trainer", "parallel", "expert"), (("model", "path"),)
+    for name, value in (("routing_replay", moe.routing_replay), ("balancing", moe.balancing)):
+        if value != "off" and not found:
+            where: KeyPath = ("trainer", "moe", name)
+            yield Finding(where, "the model has no experts", "remove it", found=value, related=related)
+    if found and config.get("model_type") != "deepseek_v3":
+        yield from _bias_without_place(spec, config)
+    if degree > 1 and not found:
+        yield Finding(path, "the model has no experts", "remove it", found=degree, related=related)
+    elif degree > 1 and found[0] % degree:
+        fits = " or ".join(str(each) for each in range(1, found[0] + 1) if found[0] % each == 0)
+        message = f"must divide the model's {found[0]} experts, found {degree}"
+        yield Finding(path, message, f"use {fits}", found=degree, related=related)
+
+
+def _bias_without_place(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    """Reports a bias of experts that cannot be exported to engines."""
+    moe, switch = spec.trainer.moe, ("trainer", "moe", "balancing")
+    path: KeyPath = ("trainer", "moe", "balancing_export")
+    if moe.balancing == "off":
+        return
+    family, related = config.get("model_type"), (("model", "path"), switch)
+    if is_given(moe, "balancing_export") and moe.balancing_export:
+        message = f"checkpoints of {family} cannot hold a bias of experts, so it cannot be exported"
+        yield Finding(path, message, "remove it", found=True, related=related)
+    if moe.routing_replay == "engine" and moe.balancing_export:
+        why = f"engines choose the experts, and checkpoints of {family} cannot carry the bias to them"
+        yield no_effect(switch, why, "remove it", (("trainer", "moe", "routing_replay"), ("model", "path")))

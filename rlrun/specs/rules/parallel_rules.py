@@ -1,0 +1,64 @@
+"""Rules of `[trainer.parallel]`: degrees that do not fit together, and settings that have no effect."""
+
+from collections.abc import Iterator
+
+from rlrun.specs.problems.findings import Finding
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
+from rlrun.specs.sections.job import Spec
+
+PARALLEL: KeyPath = ("trainer", "parallel")
+
+
+def expert_ranks(spec: Spec) -> Iterator[Finding]:
+    """The degree of expert parallelism divides the ranks that experts are sharded over."""
+    parallel = spec.trainer.parallel
+    ranks = parallel.fsdp * parallel.context * parallel.tensor
+    if ranks % parallel.expert:
+        message = (
+            f"must divide the {ranks} ranks that hold experts (fsdp {parallel.fsdp} × context "
+            f"{parallel.context} × tensor {parallel.tensor}), found {parallel.expert}"
+        )
+        divisors = " or ".join(str(degree) for degree in range(1, ranks + 1) if ranks % degree == 0)
+        related = tuple((*PARALLEL, name) for name in ("fsdp", "context", "tensor"))
+        yield Finding(
+            (*PARALLEL, "expert"), message, f"use {divisors}", found=parallel.expert, related=related
+        )
+
+
+def settings_of_unused_parallelism(spec: Spec) -> Iterator[Finding]:
+    """Reports settings of a kind of parallelism whose degree is 1."""
+    for setting, degree in (
+        ("sequence_parallel", "tensor"),
+        ("context_balance", "context"),
+        ("pipeline_schedule", "pipeline"),
+    ):
+        if is_given(spec.trainer.parallel, setting) and getattr(spec.trainer.parallel, degree) == 1:
+            related = ((*PARALLEL, degree),)
+            why = f"trainer.parallel.{degree} is 1"
+            yield no_effect((*PARALLEL, setting), why, f"remove it, or raise {degree}", related)
+
+
+def transformers_layers(spec: Spec) -> Iterator[Finding]:
+    """The layers of transformers run with data parallelism only, and without some options of the trainer."""
+    if spec.model.implementation != "transformers":
+        return
+    chosen = (("model", "implementation"),)
+    for name in ("tensor", "context", "pipeline", "expert"):
+        if (degree := getattr(spec.trainer.parallel, name)) > 1:
+            message = 'must be 1 with model.implementation = "transformers", which only runs data parallel'
+            cure = "use fsdp or replicate instead"
+            yield Finding((*PARALLEL, name), message, cure, found=degree, related=chosen)
+    for path, value in (
+        (("trainer", "compile"), spec.trainer.compile),
+        (("model", "random_init"), spec.model.random_init),
+    ):
+        if value:
+            message = 'is not supported with model.implementation = "transformers"'
+            yield Finding(path, message, "remove it", found=value, related=chosen)
+    if spec.trainer.offload == "all":
+        message = 'model.implementation = "transformers" cannot keep parameters in host memory'
+        yield Finding(("trainer", "offload"), message, 'use "optimizer"', found="all", related=chosen)
+
+
+PARALLEL_RULES: tuple[Rule, ...] = (expert_ranks, settings_of_unused_parallelism, transformers_layers)

@@ -1,0 +1,53 @@
+"""Checks that the model folder which servers load (`engine.model`) fits the policy."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlrun.specs.problems.findings import Finding
+from rlrun.specs.sections.job import Spec
+
+_SHARED = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size")
+_KEY = ("engine", "model")
+_OTHERS = (("model", "path"),)
+
+
+def served_model(spec: Spec) -> Iterator[Finding]:
+    """The served model has the policy's shape and a quantisation that can be updated.
+
+    An id on the hub is not checked.
+    """
+    if spec.engine.type != "sglang" or spec.engine.model is None:
+        return
+    served = _config(Path(spec.engine.model))
+    if served is None:
+        message = f"there is no config.json in {spec.engine.model}"
+        yield Finding(_KEY, message, "give a Hugging Face model folder", related=_OTHERS)
+        return
+    policy = _config(Path(spec.model.path))
+    for name in _SHARED:
+        if policy is not None and served.get(name) != policy.get(name):
+            message = f"its {name} is {served.get(name)}, and the policy's is {policy.get(name)}"
+            yield Finding(
+                _KEY,
+                message,
+                "convert the policy's own folder: rlrun convert hf-to-hf SRC DST",
+                related=_OTHERS,
+            )
+            return
+    settings = served.get("quantization_config")
+    if settings and (settings.get("quant_method"), settings.get("weight_block_size")) != ("fp8", [128, 128]):
+        message = f"weights cannot be updated in its quantisation ({settings.get('quant_method')})"
+        yield Finding(
+            _KEY, message, "convert it: rlrun convert hf-to-hf SRC DST --quantize fp8-block", related=_OTHERS
+        )
+
+
+def _config(folder: Path) -> dict[str, Any] | None:
+    """A folder's config.json; None where there is none that can be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None

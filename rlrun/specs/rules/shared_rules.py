@@ -1,0 +1,147 @@
+"""Rules that concern several sections of a spec, and settings that would have no effect.
+
+A rule is a generator of findings over a spec whose sections are each valid. A finding names the keys that
+it depends on (`related`): when one of these values is already wrong, the finding is not reported. The rules
+that depend on the algorithm are in algorithm_rules.py.
+"""
+
+from collections.abc import Callable, Iterator
+
+from pydantic import BaseModel
+
+from rlrun.specs.problems.findings import Finding
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.sections.job import Spec
+
+Rule = Callable[[Spec], Iterator[Finding]]
+
+
+def length_of_job(spec: Spec) -> Iterator[Finding]:
+    """Exactly one of steps and epochs is given."""
+    both = (("trainer", "steps"), ("trainer", "epochs"))
+    if spec.trainer.steps is None and spec.trainer.epochs is None:
+        yield Finding(
+            ("trainer",),
+            "needs steps or epochs, found neither",
+            "add `steps = …`",
+            "steps",
+            None,
+            False,
+            both,
+        )
+    elif spec.trainer.steps is not None and spec.trainer.epochs is not None:
+        message = "cannot be given together with trainer.steps"
+        yield Finding(both[1], message, "remove one of the two", None, None, False, both)
+
+
+def ray_address(spec: Spec) -> Iterator[Finding]:
+    """A job on several nodes needs the address of a Ray cluster."""
+    if spec.cluster.nodes > 1 and spec.cluster.address is None:
+        message = f"{spec.cluster.nodes} nodes need cluster.address: without one rlrun only uses this host"
+        cure = 'start Ray on every node, and add `address = "HOST:6379"`'
+        yield Finding(
+            ("cluster", "nodes"), message, cure, None, spec.cluster.nodes, related=(("cluster", "address"),)
+        )
+
+
+def evaluation(spec: Spec) -> Iterator[Finding]:
+    """Evaluations have datasets with distinct names, and do not repeat a greedy sample."""
+    if spec.eval.model_fields_set - {"datasets"} and not spec.eval.datasets:
+        cure = "add a table [[eval.datasets]], or remove [eval]"
+        yield no_effect(("eval",), "it has no datasets", cure)
+    names = [dataset.name for dataset in spec.eval.datasets]
+    for number, dataset in enumerate(spec.eval.datasets):
+        path: KeyPath = ("eval", "datasets", number)
+        if dataset.name in names[:number]:
+            message = f'the name "{dataset.name}" is used by two datasets, whose metrics would mix'
+            yield Finding((*path, "name"), message, "choose another name", found=dataset.name)
+        temperature = _first(dataset.temperature, spec.eval.temperature, spec.rollout.temperature)
+        samples = _first(
+            dataset.samples_per_prompt, spec.eval.samples_per_prompt, spec.rollout.samples_per_prompt
+        )
+        if temperature == 0 and samples > 1:
+            table = path if dataset.temperature is not None else ("eval",)
+            message = f"0 is greedy sampling: all {samples:g} samples of a prompt would be the same"
+            related = (("rollout", "samples_per_prompt"), ("eval", "samples_per_prompt"))
+            yield Finding((*table, "temperature"), message, "add `samples_per_prompt = 1`", related=related)
+
+
+def model_revision(spec: Spec) -> Iterator[Finding]:
+    """A revision only applies to a model of the hub."""
+    if spec.model.revision is not None and spec.model.path.startswith("/"):
+        why = f"{spec.model.path} is a folder, not an id on the Hugging Face hub"
+        yield no_effect(("model", "revision"), why, "remove it", (("model", "path"),))
+
+
+def kept_checkpoints(spec: Spec) -> Iterator[Finding]:
+    """Settings of checkpoints during the job need an interval."""
+    if is_given(spec.checkpoint, "keep") and spec.checkpoint.interval is None:
+        why = "without an interval the only checkpoint is the one at the end"
+        yield no_effect(("checkpoint", "keep"), why, "remove it, or add `interval = …`")
+    if spec.checkpoint.asynchronous and spec.checkpoint.interval is None:
+        why = "without an interval the only checkpoint is the one at the end, after all training"
+        yield no_effect(("checkpoint", "asynchronous"), why, "remove it, or add `interval = …`")
+
+
+def ports(spec: Spec) -> Iterator[Finding]:
+    """The ports of all engines are valid: they are counted up from the first engine's port."""
+    engines = spec.engine.count or 1
+    if spec.engine.port is not None and spec.engine.port + engines - 1 > 65535:
+        most = 65536 - engines
+        message = (
+            f"must be at most {most} for {engines} engines, whose ports are counted up from it, "
+            f"found {spec.engine.port}"
+        )
+        related = (("engine", "count"),)
+        yield Finding(
+            ("engine", "port"), message, f"set at most {most}", found=spec.engine.port, related=related
+        )
+
+
+def debug(spec: Spec) -> Iterator[Finding]:
+    """Saved samples are given exactly where the debug mode trains on them."""
+    mode: tuple[KeyPath, ...] = (("debug", "mode"),)
+    if spec.debug.mode == "train":
+        if spec.debug.rollouts is None:
+            cure = 'add `rollouts = "runs/…"`, the folder of a run with debug.save_rollouts'
+            yield Finding(mode[0], '"train" needs saved samples (debug.rollouts)', cure, "rollouts", "train")
+        return
+    for key in ("rollouts", "step"):
+        if is_given(spec.debug, key):
+            why = 'only mode = "train" trains on saved samples'
+            yield no_effect(("debug", key), why, 'remove it, or set mode = "train"', mode)
+
+
+def trackers(spec: Spec) -> Iterator[Finding]:
+    """Each tracker is listed once."""
+    types = [tracker.type for tracker in spec.trackers]
+    for number, name in enumerate(types):
+        if name in types[:number]:
+            message = f'"{name}" is listed twice, and would receive every metric twice'
+            yield Finding(("trackers", number, "type"), message, "remove one of the two", found=name)
+
+
+RULES: tuple[Rule, ...] = (
+    length_of_job,
+    ray_address,
+    evaluation,
+    model_revision,
+    kept_checkpoints,
+    ports,
+    debug,
+    trackers,
+)
+
+
+def is_given(section: BaseModel, name: str) -> bool:
+    """Returns whether the spec gives this key, rather than leaving it at its default."""
+    return name in section.model_fields_set
+
+
+def no_effect(path: KeyPath, why: str, cure: str, related: tuple[KeyPath, ...] = ()) -> Finding:
+    """Returns the finding about a setting that would have no effect."""
+    return Finding(path, f"has no effect: {why}", cure, at_value=False, related=related)
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)

@@ -1,0 +1,80 @@
+"""Rules of the terms of a loss: log-probs that a ratio compares, truncated samples, and pairs."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from rlrun.specs.derived.old_policy import may_be_stale
+from rlrun.specs.problems.findings import Finding
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.rules.shared_rules import is_given, no_effect
+from rlrun.specs.sections.job import Spec
+
+OLD: KeyPath = ("trainer", "old_log_probs")
+
+
+class TermDemands(Protocol):
+    """The fields of an algorithm's needs that are about its loss."""
+
+    @property
+    def rollout(self) -> bool:
+        """Whether the policy generates responses; false for SFT."""
+
+    @property
+    def pairs(self) -> bool:
+        """Whether each row has a chosen and a rejected response."""
+
+    @property
+    def old_log_probs(self) -> bool:
+        """Whether the loss has a ratio to the policy that generated the samples."""
+
+    @property
+    def trainer_log_probs(self) -> bool:
+        """Whether the loss reads the trainer's old log-probs as well as the engine's."""
+
+    @property
+    def critic(self) -> bool:
+        """Whether the algorithm reads values of a critic."""
+
+
+def old_log_probs(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+    """The source of old log-probs applies to a loss with a ratio, and provides what the loss reads."""
+    if is_given(spec.trainer, "old_log_probs") and not demands.old_log_probs:
+        yield no_effect(OLD, f"the loss of {spec.algorithm.type} reads no old log-probs", "remove it")
+    elif spec.trainer.old_log_probs == "rollout" and demands.trainer_log_probs:
+        message = (
+            'must be "trainer" with algorithm.correction, which compares log-probs of the trainer with those '
+            "of the engine"
+        )
+        yield Finding(OLD, message, 'set "trainer", or remove algorithm.correction', "trainer", "rollout")
+
+
+def stale_ratio(spec: Spec) -> Iterator[Finding]:
+    """Warns where stale samples are trained with a ratio of 1, so that nothing corrects for their age."""
+    corrected = spec.algorithm.params.get("correction") is not None
+    if may_be_stale(spec) and spec.trainer.old_log_probs == "trainer" and not corrected:
+        message = (
+            "with one optimizer step the ratio to the trainer's log-probs is always 1: stale samples are not "
+            "corrected"
+        )
+        yield Finding(OLD, message, 'set "rollout", or add algorithm.correction', "rollout", "trainer")
+
+
+def bootstrapping(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+    """Bootstrapping truncated samples needs truncated samples that are trained."""
+    bootstraps, truncated = spec.algorithm.params.get("bootstrap_truncated"), spec.rollout.truncated
+    if demands.critic and bootstraps is True and truncated != "train":
+        path: KeyPath = ("algorithm", "bootstrap_truncated")
+        why = f'with rollout.truncated = "{truncated}" truncated samples are not trained'
+        yield no_effect(path, why, "remove it, or remove rollout.truncated", (("rollout", "truncated"),))
+
+
+def pairs(spec: Spec, demands: TermDemands) -> Iterator[Finding]:
+    """A loss of pairs is reduced per sample.
+
+    The loss of a pair is one number that is repeated for each token: only the mean over tokens restores it.
+    """
+    path = ("trainer", "reduction")
+    if demands.pairs and spec.trainer.reduction != "per_sample_mean":
+        message = f'must be "per_sample_mean" for {spec.algorithm.type}, whose loss has one term per pair'
+        cure = 'set "per_sample_mean", or remove it'
+        yield Finding(path, message, cure, "per_sample_mean", spec.trainer.reduction)

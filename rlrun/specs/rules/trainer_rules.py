@@ -1,0 +1,124 @@
+"""Rules of `[trainer]`: settings that have no effect, and settings that contradict each other."""
+
+from collections.abc import Iterator
+
+from rlrun.specs.derived.engine_sections import POLICY, engine_sections
+from rlrun.specs.problems.findings import Finding, dotted
+from rlrun.specs.problems.positions import KeyPath
+from rlrun.specs.rules.optimizer_rules import optimizer_sections
+from rlrun.specs.rules.shared_rules import Rule, is_given, no_effect
+from rlrun.specs.sections.job import Spec
+
+SPLIT_SCHEDULES = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+OFFLOAD: KeyPath = ("trainer", "offload")
+HEAD_DTYPE: KeyPath = ("trainer", "head_dtype")
+
+
+def offloading(spec: Spec) -> Iterator[Finding]:
+    """Offloading needs GPUs, and an optimizer whose step the host can compute."""
+    if spec.trainer.offload == "none":
+        return
+    if not spec.cluster.gpus_per_node:
+        why = "the job has no GPUs, so all state is already in host memory"
+        yield no_effect(OFFLOAD, why, "remove it", (("cluster", "gpus_per_node"),))
+    for name, section in optimizer_sections(spec):
+        if spec.trainer.offload == "all" and section.optimizer == "muon":
+            message = "the host would compute Muon's matrix products, which takes minutes per step"
+            related: tuple[KeyPath, ...] = ((name, "optimizer"),)
+            yield Finding(OFFLOAD, message, 'set offload = "optimizer"', None, "all", related=related)
+
+
+def routing_replay(spec: Spec) -> Iterator[Finding]:
+    """The engine or an earlier pass of the trainer has to report the routed experts that are replayed."""
+    path: KeyPath = ("trainer", "moe", "routing_replay")
+    kind, related = spec.trainer.moe.routing_replay, (("engine", "type"), ("trainer", "old_log_probs"))
+    if kind == "engine" and spec.engine.type != "sglang":
+        message = f"{spec.engine.type} engines do not report routed experts"
+        yield Finding(path, message, 'set engine.type = "sglang"', found=kind, related=related)
+    if kind == "trainer" and spec.trainer.old_log_probs == "rollout":
+        why = "the trainer runs no pass for old log-probs whose routing could be replayed"
+        yield no_effect(path, why, 'remove it, or set trainer.old_log_probs = "trainer"', related)
+    steps, size = spec.trainer.optimizer_steps, spec.trainer.global_batch_size
+    samples = spec.rollout.batch_size * spec.rollout.samples_per_prompt
+    if kind == "trainer" and (steps == 1 or (steps is None and size in (None, samples))):
+        why = "with one optimizer step per rollout step the policy that is trained routes the same way"
+        yield no_effect(path, why, "remove it, or raise trainer.optimizer_steps", related)
+
+
+def balancing(spec: Spec) -> Iterator[Finding]:
+    """The bias of experts must be updated, and must be used by the side that chooses the experts."""
+    moe, switch = spec.trainer.moe, ("trainer", "moe", "balancing")
+    if moe.balancing == "off":
+        for name in ("balancing_rate", "balancing_export"):
+            if is_given(moe, name):
+                cure = 'remove it, or set balancing = "bias"'
+                yield no_effect(("trainer", "moe", name), 'balancing = "off"', cure, (switch,))
+        return
+    if spec.model.implementation == "transformers":
+        message = 'is not supported with model.implementation = "transformers"'
+        yield Finding(switch, message, "remove it", found="bias", related=(("model", "implementation"),))
+    if moe.routing_replay == "engine" and not moe.balancing_export:
+        why = "engines choose the experts, and are not sent the bias (balancing_export = false)"
+        related: tuple[KeyPath, ...] = (
+            ("trainer", "moe", "routing_replay"),
+            ("trainer", "moe", "balancing_export"),
+        )
+        yield no_effect(switch, why, "remove it, or set balancing_export = true", related)
+
+
+def external_heads(spec: Spec) -> Iterator[Finding]:
+    """Warns that engines which rlrun does not start compute logits in a precision of their own.
+
+    Only engines whose log-probs are compared with the trainer's matter: not a judge's.
+    """
+    if spec.trainer.head_dtype != "float32":
+        return
+    compared = {spec.reference.engine, spec.teacher.engine if spec.teacher else None} - {None}
+    for path, section in engine_sections(spec):
+        matters = path == POLICY or getattr(section, "name", None) in compared
+        if matters and section.type == "external":
+            message = (
+                f"does not reach the external engines of {dotted(path)}, which compute as they were started"
+            )
+            cure = "start them with --enable-fp32-lm-head (SGLang) or --head-dtype float32 (rlrun's engine)"
+            yield Finding(HEAD_DTYPE, message, cure, at_value=False, related=((*path, "type"),))
+
+
+def compilation(spec: Spec) -> Iterator[Finding]:
+    """Features that choose or split operations inside of a layer do not work with compiled layers."""
+    if not spec.trainer.compile:
+        return
+    path: KeyPath = ("trainer", "compile")
+    if spec.trainer.activation_checkpointing == "selective":
+        related: tuple[KeyPath, ...] = (("trainer", "activation_checkpointing"),)
+        message = "selective activation checkpointing cannot choose operations inside of compiled layers"
+        yield Finding(
+            path, message, 'set activation_checkpointing = "full" or "none"', None, True, related=related
+        )
+    parallel = spec.trainer.parallel
+    if parallel.pipeline > 1 and parallel.pipeline_schedule in SPLIT_SCHEDULES:
+        related = (("trainer", "parallel", "pipeline_schedule"), ("trainer", "parallel", "pipeline"))
+        message = f"{parallel.pipeline_schedule} cannot split the backward passes of compiled layers"
+        cure = 'set pipeline_schedule = "1F1B", or remove `compile`'
+        yield Finding(path, message, cure, None, True, related=related)
+
+
+def micro_batches(spec: Spec) -> Iterator[Finding]:
+    """Micro-batches are cut by tokens or by samples, not by both."""
+    if spec.trainer.micro_batch_size is not None and is_given(spec.trainer, "max_tokens_per_rank"):
+        why = (
+            f"micro_batch_size = {spec.trainer.micro_batch_size} cuts micro-batches by samples, not by tokens"
+        )
+        related: tuple[KeyPath, ...] = (("trainer", "micro_batch_size"),)
+        yield no_effect(
+            ("trainer", "max_tokens_per_rank"), why, "remove it, or remove micro_batch_size", related
+        )
+
+
+TRAINER_RULES: tuple[Rule, ...] = (
+    offloading,
+    routing_replay,
+    balancing,
+    compilation,
+    micro_batches,
+)

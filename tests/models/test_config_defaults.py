@@ -1,0 +1,33 @@
+"""Defaults of keys that a config.json leaves out.
+
+tests/models/test_config_json.py holds them to transformers.
+"""
+
+from typing import Any
+
+import pytest
+
+from rlrun.models.config_defaults import EXPERT_COUNTS, completed
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("key", EXPERT_COUNTS)
+def test_experts_that_are_counted_under_another_name_get_no_default(family: str, key: str) -> None:
+    found = completed({"model_type": family, key: 8})
+    assert [name for name in EXPERT_COUNTS if name in found] == [key]
+    assert any(name in completed({"model_type": family}) for name in EXPERT_COUNTS)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "qwen3", "head_dim": 64, "num_key_value_heads": None, "more": [1]},
+        {"model_type": "mamba", "state": 3},
+        {"model_type": ["qwen3"]},
+        {},
+    ],
+)
+def test_what_a_file_says_stays_as_it_is(config: dict[str, Any]) -> None:
+    found = completed(config)
+    assert {key: found[key] for key in config} == config
+    assert completed(found) == found

@@ -1,0 +1,42 @@
+"""What engines are started with."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.runner.cluster.engine_actors import EngineActor
+from rlrun.runner.cluster.engine_setups import Served, engine_setup
+from rlrun.runner.cluster.ray_process import Process, Request
+from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.sglang.server_command import command
+from rlrun.runner.engines.sglang.setup import SglangSetup
+from rlrun.runner.host.model_files import ModelFiles
+from rlrun.runner.planning.plan import make_plan
+from rlrun.specs.sections.job import Spec
+
+
+def setup_of(kind: str, head_dtype: str) -> Any:
+    """The setup of the first engine of a job."""
+    spec = Spec.model_validate(
+        {
+            "model": {"path": "tiny"},
+            "data": {},
+            "engine": {"type": kind, "python": "python3"} if kind == "sglang" else {"type": kind},
+            "trainer": {"steps": 1, "head_dtype": head_dtype},
+        }
+    )
+    request = Request("engine 0", EngineActor, None, {}, Path("engine-0.log"))  # type: ignore[arg-type]
+    served = Served(spec.engine, ModelFiles(Path("tiny"), None), 100, None, "key")
+    return engine_setup(
+        spec, served, make_plan(spec, cores=1).engines[0], Process(request, None, "127.0.0.1"), 0
+    )
+
+
+@pytest.mark.parametrize("head_dtype", ["model", "float32"])
+def test_engines_are_told_of_a_float32_head(head_dtype: str) -> None:
+    native, sglang = setup_of("native", head_dtype), setup_of("sglang", head_dtype)
+    assert isinstance(native, EngineSetup)
+    assert isinstance(sglang, SglangSetup)
+    assert native.head_dtype == head_dtype
+    assert ("--enable-fp32-lm-head" in command(sglang, 1)) == (head_dtype == "float32")

@@ -1,0 +1,275 @@
+"""Ranks that answer from memory: who gets what, and whose answer counts."""
+
+import asyncio
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlrun.converters.folders.checksums import Digests
+from rlrun.runner.batches.columns import Columns, from_columns, joined_log_probs
+from rlrun.runner.cluster.trainer_group import TrainerGroup
+from rlrun.runner.contracts.carriers import (
+    GroupAddress,
+    Readers,
+    TrainSequence,
+    TrainStep,
+    WeightBucket,
+    WeightManifest,
+)
+from rlrun.runner.engines.pool.delivery import WeightsMoved
+from rlrun.runner.host.failures import ProcessFailure
+
+READERS = Readers((0, 1), (0, 0), 1)
+
+
+class Rank:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.seen: list[Columns] = []
+        self.shared = 0
+        self.asked = 0
+        self.told: list[str] = []
+        self.loaded = ""
+        self.fails: ProcessFailure | None = None
+
+    def share(self, value: Any) -> Any:
+        self.shared += 1
+        return value
+
+    async def call(self, method: str, *args: Any, deadline: float) -> Any:
+        assert deadline > 0
+        if self.fails:
+            raise self.fails
+        return getattr(self, method)(*args)
+
+    def log_probs(self, columns: Columns, micro_batches: Any, reference: bool) -> Any:
+        self.seen.append(columns)
+        own = {
+            index: one.advantages * (2 if reference else 1) for index, one in from_columns(columns).items()
+        }
+        return joined_log_probs(own), 1.0 + self.number
+
+    def values(self, columns: Columns, micro_batches: Any) -> Any:
+        own = {index: one.advantages for index, one in from_columns(columns).items()}
+        return joined_log_probs(own if self.number in (0, 2) else {}), 1.0
+
+    def teacher_log_probs(self, columns: Columns, micro_batches: Any) -> Any:
+        return self.values(columns, micro_batches)
+
+    def train(self, columns: Columns, steps: list[TrainStep]) -> Any:
+        self.seen.append(columns)
+        return [{"train/loss": 0.5}] * len(steps), 2.0
+
+    def train_critic(self, columns: Columns, steps: list[TrainStep]) -> Any:
+        return self.train(columns, steps)
+
+    def write_weights(self, version: int) -> WeightManifest | None:
+        return WeightManifest("segment", 8, version, ()) if self.number == 0 else None
+
+    def begin_weights(self, readers: Readers) -> GroupAddress | None:
+        return GroupAddress("all", "host", 1, readers.count + 1, "gloo") if self.number == 0 else None
+
+    def next_bucket(self) -> WeightBucket | None:
+        return WeightBucket(7) if self.number == 0 else None
+
+    def save(self, folder: str) -> Digests:
+        assert isinstance(folder, str)
+        return {f"{folder}/{self.number}": "digest"}
+
+    def check_files(self, folder: str, digests: Digests) -> dict[str, str]:
+        self.told.append(f"check {folder} {' '.join(digests)}")
+        return {name: f"seen by {self.number}" for name in digests if name == "trainer/e"}
+
+    def offload(self) -> None:
+        self.told.append("offload")
+
+    def reload(self) -> None:
+        self.told.append("reload")
+
+    def update_reference(self) -> None:
+        self.told.append("update_reference")
+
+    def begin_save(self, folder: str) -> None:
+        self.told.append(f"begin_save {folder}")
+
+    def export_hf(self, folder: str) -> None:
+        self.told.append(f"export_hf {folder}")
+
+    def load(self, folder: str) -> None:
+        self.loaded = folder
+
+    def saved(self) -> Digests | None:
+        self.asked += 1
+        return {str(self.number): "digest"} if self.asked > self.number else None
+
+
+def sequences(count: int) -> list[TrainSequence]:
+    return [
+        TrainSequence(
+            tokens=np.arange(3, dtype=np.int32),
+            prompt_length=1,
+            loss_mask=np.ones(2, np.float32),
+            advantages=np.full(2, number, np.float32),
+            rollout_log_probs=np.zeros(2, np.float32),
+            execution=str(number),
+        )
+        for number in range(count)
+    ]
+
+
+def group() -> tuple[TrainerGroup, list[Rank]]:
+    """Two data ranks of two tensor ranks each."""
+    ranks = [Rank(number) for number in range(4)]
+    return TrainerGroup(ranks, [0, 0, 1, 1]), ranks
+
+
+BATCHES = (((0, 3), (4,)), ((2,), (1,)))
+
+
+async def test_each_rank_gets_its_own_data_ranks_sequences() -> None:
+    trainer, ranks = group()
+    step = TrainStep(BATCHES, {})
+    assert await trainer.train(sequences(5), [step, step]) == [{"train/loss": 0.5}] * 2
+    seen = [rank.seen[0].indices.tolist() for rank in ranks]
+    assert [sorted(set(indices)) for indices in seen] == [[0, 3, 4], [0, 3, 4], [1, 2], [1, 2]]
+    assert ranks[0].shared == 2
+
+
+@pytest.mark.parametrize(("reference", "factor"), [(False, 1), (True, 2)])
+async def test_log_probs_come_back_in_the_order_of_the_sequences(reference: bool, factor: int) -> None:
+    trainer, _ = group()
+    found = await trainer.log_probs(sequences(5), BATCHES, reference=reference)
+    assert [values[0] for values in found] == [factor * number for number in range(5)]
+
+
+async def test_companions_of_two_tensor_ranks_have_data_ranks_of_their_own() -> None:
+    ranks = [Rank(number) for number in range(4)]
+    for trainer, ask in (
+        ((one := TrainerGroup(ranks, [0, 1, 2, 3], critic=[0, 0, 1, 1])), one.values),
+        ((two := TrainerGroup(ranks, [0, 1, 2, 3], teacher=[0, 0, 1, 1])), two.teacher_log_probs),
+    ):
+        found = await ask(sequences(5), BATCHES)
+        assert [values[0] for values in found] == list(range(5))
+        assert trainer.seconds_used() == 1.0
+
+
+async def test_the_critic_is_trained_in_its_own_layout() -> None:
+    ranks = [Rank(number) for number in range(4)]
+    trainer = TrainerGroup(ranks, [0, 1, 2, 3], critic=[0, 0, 1, 1])
+    await trainer.train_critic(sequences(5), [TrainStep(BATCHES, {})])
+    assert [rank.seen[0].indices.tolist() for rank in ranks] == [[0, 3, 4], [0, 3, 4], [1, 2], [1, 2]]
+
+
+async def test_companions_have_the_layout_of_all_ranks_unless_told() -> None:
+    ranks = [Rank(number) for number in range(4)]
+    trainer = TrainerGroup(ranks, [0, 0, 1, 1])
+    await trainer.train_critic(sequences(4), [TrainStep((((0,),), ((1,),), ((2,),), ((3,),)), {})])
+    assert [rank.seen[0].indices.tolist() for rank in ranks] == [[0], [1], [2], [3]]
+
+
+async def test_the_slowest_rank_counts_and_counting_starts_over() -> None:
+    trainer, _ = group()
+    await trainer.log_probs(sequences(5), BATCHES)
+    await trainer.train(sequences(5), [TrainStep(BATCHES, {})])
+    assert trainer.seconds_used() == 6.0
+    assert trainer.seconds_used() == 0.0
+
+
+async def test_rank_0_says_where_the_weights_are() -> None:
+    trainer, _ = group()
+    assert (await trainer.write_weights(7)).version == 7
+
+
+async def test_weights_that_are_handed_over_stay_as_they_are_meanwhile() -> None:
+    trainer, ranks = group()
+    await trainer.write_weights(7)
+    async with trainer.hand_over(7, READERS) as buckets:
+        assert buckets.group == GroupAddress("all", "host", 1, 3, "gloo")
+        training = asyncio.create_task(trainer.train(sequences(5), [TrainStep(BATCHES, {})]))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not ranks[0].seen
+        assert await buckets.next() == WeightBucket(7)
+    await training
+    with pytest.raises(WeightsMoved):
+        async with trainer.hand_over(7, READERS):
+            pass
+
+
+async def test_weights_that_were_loaded_over_are_not_handed_over() -> None:
+    trainer, ranks = group()
+    await trainer.write_weights(7)
+    async with trainer.hand_over(7, READERS):
+        loading = asyncio.create_task(trainer.load(Path("checkpoint")))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not ranks[0].loaded
+    await loading
+    assert [rank.loaded for rank in ranks] == ["checkpoint"] * 4
+    with pytest.raises(WeightsMoved, match="no longer has weights 7"):
+        async with trainer.hand_over(7, READERS):
+            pass
+
+
+async def test_weights_that_were_never_written_are_not_handed_over() -> None:
+    trainer, _ = group()
+    for version in (0, 1):
+        with pytest.raises(WeightsMoved):
+            async with trainer.hand_over(version, READERS):
+                pass
+
+
+@pytest.mark.parametrize("what", ["offload", "reload", "update_reference"])
+async def test_every_rank_is_told(what: str) -> None:
+    trainer, ranks = group()
+    await getattr(trainer, what)()
+    assert [rank.told for rank in ranks] == [[what]] * 4
+
+
+@pytest.mark.parametrize("what", ["begin_save", "export_hf"])
+async def test_every_rank_writes(what: str) -> None:
+    trainer, ranks = group()
+    await getattr(trainer, what)(Path("there"))
+    assert [rank.told for rank in ranks] == [[f"{what} there"]] * 4
+
+
+async def test_ranks_are_asked_until_each_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlrun.runner.cluster.trainer_group.ASK_AGAIN_SECONDS", 0)
+    trainer, ranks = group()
+    assert await trainer.saved() == {str(number): "digest" for number in range(4)}
+    assert [rank.asked for rank in ranks] == [1, 2, 3, 4]
+
+
+async def test_the_digests_of_all_ranks_come_back() -> None:
+    trainer, _ = group()
+    assert await trainer.save(Path("there")) == {f"there/{number}": "digest" for number in range(4)}
+
+
+async def test_ranks_share_out_the_files_to_check() -> None:
+    trainer, ranks = group()
+    digests = {f"trainer/{name}": "digest" for name in "gfedcba"}
+    assert await trainer.check(Path("there"), digests) == {"trainer/e": "seen by 0"}
+    files = [rank.told[0].removeprefix("check there ").split() for rank in ranks]
+    assert files == [
+        ["trainer/a", "trainer/e"],
+        ["trainer/b", "trainer/f"],
+        ["trainer/c", "trainer/g"],
+        ["trainer/d"],
+    ]
+
+
+async def test_a_full_disk_on_a_rank_is_an_os_error() -> None:
+    trainer, ranks = group()
+    ranks[2].fails = ProcessFailure("trainer 2", "raised", "OSError: full", Path("log"), errno.ENOSPC)
+    with pytest.raises(OSError, match="trainer 2"):
+        await trainer.save(Path("checkpoint"))
+
+
+async def test_another_failure_stays_what_it_is() -> None:
+    trainer, ranks = group()
+    ranks[1].fails = ProcessFailure("trainer 1", "died", "killed", Path("log"))
+    with pytest.raises(ProcessFailure, match="trainer 1 died"):
+        await trainer.save(Path("checkpoint"))

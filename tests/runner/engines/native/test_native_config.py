@@ -1,0 +1,43 @@
+"""What the native engine reads from a model folder, against transformers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlrun.runner.engines.native.engine.loading import load
+from rlrun.runner.engines.native.engine.requests import SamplingParams
+from rlrun.runner.engines.native.engine.setup import EngineSetup
+from rlrun.runner.engines.native.model.config import FAMILIES, ModelConfig, read_config
+from tests.tiny_models import CONFIGS, END_ID, PAD_ID, make_tiny_model
+
+SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+
+
+def read(folder: Path, config: dict[str, object]) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_config(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_absent_key_is_what_transformers_assumes(family: str, tmp_path: Path) -> None:
+    whole = json.loads((make_tiny_model(tmp_path, family) / "config.json").read_text())
+    for key in whole.keys() - SIZES - {"model_type", "transformers_version", "eos_token_id"}:
+        partial = {name: value for name, value in whole.items() if name != key}
+        theirs = CONFIGS[family].from_dict(partial).to_dict()
+        assert read(tmp_path, partial) == read(tmp_path, theirs), key
+
+
+def test_the_tokenizer_s_own_end_token_ends_a_sample(tmp_path: Path) -> None:
+    """Instruction tuning often changes it there alone."""
+    folder = make_tiny_model(tmp_path, eos_token_id=PAD_ID)
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == PAD_ID
+    stops = load(EngineSetup(str(folder), dtype="float32")).stops.tokens
+    row = stops.index(SamplingParams())
+    assert stops.table[row].nonzero()[0].tolist() == [PAD_ID, END_ID]
+
+
+def test_heads_that_are_rotated_in_part_are_refused(tmp_path: Path) -> None:
+    whole = json.loads((make_tiny_model(tmp_path) / "config.json").read_text())
+    with pytest.raises(ValueError, match="partial_rotary_factor"):
+        read(tmp_path, whole | {"partial_rotary_factor": 0.5})

@@ -1,0 +1,111 @@
+"""The native engine's log-probs and greedy tokens against transformers, in float32."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlrun.runner.engines.native.engine.loading import load
+from rlrun.runner.engines.native.engine.requests import Job
+from rlrun.runner.engines.native.engine.setup import EngineSetup
+from tests.runner.engines.engine_cases import job, random_prompts, run
+from tests.tiny_models import make_tiny_model
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {"family": "qwen3"},
+    "qwen3-tied-bias": {"family": "qwen3", "tied": True, "attention_bias": True},
+    "qwen3-one-kv-head-wide": {"family": "qwen3", "num_key_value_heads": 1, "head_dim": 80},
+    "qwen3-odd-sizes": {"family": "qwen3", "hidden_size": 52, "intermediate_size": 75, "vocab": 333},
+    "llama": {"family": "llama"},
+    "llama-biases-no-gqa": {
+        "family": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "num_key_value_heads": 4,
+    },
+    "llama-head-dim-24": {"family": "llama", "head_dim": 24, "tied": True},
+    "llama3-rope": {"family": "llama", "rope_parameters": LLAMA3},
+    "linear-rope": {
+        "family": "llama",
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+    },
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probs_and_greedy_tokens_equal_transformers(name: str, operations: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, **MODELS[name])
+    scheduler = load(EngineSetup(str(folder), dtype="float32", max_running=7)).scheduler
+    jobs = [
+        job(prompt, seed=k, temperature=(0.0, 0.7, 1.0)[k], max_new_tokens=(40, 5, 17)[k], ignore_eos=True)
+        for prompt in random_prompts(4)
+        for k in range(3)
+    ]
+    run(scheduler, jobs)
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for finished in jobs:
+        logits = peer_logits(peer, finished)
+        expected = (logits / (finished.params.temperature or 1.0)).log_softmax(-1)
+        chosen = expected.gather(1, torch.from_numpy(finished.tokens).long()[:, None])[:, 0]
+        np.testing.assert_allclose(finished.log_probs, chosen.numpy(), atol=5e-5, rtol=1e-5)
+        assert len(finished.tokens) == finished.params.max_new_tokens
+        if finished.params.temperature == 0:
+            assert finished.tokens.tolist() == logits.argmax(-1).tolist()
+
+
+def test_bfloat16_agrees_with_float32_within_its_precision(operations: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, scale=0.05)
+    scheduler = load(EngineSetup(str(folder), dtype="bfloat16")).scheduler
+    jobs = run(scheduler, [job(prompt, max_new_tokens=30) for prompt in random_prompts(6)])
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for finished in jobs:
+        expected = peer_logits(peer, finished).log_softmax(-1)
+        chosen = expected.gather(1, torch.from_numpy(finished.tokens).long()[:, None])[:, 0]
+        np.testing.assert_allclose(finished.log_probs, chosen.numpy(), atol=0.05)
+
+
+def peer_logits(peer: torch.nn.Module, finished: Job) -> torch.Tensor:
+    """Transformers' logits `[R, V]` for the tokens a job made."""
+    tokens = torch.from_numpy(np.concatenate([finished.prompt, finished.tokens])).long()
+    with torch.no_grad():
+        logits: torch.Tensor = peer(tokens[None]).logits[0]
+    return logits[len(finished.prompt) - 1 : -1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_gives_the_log_probs_of_transformers(name: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, **MODELS[name])
+    scheduler = load(EngineSetup(str(folder), dtype="float32", device="cuda")).scheduler
+    jobs = run(scheduler, [job(prompt, k, top_p=0.9) for prompt in random_prompts(4) for k in range(3)])
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for finished in jobs:
+        expected = peer_logits(peer, finished).log_softmax(-1)
+        chosen = expected.gather(1, torch.from_numpy(finished.tokens).long()[:, None])[:, 0]
+        np.testing.assert_allclose(finished.log_probs, chosen.numpy(), atol=1e-3)
+
+
+def test_a_wide_head_multiplies_its_bfloat16_weights_in_float32(operations: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, tied=True)
+    setup = EngineSetup(str(folder), dtype="bfloat16", head_dtype="float32")
+    model = load(setup).scheduler.model
+    states = (9 * torch.randn(5, 64, generator=torch.Generator().manual_seed(0))).bfloat16()
+    logits = model.logits(states)
+    expected = states.float() @ model.weights.embedding.float().t()
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-4)
+    narrow = load(EngineSetup(str(folder), dtype="bfloat16")).scheduler.model.logits(states)
+    assert (narrow.float() - expected).abs().max() > 0.1
+    jobs = run(load(setup).scheduler, [job(prompt, max_new_tokens=5) for prompt in random_prompts(3)])
+    assert all(np.isfinite(finished.log_probs).all() for finished in jobs)

@@ -1,0 +1,231 @@
+"""Weights to several engines that may fail: who serves them, who is named, and what the others are told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rlrun.runner.contracts.carriers import (
+    FolderWeights,
+    GroupAddress,
+    Readers,
+    SerializedWeights,
+    StreamedWeights,
+    TensorSlot,
+    WeightBucket,
+)
+from rlrun.runner.contracts.errors import EngineError, EngineGone
+from rlrun.runner.engines.pool.delivery import Buckets, Delivery, WeightsMoved
+from rlrun.runner.engines.pool.pool import EnginePool
+
+SLOT = TensorSlot("w", "float32", (1,), 0)
+TOGETHER = StreamedWeights(8, 5, 2, together=True)
+APART = StreamedWeights(8, 5, 2, together=False)
+
+
+class Engine:
+    """An engine's client that fails where it is told to."""
+
+    def __init__(self, name: str = "engine") -> None:
+        self.url = name
+        self.failures: dict[str, Exception] = {}
+        self.log: list[str] = []
+        self.version = 0
+
+    async def begin_update(self, group: GroupAddress | None, rank: int) -> None:
+        self.step("begin", f"begin {group.name if group else None} {rank}")
+
+    async def load_bucket(self, bucket: WeightBucket) -> None:
+        self.step("load", f"load {','.join(bucket.payloads)}")
+        self.version = bucket.version
+
+    async def end_update(self, checksums: object) -> int:
+        self.step("end", "end")
+        return self.version
+
+    async def give_up_update(self) -> None:
+        self.log.append("give up")
+
+    async def update_weights(self, update: SerializedWeights | FolderWeights) -> int:
+        what = update.folder if isinstance(update, FolderWeights) else ",".join(update.payloads)
+        self.step("update", what)
+        return update.version
+
+    async def close(self) -> None:
+        pass
+
+    def step(self, name: str, line: str) -> None:
+        self.log.append(line)
+        if name in self.failures:
+            raise self.failures.pop(name)
+
+
+class Trainer:
+    """Two buckets of a version, over a group where it is asked for together."""
+
+    def __init__(self, together: bool = True) -> None:
+        self.members: list[str] = []
+        self.together = together
+        self.moved = False
+        self.error: str | None = None
+
+    @asynccontextmanager
+    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[Buckets]:
+        if self.moved:
+            raise WeightsMoved
+        self.members.append(" ".join(map("{}.{}".format, readers.engines, readers.lives)))
+        buckets = [
+            WeightBucket(
+                version, (SLOT,), () if self.together else tuple(f"{k}{i}" for i in range(readers.count))
+            )
+            for k in "ab"
+        ]
+        if self.error:
+            buckets[1] = WeightBucket(version, error=self.error)
+        stream = iter([*buckets, WeightBucket(version), WeightBucket(version)])
+        name, size = f"g{len(self.members)}", 1 + readers.count
+        group = GroupAddress(name, "h", 1, size, "gloo") if self.together else None
+
+        async def following() -> WeightBucket:
+            return next(stream)
+
+        yield Buckets(group, following)
+
+
+def delivery(engines: int, trainer: Trainer | None = None) -> Delivery:
+    made = Delivery(engines)
+    made.source = trainer or Trainer()
+    return made
+
+
+async def deliver(made: Delivery, update: object, engines: list[Engine]) -> dict[int, Exception]:
+    return await made.deliver(update, dict(enumerate(engines)))  # type: ignore[arg-type]
+
+
+async def test_every_engine_takes_part_in_every_bucket() -> None:
+    engines = [Engine(), Engine()]
+    trainer = Trainer()
+    made = delivery(2, trainer)
+    assert await deliver(made, TOGETHER, engines) == {}
+    assert [engine.log for engine in engines] == [
+        ["begin g1 1", "load ", "load ", "end"],
+        ["begin g1 3", "load ", "load ", "end"],
+    ]
+    await deliver(made, TOGETHER, engines)
+    assert trainer.members == ["0.0 1.0", "0.0 1.0"]  # the same group
+
+
+async def test_each_engine_reads_its_own_payloads() -> None:
+    engines = [Engine(), Engine()]
+    assert await deliver(delivery(2, Trainer(together=False)), APART, engines) == {}
+    assert engines[1].log == ["begin None 3", "load a2,a3", "load b2,b3", "end"]
+
+
+@pytest.mark.parametrize("error", [EngineGone("gone"), TimeoutError("hung")])
+async def test_a_broadcast_is_repeated_without_the_engine_that_broke_it(error: Exception) -> None:
+    engines = [Engine(), Engine(), Engine()]
+    engines[1].failures["load"] = error
+    engines[2].failures["load"] = EngineError("failed to receive: connection closed by peer")
+    trainer = Trainer()
+    assert await deliver(delivery(3, trainer), TOGETHER, engines) == {1: error}
+    assert trainer.members == ["0.0 1.0 2.0", "0.0 2.0"]
+    assert engines[0].log == ["begin g1 1", "load ", "give up", "begin g2 1", "load ", "load ", "end"]
+    assert engines[1].log == ["begin g1 3", "load "]
+    assert engines[2].log[-4:] == ["begin g2 3", "load ", "load ", "end"]
+
+
+async def test_who_refuses_a_bucket_is_named_and_the_others_get_everything() -> None:
+    engines, refusal = [Engine(), Engine()], EngineError("no such parameter")
+    engines[0].failures["load"] = refusal
+    assert await deliver(delivery(2, Trainer(together=False)), APART, engines) == {0: refusal}
+    assert engines[0].log[-1] == "give up"
+    assert engines[1].log[-1] == "end"
+
+
+async def test_what_the_trainer_could_not_send_is_told_of_every_engine() -> None:
+    engines, trainer = [Engine("one"), Engine("two")], Trainer()
+    trainer.error = "no room"
+    failures = await deliver(delivery(2, trainer), TOGETHER, engines)
+    assert {str(error) for error in failures.values()} == {
+        f"engine {name} was not given its weights: no room" for name in ("one", "two")
+    }
+    assert all(engine.log[-1] == "give up" for engine in engines)
+
+
+async def test_another_version_and_other_bytes_fail_at_the_end() -> None:
+    engines = [Engine("one"), Engine()]
+    engines[1].failures["end"] = EngineError("holds other bytes")
+    stale = delivery(2)
+    failures = await deliver(stale, StreamedWeights(8, 5, 2, together=True), engines)
+    assert set(failures) == {1}
+
+
+async def test_only_engines_that_have_the_version_before_are_told_what_changed() -> None:
+    engines, made = [Engine(), Engine()], delivery(2)
+    await deliver(made, FolderWeights("f1", 8, 1), engines)
+    made.forget(1)
+    await deliver(made, FolderWeights("f2", 8, 2, "f2-changed", 1), engines)
+    assert [engine.log for engine in engines] == [["f1", "f2-changed"], ["f1", "f2"]]
+
+
+async def test_payloads_are_read_once_and_end_with_their_copies() -> None:
+    engines, made = [Engine(), Engine()], delivery(2)
+    update = SerializedWeights(8, 1, tuple("abcd"), 2)
+    for _ in range(2):
+        assert await deliver(made, update, engines) == {}
+    assert [engine.log for engine in engines] == [["a", "c"], ["b", "d"]]
+    assert "lost 2 times" in str((await deliver(made, update, engines))[0])
+
+
+async def test_a_pool_loses_who_failed_and_gives_it_the_weights_when_it_is_mended() -> None:
+    engines, trainer = [Engine(), Engine()], Trainer()
+    pool = EnginePool(engines, mended=True)  # type: ignore[arg-type]
+    pool.connect(trainer)
+    engines[1].failures["end"] = EngineError("holds other bytes")
+    assert await pool.update_weights(TOGETHER) == 5
+    await pool.lost(1)
+    assert pool.cause(1) == "holds other bytes"
+    await pool.mend(1, Engine())  # type: ignore[arg-type]
+    assert trainer.members[-1] == "1.2"
+    assert pool.cause(1) is None
+
+
+async def test_where_the_trainer_went_on_a_mended_engine_waits_for_the_next_update() -> None:
+    trainer = Trainer()
+    pool = EnginePool([Engine(), Engine()], mended=True)  # type: ignore[list-item]
+    pool.connect(trainer)
+    await pool.update_weights(TOGETHER)
+    pool.lose(0)
+    trainer.moved = True
+    mending = asyncio.create_task(pool.mend(0, Engine()))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not mending.done()
+    trainer.moved = False
+    await pool.update_weights(StreamedWeights(8, 6, 2, together=True))
+    await asyncio.wait_for(mending, 5)
+
+
+async def test_a_mended_engine_that_refuses_the_update_it_waited_for_is_an_error() -> None:
+    trainer, mended = Trainer(), Engine()
+    mended.failures["load"] = EngineError("no such parameter")
+    pool = EnginePool([Engine(), Engine()], mended=True)  # type: ignore[list-item]
+    pool.connect(trainer)
+    await pool.update_weights(TOGETHER)
+    pool.lose(0)
+    trainer.moved = True
+    mending = asyncio.create_task(pool.mend(0, mended))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    trainer.moved = False
+    await pool.update_weights(StreamedWeights(8, 6, 2, together=True))
+    with pytest.raises(EngineError, match="no such parameter"):
+        await asyncio.wait_for(mending, 5)
+
+
+async def test_where_nobody_mends_a_failed_update_is_an_error() -> None:
+    engine = Engine()
+    engine.failures["update"] = EngineError("no")
+    with pytest.raises(EngineError, match="no"):
+        await EnginePool([engine]).update_weights(FolderWeights("f", 8, 1))  # type: ignore[list-item]

@@ -1,0 +1,246 @@
+"""Engines that come and go: what the pool asks of whom, and what the supervisor does about it."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rlrun.runner.contracts.carriers import (
+    GenerateRequest,
+    Generation,
+    Sampling,
+    SerializedWeights,
+    WeightManifest,
+)
+from rlrun.runner.contracts.errors import EngineError, EngineGone, JobError
+from rlrun.runner.engines.pool import supervisor as supervisor_module
+from rlrun.runner.engines.pool.pool import EnginePool
+from rlrun.runner.engines.pool.supervisor import Budget, Supervisor
+
+
+class Client:
+    """An engine that answers with the weights it serves, until it is gone."""
+
+    def __init__(self, name: str) -> None:
+        self.url = name
+        self.version = 0
+        self.payloads: list[str] = []
+        self.asked: list[str] = []
+        self.gone = False
+        self.closed = False
+        self.memory: list[str] = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+
+    async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+        self.asked += [request.id for request in requests]
+        await self.hold.wait()
+        if self.gone:
+            raise EngineGone(f"{self.url} broke")
+        tokens = np.array([self.version], np.int32)
+        return [[Generation(tokens, np.zeros(1, np.float32), "stop", ())] for _ in requests]
+
+    async def update_weights(self, update: WeightManifest | SerializedWeights) -> int:
+        if self.gone:
+            raise EngineGone(f"{self.url} broke")
+        if isinstance(update, SerializedWeights):
+            self.payloads += update.payloads
+        self.version = update.version
+        return self.version
+
+    async def abort_all(self) -> None:
+        if self.gone:
+            raise EngineGone(f"{self.url} broke")
+
+    async def settle(self) -> None:
+        self.memory.append("settle")
+
+    async def release_memory(self, tags: Sequence[str]) -> None:
+        self.memory.append(f"release {' '.join(tags)}")
+
+    async def resume_memory(self, tags: Sequence[str]) -> None:
+        self.memory.append(f"resume {' '.join(tags)}")
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Engine:
+    """A process that dies when told to; its next start gives the next client, or an error."""
+
+    def __init__(self, starts: list[Client | JobError]) -> None:
+        self.name = "engine 0"
+        self.died = asyncio.Event()
+        self.failure = JobError("engine 0 died: killed")
+        self._starts = starts
+
+    async def watch(self) -> None:
+        await self.died.wait()
+        raise self.failure
+
+    async def restart(self) -> Client:
+        self.died.clear()
+        start = self._starts.pop(0)
+        if isinstance(start, JobError):
+            raise start
+        return start
+
+
+def request(name: str) -> GenerateRequest:
+    return GenerateRequest(name, np.array([1], np.int32), (1,), Sampling(4))
+
+
+def manifest(version: int) -> WeightManifest:
+    return WeightManifest("rlrun-x", 64, version, ())
+
+
+def pool_of(*clients: Client, mended: bool = True) -> EnginePool:
+    return EnginePool(clients, mended=mended)  # type: ignore[arg-type]
+
+
+async def turns(count: int = 50) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(supervisor_module, "CAUSE_SECONDS", 0.01)
+
+
+async def test_what_a_lost_engine_was_asked_is_asked_of_another() -> None:
+    first, second = Client("a"), Client("b")
+    pool = pool_of(first, second)
+    first.hold.clear()
+    running = asyncio.create_task(pool.generate(request("x")))
+    await turns()
+    first.gone = True
+    first.hold.set()
+    assert len(await running) == 1
+    assert second.asked == ["x"]
+    await pool.generate(request("y"))
+    assert (first.asked, second.asked) == (["x"], ["x", "y"])
+
+
+async def test_without_anybody_to_mend_it_a_lost_engine_is_an_error() -> None:
+    gone = Client("a")
+    gone.gone = True
+    pool = pool_of(gone, mended=False)
+    with pytest.raises(EngineGone):
+        await pool.generate(request("x"))
+    with pytest.raises(EngineGone):
+        await pool.update_weights(manifest(1))
+
+
+async def test_a_mended_engine_first_gets_the_weights_of_the_others() -> None:
+    first, second, again = Client("a"), Client("b"), Client("c")
+    pool = pool_of(first, second)
+    first.gone = True
+    assert await pool.update_weights(manifest(7)) == 7
+    assert second.version == 7
+    await pool.mend(0, again)  # type: ignore[arg-type]
+    assert again.version == 7
+    assert first.closed
+    await pool.generate(request("x"))
+    assert again.asked == ["x"]
+
+
+async def test_a_batch_waits_for_its_own_engine() -> None:
+    """Which engine runs what must not depend on who died."""
+    first, second, again = Client("a"), Client("b"), Client("c")
+    pool = pool_of(first, second)
+    first.gone = True
+    running = asyncio.create_task(pool.generate_batch([request("x"), request("y")]))
+    await turns()
+    assert not running.done()
+    assert second.asked == ["y"]
+    await pool.mend(0, again)  # type: ignore[arg-type]
+    assert len(await running) == 2
+    assert again.asked == ["x"]
+
+
+async def test_every_start_reads_a_payload_of_its_own() -> None:
+    first, second = Client("a"), Client("b")
+    pool = pool_of(first, second)
+    await pool.update_weights(SerializedWeights(8, 1, tuple("abcdef"), copies=3))
+    assert (first.payloads, second.payloads) == (["a"], ["b"])
+    for payload in "df":
+        again = Client("c")
+        await pool.mend(1, again)  # type: ignore[arg-type]
+        assert again.payloads == [payload]
+    with pytest.raises(EngineError, match="lost 3 times within one step"):
+        await pool.mend(1, Client("d"))  # type: ignore[arg-type]
+
+
+async def test_an_engine_that_crashes_twice_at_the_same_weights_is_not_started_a_third_time() -> None:
+    said: list[str] = []
+    crash = JobError("engine 0 died: its process crashed: SIGILL (Illegal instruction)")
+    pool, engine = pool_of(Client("a")), Engine([crash, Client("b")])
+    engine.failure = crash
+    await pool.update_weights(manifest(2))
+    engine.died.set()
+    with pytest.raises(JobError, match="crashed with SIGILL at the same place before"):
+        await Supervisor(pool, [engine], Budget(3), said.append).run()  # type: ignore[list-item]
+    assert len(said) == 1
+
+
+async def test_an_engine_that_dies_is_started_again_and_serves() -> None:
+    said: list[str] = []
+    first, again = Client("a"), Client("b")
+    pool, engine = pool_of(first), Engine([JobError("no port"), again])
+    watching = asyncio.create_task(Supervisor(pool, [engine], Budget(3), said.append).run())  # type: ignore[list-item]
+    await pool.update_weights(manifest(2))
+    first.gone = True
+    engine.died.set()
+    assert (await pool.generate(request("x")))[0].tokens.tolist() == [2]
+    assert again.asked == ["x"]
+    await turns(500)
+    assert said[0] == "engine 0 died: killed; starting engine 0 again (2 restarts left)"
+    assert said[1] == "no port; starting engine 0 again (1 restarts left)"
+    assert said[2].startswith("engine 0 is back after ")
+    watching.cancel()
+
+
+async def test_the_last_failure_ends_the_job_when_no_restart_is_left() -> None:
+    pool, engine = pool_of(Client("a")), Engine([JobError("no port")])
+    engine.died.set()
+    with pytest.raises(JobError, match="no port"):
+        await Supervisor(pool, [engine], Budget(1), lambda text: None).run()  # type: ignore[list-item]
+
+
+async def test_an_engine_whose_connection_breaks_is_started_again_though_it_seems_well() -> None:
+    said: list[str] = []
+    broken, again = Client("a"), Client("b")
+    broken.gone = True
+    pool, engine = pool_of(broken), Engine([again])
+    watching = asyncio.create_task(Supervisor(pool, [engine], Budget(1), said.append).run())  # type: ignore[list-item]
+    await pool.generate(request("x"))
+    assert said[0].startswith("engine 0 cannot be reached; ")
+    watching.cancel()
+
+
+async def test_engines_sleep_once_and_wake_by_parts() -> None:
+    first, second = Client("a"), Client("b")
+    pool = pool_of(first, second)
+    await pool.sleep()
+    await pool.sleep()
+    await pool.wake("weights")
+    await pool.wake("kv_cache")
+    await pool.wake("kv_cache")
+    assert first.memory == second.memory
+    assert first.memory == ["settle", "release weights kv_cache", "resume weights", "resume kv_cache"]
+
+
+async def test_an_engine_that_dies_in_its_sleep_is_started_when_there_is_memory_for_it() -> None:
+    pool, engine = pool_of(Client("a")), Engine([Client("b")])
+    watching = asyncio.create_task(Supervisor(pool, [engine], Budget(1), lambda text: None).run())  # type: ignore[list-item]
+    await pool.sleep()
+    engine.died.set()
+    await turns(500)
+    assert engine._starts
+    await pool.wake("kv_cache")
+    await pool.generate(request("x"))
+    assert not engine._starts
+    watching.cancel()

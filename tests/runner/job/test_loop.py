@@ -1,0 +1,267 @@
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlrun.plugins.types import Group, Needs
+from rlrun.runner.checkpoints.reading import read_driver
+from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
+from rlrun.runner.job.device_sharing import DeviceSharing
+from rlrun.runner.job.job import Job, Progress
+from rlrun.runner.job.loop import run
+from rlrun.runner.prompts.prefetcher import Prefetcher
+from rlrun.runner.rollouts.demonstrations import DemonstrationSource, demonstration
+from rlrun.runner.rollouts.filtering import Filters
+from rlrun.runner.rollouts.synchronous import SynchronousSource
+from rlrun.specs.sections.rollout import RolloutSpec
+from tests.runner.loop_fakes import Engines, Journal, Prompts, Relative, Trainer, pack, policy
+
+SPEC = RolloutSpec(batch_size=4, samples_per_prompt=4, max_response_tokens=1)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+class Evaluation:
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    async def run(self) -> dict[str, float]:
+        self.events.append("eval")
+        return {"eval/held_out/reward": 0.5}
+
+
+def job(folder: Path, steps: int = 3, optimizer_steps: int = 1, **changes: object) -> Job:
+    events: list[str] = []
+    engines = Engines()
+    parts = {
+        "steps": steps,
+        "source": SynchronousSource(
+            SPEC, policy(engines, deterministic=True), Prompts().ahead(4), Filters([])
+        ),
+        "algorithm": Relative(),
+        "pack": pack(optimizer_steps),
+        "trainer": Trainer(events),
+        "journal": Journal(events),
+        "checkpoints": Checkpoints(folder, keep=2),
+        "engines": engines,
+    }
+    return Job(**(parts | changes))  # type: ignore[arg-type]
+
+
+async def test_a_step_happens_in_the_order_of_the_data_flow(tmp_path: Path) -> None:
+    one = job(tmp_path, steps=2)
+    await run(one, progress := Progress())
+    assert one.trainer.events == [
+        "weights 0",
+        *("train", "weights 1", "metrics 1"),
+        *("train", "weights 2", "metrics 2", "flush", "save"),
+    ]
+    assert (progress.step, progress.version) == (2, 2)
+
+
+class Memory:
+    """Engines and trainer that note what they are told about memory, and do not like it twice."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.owner: str = "nobody"
+
+    async def sleep(self) -> None:
+        if self.owner != "trainer":
+            self.events.append("engines sleep")
+
+    async def wake(self, tag: str) -> None:
+        assert self.owner == ("trainer" if tag == "weights" else "engines")
+        self.events.append(f"wake {tag}")
+
+    async def reload(self) -> None:
+        self.owner = "trainer"
+
+    async def offload(self) -> None:
+        assert self.owner == "trainer"
+        self.owner = "engines"
+        self.events.append("trainer leaves")
+
+
+async def test_trainer_and_engines_on_the_same_devices_take_turns(tmp_path: Path) -> None:
+    one = job(tmp_path, steps=2, checkpoint_interval=1)
+    events = one.trainer.events
+    memory = Memory(events)
+    await run(replace(one, turns=DeviceSharing(memory, memory)), Progress())
+    handed_over = ["wake weights", "trainer leaves", "wake kv_cache"]
+    assert events == [
+        *("engines sleep", "weights 0", *handed_over),
+        *("engines sleep", "train", "weights 1", *handed_over, "metrics 1", "flush"),
+        *("engines sleep", "save", "weights 1", *handed_over),
+        *("engines sleep", "train", "weights 2", *handed_over, "metrics 2", "flush"),
+        *("engines sleep", "save"),
+    ]
+
+
+async def test_the_policy_learns(tmp_path: Path) -> None:
+    one = job(tmp_path, steps=40)
+    await run(one, Progress())
+    rewards = [metrics["rollout/reward/mean"] for _, metrics in one.journal.lines]
+    assert rewards[0] < 0.7
+    assert rewards[-1] > 0.95
+
+
+async def test_samples_come_from_the_newest_weights(tmp_path: Path) -> None:
+    one = job(tmp_path, steps=3)
+    await run(one, Progress())
+    assert [metrics["rollout/staleness/max"] for _, metrics in one.journal.lines] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("needs", "optimizer_steps", "recompute", "passes"),
+    [
+        (Needs(), 1, True, []),
+        (Needs(), 2, True, ["log_probs"]),
+        (Needs(), 2, False, []),
+        (Needs(old_log_probs=False), 2, True, []),
+        (Needs(reference=True), 1, True, ["reference"]),
+        (Needs(reference=True), 2, True, ["log_probs", "reference"]),
+        (Needs(policy_log_probs=True), 1, True, ["log_probs"]),
+        (Needs(policy_log_probs=True), 1, False, []),
+        (Needs(policy_log_probs=True, teacher=True), 2, True, ["log_probs", "teacher"]),
+        (Needs(critic=True), 1, True, ["values", "critic"]),
+    ],
+)
+async def test_only_the_passes_that_are_needed_are_run(
+    tmp_path: Path, needs: Needs, optimizer_steps: int, recompute: bool, passes: list[str]
+) -> None:
+    companions = {name: pack(optimizer_steps) for name in ("teacher", "critic") if getattr(needs, name)}
+    packs = {f"pack_{name}": packer for name, packer in companions.items()}
+    one = job(tmp_path, 1, optimizer_steps, algorithm=Relative(needs), recompute_old=recompute, **packs)
+    await run(one, Progress())
+    assert one.trainer.events[1 : 1 + len(passes) + 1] == [*passes, "train"]
+    sequence = one.trainer.trained[0][0]
+    assert (sequence.old_log_probs is not None) == ("log_probs" in passes and optimizer_steps > 1)
+    assert (sequence.reference_log_probs is not None) == ("reference" in passes)
+
+
+class Remembers(Relative):
+    """Keeps what stands on the samples when advantages are made."""
+
+    def __init__(self, needs: Needs) -> None:
+        super().__init__(needs)
+        self.groups: list[Group] = []
+
+    def advantages(self, groups: Sequence[Group]) -> list[np.ndarray]:
+        self.groups = copy.deepcopy(list(groups))
+        return super().advantages(groups)
+
+
+async def test_samples_carry_what_the_advantages_need(tmp_path: Path) -> None:
+    algorithm = Remembers(Needs(policy_log_probs=True, reference=True, teacher=True, critic=True))
+    one = job(tmp_path, 1, algorithm=algorithm, pack_teacher=pack(), pack_critic=pack())
+    await run(one, Progress())
+    for sample in (sample for group in algorithm.groups for sample in group.samples):
+        np.testing.assert_array_equal(sample.policy_log_probs, sample.log_probs)
+        np.testing.assert_array_equal(sample.reference_log_probs, sample.log_probs)
+        np.testing.assert_array_equal(sample.teacher_log_probs, sample.log_probs - 1)
+        assert (sample.values.tolist(), sample.value_after) == ([0.5], 0.75)
+    for sequence in one.trainer.trained[0]:
+        assert sequence.values.tolist() == [0.5]
+        assert sequence.returns.tolist() == [float(sequence.tokens[-1])]
+
+
+async def test_the_critic_can_begin_alone(tmp_path: Path) -> None:
+    needs = Needs(critic=True)
+    one = job(tmp_path, 3, algorithm=Relative(needs), pack_critic=pack(), critic_only_steps=2)
+    await run(one, Progress())
+    assert [event for event in one.trainer.events if event in ("critic", "train")] == ["critic"] * 3 + [
+        "train"
+    ]
+
+
+async def test_the_reference_follows_every_interval(tmp_path: Path) -> None:
+    one = job(tmp_path, 5, algorithm=Relative(Needs(reference=True)), reference_interval=2)
+    await run(one, Progress())
+    events = [event for event in one.trainer.events if event in ("train", "update reference")]
+    assert events == ["train", "train", "update reference"] * 2 + ["train"]
+
+
+async def test_evaluation_before_every_interval_and_at_the_end(tmp_path: Path) -> None:
+    one = job(tmp_path, steps=5, eval_interval=2)
+    events = one.trainer.events
+    await run(job(tmp_path / "other", 5, trainer=one.trainer, journal=one.journal, eval_interval=2,
+                  evaluation=Evaluation(events)), Progress())  # fmt: skip
+    evaluated = [step for step, metrics in one.journal.lines if "eval/held_out/reward" in metrics]
+    assert evaluated == [0, 2, 4, 5]
+    assert events.count("eval") == 4
+
+
+async def test_checkpoints_every_interval_and_at_the_end(tmp_path: Path) -> None:
+    one = job(tmp_path, steps=5, checkpoint_interval=2)
+    await run(one, Progress())
+    assert names(tmp_path) == ["step-4", "step-5"]
+
+
+async def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    whole = job(tmp_path / "whole", steps=6)
+    await run(whole, Progress())
+
+    await run(job(tmp_path / "parts", steps=4, checkpoint_interval=2), Progress())
+    second = job(tmp_path / "parts", steps=6)
+    checkpoint = second.checkpoints.newest()
+    driver = read_driver(checkpoint)
+    await second.trainer.load(trainer_folder(checkpoint))
+    await second.source.restore(driver["data"])
+    await run(second, Progress(**driver["progress"]))
+
+    def curve(lines: list) -> list:
+        return [
+            (step, {k: v for k, v in metrics.items() if not k.startswith("perf/")}) for step, metrics in lines
+        ]
+
+    assert curve(second.journal.lines) == curve(whole.journal.lines)[4:]
+    assert second.trainer.logit == whole.trainer.logit
+
+
+async def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
+    one = job(tmp_path, steps=2)
+    await run(one, Progress(step=2))
+    assert one.trainer.events == []
+
+
+async def test_demonstrations_need_no_engine(tmp_path: Path) -> None:
+    prompts = Prompts()
+    groups = Prefetcher(
+        lambda: [
+            Group(p, [demonstration(p, 0, p.tokens, np.ones(len(p.tokens), np.float32), "text")])
+            for p in prompts.take(4)
+        ],
+        lambda: {"place": prompts.place},
+        lambda state: None,
+    )
+    one = job(
+        tmp_path,
+        steps=2,
+        source=DemonstrationSource(groups),
+        algorithm=Relative(Needs(rollout=False, old_log_probs=False)),
+        engines=None,
+    )
+    await run(one, Progress())
+    assert [len(sequences) for sequences in one.trainer.trained] == [4, 4]
+    assert one.trainer.events[0] == "train"
+    assert "rollout/reward/mean" not in one.journal.lines[0][1]
+
+
+async def test_the_learning_rate_is_the_last_and_the_rest_a_mean(tmp_path: Path) -> None:
+    one = job(tmp_path, steps=1, optimizer_steps=4)
+    await run(one, Progress())
+    assert one.journal.lines[0][1]["train/lr"] == 0.25
+
+
+async def test_overhead_is_what_no_part_of_the_step_claims(tmp_path: Path) -> None:
+    one = job(tmp_path, steps=1)
+    await run(one, Progress())
+    metrics = one.journal.lines[0][1]
+    assert 0 <= metrics["perf/overhead_time"] <= metrics["perf/step_time"]
+    assert metrics["perf/weight_sync_bytes"] == 8

@@ -1,0 +1,178 @@
+"""What is wrong with a model's and a data file's contents, told at the key that names them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.plugins.validation import load_checked_spec
+from rlrun.runner.job.preflight import check_files
+from rlrun.specs.paths import RECIPES
+from rlrun.specs.problems.findings import Problem, SpecError
+
+QUESTIONS = [{"question": f"{n} + 1?", "answer": n + 1} for n in range(5)]
+MATH = {"type": "math"}
+
+
+def problems_of(
+    folder: Path, rows: list[Any], *, sections: str = "", reward: dict[str, Any] | None = MATH, **data: Any
+) -> list[Problem]:
+    """The problems of a job that reads these rows, whose files are otherwise fine."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in data.items())
+    rewards = f'[[rewards]]\ntype = "{reward["type"]}"\n' if reward else ""
+    spec = folder / "job.toml"
+    spec.write_text(
+        '[model]\npath = "package:quickstart/model"\n'
+        f'[data]\npath = "rows.jsonl"\n{keys}{rewards}'
+        "[rollout]\nmax_prompt_tokens = 48\nmax_response_tokens = 64\n"
+        f"[trainer]\nsteps = 1\nglobal_batch_size = 32\n{sections}"
+    )
+    try:
+        check_files(load_checked_spec([spec]))
+    except SpecError as error:
+        return list(error.problems)
+    return []
+
+
+@pytest.mark.parametrize(
+    ("rows", "data"),
+    [
+        (QUESTIONS, {"prompt_key": "question", "label_key": "answer"}),
+        (QUESTIONS, {"prompt_template": "{question} Answer in \\boxed{}.", "label_key": "answer"}),
+        ([{"prompt": "1?", "label": 0}], {}),
+        ([{"prompt": f"{n}?", "label": n} for n in range(40)] + ['{"torn'], {}),
+    ],
+    ids=["named keys", "template", "a label of 0", "one broken row of many"],
+)
+def test_files_that_can_be_used_have_no_problems(
+    tmp_path: Path, rows: list[Any], data: dict[str, Any]
+) -> None:
+    assert problems_of(tmp_path, rows, **data) == []
+
+
+def test_rows_under_other_keys_name_the_keys_to_set(tmp_path: Path) -> None:
+    [problem] = problems_of(tmp_path, QUESTIONS)
+    assert problem.key == "data.path"
+    assert problem.line == 4
+    assert problem.message.startswith("5 of the 5 rows looked at cannot be used: rows.jsonl:1: ")
+    assert problem.message.endswith("""it has 'question', 'answer': set prompt_key = "question\"""")
+    [problem] = problems_of(tmp_path, QUESTIONS, prompt_key="question")
+    assert "reward 'math' compares with the row's label, and the row has none" in problem.message
+    assert problem.cure == 'the rows have question, answer: label_key = "answer"'
+
+
+def test_a_reward_without_need_of_a_label_takes_rows_without_one(tmp_path: Path) -> None:
+    rows = [{"prompt": "Say anything."}]
+    assert problems_of(tmp_path, rows, reward={"type": "random"}) == []
+    for needy in ("exact_match", "f1", "gpqa", "math_verify", "deepscaler", "dapo", "code"):
+        [problem] = problems_of(tmp_path, rows, reward={"type": needy})
+        assert f"reward '{needy}'" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "row", "message"),
+    [
+        ("sft", {"prompt": "1?", "answer": "2"}, "no demonstration; set response_key"),
+        ("dpo", {"prompt": "1?", "answer": "2"}, "no demonstration; set response_key"),
+        ("sft", {"prompt": [{"role": "user", "content": "1?"}]}, "no demonstration; set response_key"),
+    ],
+)
+def test_demonstrations_are_asked_for(
+    tmp_path: Path, algorithm: str, row: dict[str, Any], message: str
+) -> None:
+    [problem] = problems_of(tmp_path, [row], reward=None, sections=f'[algorithm]\ntype = "{algorithm}"\n')
+    assert message in problem.message
+    if "answer" in row:
+        assert problem.cure == 'the rows have prompt, answer: response_key = "answer"'
+
+
+def test_a_chat_that_ends_with_an_answer_is_a_demonstration(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "2"}]
+    sections = '[algorithm]\ntype = "sft"\n'
+    assert problems_of(tmp_path, [{"prompt": chat}], reward=None, sections=sections) == []
+
+
+def test_a_column_that_some_rows_leave_empty_is_not_proposed_again(tmp_path: Path) -> None:
+    rows = [{"question": "1?", "answer": 1}, {"question": "2?", "answer": None}, {"question": "3?"}]
+    [problem] = problems_of(tmp_path, rows, prompt_key="question", label_key="answer")
+    assert problem.message.startswith("2 of the 3 rows")
+    assert problem.cure == "label_key is 'answer' already: fill that in, or leave the rows without it out"
+
+
+def test_a_chat_that_ends_with_an_answer_is_no_prompt(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "2"}]
+    [problem] = problems_of(tmp_path, [{"prompt": chat, "label": "2"}])
+    assert "its messages end with an answer" in problem.message
+
+
+@pytest.mark.parametrize("label", [["2"], {"value": 2}, "", " "])
+def test_a_label_that_no_answer_can_equal_is_refused(tmp_path: Path, label: object) -> None:
+    rows = [{"prompt": "1?", "label": label}]
+    for reward in ("math", "exact_match", "f1", "math_verify", "deepscaler", "dapo"):
+        [problem] = problems_of(tmp_path, rows, reward={"type": reward})
+        assert f"reward '{reward}' compares with" in problem.message
+
+
+def test_held_out_data_are_looked_at_too(tmp_path: Path) -> None:
+    (tmp_path / "held-out.jsonl").write_text('{"text": "1?"}\n')
+    held_out = '[[eval.datasets]]\nname = "a"\npath = "held-out.jsonl"\n'
+    [problem] = problems_of(tmp_path, [{"prompt": "1?", "label": 0}], sections=held_out)
+    assert problem.key == "eval.datasets.0.path"
+    assert 'set prompt_key = "text"' in problem.message
+
+
+def test_a_task_that_does_not_exist_is_guessed() -> None:
+    with pytest.raises(SpecError) as caught:
+        check_files(load_checked_spec([RECIPES / "quickstart.toml"], ["data.task=chain_sun"]))
+    [problem] = caught.value.problems
+    assert (problem.key, problem.message) == (
+        "data.task",
+        "reasoning-gym has no task 'chain_sun'; did you mean 'chain_sum'?",
+    )
+
+
+def test_a_setting_that_a_task_does_not_have_is_guessed() -> None:
+    changed = "data.task_params={ min_term = 4, seed = 3 }"
+    with pytest.raises(SpecError) as caught:
+        check_files(load_checked_spec([RECIPES / "quickstart.toml"], [changed]))
+    [problem] = caught.value.problems
+    assert (problem.key, problem.message) == (
+        "data.task",
+        "reasoning-gym's task 'chain_sum' has no setting 'min_term' (task_params); did you mean 'min_terms'?",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"config.json": {"model_type": "gemma7"}}, "model_type 'gemma7' is not supported"),
+        ({"tokenizer.json": None}, "has no tokenizer"),
+        ({"chat_template.jinja": None, "tokenizer_config.json": {}}, "data.apply_chat_template = false"),
+    ],
+    ids=["family", "tokenizer", "chat template"],
+)
+def test_a_model_that_cannot_be_used_is_named(
+    tmp_path: Path, tiny_model: Path, change: dict[str, Any], message: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in tiny_model.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    for name, content in change.items():
+        (folder / name).unlink(missing_ok=True)
+        if content is not None:
+            (folder / name).write_text(json.dumps(content))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1?", "label": 0}\n')
+    spec = tmp_path / "job.toml"
+    spec.write_text(
+        '[model]\npath = "model"\n[data]\npath = "rows.jsonl"\n[[rewards]]\ntype = "math"\n'
+        "[rollout]\nmax_prompt_tokens = 48\nmax_response_tokens = 64\n[trainer]\nsteps = 1\n"
+    )
+    with pytest.raises(SpecError) as caught:
+        check_files(load_checked_spec([spec]))
+    [problem] = caught.value.problems
+    assert problem.key == "model.path"
+    assert message in problem.message

@@ -1,0 +1,110 @@
+"""Each check of the doctor, and that whatever is not well has a cure."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.runner.planning.doctor import (
+    GIB,
+    Check,
+    compiler,
+    disk,
+    examine,
+    open_files,
+    packages,
+    port,
+    python,
+    sandbox,
+    sglang,
+    shared_memory,
+    torch_and_gpus,
+)
+
+NEEDED = (
+    'torch==2.14.1; extra == "run"',
+    'ray>=2.50; extra == "run"',
+    'mypy>=1.18; extra == "dev"',
+    "rich>=14",
+)
+ON_CPU = {"cuda": False, "built": None, "threads": 1, "nccl": None, "gpus": []}
+ON_GPU = {"cuda": True, "built": "12.8", "threads": 1, "nccl": [2, 27, 3], "gpus": ["H100", "H100"]}
+
+
+@pytest.mark.parametrize(
+    ("check", "verdict", "words"),
+    [
+        (python((3, 10)), "bad", "3.10"),
+        (python((3, 12)), "ok", "3.12"),
+        (sglang(None), "note", "not installed here"),
+        (sglang("0.5.23"), "ok", "0.5.23"),
+        (compiler(None), "note", "plain torch operators"),
+        (compiler("/usr/bin/c++"), "ok", "/usr/bin/c++"),
+        (disk(Path("runs"), 500 * GIB), "ok", "500 GiB free"),
+        (disk(Path("runs"), GIB), "note", "1 GiB free"),
+        (shared_memory(None), "bad", "not there"),
+        (shared_memory(64 * 2**20), "note", "0.1 GiB free"),
+        (shared_memory(50 * GIB), "ok", "50.0 GiB free"),
+        (port(6379, in_use=True), "note", "in use"),
+        (port(6379, in_use=False), "ok", "free"),
+        (open_files(1024), "note", "at most 1024"),
+        (open_files(-1), "ok", "unlimited"),
+    ],
+)
+def test_checks(check: Check, verdict: str, words: str) -> None:
+    assert check.verdict == verdict
+    assert words in check.found
+    assert check.cure or check.verdict == "ok" or check.subject == "SGLang"
+
+
+@pytest.mark.parametrize(
+    ("problem", "memory", "verdicts", "cure"),
+    [
+        ("", "a cgroup", ["ok", "ok"], ""),
+        ("", "watching", ["ok", "note"], "systemd-run"),
+        ("", "nothing", ["ok", "note"], "CONFIG_PROC_CHILDREN"),
+        ("jail: unshare: Operation not permitted", "nothing", ["note"], "user.max_user_namespaces"),
+        ("jail: mount none: Operation not permitted", "nothing", ["note"], "apparmor"),
+        ("jail: mount_setattr: Function not implemented", "nothing", ["note"], "5.12"),
+        ("jail: seccomp: Invalid argument", "nothing", ["note"], "CONFIG_SECCOMP_FILTER"),
+        ("no table of system calls for riscv64", "nothing", ["note"], "aarch64"),
+        ("no space left", "nothing", ["note"], "docs/sandbox.md"),
+    ],
+)
+def test_what_the_sandbox_can_enforce(problem: str, memory: Any, verdicts: list[str], cure: str) -> None:
+    checks = list(sandbox(problem, memory))
+    assert [check.verdict for check in checks] == verdicts
+    assert cure in checks[-1].cure
+
+
+def test_packages_against_the_tested_versions() -> None:
+    installed = {"torch": "2.14.1+cpu", "ray": "2.9.1"}
+    torch, ray = packages(installed, NEEDED)
+    assert (torch.verdict, torch.found) == ("ok", "2.14.1+cpu")
+    assert (ray.verdict, ray.cure) == ("bad", "pip install 'ray>=2.50'")
+    torch, ray = packages({"torch": "2.13.0", "ray": "2.60.0"}, NEEDED)
+    assert (torch.verdict, torch.found) == ("note", "2.13.0; tested with 2.14.1")
+    assert ray.verdict == "ok"
+    assert [each.found for each in packages({}, NEEDED)] == ["not installed"] * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "driver", "verdicts", "words"),
+    [
+        ("No module named 'torch'", [], ["bad"], "fails to import"),
+        (ON_CPU, [], ["note"], "jobs run on the CPU"),
+        (ON_CPU, ["H100"], ["bad"], "torch sees none"),
+        (ON_GPU, ["H100", "H100"], ["ok", "ok"], "2: H100, CUDA 12.8"),
+        (ON_GPU | {"nccl": None}, ["H100"], ["ok", "bad"], "CUDA 12.8"),
+    ],
+)
+def test_torch_against_the_driver(answer: Any, driver: list[str], verdicts: list[str], words: str) -> None:
+    found = list(torch_and_gpus(answer, driver))
+    assert [each.verdict for each in found] == verdicts
+    assert words in found[0].found
+
+
+def test_this_host_is_examined(tmp_path: Path) -> None:
+    found = {check.subject: check for check in examine(tmp_path / "not" / "there")}
+    assert {"Python", "torch", "ray", "GPUs", "SGLang", "disk", "/dev/shm", "open files"} <= found.keys()
+    assert found["Python"].verdict == "ok"

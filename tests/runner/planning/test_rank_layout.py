@@ -1,0 +1,73 @@
+import pytest
+
+from rlrun.runner.planning.rank_layout import (
+    Coordinates,
+    coordinates,
+    data_rank,
+    is_data_rank_leader,
+    schedulable,
+    stage_layers,
+    stages_of,
+    token_multiple,
+)
+from rlrun.specs.sections.trainer import ParallelSpec
+
+
+def test_tensor_parallel_neighbours_share_their_data():
+    parallel = ParallelSpec(fsdp=2, replicate=2, tensor=2)
+    assert [data_rank(rank, parallel) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [rank for rank in range(8) if is_data_rank_leader(rank, parallel)] == [0, 2, 4, 6]
+
+
+def test_pipelines_are_outermost_and_share_their_data():
+    parallel = ParallelSpec(pipeline=2, fsdp=2, context=2)
+    assert coordinates(5, parallel) == Coordinates(pipeline=1, replicate=0, fsdp=0, context=1, tensor=0)
+    assert [data_rank(rank, parallel) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "speaking"),
+    [
+        ("1F1B", [(0,), (1,), (2,)], [2]),
+        ("Interleaved1F1B", [(0, 3), (1, 4), (2, 5)], [2]),
+        ("ZBVZeroBubble", [(0, 5), (1, 4), (2, 3)], [0]),
+        ("DualPipeV", [(0, 5), (1, 4), (2, 3)], [0]),
+    ],
+)
+def test_the_rank_of_the_last_stage_speaks(schedule, stages, speaking):
+    parallel = ParallelSpec(pipeline=3, pipeline_schedule=schedule)
+    assert [stages_of(place, parallel) for place in range(3)] == stages
+    assert [rank for rank in range(3) if is_data_rank_leader(rank, parallel)] == speaking
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "sizes"),
+    [(4, 1, [4]), (8, 4, [2, 2, 2, 2]), (10, 4, [2, 3, 3, 2]), (11, 4, [3, 3, 3, 2]), (3, 2, [2, 1])],
+)
+def test_stages_have_as_many_layers_each(layers, stages, sizes):
+    ranges = stage_layers(layers, stages)
+    assert [len(each) for each in ranges] == sizes
+    assert [layer for each in ranges for layer in each] == list(range(layers))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "counts"),
+    [
+        ("1F1B", {1: 2, 2: 2, 5: 5}),
+        ("GPipe", {1: 1, 5: 5}),
+        ("Interleaved1F1B", {1: 1, 3: 4, 4: 4, 5: 6}),
+        ("InterleavedZeroBubble", {3: 4}),
+        ("ZBVZeroBubble", {1: 1, 5: 5}),
+        ("DualPipeV", {1: 4, 4: 4, 5: 5}),
+    ],
+)
+def test_empty_micro_batches_fill_up_what_a_schedule_needs(schedule, counts):
+    parallel = ParallelSpec(pipeline=2, pipeline_schedule=schedule)
+    assert {count: schedulable(count, parallel) for count in counts} == counts
+
+
+def test_micro_batches_divide_by_what_cuts_them():
+    assert token_multiple(ParallelSpec()) == 1
+    assert token_multiple(ParallelSpec(tensor=4)) == 4
+    assert token_multiple(ParallelSpec(context=2, tensor=2)) == 8
+    assert token_multiple(ParallelSpec(context=2, context_balance="none")) == 2

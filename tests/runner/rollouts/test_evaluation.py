@@ -1,0 +1,171 @@
+import numpy as np
+import pytest
+
+from rlrun.plugins.generation import Sampling
+from rlrun.plugins.types import Group, Status
+from rlrun.runner.contracts.errors import EngineError, JobError
+from rlrun.runner.rollouts.evaluation import Evaluator, eval_set, evaluation_metrics
+from rlrun.runner.rollouts.sessions import RolloutSettings
+from rlrun.specs.sections.evaluation import EvalDatasetSpec, EvalSpec
+from rlrun.specs.sections.rollout import RolloutSpec
+from tests.runner.loop_fakes import Engines, Grader, policy, prompt, sample
+from tests.runner.typing_engines import TypingEngines
+
+ROLLOUT = RolloutSpec(samples_per_prompt=8, temperature=1.0, top_p=0.9, max_response_tokens=64, stop=("#",))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "section", "expected"),
+    [
+        ({}, {}, (1.0, 0.9, 64, 8)),
+        ({}, {"temperature": 0.0, "samples_per_prompt": 1}, (0.0, 0.9, 64, 1)),
+        (
+            {"temperature": 0.6, "max_response_tokens": 32},
+            {"temperature": 0.0, "top_p": 1.0},
+            (0.6, 1.0, 32, 8),
+        ),
+        ({"samples_per_prompt": 4}, {"samples_per_prompt": 2}, (1.0, 0.9, 64, 4)),
+    ],
+)
+def test_settings_fall_back_to_the_section_then_to_the_rollout(
+    dataset: dict, section: dict, expected: tuple
+) -> None:
+    spec = EvalDatasetSpec(name="held_out", type="jsonl", **dataset)
+    one = eval_set(spec, EvalSpec(**section), ROLLOUT, [])
+    sampling = one.wanted.sampling
+    found = (sampling.temperature, sampling.top_p, sampling.max_new_tokens, one.wanted.samples)
+    assert found == expected
+    assert sampling.stop == ("#",)
+
+
+def held_out(count: int = 3, samples: int = 2):
+    spec = EvalDatasetSpec(name="held_out", type="jsonl", samples_per_prompt=samples)
+    return eval_set(spec, EvalSpec(), ROLLOUT, [prompt(index) for index in range(count)])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_every_prompt_is_answered_and_graded(deterministic: bool) -> None:
+    engines = Engines()
+    engines.probability = 1.0
+    metrics = await Evaluator([held_out()], policy(engines, deterministic=deterministic), 10).run()
+    assert metrics["eval/held_out/reward"] == 1.0
+    assert metrics["eval/held_out/pass@2"] == 1.0
+    assert metrics["eval/held_out/truncated_ratio"] == 0.0
+    assert metrics["eval/held_out/response_len/mean"] == 1.0
+    assert len(engines.requests) == 3
+
+
+async def test_evaluations_repeat_and_share_no_seed_with_training() -> None:
+    engines = Engines()
+    evaluator = Evaluator([held_out()], policy(engines), 10)
+    assert await evaluator.run() == await evaluator.run()
+    first, again = engines.requests[:3], engines.requests[3:]
+    assert [one.seeds for one in first] == [one.seeds for one in again]
+    assert all(one.id.startswith("eval-held_out-") for one in first)
+
+
+async def test_an_engine_that_does_not_answer_is_named() -> None:
+    engines = Engines()
+    engines.never = {1}
+    with pytest.raises(JobError, match="evaluation on 'held_out'"):
+        await Evaluator([held_out()], policy(engines), 0.01).run()
+
+
+async def test_a_sample_past_its_time_is_left_out_and_ends_nothing() -> None:
+    engines = TypingEngines(lambda index, number: 10**9 if (index, number) == (1, 1) else 3)
+    rollout = ROLLOUT.model_copy(update={"request_timeout": 0.3, "max_response_tokens": 10**9})
+    spec = EvalDatasetSpec(name="held_out", type="jsonl", samples_per_prompt=2)
+    one = eval_set(spec, EvalSpec(), rollout, [prompt(index) for index in range(3)])
+    metrics = await Evaluator([one], policy(engines), 10).run()  # type: ignore[arg-type]
+    assert (metrics["eval/held_out/failed"], metrics["eval/held_out/late"]) == (1, 1)
+    assert all(np.isfinite(value) for value in metrics.values()), metrics
+
+
+async def test_a_prompt_that_engines_refuse_costs_the_evaluation_its_samples_alone() -> None:
+    engines = Engines()
+    engines.probability, engines.broken = 1.0, {1}
+    metrics = await Evaluator([held_out()], policy(engines), 10).run()
+    assert metrics["eval/held_out/reward"] == 1.0
+    assert (metrics["eval/held_out/failed"], metrics["eval/held_out/late"]) == (2, 0)
+
+
+async def test_an_evaluation_without_any_answer_says_why() -> None:
+    engines = Engines()
+    engines.broken = {0, 1, 2}
+    with pytest.raises(EngineError, match="500"):
+        await Evaluator([held_out()], policy(engines), 10).run()
+
+
+async def test_no_more_samples_are_asked_for_than_there_is_room_for() -> None:
+    engines = TypingEngines(lambda index, number: 3)
+    await Evaluator([held_out(9)], policy(engines), 10, concurrency=5).run()  # type: ignore[arg-type]
+    assert engines.most == 4  # two groups of two
+    assert len(engines.requests) == 9
+
+
+async def test_a_failed_sample_is_counted_and_left_out() -> None:
+    grader = Grader()
+    grader.fails = {0}
+    engines = Engines()
+    engines.probability = 1.0
+    metrics = await Evaluator([held_out(2)], policy(engines, grader), 10).run()
+    assert metrics["eval/held_out/reward"] == metrics["eval/held_out/pass@1"] == 1.0
+    assert metrics["eval/held_out/failed"] == 2
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.ABORTED])
+def test_what_never_finished_says_nothing_of_the_policy(status: Status) -> None:
+    unscored = sample(0, 1, reward=float("nan"), length=9, status=status)
+    metrics = evaluation_metrics([Group(prompt(0), [sample(reward=1.0, length=3), unscored])], 1.0)
+    assert metrics["reward"] == metrics["pass@1"] == 1.0
+    assert "pass@2" not in metrics
+    assert metrics["response_len/max"] == 3
+    assert (metrics["failed"], metrics["late"]) == (1, int(status is Status.ABORTED))
+
+
+def test_an_evaluation_in_which_nothing_finished_has_no_reward() -> None:
+    late = sample(0, 0, reward=float("nan"), status=Status.ABORTED)
+    assert evaluation_metrics([Group(prompt(0), [late])], 1.0) == {"failed": 1, "late": 1}
+
+
+@pytest.mark.parametrize(
+    ("used", "given", "limits"),
+    [
+        (0, None, (8, 16)),
+        (40, None, (8, 10)),
+        (45, None, (5, 5)),
+        (0, Sampling(4, min_new_tokens=8), (4, 4)),
+        (47, Sampling(4, min_new_tokens=8), (3, 3)),
+        (50, None, None),
+    ],
+)
+def test_no_more_tokens_are_required_than_allowed(
+    used: int, given: Sampling | None, limits: tuple[int, int] | None
+) -> None:
+    """Later turns have what is left, and evaluations a limit of their own."""
+    wanted = RolloutSettings("eval", 1, Sampling(16, min_new_tokens=8), 50, 1.0)
+    found = wanted.sampling_for(np.zeros(used, np.int32), given)
+    assert (found and (found.min_new_tokens, found.max_new_tokens)) == limits
+
+
+@pytest.mark.parametrize(
+    ("used", "given", "limit"),
+    [(0, None, 6), (40, None, 6), (45, None, 5), (0, Sampling(4), 4), (0, Sampling(9), 6), (50, None, None)],
+)
+def test_a_turn_has_a_limit_of_its_own(used: int, given: Sampling | None, limit: int | None) -> None:
+    wanted = RolloutSettings("eval", 1, Sampling(16), 50, 1.0, max_turn_tokens=6)
+    found = wanted.sampling_for(np.zeros(used, np.int32), given)
+    assert (found and found.max_new_tokens) == limit
+
+
+def test_a_long_evaluation_has_more_time_and_the_same_limit_per_turn() -> None:
+    rollout = ROLLOUT.model_copy(update={"max_turn_tokens": 32})
+    dataset = EvalDatasetSpec(name="held_out", type="jsonl", max_response_tokens=10_000)
+    wanted = eval_set(dataset, EvalSpec(), rollout, []).wanted
+    assert (wanted.timeout, wanted.turn_limit) == (2000, 32)
+
+
+def test_the_threshold_decides_what_passes() -> None:
+    group = Group(prompt(0), [sample(reward=0.5), sample(0, 1, reward=0.2, status=Status.TRUNCATED)])
+    assert evaluation_metrics([group], 0.4)["pass@1"] == 0.5
+    assert evaluation_metrics([group], 1.0)["pass@1"] == 0.0

@@ -1,0 +1,84 @@
+"""Seats that ask in lockstep, whatever the order and the moment they ask in."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlrun.plugins.generation import Generation, Sampling
+from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.rollouts.lockstep import Barrier
+from rlrun.runner.rollouts.sessions import nothing
+
+LONGEST = 30.0
+"""Seconds that no test takes: what would wait for ever fails then."""
+
+
+def request(name: str) -> GenerateRequest:
+    return GenerateRequest(name, np.zeros(1, np.int32), (1,), Sampling(1))
+
+
+class Asked:
+    """Engines that note which requests came together, and answer when they are let."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.may_answer = asyncio.Event()
+
+    async def __call__(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+        self.batches.append([one.id for one in requests])
+        await self.may_answer.wait()
+        return [[nothing("length")] for _ in requests]
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_requests_go_together_in_the_order_of_the_seats() -> None:
+    asked = Asked()
+    asked.may_answer.set()
+    barrier = Barrier(asked)
+    seats = [barrier.seat((place,)) for place in (2, 0, 1)]
+    first = [asyncio.create_task(seat.ask(request(f"{seat.place[0]}"))) for seat in seats[:2]]
+    await turns()
+    assert not asked.batches, "one seat has not asked"
+    await asyncio.gather(*first, seats[2].ask(request("1")))
+    assert asked.batches == [["0", "1", "2"]]
+
+
+async def test_whoever_leaves_is_not_waited_for() -> None:
+    asked = Asked()
+    asked.may_answer.set()
+    barrier = Barrier(asked)
+    stays, leaves = barrier.seat((0,)), barrier.seat((1,))
+    asking = asyncio.create_task(stays.ask(request("a")))
+    await turns()
+    leaves.leave()
+    await asyncio.wait_for(asking, LONGEST)
+    assert asked.batches == [["a"]]
+
+
+async def test_what_a_seat_asks_while_it_is_answered_goes_into_the_next_batch() -> None:
+    asked = Asked()
+    barrier = Barrier(asked)
+    seat = barrier.seat((0,))
+    first = asyncio.create_task(seat.ask(request("a")))
+    await turns()
+    second = asyncio.create_task(seat.ask(request("b")))
+    await turns()
+    asked.may_answer.set()
+    await asyncio.wait_for(asyncio.gather(first, second), LONGEST)
+    assert asked.batches == [["a"], ["b"]]
+
+
+async def test_closing_gives_up_what_is_being_asked() -> None:
+    asked = Asked()
+    barrier = Barrier(asked)
+    asking = asyncio.create_task(barrier.seat((0,)).ask(request("a")))
+    await turns()
+    await asyncio.wait_for(barrier.close(), LONGEST)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,0 +1,97 @@
+"""What two ranks hold in each layout, against the plan and against a dry run of each of them.
+
+Together they tell what training them takes; each alone, to the byte what it has at most.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlrun.models.config_json import read_architecture
+from rlrun.runner.planning.deep_plan import DryRun
+from rlrun.runner.planning.memory import training
+from rlrun.runner.planning.model_size import shares
+from rlrun.runner.trainer.dry_run.rank import dry_run
+from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
+from tests.runner.trainer.trainer_cases import make_spec, run_ranks
+from tests.tiny_models import make_tiny_model
+
+WORKER = Path(__file__).with_name("memory_worker.py")
+LAYOUTS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3", {"fsdp": 2}),
+    ("qwen3", {"tensor": 2}),
+    ("qwen3", {"context": 2}),
+    ("qwen3", {"pipeline": 2}),
+    ("qwen3_moe", {"fsdp": 2, "expert": 2}),
+]
+HELD = ("parameters", "gradients", "optimizer")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {family: make_tiny_model(root / family, family) for family in ("qwen3", "qwen3_moe")}
+
+
+@pytest.fixture(scope="module")
+def together(
+    folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[list[dict[str, Any]]]:
+    """By layout and rank, of two ranks that wait for each other."""
+    out = tmp_path_factory.mktemp("together")
+    run_ranks(WORKER, 2, cases(folders), out)
+    ranks = [json.loads((out / f"held-{rank}.json").read_text()) for rank in range(2)]
+    return [list(each) for each in zip(*ranks, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def alone(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    """By layout and rank, of ranks that nobody waits for."""
+    out = tmp_path_factory.mktemp("alone")
+    run_ranks(WORKER, 1, cases(folders), out)
+    found: list[list[dict[str, Any]]] = json.loads((out / "held-0.json").read_text())
+    return found
+
+
+def cases(folders: dict[str, Path]) -> list[tuple[str, dict[str, Any]]]:
+    return [(str(folders[family]), layout) for family, layout in LAYOUTS]
+
+
+@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=[f"{name}-{more}" for name, more in LAYOUTS])
+def test_ranks_hold_what_is_planned(
+    number: int, folders: dict[str, Path], together: list[list[dict[str, Any]]]
+) -> None:
+    family, layout = LAYOUTS[number]
+    model, parallel = read_architecture(folders[family]), ParallelSpec(**layout)
+    phase = training(model, TrainerSpec(steps=1, dtype="float32", parallel=parallel), gpu=False)
+    for name in HELD:
+        assert phase.part(name) == pytest.approx(max(rank[name] for rank in together[number]), rel=0.1)
+    if parallel.pipeline > 1:
+        places = [share.parameters * 4 for share in shares(model, parallel)]
+        assert places == pytest.approx([rank["parameters"] for rank in together[number]], rel=0.1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=[f"{name}-{more}" for name, more in LAYOUTS])
+def test_a_dry_run_tells_what_a_rank_holds(
+    number: int,
+    rank: int,
+    folders: dict[str, Path],
+    together: list[list[dict[str, Any]]],
+    alone: list[list[dict[str, Any]]],
+) -> None:
+    family, layout = LAYOUTS[number]
+    waiting, unhindered = together[number][rank], alone[number][rank]
+    spec = make_spec(folders[family], layout, max_tokens_per_rank=300)
+    request = DryRun(
+        spec.model_dump_json(), read_architecture(folders[family]), rank, tuple(waiting["micro_batches"])
+    )
+    traced = dry_run(request)
+    for name in HELD:
+        assert traced["most"][name] == pytest.approx(waiting[name], rel=0.01)
+        assert unhindered[name] == waiting[name]
+    at_peak = sum(traced["peak"].values()) - waiting["parameters"] - waiting["optimizer"]
+    assert at_peak == pytest.approx(unhindered["beside"], rel=0.02)
+    assert at_peak < 1.06 * waiting["beside"]  # which errs upwards alone: what waits is freed later

@@ -1,0 +1,100 @@
+"""The fallback to transformers' own layers; test_parity.py compares it with transformers on every layout."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, MixtralConfig
+
+from rlrun.models.transformers_models import read_foreign
+from rlrun.runner.trainer.model.transformers_decoder import build_transformers_decoder
+from tests.converters.conversions import convert, read_hf, same
+from tests.runner.trainer.trainer_cases import Reference, make_rank, make_sequences, make_spec, plan
+from tests.tiny_models import make_tiny_model
+
+CPU = torch.device("cpu")
+
+
+def test_trained_saved_converted_and_exported(tmp_path):
+    run = tmp_path / "run"
+    folder = make_tiny_model(tmp_path / "hf", "mistral", tied=True, pad_token_id=None)
+    trainer = make_rank(folder, spec := make_spec(folder))
+    try:
+        sequences = make_sequences(3)
+        trainer.train(sequences, plan(sequences, spec))
+        trainer.save(run / "checkpoints" / "step-1" / "trainer")
+        trainer.export_hf(tmp_path / "export")
+    finally:
+        trainer.close()
+    (run / "spec.lock.json").write_text(json.dumps({"model": {"folder": str(folder)}}))
+    exported = read_hf(tmp_path / "export")
+    assert exported.keys() == read_hf(folder).keys()
+    assert not same(exported, read_hf(folder))
+    assert same(exported, read_hf(convert(run, "hf", tmp_path / "converted")))
+
+
+SHORT, LONG = [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 3.8], [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+STRETCHED = {
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 8.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": SHORT,
+        "long_factor": LONG,
+        "factor": 4.0,
+        "original_max_position_embeddings": 20,
+    },
+}
+"""Kinds of RoPE whose frequencies follow a sequence's length."""
+
+
+@pytest.mark.parametrize("kind", STRETCHED)
+def test_a_document_has_the_frequencies_that_it_has_alone(tmp_path, kind):
+    """Whatever stands beside it in its pack, and whatever was computed before."""
+    settings = {"max_position_embeddings": 20, "rope_parameters": STRETCHED[kind], "sliding_window": None}
+    folder = make_tiny_model(tmp_path / "hf", "mistral", pad_token_id=None, **settings)
+    sequences = make_sequences(12)
+    lengths = [len(one.tokens) for one in sequences]
+    assert min(lengths) < 20 < max(lengths)
+    trainer = make_rank(folder, spec := make_spec(folder))
+    try:
+        [step] = plan(sequences, spec)
+        assert any(len(batch) > 1 for batch in step.micro_batches[0])
+        found = [trainer.log_probs(sequences, step.micro_batches) for _ in range(2)]
+    finally:
+        trainer.close()
+    for i, sequence in enumerate(sequences):
+        with torch.no_grad():
+            alone, _ = Reference(folder, spec).log_probs(sequence)
+        for own in found:
+            torch.testing.assert_close(torch.from_numpy(own[i]), alone, atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_whose_checkpoint_is_rearranged_is_refused(tmp_path):
+    config = MixtralConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"the checkpoint's tensors are not transformers' parameters: .*experts"
+    ):
+        build_transformers_decoder(tmp_path, read_foreign(tmp_path), None, torch.float32, CPU)
+
+
+def test_attention_that_documents_cannot_be_told_to_is_refused(tmp_path, monkeypatch):
+    folder = make_tiny_model(tmp_path / "hf", "mistral", pad_token_id=None)
+    trainer = make_rank(folder, spec := make_spec(folder))
+    try:
+        [decoder] = trainer._learner.policy.decoders
+        decoder._layers += 1  # as if one layer had attention of its own kind
+        sequences = make_sequences(1)
+        with pytest.raises(ValueError, match="called attention 2 times for 3 layers"):
+            trainer.log_probs(sequences, plan(sequences, spec)[0].micro_batches)
+    finally:
+        trainer.close()

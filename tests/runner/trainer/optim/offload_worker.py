@@ -1,0 +1,35 @@
+"""One rank of the offloading test: `RANK WORLD_SIZE PORT CASES OUT`."""
+
+import json
+import sys
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from rlrun.runner.trainer.compat.meshes import local_part
+from tests.runner.trainer.optim.test_offload import same, trained, whole
+from tests.runner.trainer.trainer_cases import make_rank, make_spec
+
+
+def main(rank, world_size, port, cases):
+    for folder, parallel in cases:
+        results = {}
+        for offload in ("none", "optimizer", "all"):
+            spec = make_spec(folder, parallel, offload=offload)
+            trainer = make_rank(folder, spec, rank=rank, world_size=world_size, port=port)
+            metrics = trained(trainer, spec, 1)
+            held = [*trainer._parameters.held, *trainer._learner.optimizer.held]
+            assert any(isinstance(tensor, DTensor) for tensor in held)
+            trainer.offload()
+            assert not any(local_part(tensor).untyped_storage().nbytes() for tensor in held)
+            trainer.reload()
+            results[offload] = metrics + trained(trainer, spec, 1), whole(trainer)
+        for offload in ("optimizer", "all"):
+            assert results[offload][0] == results["none"][0], (parallel, offload)
+            assert same(results[offload][1], results["none"][1]), (parallel, offload)
+    trainer.close()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))

@@ -1,0 +1,75 @@
+"""Parts of packs against whole ones: without process groups, the parts of all ranks side by side."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlrun.runner.trainer.model.attention import Reach, packed_attention
+from rlrun.runner.trainer.passes.context import WHOLE, ContextPart
+from rlrun.runner.trainer.passes.packed_batch import make_pack
+from tests.runner.trainer.trainer_cases import make_sequences
+
+CPU = torch.device("cpu")
+PARTS = [(2, True), (2, False), (4, True), (3, False)]
+
+
+def parts_of(size, balanced):
+    return [ContextPart(rank, size, balanced=balanced) for rank in range(size)]
+
+
+def packs(size, balanced, count=5):
+    """The whole pack, and each rank's part."""
+    multiple = 2 * size
+    sequences = make_sequences(count)
+    whole = make_pack(sequences, multiple, CPU, part=WHOLE)
+    return whole, [make_pack(sequences, multiple, CPU, part=part) for part in parts_of(size, balanced)]
+
+
+def test_balanced_parts_are_an_early_and_a_late_piece():
+    assert [part.pieces(16) for part in parts_of(2, True)] == [[(0, 4), (12, 16)], [(4, 8), (8, 12)]]
+    assert [part.pieces(16) for part in parts_of(2, False)] == [[(0, 8)], [(8, 16)]]
+
+
+@pytest.mark.parametrize(("size", "balanced"), PARTS)
+def test_every_token_and_every_response_token_is_some_ranks(size, balanced):
+    whole, parts = packs(size, balanced)
+    order = np.argsort(
+        np.concatenate([part.tokens(whole.tokens.shape[1]) for part in parts_of(size, balanced)])
+    )
+    assert torch.equal(torch.cat([part.tokens[0] for part in parts])[order], whole.tokens[0])
+    assert torch.equal(torch.cat([part.positions for part in parts])[order], whole.positions)
+    found = torch.cat([part.found for part in parts])
+    assert torch.equal(found.sort().values, torch.arange(len(whole.targets)))
+    assert torch.equal(torch.cat([part.targets for part in parts])[found.argsort()], whole.targets)
+
+
+@pytest.mark.parametrize("count", [5, 1])
+@pytest.mark.parametrize(("size", "balanced"), PARTS)
+def test_attention_of_the_parts_is_that_of_the_whole(size, balanced, count):
+    torch.manual_seed(0)
+    whole, parts = packs(size, balanced, count)
+    total = whole.tokens.shape[1]
+    query, key, value = (torch.randn(total, heads, 8, requires_grad=True) for heads in (4, 2, 2))
+    slope = torch.randn(total, 4, 8)
+    expected = packed_attention(query, key, value, whole.documents, Reach(0.3))
+    wanted = torch.autograd.grad(expected, (query, key, value), slope)
+    rows = [torch.from_numpy(part.tokens(total)) for part in parts_of(size, balanced)]
+    gathered = torch.cat(rows)  # the order in which ranks' keys arrive
+    outputs = [
+        packed_attention(query[mine], key[gathered], value[gathered], part.documents, Reach(0.3))
+        for mine, part in zip(rows, parts, strict=True)
+    ]
+    torch.testing.assert_close(torch.cat(outputs), expected[gathered])
+    got = torch.autograd.grad(torch.cat(outputs), (query, key, value), slope[gathered])
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_a_pack_is_filled_up_with_short_documents():
+    pack = make_pack(make_sequences(1), 8, CPU, size=300)
+    assert pack.tokens.shape[1] == 304
+    assert max(pack.documents.lengths[1:]) <= 64
+    assert sum(pack.documents.lengths) == 304
+    empty = make_pack([], 4, CPU)
+    assert empty.tokens.shape[1] == 4
+    assert len(empty.rows) == 0

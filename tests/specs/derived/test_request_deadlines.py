@@ -1,0 +1,34 @@
+"""How long a call to an engine may go unanswered."""
+
+from typing import Any
+
+import pytest
+
+from rlrun.specs.derived.request_deadlines import answer_seconds
+from rlrun.specs.sections.job import Spec
+
+
+@pytest.mark.parametrize(
+    ("rollout", "seconds"),
+    [
+        ({}, 30),
+        ({"oversample": 16}, 40),
+        ({"mode": "async", "max_staleness": 3}, 50),
+        ({"batch_size": 1, "samples_per_prompt": 2}, 20),
+    ],
+)
+def test_a_connection_waits_for_the_requests_that_queue_before(
+    rollout: dict[str, Any], seconds: float
+) -> None:
+    spec = Spec.model_validate(
+        {
+            "name": "job",
+            "model": {"path": "some/model"},
+            "data": {"type": "jsonl", "path": "rows.jsonl"},
+            "algorithm": {"type": "grpo"},
+            "engine": {"max_running": 32},
+            "cluster": {"placement": "disaggregated"},
+            "rollout": {"batch_size": 8, "samples_per_prompt": 4, "request_timeout": 10.0, **rollout},
+        }
+    )
+    assert answer_seconds(spec) == seconds

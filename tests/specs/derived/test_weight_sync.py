@@ -1,0 +1,55 @@
+"""Named rows: a layout, the carrier that it gets, and whether buckets lie on the GPUs themselves."""
+
+from typing import Any
+
+import pytest
+
+from rlrun.specs.derived.weight_sync import carrier_of, lie_on_devices, shares_memory
+from rlrun.specs.rules.engine_rules import streams_to_shared_devices, weight_carrier
+from rlrun.specs.sections.job import Spec
+
+GPUS = {"gpus_per_node": 4}
+NODES = {"nodes": 2, "address": "h:1", **GPUS}
+ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, int], str, bool]] = {
+    "a CPU": ({}, {}, {}, "tensor", False),
+    "a CPU, buckets": ({}, {"weight_bucket": 8}, {}, "tensor", False),
+    "two CPUs": ({"nodes": 2}, {}, {}, "broadcast", False),
+    "two CPUs, sleeping": ({"nodes": 2}, {"sleep": True}, {}, "disk", False),
+    "GPUs apart": (GPUS | {"placement": "disaggregated"}, {"weight_bucket": 8}, {}, "tensor", False),
+    "nodes apart": (NODES | {"placement": "disaggregated"}, {}, {"fsdp": 4}, "broadcast", False),
+    "shared GPUs": (GPUS, {}, {"fsdp": 4}, "tensor", False),
+    "shared GPUs, buckets": (GPUS, {"weight_bucket": 8, "tensor": 2}, {"fsdp": 4}, "tensor", True),
+    "more servers than ranks": (GPUS, {"weight_bucket": 8, "count": 4}, {"fsdp": 2}, "tensor", False),
+    "a pipeline": (GPUS, {"weight_bucket": 8}, {"pipeline": 4}, "tensor", False),
+    "shared nodes": (NODES, {}, {"fsdp": 8}, "disk", False),
+    "shared nodes, buckets": (
+        NODES,
+        {"weight_sync": "tensor", "weight_bucket": 8},
+        {"fsdp": 8},
+        "tensor",
+        True,
+    ),
+}
+
+
+def spec_of(cluster: dict[str, Any], engine: dict[str, Any], parallel: dict[str, int], **more: Any) -> Spec:
+    document = {"model": {"path": "m"}, "data": {"path": "d"}, "cluster": cluster, **more}
+    document["trainer"] = {"steps": 1, "parallel": parallel}
+    return Spec.model_validate(document | {"engine": {"type": "sglang", **engine}})
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_way_of_weights(name: str) -> None:
+    *settings, carrier, on_devices = ROWS[name]
+    spec = spec_of(*settings)
+    assert carrier_of(spec) == carrier
+    assert lie_on_devices(spec) == on_devices
+    assert shares_memory(spec) == (carrier == "tensor" and not on_devices)
+    assert not list(weight_carrier(spec))
+
+
+def test_buckets_may_be_handed_to_sleepers_that_nobody_starts_again() -> None:
+    settings = (GPUS, {"weight_bucket": 8}, {"fsdp": 4})
+    [finding] = streams_to_shared_devices(spec_of(*settings))
+    assert finding.path == ("engine", "weight_bucket")
+    assert not list(streams_to_shared_devices(spec_of(*settings, fault_tolerance={"engine_restarts": 0})))

@@ -23,8 +23,9 @@ from pathlib import Path
 
 from rlrun.specs.cache import cache_folder
 
-TRAINER_OPERATORS = Path(__file__).parent / "trainer" / "cpu_ops" / "operators.cpp"
-ENGINE_OPERATORS = Path(__file__).parent / "engines" / "native" / "kernels" / "ops.cpp"
+_RUNNER = Path(__file__).parents[1]
+TRAINER_OPERATORS = _RUNNER / "trainer" / "cpu_ops" / "operators.cpp"
+ENGINE_OPERATORS = _RUNNER / "engines" / "native" / "model" / "kernels" / "ops.cpp"
 
 _FLAGS = (
     "-O3",

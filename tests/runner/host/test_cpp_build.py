@@ -25,6 +25,11 @@ def source(tmp_path):
     return path
 
 
+@pytest.mark.parametrize("source", [cpp_build.TRAINER_OPERATORS, cpp_build.ENGINE_OPERATORS])
+def test_the_sources_of_the_operators_exist(source):
+    assert source.is_file()
+
+
 def test_builds_once_and_loads(source, tmp_path, monkeypatch):
     if cpp_build.find_compiler() is None:
         pytest.skip("no C++ compiler")

@@ -58,7 +58,7 @@ def _sections() -> Iterator[str]:
 
 
 def _plugins() -> Iterator[str]:
-    yield "## Built-in plugins\n\nTheir parameters stand beside `type`.\n"
+    yield "## Built-in plugins\n\nTheir parameters are further keys beside `type`.\n"
     for kind in METHODS:
         for entry in entries(kind):
             if entry.distribution == "rlrun":

@@ -1,4 +1,4 @@
-"""`[checkpoint]`: what is saved, when, and how much of it is kept."""
+"""`[checkpoint]`: what is saved, when, and how many checkpoints are kept."""
 
 from pydantic import Field
 
@@ -6,16 +6,17 @@ from rlrun.specs.sections.section import Section
 
 
 class CheckpointSpec(Section):
-    """Everything a run needs to go on exactly where it stopped."""
+    """Checkpoints hold everything a run needs to continue exactly where it stopped."""
 
     interval: int | None = Field(default=None, ge=1)
-    """Steps between checkpoints. None: one at the end."""
+    """Steps between checkpoints. None: a single checkpoint at the end of the run."""
     keep: int = Field(default=2, ge=1)
-    """How many of the newest complete checkpoints stay."""
+    """Number of complete checkpoints to keep; older ones are deleted."""
     asynchronous: bool = False
-    """Training goes on while a checkpoint is written, from a copy in host memory."""
+    """Continue training while a checkpoint is written, from a copy in host memory. This needs host memory for
+    that copy."""
     stop_timeout: float = Field(default=60.0, gt=0)
-    """Seconds that a job which is asked to stop (Ctrl-C, SIGTERM, SIGHUP, `rlrun stop`) may take to end the
-    training of its step and to save; past them it ends with the checkpoints that it has."""
+    """Seconds that a job may take to finish training its step and save a checkpoint after it was told to stop
+    (Ctrl-C, SIGTERM, SIGHUP, `rlrun stop`). After that it ends with the checkpoints it already has."""
     export_hf: bool = True
-    """Write the final model as an HF folder too: `runs/<name>/model`."""
+    """Also write the final model as a Hugging Face folder, `runs/<name>/model`."""

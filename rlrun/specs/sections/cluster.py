@@ -1,4 +1,4 @@
-"""`[cluster]`: the machines."""
+"""`[cluster]`: the machines of a job."""
 
 from typing import Literal
 
@@ -8,15 +8,17 @@ from rlrun.specs.sections.section import Section
 
 
 class ClusterSpec(Section):
-    """Where trainer ranks and engines are placed."""
+    """The machines that trainer ranks and engines are placed on."""
 
     address: str | None = None
-    """Ray cluster to join. None: start Ray on this host for the job and end it afterwards."""
+    """Address of the Ray cluster to join. None: start Ray on this host for the job and stop it afterwards."""
     nodes: int = Field(default=1, ge=1)
-    """Nodes the job uses."""
+    """Number of nodes that the job uses."""
     gpus_per_node: int = Field(default=0, ge=0)
-    """GPUs the job uses on each node; 0 runs on CPU."""
+    """Number of GPUs that the job uses on each node. 0 runs the job on CPUs."""
     placement: Literal["colocated", "disaggregated"] = "colocated"
-    """Engines share the trainer's devices and take turns, or have their own."""
+    """Which devices engines use. `colocated`: the trainer's devices, in turns. `disaggregated`: devices that
+    the trainer does not use, which asynchronous rollouts need."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of each trainer rank and engine. None: the cores of the host, shared out by placement."""
+    """CPU threads of each trainer rank and each engine. None: the cores of the host, divided among its
+    processes according to `placement`."""

@@ -1,4 +1,4 @@
-"""`[reference]`, `[teacher]`, `[critic]`: the models beside the policy, where the algorithm asks for them."""
+"""`[reference]`, `[teacher]` and `[critic]`: the companion models, for algorithms that need them."""
 
 from typing import Annotated
 
@@ -11,51 +11,56 @@ from rlrun.specs.sections.trainer import ParallelSpec
 
 
 class ReferenceSpec(Section):
-    """The policy that a KL term measures the distance to; the trainer keeps it in host memory between its
-    passes, or engines serve it."""
+    """The reference policy, from which a KL term measures the distance. The trainer holds it in host memory
+    between its passes, or engines serve it."""
 
     update_interval: int | None = Field(default=None, ge=1)
-    """It becomes the current policy every so many steps. None: it stays the one the run began with."""
+    """Number of steps after which the current policy replaces the reference, each time. None: the reference
+    stays the initial policy."""
     engine: str | None = None
-    """Name of the `[[engines]]` that serve it, which spares the trainer a pass. None: the trainer has it."""
+    """Name of the `[[engines]]` that serve the reference, so that the trainer needs no pass for it. None: the
+    trainer computes its log-probs."""
 
 
 class ShardingSpec(Section):
-    """A layout of its own on the trainer's ranks; the product is their number."""
+    """The parallel layout of a companion model on the trainer's ranks; the product of the degrees is their
+    number."""
 
     fsdp: int = Field(default=1, ge=1)
-    """Ranks that shard parameters, gradients and optimizer state."""
+    """Number of ranks that shard parameters, gradients and optimizer state."""
     replicate: int = Field(default=1, ge=1)
-    """Replicas of the sharded group (HSDP)."""
+    """Number of replicas of the sharded group (HSDP)."""
     tensor: int = Field(default=1, ge=1)
-    """Ranks that split each layer's matrices; attention heads must divide by it."""
+    """Number of ranks that split each layer's matrices. It must divide the number of attention heads."""
 
 
 class TeacherSpec(Section):
-    """The model that on-policy distillation learns from; it has the policy's tokenizer."""
+    """The model that on-policy distillation learns from. It must have the policy's tokenizer."""
 
     path: Annotated[str | None, PathMarker("model")] = None
-    """HF id, or a folder with config.json and safetensors; relative to the file that sets it. The trainer's
-    ranks load it."""
+    """Hugging Face id, or a folder with config.json and safetensors, relative to the file that sets it. The
+    trainer's ranks load it. Set either `path` or `engine`."""
     revision: str | None = None
-    """Branch, tag or commit of an HF id. None: the default branch."""
+    """Branch, tag or commit of a Hugging Face id. None: the default branch."""
     engine: str | None = None
-    """Name of the `[[engines]]` that serve it, instead of a path."""
+    """Name of the `[[engines]]` that serve the teacher, instead of `path`."""
     parallel: ShardingSpec | None = None
-    """Its layout on the trainer's ranks. None: sharded over all of them."""
+    """Parallel layout on the trainer's ranks. None: the parameters are sharded over all ranks."""
 
 
 class CriticSpec(OptimizerSpec):
-    """The model that says what to expect; it begins as the policy with a value head in place of the head."""
+    """The critic of an actor-critic algorithm. It estimates values, and starts as a copy of the policy with a
+    value head instead of the language model head."""
 
     lr: float = Field(default=1e-5, gt=0)
     """Peak learning rate."""
     only_steps: int = Field(default=0, ge=0)
-    """Steps at the start that train the critic and leave the policy, and its schedule, as they are."""
+    """Number of steps at the start that train only the critic. The policy and its learning rate schedule do
+    not change during these steps."""
     parallel: ShardingSpec | None = None
-    """Its layout on the trainer's ranks. None: sharded over all of them."""
+    """Parallel layout on the trainer's ranks. None: the parameters are sharded over all ranks."""
 
 
 def side_layout(sharding: ShardingSpec | None, ranks: int) -> ParallelSpec:
-    """The layout of a companion on `ranks` trainer ranks."""
+    """Returns the parallel layout of a companion model on `ranks` trainer ranks."""
     return ParallelSpec(fsdp=ranks) if sharding is None else ParallelSpec(**sharding.model_dump())

@@ -6,13 +6,16 @@ from rlrun.specs.sections.section import PluginSection
 
 
 class DataSpec(PluginSection):
-    """A data source plugin and what the framework does with its rows."""
+    """A data source plugin, and how its rows are turned into prompts."""
 
     type: str = "jsonl"
     """Name of the data source (`rlrun plugins list`)."""
     shuffle: bool = True
-    """A seeded permutation for each epoch. false: the order of the source."""
+    """Shuffle the rows with a new permutation for each epoch, drawn with `seed`. false: keep the order of the
+    source."""
     apply_chat_template: bool = True
-    """Render messages (or a plain string as one user message) with the tokenizer's chat template."""
+    """Render messages with the tokenizer's chat template; a plain string is rendered as one user message.
+    false: use the text of the row as it is."""
     max_bad_share: float = Field(default=0.01, ge=0, le=1)
-    """Share of rows that may be broken (skipped, counted and named in the log) before the job stops."""
+    """Share of rows that may be broken before the job stops. Broken rows are skipped, counted and named in
+    the log."""

@@ -1,4 +1,4 @@
-"""`[engine]`: what generates; `[[engines]]`: other models that are asked."""
+"""`[engine]`: the engines of the policy; `[[engines]]`: engines that serve other models."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,89 +9,104 @@ from rlrun.specs.sections.section import Section
 
 
 class SleepingSpec(Section):
-    """How long sleeping engines take."""
+    """How long sleeping engines take to answer."""
 
     token_seconds: float = Field(default=0.01, gt=0)
-    """Seconds for a token of a sample, whatever runs beside it."""
+    """Seconds per token of a sample, however many samples an engine has at the same time."""
     mean_tokens: float = Field(default=200.0, ge=1)
-    """Length of a response, on average; drawn by the sample's seed, and cut at `max_response_tokens`."""
+    """Mean length of a response in tokens. Lengths are drawn with the sample's seed and cut off at
+    `max_response_tokens`."""
     spread: float = Field(default=1.0, ge=0)
-    """Standard deviation of the lengths over their mean."""
+    """Standard deviation of the lengths, divided by their mean."""
 
 
 class EngineSpec(Section):
-    """rlrun's own engine, SGLang servers, engines that run elsewhere, or nothing but their time."""
+    """The engines that generate samples from the policy: rlrun's own, SGLang servers, servers that run
+    elsewhere, or engines that only simulate the time."""
 
     type: Literal["native", "sglang", "external", "sleeping"] = "native"
-    """`native`: rlrun's own engine, on CPU or one GPU. `sglang`: SGLang servers, which start and end with the
-    job. `external`: engines at `urls`, which the job neither starts nor ends. `sleeping`: engines that answer
-    after a while with tokens that nobody computed, for load tests."""
+    """The kind of engine. `native`: rlrun's own engine, on CPUs or on one GPU. `sglang`: SGLang servers,
+    which start and end with the job. `external`: running servers at `urls`, which the job neither starts nor
+    stops. `sleeping`: engines for load tests that compute nothing and answer with arbitrary tokens after a
+    delay."""
     count: int | None = Field(default=None, ge=1)
-    """Engines; prompts are spread over them. None: one on each node, or as many as there are GPUs for."""
+    """Number of engines; requests are spread over them. None: one engine per node on CPUs, and as many as fit
+    on GPUs."""
     tensor: int = Field(default=1, ge=1)
-    """SGLang: ranks of one server that split each layer's matrices; on GPUs each on its own. Times `pp_size`
-    of `[engine.sglang]` that is the GPUs of a server: some of one node's, or all of several nodes'."""
+    """SGLang: number of ranks in one server that split each layer's matrices, on GPUs one rank per GPU.
+    `tensor` times `pp_size` of `[engine.sglang]` is the number of GPUs of one server: either within one node,
+    or all GPUs of several nodes."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision of weights and KV cache; log-probs are always float32."""
+    """Precision of weights and KV cache. Log-probs are always float32."""
     max_running: int = Field(default=256, ge=1)
-    """Samples decoded together in one engine; others wait."""
+    """Maximum number of samples that one engine decodes at the same time; further requests wait in its
+    queue."""
     max_cache_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of KV cache. None: room for `max_running` samples of full length."""
+    """Size of the KV cache in tokens. None: enough for `max_running` samples of full length."""
     port: int | None = Field(default=None, ge=1024, le=65535)
-    """First port; engine i listens on port + i. None: free ports."""
+    """Port of the first engine; engine i listens on `port` + i. None: free ports are chosen."""
     start_timeout: float = Field(default=600.0, gt=0)
-    """Seconds an engine may take to answer; one that dies ends the job at once."""
+    """Seconds that an engine may take to start and answer. An engine that dies while it starts ends the job
+    at once."""
     model: Annotated[str | None, PathMarker()] = None
-    """SGLang: folder that servers start from, such as the policy's in FP8 (`rlrun convert hf-to-hf SRC DST
-    --quantize fp8-block`); they are updated in FP8 then. None: the policy's."""
+    """SGLang: folder of the model that servers load at the start, for instance the policy in FP8 (`rlrun
+    convert hf-to-hf SRC DST --quantize fp8-block`). Weight updates then arrive in FP8 too. None: the policy's
+    folder."""
     sleep: bool | None = None
-    """Colocated: weights and cache leave the devices while the trainer works there, and the trainer's state
-    while engines do. None: on GPUs, where memory is scarce."""
+    """Colocated engines: weights and KV cache leave the devices while the trainer computes, and the trainer's
+    state leaves them while engines generate. None: true on GPUs, where memory is scarce, and false on
+    CPUs."""
     weight_sync: Literal["tensor", "broadcast", "disk"] | None = None
-    """SGLang: how weights get to servers. `tensor`: through shared memory of the trainer's host, or of GPUs
-    that both share. `broadcast`: a process group of trainer rank 0 and all servers (gloo, on GPUs NCCL).
-    `disk`: safetensors in a folder that all see. None: `tensor` on one node; on several `broadcast`, or where
-    trainer and servers share GPUs `disk`; for external engines `disk`."""
+    """SGLang: how new weights reach the servers. `tensor`: through shared memory of the trainer's host, or of
+    GPUs that both use. `broadcast`: through a process group of trainer rank 0 and all servers (NCCL on GPUs,
+    else gloo). `disk`: through safetensors in a folder that all hosts can read. None: `tensor` on one node;
+    on several nodes `broadcast`, or `disk` where trainer and servers share GPUs; `disk` for external
+    engines."""
     weight_bucket: int | None = Field(default=None, ge=1)
-    """SGLang: MiB of weights gathered and sent at a time; two such buckets are held, while one is on its way.
-    None: 512; with `tensor` the whole model, which then stays in shared memory. With `tensor` on GPUs that
-    trainer and servers share, buckets lie on these GPUs."""
+    """SGLang: MiB of weights that are gathered and sent together. Two buckets exist at a time, because one is
+    filled while the other is sent. None: 512, or with `tensor` the whole model, which then stays in shared
+    memory. With `tensor` on GPUs that trainer and servers share, a bucket is in GPU memory."""
     weight_delta: bool = False
-    """SGLang: servers load only the files of `disk` that changed since the version before."""
+    """SGLang: with `weight_sync = "disk"`, servers load only the files that changed since the last
+    version."""
     weight_check: Literal["sample", "all", "none"] = "sample"
-    """SGLang on CPU: which tensors of every server are compared with what was sent, after each update.
-    `sample`: all vectors, and the matrices of one layer in turn."""
+    """SGLang on CPUs: which tensors of every server are compared with the sent ones after each update.
+    `sample`: all vectors, and the matrices of one layer, a different one each time."""
     urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s]+$")], ...] = ()
-    """External: an address for each engine. All serve the model already, and speak SGLang's protocol."""
+    """External engines: the URL of each engine. All of them must already serve the model, and speak SGLang's
+    HTTP protocol."""
     api_key: str | None = None
-    """External: the key that they ask for, as `${env:NAME}`. None: they ask for none."""
+    """External engines: the API key of the servers, as `${env:NAME}`. None: the servers need no key."""
     python: Annotated[str | None, PathMarker()] = None
-    """SGLang: interpreter of the environment that has it. None: the one that runs rlrun."""
+    """SGLang: path of the Python interpreter whose environment has SGLang installed. None: the interpreter
+    that runs rlrun."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """SGLang: environment variables of the server; secrets as `${env:NAME}`."""
+    """SGLang: environment variables of the server; write secrets as `${env:NAME}`."""
     sglang: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the SGLang server as it names them, for instance `mem_fraction_static = 0.7`; checked
-    against the installed server's own list."""
+    """Arguments of the SGLang server under SGLang's own names, for instance `mem_fraction_static = 0.7`. They
+    are checked against the arguments of the installed server."""
     router: Literal["rlrun", "sglang-router"] = "rlrun"
-    """SGLang: who chooses the server that generates. `rlrun`: the one that has a session's cache, else the
-    least busy. `sglang-router`: the router of that package, installed beside SGLang and started with the job;
-    it is asked for one sample at a time."""
+    """SGLang: what chooses the server of a request. `rlrun`: the server that has the session's KV cache, else
+    the least busy one. `sglang-router`: the router of that package, which must be installed beside SGLang and
+    is started with the job. It receives a separate request for each sample of a group."""
     sglang_router: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the sglang-router as it names them, for instance `policy = "cache_aware"`, its default;
-    checked against the installed router's own list."""
+    """Arguments of the sglang-router under its own names, for instance `policy = "cache_aware"`, which is its
+    default. They are checked against the arguments of the installed router."""
     sleeping: SleepingSpec = SleepingSpec()
-    """Sleeping engines: how long they take."""
+    """Sleeping engines: how long they take to answer."""
 
 
 class NamedEngineSpec(EngineSpec):
-    """Engines of another model than the policy, which is never updated: a judge, a teacher."""
+    """Engines that serve another model than the policy, for instance a judge or a teacher. Their weights are
+    never updated."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$")
-    """What `engine = "…"` of a reward or of `[teacher]` calls it."""
+    """Name that `engine = "…"` of a reward, of `[teacher]` or of `[reference]` refers to."""
     path: Annotated[str | None, PathMarker("model")] = None
-    """HF id, or a folder with config.json and safetensors; relative to the file that sets it. None: what the
-    external engines serve."""
+    """Hugging Face id, or a folder with config.json and safetensors, relative to the file that sets it. None:
+    the model that the external engines serve."""
     revision: str | None = None
-    """Branch, tag or commit of an HF id. None: the default branch."""
+    """Branch, tag or commit of a Hugging Face id. None: the default branch."""
     max_length: int | None = Field(default=None, ge=1)
-    """Tokens of what they are asked and answer, together. None: as many as the model was made for."""
+    """Maximum number of tokens of a request and its answer together. None: the maximum length of the
+    model."""

@@ -7,36 +7,37 @@ from rlrun.specs.sections.section import Section
 
 
 class EvalDatasetSpec(DataSpec):
-    """A dataset to evaluate on; unset settings fall back to `[eval]`, then to `[rollout]`."""
+    """A held-out dataset. Settings that are not given come from `[eval]`, then from `[rollout]`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name in the metrics: `eval/<name>/reward`."""
+    """Name of the dataset in the metrics: `eval/<name>/reward`."""
     samples_per_prompt: int | None = Field(default=None, ge=1)
-    """Samples drawn for each prompt; pass@k is reported up to it. None: `eval.samples_per_prompt`."""
+    """Number of samples per prompt; pass@k is reported for k up to this number. None:
+    `eval.samples_per_prompt`."""
     temperature: float | None = Field(default=None, ge=0)
-    """0 is greedy. None: `eval.temperature`."""
+    """Sampling temperature; 0 is greedy. None: `eval.temperature`."""
     top_p: float | None = Field(default=None, gt=0, le=1)
-    """Nucleus sampling; 1 is off. None: `eval.top_p`."""
+    """Probability mass of nucleus sampling; 1 turns it off. None: `eval.top_p`."""
     max_response_tokens: int | None = Field(default=None, ge=1)
-    """Longest response. None: `eval.max_response_tokens`."""
+    """Maximum length of a response in tokens. None: `eval.max_response_tokens`."""
     pass_threshold: float = 1.0
-    """A sample passes when its reward is at least this."""
+    """Reward from which a sample counts as passed, for pass@k."""
 
 
 class EvalSpec(Section):
-    """When and how to evaluate: before training, every `interval` steps, and at the end."""
+    """When and how the policy is evaluated: before training, every `interval` steps, and at the end."""
 
     interval: int | None = Field(default=None, ge=1)
     """Steps between evaluations. None: only before training and at the end."""
     before_training: bool = True
-    """Evaluate the policy as loaded."""
+    """Evaluate the initial policy before the first step."""
     samples_per_prompt: int | None = Field(default=None, ge=1)
-    """Samples drawn for each prompt. None: `rollout.samples_per_prompt`."""
+    """Number of samples per prompt. None: `rollout.samples_per_prompt`."""
     temperature: float | None = Field(default=None, ge=0)
-    """0 is greedy. None: `rollout.temperature`."""
+    """Sampling temperature; 0 is greedy. None: `rollout.temperature`."""
     top_p: float | None = Field(default=None, gt=0, le=1)
-    """Nucleus sampling; 1 is off. None: `rollout.top_p`."""
+    """Probability mass of nucleus sampling; 1 turns it off. None: `rollout.top_p`."""
     max_response_tokens: int | None = Field(default=None, ge=1)
-    """Longest response. None: `rollout.max_response_tokens`."""
+    """Maximum length of a response in tokens. None: `rollout.max_response_tokens`."""
     datasets: tuple[EvalDatasetSpec, ...] = ()
     """The held-out datasets, `[[eval.datasets]]`."""

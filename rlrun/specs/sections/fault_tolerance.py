@@ -1,4 +1,4 @@
-"""`[fault_tolerance]`: what a job survives."""
+"""`[fault_tolerance]`: which failures a job survives."""
 
 from pydantic import Field
 
@@ -6,15 +6,15 @@ from rlrun.specs.sections.section import Section
 
 
 class FaultToleranceSpec(Section):
-    """What is started again when it dies or hangs."""
+    """How often engines and the trainer are restarted when they die or hang."""
 
     engine_restarts: int = Field(default=3, ge=0)
-    """Times that an engine is started again, all engines of the job together; what it was asked is asked
-    again. 0: an engine that dies ends the job."""
+    """Number of engine restarts, summed over all engines of the job. Open requests of a restarted engine are
+    sent again. 0: an engine that dies ends the job."""
     engine_timeout: float = Field(default=60.0, gt=0)
-    """Seconds after which an engine that does not say that it is well is taken for hung, and killed."""
+    """Seconds without a successful health check after which an engine counts as hung and is killed."""
     trainer_restarts: int = Field(default=3, ge=0)
-    """Times that the trainer, all its ranks, is started again when a rank dies or hangs; the job goes on from
-    its last checkpoint. 0: a rank that dies ends the job."""
+    """Number of times that all trainer ranks are restarted after one of them died or hung. The job continues
+    from its last checkpoint. 0: a rank that dies ends the job."""
     trainer_timeout: float = Field(default=60.0, gt=0)
-    """Seconds after which a trainer rank that does not say that it is there is taken for hung, and killed."""
+    """Seconds without a sign of life after which a trainer rank counts as hung and is killed."""

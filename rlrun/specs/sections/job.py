@@ -18,62 +18,63 @@ from rlrun.specs.sections.trainer import TrainerSpec
 
 
 class AlgorithmSpec(PluginSection):
-    """Which algorithm turns rewards into a loss; its parameters stand beside `type`."""
+    """The algorithm that computes advantages and the loss; its parameters are further keys of this table."""
 
     type: str = "grpo"
     """Name of the algorithm (`rlrun plugins list`)."""
 
 
 class TrackerSpec(PluginSection):
-    """Where metrics go besides the console and `metrics.jsonl`, which are always written."""
+    """A further destination of metrics. The console and `metrics.jsonl` always receive them."""
 
 
 class Spec(Section):
     """A post-training job."""
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the run and of its folder under `runs_dir`."""
+    """Name of the run, and of its folder in `runs_dir`."""
     runs_dir: str = Field(default="runs", min_length=1)
-    """Folder that holds the run folders; relative to where `rlrun` is started."""
+    """Folder that contains the folders of all runs; relative to the folder where `rlrun` is started."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Seed of data order, sampling and initialisation."""
+    """Seed of the data order, of sampling, and of random initial weights."""
     deterministic: bool = False
-    """Same spec, seed and layout give the same metrics bit for bit. Scoring waits for generation."""
+    """Produce the same metrics bit for bit for the same spec, seed and layout. Rewards are then computed only
+    after a whole batch has been generated, which is slower."""
     model: ModelSpec
     """The policy."""
     data: DataSpec
-    """Where prompts come from."""
+    """The source of prompts."""
     rollout: RolloutSpec = RolloutSpec()
-    """How samples are drawn."""
+    """How samples are generated."""
     rewards: tuple[RewardSpec, ...] = ()
-    """What samples are worth, `[[rewards]]`."""
+    """The rewards of samples, `[[rewards]]`."""
     scoring: ScoringSpec = ScoringSpec()
-    """Where and how long rewards run."""
+    """The processes that compute rewards."""
     filters: tuple[FilterSpec, ...] = ()
-    """Which groups are trained on, `[[filters]]`."""
+    """The filters that choose which groups are trained on, `[[filters]]`."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
-    """Advantages and loss."""
+    """The advantages and the loss."""
     trainer: TrainerSpec = TrainerSpec()
-    """Optimisation and the parallel layout."""
+    """Optimization and the parallel layout."""
     reference: ReferenceSpec = ReferenceSpec()
-    """Where a KL term measures from."""
+    """The reference policy of a KL term."""
     teacher: TeacherSpec | None = None
-    """What on-policy distillation learns from."""
+    """The teacher of on-policy distillation."""
     critic: CriticSpec = CriticSpec()
-    """What tells an actor-critic algorithm what to expect."""
+    """The critic of an actor-critic algorithm."""
     engine: EngineSpec = EngineSpec()
-    """What generates."""
+    """The engines of the policy."""
     engines: tuple[NamedEngineSpec, ...] = ()
-    """Other models that are asked, `[[engines]]`."""
+    """Engines that serve other models, `[[engines]]`."""
     cluster: ClusterSpec = ClusterSpec()
     """The machines."""
     eval: EvalSpec = EvalSpec()
-    """Held-out datasets."""
+    """Evaluation on held-out datasets."""
     fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
-    """What is started again when it dies."""
+    """Restarts after failures."""
     checkpoint: CheckpointSpec = CheckpointSpec()
-    """What is saved, and when."""
+    """Checkpoints and the exported model."""
     debug: DebugSpec = DebugSpec()
-    """A part of the job alone."""
+    """Options that run only a part of the job."""
     trackers: tuple[TrackerSpec, ...] = ()
-    """Other sinks for metrics, `[[trackers]]`."""
+    """Further destinations of metrics, `[[trackers]]`."""

@@ -9,17 +9,18 @@ from rlrun.specs.sections.section import Section
 
 
 class ModelSpec(Section):
-    """A Hugging Face folder or id."""
+    """The policy: a Hugging Face model folder or id."""
 
     path: ModelPath
-    """HF id, or a folder with config.json, tokenizer and safetensors; relative to the file that sets it."""
+    """Hugging Face id, or a folder with config.json, tokenizer and safetensors; relative to the file that
+    sets it."""
     revision: str | None = None
-    """Branch, tag or commit of an HF id. None: the default branch, its commit pinned in spec.lock.json."""
+    """Branch, tag or commit of a Hugging Face id. None: the default branch, whose commit is recorded in
+    spec.lock.json."""
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the chat template beside its usual ones: `{ enable_thinking = false }` for Qwen3."""
+    """Additional variables of the chat template, for instance `{ enable_thinking = false }` for Qwen3."""
     implementation: Literal["torchtitan", "transformers"] = "torchtitan"
-    """Whose layers are trained. transformers: a fallback for families that the trainer does not have, by
-    data parallelism alone.
-    """
+    """The library whose layers are trained. `transformers` is a fallback for model families that torchtitan
+    does not have; it supports data parallelism only."""
     random_init: bool = False
-    """Start from random weights drawn with `seed`; only config.json and the tokenizer are read."""
+    """Start from random weights drawn with `seed`, and read only config.json and the tokenizer."""

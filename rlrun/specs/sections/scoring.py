@@ -8,30 +8,36 @@ from rlrun.specs.sections.section import PluginSection, Section
 
 
 class RewardSpec(PluginSection):
-    """One reward; a sample's reward is the weighted sum of all."""
+    """One reward. The reward of a sample is the weighted sum of all rewards."""
 
     weight: float = 1.0
     """Factor of this reward in the sum."""
     key: str | None = None
-    """Which entry to use when the plugin returns a dict. None: it returns a number."""
+    """Entry to use of the dict that the plugin returns. None: the plugin returns a number."""
     type_key: str | None = None
-    """Metadata key under which a row may name another reward to be scored with. None: all rows use `type`."""
+    """Metadata key under which a row may name a different reward to score it with. None: `type` scores all
+    rows."""
 
 
 class FilterSpec(PluginSection):
-    """Keeps or drops finished groups."""
+    """A filter that keeps or drops finished groups."""
 
 
 class ScoringSpec(Section):
-    """Where and how long rewards run: in killable processes beside the job."""
+    """The processes that compute rewards, which are killed when a reward hangs or crashes."""
 
     workers: int = Field(default=1, ge=1)
-    """Reward processes."""
+    """Number of reward processes. Increase it where rewards use more CPU time than one core has."""
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds a reward may take for a sample; then its worker is killed and the sample has an error."""
+    """Seconds that a reward may take for one sample. After that its process is killed, and `on_error` decides
+    about the sample."""
     concurrency: int = Field(default=32, ge=1)
-    """Samples that rewards which wait for others (HTTP) have in flight at a time, in each process."""
+    """Number of samples that each process scores at the same time with asynchronous rewards, which wait for
+    HTTP answers for instance."""
     memory: float | None = Field(default=None, gt=0)
-    """GiB of address space a reward process may use; wanting more is the sample's error. None: no limit."""
+    """Limit of a reward process's address space, in GiB; exceeding it is an error of that sample. None: no
+    limit."""
     on_error: Literal["stop", "zero", "drop"] = "stop"
-    """What a crash, hang, exception or non-finite score does to its sample; always counted and named."""
+    """What happens to a sample whose reward crashes, hangs, raises, or is not finite. `stop`: the job ends.
+    `zero`: the sample's reward is 0. `drop`: the sample is dropped. Errors are always counted and named in
+    the log."""

@@ -1,19 +1,19 @@
-"""The base of every section of a spec."""
+"""The base classes of the sections of a spec."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A frozen table of settings; a key it does not name is an error."""
+    """A frozen table of settings; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class PluginSection(Section):
-    """A table whose `type` names a plugin; the keys it does not name itself are the plugin's parameters.
+    """A table whose `type` names a plugin; all keys but the section's own are the plugin's parameters.
 
-    The parameters are checked by the plugin's own `Params` model (rlrun.plugins.validation), at their place
-    in the file.
+    The plugin's own `Params` model checks the parameters (rlrun.plugins.validation) and reports errors at
+    their position in the file.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -1,4 +1,4 @@
-"""`[trainer]`: optimisation and the parallel layout."""
+"""`[trainer]`: optimization and the parallel layout."""
 
 from typing import Literal
 
@@ -14,27 +14,31 @@ ONE_STAGE_SCHEDULES = ("1F1B", "GPipe")
 
 
 class ParallelSpec(Section):
-    """Degrees of parallelism; the product of all but `expert` is the number of trainer ranks."""
+    """Degrees of parallelism. The product of all degrees except `expert` is the number of trainer ranks."""
 
     fsdp: int = Field(default=1, ge=1)
-    """Ranks that shard parameters, gradients and optimizer state."""
+    """Number of ranks that shard parameters, gradients and optimizer state."""
     replicate: int = Field(default=1, ge=1)
-    """Replicas of the sharded group (HSDP)."""
+    """Number of replicas of the sharded group (HSDP)."""
     tensor: int = Field(default=1, ge=1)
-    """Ranks that split each layer's matrices; attention heads must divide by it."""
+    """Number of ranks that split each layer's matrices. It must divide the number of attention heads."""
     sequence_parallel: bool = True
-    """Tensor-parallel ranks also split the tokens between the matrices (norms, residual stream)."""
+    """Tensor-parallel ranks also split the tokens of norms and the residual stream, between the matrices.
+    This saves activation memory."""
     context: int = Field(default=1, ge=1)
-    """Ranks that split the tokens of a micro-batch, attention included; the budget grows with it."""
+    """Number of ranks that split the tokens of a micro-batch, including attention. The token budget of a
+    micro-batch grows in proportion."""
     context_balance: Literal["head_tail", "none"] = "head_tail"
-    """`head_tail`: each rank gets an early and a late piece, so that causal attention is the same work for
-    all; `none`: one piece each, in order."""
+    """How tokens are split over context ranks. `head_tail`: each rank gets an early and a late piece, so that
+    all ranks do the same work in causal attention. `none`: each rank gets one piece, in order."""
     pipeline: int = Field(default=1, ge=1)
-    """Ranks that hold different layers."""
+    """Number of ranks that hold different layers."""
     pipeline_schedule: PipelineSchedule = "1F1B"
-    """Order of forward and backward passes. `1F1B` and `GPipe` give a rank one stage, the others two."""
+    """Order of the forward and backward passes of a pipeline. `1F1B` and `GPipe` give each rank one stage,
+    the other schedules two."""
     expert: int = Field(default=1, ge=1)
-    """Ranks that share out a layer's experts; it divides fsdp × context × tensor, whose ranks it uses."""
+    """Number of ranks that divide the experts of a layer among them. It must divide fsdp × context × tensor,
+    whose ranks it uses."""
 
     @property
     def world_size(self) -> int:
@@ -43,12 +47,12 @@ class ParallelSpec(Section):
 
     @property
     def data_degree(self) -> int:
-        """Ranks that see different samples."""
+        """Number of groups of ranks that train on different samples."""
         return self.fsdp * self.replicate
 
     @property
     def stages(self) -> int:
-        """Pieces the layers are cut into."""
+        """Number of pieces that the layers are cut into."""
         return self.pipeline * (1 if self.pipeline_schedule in ONE_STAGE_SCHEDULES else 2)
 
 
@@ -56,67 +60,77 @@ RoutingReplay = Literal["off", "trainer", "engine"]
 
 
 class MoeSpec(Section):
-    """Mixture-of-experts models: how the trainer routes."""
+    """How the trainer routes tokens to experts, for mixture-of-experts models."""
 
     routing_replay: RoutingReplay = "off"
-    """Which experts updates send tokens to: those that routers choose anew; `trainer`: those that the pass
-    over old log-probs chose (GSPO's routing replay); `engine`: those that the SGLang server chose."""
+    """Which experts process each token in training. `off`: the trainer's routers choose again in each pass.
+    `trainer`: the experts that the pass over the old log-probs chose (the routing replay of GSPO). `engine`:
+    the experts that the SGLang server chose."""
     router_dtype: Literal["float32", "trainer"] = "float32"
-    """Precision of router logits. `trainer`: that of `trainer.dtype`, as engines compute them."""
+    """Precision of router logits. `trainer`: the precision of `trainer.dtype`, as in engines."""
     balancing: Literal["off", "bias"] = "off"
-    """What evens out the load of experts. `bias`: a bias by expert, which decides with the scores which ones
-    are chosen, moves after every optimizer step (auxiliary-loss-free balancing, arXiv:2408.15664)."""
+    """How the load of experts is balanced. `bias`: a bias per expert is added to the scores when experts are
+    chosen, and is adjusted after every optimizer step (auxiliary-loss-free balancing, arXiv:2408.15664)."""
     balancing_rate: float = Field(default=1e-3, gt=0)
-    """How far it moves in a step."""
+    """How much the bias changes per optimizer step."""
     balancing_export: bool = True
-    """Engines and exports get the bias, in families whose checkpoints have a place for it (DeepSeek-V3).
-    False: theirs stays what the model came with."""
+    """Send the bias to engines and write it into exports, for families whose checkpoints contain one
+    (DeepSeek-V3). false: they keep the bias of the initial model."""
 
 
 class TrainerSpec(OptimizerSpec):
-    """What one optimizer step is, and how many there are."""
+    """The length of the run, the optimizer steps, and how the trainer computes them."""
 
     steps: int | None = Field(default=None, ge=1)
-    """Rollout steps to run (SFT: optimizer steps). Exactly one of `steps` and `epochs`."""
+    """Number of rollout steps (SFT: optimizer steps) to run. Set exactly one of `steps` and `epochs`."""
     epochs: int | None = Field(default=None, ge=1)
-    """Passes over the dataset, each ⌊rows / batch⌋ steps."""
+    """Number of passes over the dataset, each ⌊rows / batch⌋ steps."""
     global_batch_size: int | None = Field(default=None, ge=1)
-    """G: samples of one optimizer step. None: all samples of a rollout step, or P·n / `optimizer_steps`."""
+    """G: number of samples per optimizer step. None: all samples of a rollout step, or P·n /
+    `optimizer_steps`."""
     optimizer_steps: int | None = Field(default=None, ge=1)
-    """S: optimizer steps of one rollout step. None: P·n / G."""
+    """S: number of optimizer steps per rollout step. None: P·n / G."""
     max_tokens_per_rank: int = Field(default=8192, ge=1)
-    """Token budget of a packed micro-batch, times `parallel.context`; a longer sample is alone in its own."""
+    """Token budget of a packed micro-batch; `parallel.context` multiplies it. A longer sample gets a
+    micro-batch to itself. Lower it where the GPU runs out of memory."""
     micro_batch_size: int | None = Field(default=None, ge=1)
-    """Samples of a micro-batch, whatever their tokens. None: as many as the token budget takes."""
+    """Number of samples per micro-batch, whatever their length. None: as many as fit into the token
+    budget."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision of matrix products and activations; parameters, gradients and optimizer state are float32."""
+    """Precision of matrix products and activations. Parameters, gradients and optimizer state are always
+    float32."""
     head_dtype: Literal["model", "float32"] = "model"
-    """Precision of logits, on the trainer and on the job's engines. `model`: that of `trainer.dtype` and
-    `engine.dtype`; `float32`: the head multiplies in float32, by weights that stay as they are, so that
-    trainer and engines agree better (MiniMax-M1, arXiv:2506.13585)."""
+    """Precision of logits, in the trainer and in the job's engines. `model`: the precision of `trainer.dtype`
+    and `engine.dtype`. `float32`: the head multiplies in float32, with weights whose precision stays the
+    same, so that the log-probs of trainer and engines agree better (MiniMax-M1, arXiv:2506.13585)."""
     freeze: tuple[str, ...] = ()
-    """Parameters that are not trained, by patterns of their Hugging Face names: `model.embed_tokens.*`."""
+    """Patterns of Hugging Face names of the parameters that are not trained, for instance
+    `model.embed_tokens.*`."""
     reduction: Literal["per_sample_mean", "per_token", "dr_grpo"] = "per_sample_mean"
-    """How token losses become one number (docs/algorithms.md)."""
+    """How the losses of tokens are reduced to one number (docs/algorithms.md)."""
     old_log_probs: Literal["trainer", "rollout"] | None = None
-    """Denominator of the ratio: recomputed by the trainer (skipped where one optimizer step is taken, as the
-    ratio is 1 then), or the engine's. None: the engine's where samples may be of older weights
-    (`rollout.mode = "async"`, `rollout.partial`) and the algorithm has no correction, else the trainer's."""
+    """The log-probs in the denominator of the ratio. `trainer`: the trainer computes them (it skips the pass
+    where a step has one optimizer step, because the ratio is 1). `rollout`: the engine's. None: the engine's
+    where samples may come from older weights (`rollout.mode = "async"`, `rollout.partial`) and the algorithm
+    has no correction, else the trainer's."""
     non_finite: Literal["stop", "skip"] = "stop"
-    """A non-finite loss or gradient ends the job, or skips that optimizer step and counts it."""
+    """What happens when a loss or gradient is not finite. `stop`: the job ends. `skip`: the optimizer step is
+    skipped and counted."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """What the backward pass computes again instead of keeping it: nothing; all but attention and every other
-    matrix product; or whole layers."""
+    """Which activations the backward pass recomputes instead of storing them, to save memory. `selective`:
+    all except those of attention and of every second matrix product. `full`: those of whole layers."""
     compile: bool = False
-    """Layers are compiled by torch (inductor) at their first use, attention and experts left as they are:
-    faster on GPUs, after a minute or more."""
+    """Compile the layers with torch.compile (inductor) at their first use, except attention and experts. It
+    is faster on GPUs, after a minute or more of compilation."""
     offload: Literal["none", "optimizer", "all"] = "none"
-    """What lies in host memory rather than on the GPU: nothing; optimizer state, which visits it for its step
-    a few parameters at a time; or parameters and gradients too, with layers fetched as they are computed and
-    the step taken on the host. The critic's as well."""
+    """What is held in host memory instead of GPU memory, for policy and critic. `optimizer`: the optimizer
+    state, which is moved to the GPU a few parameters at a time during the optimizer step. `all`: also
+    parameters and gradients; layers are fetched when they are computed, and the optimizer step runs on the
+    host."""
     logits_chunk: int = Field(default=1024, ge=1)
-    """Tokens whose float32 logits exist at a time."""
+    """Number of tokens whose float32 logits exist at the same time. Lower it to save memory with large
+    vocabularies."""
     moe: MoeSpec = MoeSpec()
-    """Mixture-of-experts models."""
+    """Settings for mixture-of-experts models."""
     parallel: ParallelSpec = ParallelSpec()
-    """The layout of the trainer ranks."""
+    """The parallel layout of the trainer ranks."""

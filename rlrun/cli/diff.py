@@ -22,12 +22,12 @@ def command(
 
     Resolved values are compared: how they are written, and where, does not count.
     """
-    from rlrun.specs.reading.differences import differences
+    from rlrun.specs.reading.differences import find_differences
 
     old, new = (_document(each, runs_dir) for each in (before, after))
     if "spec" not in old or "spec" not in new:  # a lock has more to compare than a spec
         old, new = (each.get("spec", each) for each in (old, new))
-    found = list(differences(old, new))
+    found = list(find_differences(old, new))
     if as_json:
         print(json.dumps([asdict(each) for each in found]))
         return

@@ -116,9 +116,9 @@ def _problem(kind: str, name: str) -> str:
 
 def _describe(kind: str, name: str) -> dict[str, Any]:
     from rlrun.plugins.registry import load
-    from rlrun.specs.reading.reference import settings_of
+    from rlrun.specs.reading.reference import list_settings
 
     plugin = load(kind, name)
-    parameters = [asdict(setting) for setting in settings_of(plugin.Params)]
+    parameters = [asdict(setting) for setting in list_settings(plugin.Params)]
     about = " ".join((plugin.__doc__ or "").split())
     return {"kind": kind, "name": name, "about": about, "parameters": parameters}

@@ -92,13 +92,13 @@ def _checked(model: type["SectionT"], values: dict[str, Any]) -> "SectionT":
     """A section of a spec from values of the command line; ValueError in the words of a spec's problems."""
     from pydantic import ValidationError
 
-    from rlrun.specs.problems.messages import in_words
+    from rlrun.specs.problems.messages import describe_errors
     from rlrun.specs.reading.strict import as_json
 
     try:
         return model.model_validate_json(as_json(values), strict=True)
     except ValidationError as error:
-        raise ValueError(in_words(error, model, values)) from None
+        raise ValueError(describe_errors(error, model, values)) from None
 
 
 def _setting(text: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from rlrun.plugins.kinds import METHODS
 from rlrun.plugins.registry import entries, load
 from rlrun.specs.problems.suggestions import section_models
-from rlrun.specs.reading.reference import Setting, settings_of
+from rlrun.specs.reading.reference import Setting, list_settings
 from rlrun.specs.sections.evaluation import EvalDatasetSpec
 from rlrun.specs.sections.job import Spec, TrackerSpec
 from rlrun.specs.sections.scoring import FilterSpec, RewardSpec
@@ -47,14 +47,14 @@ def spec_markdown() -> str:
 
 def _sections() -> Iterator[str]:
     tables = {name: next(section_models(field.annotation), None) for name, field in Spec.model_fields.items()}
-    top = [each for each in settings_of(Spec) if tables.get(each.name.partition(".")[0]) is None]
+    top = [each for each in list_settings(Spec) if tables.get(each.name.partition(".")[0]) is None]
     yield _section("## Before the first table", Spec, top)
     for name, model in tables.items():
         if model is not None and f"[[{name}]]" not in _ARRAYS:
-            settings = [each for each in settings_of(model) if f"[[{name}.{each.name}]]" not in _ARRAYS]
+            settings = [each for each in list_settings(model) if f"[[{name}.{each.name}]]" not in _ARRAYS]
             yield _section(f"## `[{name}]`", model, settings)
     for title, model in _ARRAYS.items():
-        yield _section(f"## `{title}`", model, settings_of(model))
+        yield _section(f"## `{title}`", model, list_settings(model))
 
 
 def _plugins() -> Iterator[str]:
@@ -63,7 +63,7 @@ def _plugins() -> Iterator[str]:
         for entry in entries(kind):
             if entry.distribution == "rlrun":
                 plugin = load(kind, entry.name)
-                yield _section(f"### {kind}: `{entry.name}`", plugin, settings_of(plugin.Params))
+                yield _section(f"### {kind}: `{entry.name}`", plugin, list_settings(plugin.Params))
 
 
 def _section(title: str, model: type, settings: list[Setting]) -> str:

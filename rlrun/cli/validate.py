@@ -7,7 +7,7 @@ import typer
 
 from rlrun.cli.arguments import AllowLocalPlugins, AsJson, Overrides, Profiles, Specs, load
 from rlrun.cli.error_report import print_problems
-from rlrun.specs.problems.findings import SpecError, problem_without_place, shown
+from rlrun.specs.problems.findings import SpecError, format_value, problem_without_place
 from rlrun.specs.problems.spelling import nearest
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _explain(loaded: "LoadedSpec", key: str, as_json: bool) -> None:
         print(json.dumps([{"key": name, "value": value, "origin": origin} for name, value, origin in rows]))
         return
     for name, value, origin in rows:
-        print(f"{name} = {'unset' if value is None else shown(value)}  ({origin})")
+        print(f"{name} = {'unset' if value is None else format_value(value)}  ({origin})")
 
 
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from rlrun.plugins.kinds import METHODS, fault_of
 from rlrun.plugins.known_packages import how_to_install, names_in_packages
-from rlrun.specs.problems.messages import in_words
+from rlrun.specs.problems.messages import describe_errors
 from rlrun.specs.reading.secret_references import reveal
 
 _OF_EXTRA = re.compile(r"""(?P<name>[\w.-]+).*;.*\bextra == ["'](?P<extra>[\w-]+)""")
@@ -130,7 +130,7 @@ def checked_params(kind: str, name: str, params: Mapping[str, Any]) -> Any:
     try:
         return model.model_validate(reveal(params))
     except ValidationError as error:
-        raise PluginError(f"{find(kind, name)}: {in_words(error, model, params)}") from error
+        raise PluginError(f"{find(kind, name)}: {describe_errors(error, model, params)}") from error
     except ValueError as error:
         raise PluginError(f"{find(kind, name)}: {error}") from error
 

@@ -68,7 +68,7 @@ def absolute_path(value: str, folder: Path) -> Path:
     return Path(os.path.normpath(folder.absolute() / path))
 
 
-def kind_of(path: Path) -> Literal["file", "folder"] | None:
+def path_kind(path: Path) -> Literal["file", "folder"] | None:
     """What is there; None where nothing is, or nothing that can be looked at."""
     try:
         mode = path.stat().st_mode
@@ -89,18 +89,18 @@ def resolve_path(value: str, folder: Path, marker: PathMarker) -> str:
     path = absolute_path(value.removesuffix(end), folder)
     if marker.kind == "model":
         return _resolve_model(value, path)
-    if kind_of(path) is None and _ADDRESS.match(value):
+    if path_kind(path) is None and _ADDRESS.match(value):
         raise PathError(f"{value} is a web address, and files are read from disk: download it first", None)
-    if kind_of(path) is None and "*" in path.name:
+    if path_kind(path) is None and "*" in path.name:
         raise PathError(f"there is no {path}: a path names one file, and patterns are not expanded", None)
-    if kind_of(path) is None:
-        raise PathError(f"there is no {path}", similar_path(value.removesuffix(end), path))
+    if path_kind(path) is None:
+        raise PathError(f"there is no {path}", suggest_path(value.removesuffix(end), path))
     return f"{path}{end}"
 
 
-def similar_path(written: str, path: Path) -> str | None:
+def suggest_path(written: str, path: Path) -> str | None:
     """What `written`, which means `path`, might have meant: a neighbour that is spelt much like it."""
-    if kind_of(path) or not written.endswith(path.name):
+    if path_kind(path) or not written.endswith(path.name):
         return None
     try:
         found = nearest(path.name, (each.name for each in path.parent.iterdir()))
@@ -109,18 +109,18 @@ def similar_path(written: str, path: Path) -> str | None:
     return written.removesuffix(path.name) + found if found else None
 
 
-def shown_path(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Relative to the working folder where it lies beneath it, else absolute."""
     name = os.path.relpath(path)
     return str(path.absolute()) if name.startswith("..") else name
 
 
 def _resolve_model(value: str, path: Path) -> str:
-    if kind_of(path) == "folder":
-        if kind_of(path / "config.json") != "file":
+    if path_kind(path) == "folder":
+        if path_kind(path / "config.json") != "file":
             raise PathError(f"{path} is not an HF model folder: it has no config.json{_instead(path)}", None)
         return str(path)
-    if kind_of(path) == "file":
+    if path_kind(path) == "file":
         raise PathError(
             f"{path} is a file; a model is a folder with config.json, tokenizer and weights", None
         )
@@ -131,16 +131,16 @@ def _resolve_model(value: str, path: Path) -> str:
         cure = "" if own else ": download it and give its folder"
         raise PathError(f"{value} is a web address{cure}", own[1] if own else None)
     message = f"neither an id on the Hugging Face hub nor a folder: there is no {path}"
-    raise PathError(message, similar_path(value, path))
+    raise PathError(message, suggest_path(value, path))
 
 
 def _instead(path: Path) -> str:
     """What to name instead of a run's folder, or of a checkpoint in it."""
-    if kind_of(path / "model" / "config.json"):
+    if path_kind(path / "model" / "config.json"):
         return f"; it is a run's folder, whose trained model is {path / 'model'}"
     for checkpoint in (path, path.parent):
-        if kind_of(checkpoint / "trainer") == "folder" and kind_of(checkpoint / "driver.json"):
+        if path_kind(checkpoint / "trainer") == "folder" and path_kind(checkpoint / "driver.json"):
             return f"; it is a checkpoint: rlrun convert dcp-to-hf {checkpoint / 'trainer'} DST exports it"
-    if kind_of(path / "checkpoints") == "folder":
+    if path_kind(path / "checkpoints") == "folder":
         return "; it is the folder of a run that has not exported its model yet (rlrun convert dcp-to-hf)"
     return ""

@@ -23,7 +23,7 @@ def step_of(name: str, suffix: str = "") -> int | None:
     return int(match[1]) if match else None
 
 
-def paths_of_steps(folder: Path, suffix: str = "") -> dict[int, Path]:
+def list_step_paths(folder: Path, suffix: str = "") -> dict[int, Path]:
     """Returns what a folder holds for each step, the first step first; everything else is passed over."""
     steps = {step: path for path in folder.glob("*") if (step := step_of(path.name, suffix)) is not None}
     return dict(sorted(steps.items()))

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.specs.step_names import ROLLOUTS, paths_of_steps, step_name, step_of
+from rlrun.specs.step_names import ROLLOUTS, list_step_paths, step_name, step_of
 
 
 @pytest.mark.parametrize("step", [0, 1, 10, 123456])
@@ -57,5 +57,5 @@ def test_names_beside_the_rollouts_belong_to_no_step(name: str) -> None:
 def test_what_a_folder_holds_for_each_step(tmp_path: Path) -> None:
     for name in ("step-10", "step-2", "step-2.bak", "step-02", "notes.txt"):
         (tmp_path / name).touch()
-    assert paths_of_steps(tmp_path) == {2: tmp_path / "step-2", 10: tmp_path / "step-10"}
-    assert paths_of_steps(tmp_path / "missing") == {}
+    assert list_step_paths(tmp_path) == {2: tmp_path / "step-2", 10: tmp_path / "step-10"}
+    assert list_step_paths(tmp_path / "missing") == {}

@@ -92,10 +92,10 @@ class _Planned:
 
 def _planned(spec: "Spec", gpu: str | None, lengths: tuple[float | None, float | None]) -> _Planned:
     from rlrun.runner.planning.plan import make_plan
-    from rlrun.specs.derived.lengths import fitted
+    from rlrun.specs.derived.lengths import fit_to_model
 
     model = _model(spec)
-    spec = fitted(spec, None if isinstance(model, ValueError) else model.max_positions)
+    spec = fit_to_model(spec, None if isinstance(model, ValueError) else model.max_positions)
     plan = make_plan(spec)
     return _Planned(spec, plan, *_case(spec, plan, model, gpu, lengths))
 

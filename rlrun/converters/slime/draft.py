@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from rlrun.converters.slime.secrets import is_secret, without_credentials
-from rlrun.specs.derived.sglang_arguments import SERVER, spelled
+from rlrun.specs.derived.sglang_arguments import SERVER, flag_name
 from rlrun.specs.reading.reference import as_toml
 from rlrun.specs.sections.job import Spec
 
@@ -187,7 +187,7 @@ class Draft:
 
     def server_argument(self, table: str, name: str, value: Any, flag: str) -> None:
         """Set an argument of the SGLang server, unless rlrun decides it."""
-        argument = spelled(name)
+        argument = flag_name(name)
         if argument in SERVER.own or is_secret(argument):
             decides = SERVER.own.get(argument)
             self.note(self.flags[flag], f"{name}: set by rlrun" + (f": {decides}" if decides else ""))

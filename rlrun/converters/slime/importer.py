@@ -18,7 +18,7 @@ from rlrun.converters.slime.flag_rules import RULES
 from rlrun.converters.slime.flag_table import FlagRow, flag_table
 from rlrun.converters.slime.secrets import is_secret
 from rlrun.specs.derived.sglang_arguments import ROUTER, SERVER
-from rlrun.specs.problems.findings import shown
+from rlrun.specs.problems.findings import format_value
 from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.reading.variables import toml_value
 
@@ -210,7 +210,7 @@ def read_value(row: FlagRow, words: Sequence[str]) -> Any:
         raise ValueError(f"takes one value, found {len(words)}")
     if row.values:
         if words[0] not in row.values:
-            raise ValueError(f"{shown(words[0])} has no equal (there are: {', '.join(row.values)})")
+            raise ValueError(f"{format_value(words[0])} has no equal (there are: {', '.join(row.values)})")
         return row.values[words[0]]
     if row.type in ("int", "float"):
         return _number(words[0], int if row.type == "int" else float)
@@ -222,7 +222,7 @@ def _number(text: str, kind: type[int] | type[float]) -> float:
         return kind(text)
     except ValueError:
         noun = "whole number" if kind is int else "number"
-        raise ValueError(f"{shown(text)} is no {noun}") from None
+        raise ValueError(f"{format_value(text)} is no {noun}") from None
 
 
 def _refer_to_variables(draft: Draft) -> None:

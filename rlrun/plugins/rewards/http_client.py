@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field
 
-from rlrun.specs.reading.literal_secrets import masked
+from rlrun.specs.reading.literal_secrets import mask_secrets
 from rlrun.specs.sections.section import Section
 
 LONGEST_PAUSE = 30.0
@@ -90,7 +90,7 @@ class HttpClient:
         for value in (*self._params.headers.values(), *(headers or {}).values()):
             for secret in (value, value.rpartition(" ")[2]):
                 text = text.replace(secret, "***") if len(secret) >= 6 else text
-        return masked(text)
+        return mask_secrets(text)
 
     async def _once(self, url: str, body: Any, headers: Mapping[str, str] | None) -> Any:
         if self._session is None:

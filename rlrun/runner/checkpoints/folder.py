@@ -12,8 +12,8 @@ import re
 import shutil
 from pathlib import Path
 
-from rlrun.specs.paths import shown_path
-from rlrun.specs.step_names import paths_of_steps, step_of
+from rlrun.specs.paths import display_path
+from rlrun.specs.step_names import list_step_paths, step_of
 
 DRIVER = "driver.json"
 TRAINER = "trainer"
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
     """Returns the checkpoints in a folder by step, the oldest first."""
-    return {step: path for step, path in paths_of_steps(folder).items() if is_checkpoint(path)}
+    return {step: path for step, path in list_step_paths(folder).items() if is_checkpoint(path)}
 
 
 def checkpoint_of(folder: Path, step: int) -> Path | None:
@@ -85,7 +85,7 @@ def make_way(final: Path) -> None:
     while (aside := final.with_name(f"{final.name}.aside-{number}")).exists() or aside.is_symlink():
         number += 1
     final.rename(aside)
-    logger.warning("%s was not a checkpoint of this run: renamed to %s", shown_path(final), aside.name)
+    logger.warning("%s was not a checkpoint of this run: renamed to %s", display_path(final), aside.name)
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -18,7 +18,7 @@ from rlrun.converters.folders.checksums import CHECKSUMS, MISSING, Digests, prob
 from rlrun.runner.checkpoints.folder import DRIVER, checkpoints_in
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.contracts.interfaces import Trainer
-from rlrun.specs.paths import shown_path
+from rlrun.specs.paths import display_path
 from rlrun.specs.step_names import step_of
 
 _SHOWN = 3
@@ -32,7 +32,7 @@ class DamagedCheckpoint(JobError):
 
     def __init__(self, checkpoint: Path, wrong: dict[str, str]) -> None:
         """`wrong` says of each damaged file, by its path in the checkpoint, what is wrong with it."""
-        named = [f"{shown_path(checkpoint / name)} is damaged: {wrong[name]}" for name in sorted(wrong)]
+        named = [f"{display_path(checkpoint / name)} is damaged: {wrong[name]}" for name in sorted(wrong)]
         more = f"; and {len(named) - _SHOWN} more files" if len(named) > _SHOWN else ""
         super().__init__(f"{'; '.join(named[:_SHOWN])}{more}. {_cure(checkpoint)}")
 
@@ -82,7 +82,7 @@ def _recorded(checkpoint: Path) -> Digests | None:
     if digests is None:
         if CHECKSUMS in _driver_json(checkpoint):
             raise DamagedCheckpoint(checkpoint, {CHECKSUMS: MISSING})
-        shown = shown_path(checkpoint)
+        shown = display_path(checkpoint)
         logger.warning(
             "%s has no %s: an earlier rlrun wrote it, and it is loaded unchecked", shown, CHECKSUMS
         )

@@ -32,7 +32,7 @@ from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.contracts.interfaces import Trainer
 from rlrun.runner.host.atomic_files import json_bytes, sync_tree, write_bytes, write_text
 from rlrun.runner.host.background import cancel_all
-from rlrun.specs.paths import shown_path
+from rlrun.specs.paths import display_path
 from rlrun.specs.step_names import step_name
 
 logger = logging.getLogger(__name__)
@@ -114,17 +114,17 @@ class Checkpoints:
             try:
                 delete(path)
             except OSError as error:  # the new checkpoint is complete; a disk that fills up says so by itself
-                logger.warning("the old checkpoint %s could not be deleted: %s", shown_path(path), error)
+                logger.warning("the old checkpoint %s could not be deleted: %s", display_path(path), error)
 
     def _failed(self, step: int, error: OSError) -> str:
         newest = self.newest()
         kept = (
-            f"the last complete one, {shown_path(newest)}, is untouched"
+            f"the last complete one, {display_path(newest)}, is untouched"
             if newest
             else "there is no earlier one"
         )
         return (
-            f"the checkpoint of step {step} could not be saved in {shown_path(self._folder)}: "
+            f"the checkpoint of step {step} could not be saved in {display_path(self._folder)}: "
             f"{error.strerror or error}; {kept}. Make room (or mend the disk) and go on with --resume"
         )
 

@@ -27,7 +27,7 @@ from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.plan import Plan
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.specs.derived.engine_layout import sleeps
-from rlrun.specs.derived.request_deadlines import answer_seconds
+from rlrun.specs.derived.request_deadlines import answer_timeout
 from rlrun.specs.derived.weight_sync import shares_memory
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
@@ -150,7 +150,7 @@ def _engines(
 
 
 def _external(spec: Spec, name: str, section: EngineSpec, wanted: ExpectedModel) -> list[Handle]:
-    seconds = (answer_seconds(spec), spec.fault_tolerance.engine_timeout, section.start_timeout)
+    seconds = (answer_timeout(spec), spec.fault_tolerance.engine_timeout, section.start_timeout)
     return [
         ExternalEngine(f"{name} {number}", url, section.api_key, wanted, seconds)
         for number, url in enumerate(section.urls)

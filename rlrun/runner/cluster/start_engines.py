@@ -18,7 +18,7 @@ from rlrun.runner.host.failures import gather_or_first_cause
 from rlrun.runner.host.threads import thread_variables
 from rlrun.runner.planning.plan import EnginePlan
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.specs.derived.request_deadlines import answer_seconds
+from rlrun.specs.derived.request_deadlines import answer_timeout
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
 
@@ -87,7 +87,7 @@ class EngineHandle:
             self._setups[0] = replace(first, port=URL(url).port)
         return EngineClient(
             url,
-            answer_seconds(self._spec) + _ANSWER_SECONDS,
+            answer_timeout(self._spec) + _ANSWER_SECONDS,
             api_key=first.api_key,
             name=self.name,
             limits=ModelLimits.of(

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.host.background import cancel_all
-from rlrun.specs.paths import shown_path
+from rlrun.specs.paths import display_path
 
 Result = TypeVar("Result")
 
@@ -90,13 +90,13 @@ def log_end(log: Path) -> str:
     try:
         lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
     except OSError:
-        return f"(its log would be {shown_path(log)})"
+        return f"(its log would be {display_path(log)})"
     return "\n".join([*(f"  {line}" for line in lines), place_of(log)])
 
 
 def place_of(log: Path) -> str:
     """Where the whole of a log is."""
-    return f"  (whole log: {shown_path(log)})"
+    return f"  (whole log: {display_path(log)})"
 
 
 def first_cause(failures: Sequence[BaseException]) -> BaseException:

@@ -39,9 +39,9 @@ from rlrun.runner.records.lock import check_same_run, lock, read_lock
 from rlrun.runner.records.report import write_report
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.scoring.scorer import unique_names
-from rlrun.specs.derived.lengths import fitted
+from rlrun.specs.derived.lengths import fit_to_model
 from rlrun.specs.derived.sample_limits import sample_limits
-from rlrun.specs.paths import shown_path
+from rlrun.specs.paths import display_path
 from rlrun.specs.reading.loading import LoadedSpec
 
 DONE, FAILED = 0, 3
@@ -127,7 +127,7 @@ async def _run(
         console.say(f"{folder.name}: starting; everything it leaves is in {folder.shown}")
         model = await in_background(fetch_model, spec.model)
         locking = asyncio.create_task(in_background(lock, loaded, model))
-        spec = fitted(spec, model.config().get("max_position_embeddings"))
+        spec = fit_to_model(spec, model.config().get("max_position_embeddings"))
         loaded = replace(loaded, spec=spec)
         console.say(sample_limits(spec, rollout=needs_of(spec).rollout))
         parts = await start_parts(spec, model, folder, scratch, stack, timed=console.timed)
@@ -182,7 +182,7 @@ def _explain(failure: Exception, folder: RunFolder, console: Console, hide: Call
     if isinstance(failure, (JobError, ValueError, TimeoutError)):
         message = hide(str(failure))
     else:
-        trace = shown_path(folder.logs / DRIVER_LOG)
+        trace = display_path(folder.logs / DRIVER_LOG)
         message = hide(f"unforeseen {type(failure).__name__}: {failure}; its trace is in {trace}")
     console.say(f"failed: {message}", style="bold red")
     if isinstance(failure, JobError) and failure.details:

@@ -18,7 +18,7 @@ from rlrun.plugins.row_checks import row_check
 from rlrun.plugins.types import Needs, Row
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.prompts.template_files import template_problem
-from rlrun.specs.derived.lengths import fitted
+from rlrun.specs.derived.lengths import fit_to_model
 from rlrun.specs.problems.findings import Finding, SpecError
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.reading.loading import LoadedSpec
@@ -49,7 +49,7 @@ def fitted_to_model(spec: Spec) -> Spec:
         positions = read_config(folder).get("max_position_embeddings") if folder.is_dir() else None
     except ValueError:
         positions = None
-    return fitted(spec, positions if isinstance(positions, int) else None)
+    return fit_to_model(spec, positions if isinstance(positions, int) else None)
 
 
 def _model(spec: Spec) -> Iterator[Finding]:

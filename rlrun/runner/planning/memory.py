@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.activations import ITEM, activation_bytes, logit_bytes, mask_bytes
 from rlrun.runner.planning.model_size import Share, largest_share, parameter_count
-from rlrun.specs.sections.companions import CriticSpec, TeacherSpec, side_layout
+from rlrun.specs.sections.companions import CriticSpec, TeacherSpec, companion_layout
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.optimizer import OptimizerSpec
 from rlrun.specs.sections.trainer import TrainerSpec
@@ -100,7 +100,7 @@ def critic(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, gpu: 
     """A critic's parameters, gradients and optimizer state."""
     share = critic_share(model, trainer, spec)
     own = trainer.model_copy(
-        update={"optimizer": spec.optimizer, "parallel": side_layout(spec.parallel, _ranks(trainer))}
+        update={"optimizer": spec.optimizer, "parallel": companion_layout(spec.parallel, _ranks(trainer))}
     )
     size = sum(part.bytes for part in _state(share, own, trainer.offload if gpu else "none"))
     return Part("critic", size, f"{share.parameters:,} parameters, trained by {spec.optimizer}")
@@ -108,7 +108,7 @@ def critic(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, gpu: 
 
 def critic_share(model: Architecture, trainer: TrainerSpec, spec: CriticSpec) -> Share:
     """Of the policy with a value head for a head."""
-    return largest_share(replace(model, tied=True), side_layout(spec.parallel, _ranks(trainer)))
+    return largest_share(replace(model, tied=True), companion_layout(spec.parallel, _ranks(trainer)))
 
 
 def _ranks(trainer: TrainerSpec) -> int:
@@ -117,7 +117,7 @@ def _ranks(trainer: TrainerSpec) -> int:
 
 def teacher(model: Architecture, trainer: TrainerSpec, spec: TeacherSpec) -> Part:
     """A teacher's parameters."""
-    share = largest_share(model, side_layout(spec.parallel, _ranks(trainer)))
+    share = largest_share(model, companion_layout(spec.parallel, _ranks(trainer)))
     item = ITEM[trainer.dtype] if _ranks(trainer) == 1 else 4
     return Part("teacher", share.parameters * item, f"{share.parameters:,} × {item} bytes")
 

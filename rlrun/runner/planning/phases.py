@@ -14,7 +14,7 @@ from rlrun.runner.planning.memory import CONTEXT, EngineMemory, Part, Phase
 from rlrun.runner.planning.rank_memory import Ranks, ranks_memory
 from rlrun.runner.planning.step_time import Case
 from rlrun.specs.derived.engine_layout import sleeps
-from rlrun.specs.derived.weight_sync import bucket_bytes, lie_on_devices
+from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _together(case: Case, ranks: Ranks, rollout: Phase) -> list[Phase]:
 
 def _buckets(case: Case) -> Iterator[Part]:
     """Weights on their way, where that is on the devices."""
-    if lie_on_devices(case.spec) and (size := bucket_bytes(case.spec)) is not None:
+    if buckets_on_gpus(case.spec) and (size := bucket_bytes(case.spec)) is not None:
         yield Part("weight buckets", 2 * size, "2 × engine.weight_bucket")
 
 

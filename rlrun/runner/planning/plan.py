@@ -21,9 +21,9 @@ from rlrun.runner.planning.device_map import (
 )
 from rlrun.runner.planning.rank_layout import Coordinates, coordinates, data_rank
 from rlrun.specs.derived.batch_equation import BatchNumbers, batch_numbers
-from rlrun.specs.derived.engine_layout import Layout, layout_of, started
+from rlrun.specs.derived.engine_layout import Layout, layout_of, starts_with_job
 from rlrun.specs.derived.lengths import longest_sample
-from rlrun.specs.sections.companions import side_layout
+from rlrun.specs.sections.companions import companion_layout
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
 
@@ -138,8 +138,8 @@ def _ranks(
     spec: Spec, layout: Layout, places: Sequence[DeviceLocation], threads: Sequence[int]
 ) -> Iterator[RankPlan]:
     parallel = spec.trainer.parallel
-    teacher = side_layout(None if spec.teacher is None else spec.teacher.parallel, layout.ranks)
-    critic = side_layout(spec.critic.parallel, layout.ranks)
+    teacher = companion_layout(None if spec.teacher is None else spec.teacher.parallel, layout.ranks)
+    critic = companion_layout(spec.critic.parallel, layout.ranks)
     for rank, (place, local, own) in enumerate(zip(places, local_ranks(places), threads, strict=True)):
         yield RankPlan(
             rank=rank,
@@ -164,7 +164,7 @@ def _engines(
 def _others(spec: Spec, places: Sequence[Places], threads: Sequence[int]) -> Iterator[EnginePlan]:
     """Of each section of `[[engines]]` that the job starts."""
     first = 0
-    for section in filter(started, spec.engines):
+    for section in filter(starts_with_job, spec.engines):
         part = slice(first, first := first + (section.count or 1))
         yield from _engines(section.name, section, places[part], threads[part])
 

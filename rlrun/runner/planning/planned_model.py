@@ -6,7 +6,7 @@ from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import read_architecture
 from rlrun.models.hub import download
 from rlrun.models.transformers_models import read_model
-from rlrun.specs.derived.engine_layout import started
+from rlrun.specs.derived.engine_layout import starts_with_job
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.model import ModelSpec
 
@@ -33,5 +33,5 @@ def other_architectures(spec: Spec) -> dict[str, Architecture]:
     return {
         section.name: planned_architecture(ModelSpec(path=section.path, revision=section.revision))
         for section in spec.engines
-        if started(section) and section.path is not None
+        if starts_with_job(section) and section.path is not None
     }

@@ -17,7 +17,7 @@ from rlrun.runner.planning.model_size import active_parameters, parameter_count
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.specs.derived.old_policy import old_log_probs_of
 from rlrun.specs.derived.server_size import gpus_of
-from rlrun.specs.derived.weight_sync import lie_on_devices
+from rlrun.specs.derived.weight_sync import buckets_on_gpus
 from rlrun.specs.sections.job import Spec
 
 TRAIN_EFFICIENCY = 0.35
@@ -162,7 +162,7 @@ def training_seconds(case: Case, tokens: float) -> float:
 
 def sync_seconds(case: Case) -> float:
     """Weights by way of host memory, or gathered on each GPU and copied there."""
-    rate = _link(case, len(case.plan.ranks)) if lie_on_devices(case.spec) else HOST_LINK
+    rate = _link(case, len(case.plan.ranks)) if buckets_on_gpus(case.spec) else HOST_LINK
     return parameter_count(case.model) * ITEM[case.spec.engine.dtype] / rate
 
 

@@ -18,7 +18,7 @@ from rlrun.runner.host.atomic_files import is_unfinished
 from rlrun.runner.host.file_lock import try_lock
 from rlrun.runner.records.run_folder import PRIVATE, RunFolder
 from rlrun.runner.records.state import is_alive
-from rlrun.specs.paths import shown_path
+from rlrun.specs.paths import display_path
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,9 @@ def _lock(folder: RunFolder) -> int | None:
     try:
         lock = os.open(folder.driver_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
-        raise RunFolderError(f"{shown_path(folder.driver_lock)} cannot be opened: {error.strerror}") from None
+        raise RunFolderError(
+            f"{display_path(folder.driver_lock)} cannot be opened: {error.strerror}"
+        ) from None
     locked = try_lock(lock)
     if locked is None:
         logger.warning(
@@ -127,7 +129,7 @@ def _check_has_no_links(folder: RunFolder) -> None:
     for path in folder.written():
         if path.is_symlink():
             raise RunFolderError(
-                f"{shown_path(path)} is a link, and a run writes and removes files only in its own folder; "
+                f"{display_path(path)} is a link, and a run writes and removes files only in its own folder; "
                 "put in its place what it points to (runs_dir names another disk)"
             )
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.specs.reading.literal_secrets import masked
-from rlrun.specs.reading.secret_references import hidden
+from rlrun.specs.reading.literal_secrets import mask_secrets
+from rlrun.specs.reading.secret_references import redact_secrets
 
 DRIVER_LOG = "driver.log"
 
@@ -21,7 +21,7 @@ Hide = Callable[[str], str]
 
 def hide_secrets(spec: Mapping[str, Any], text: str) -> str:
     """A message without the secrets that the spec refers to, and without others that show by their form."""
-    return masked(hidden(text, spec))
+    return mask_secrets(redact_secrets(text, spec))
 
 
 def log_to(folder: RunFolder, console: Console, hide: Hide) -> list[logging.Handler]:

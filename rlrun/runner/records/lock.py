@@ -16,8 +16,8 @@ from rlrun.plugins.registry import PluginError, load
 from rlrun.runner.contracts.errors import RunFolderError
 from rlrun.runner.host.atomic_files import read_bytes
 from rlrun.runner.host.model_files import ModelFiles, fingerprint
-from rlrun.specs.paths import path_fields, shown_path
-from rlrun.specs.reading.differences import Difference, differences
+from rlrun.specs.paths import display_path, path_fields
+from rlrun.specs.reading.differences import Difference, find_differences
 from rlrun.specs.reading.loading import LoadedSpec
 from rlrun.specs.sections.data import DataSpec
 from rlrun.specs.sections.job import Spec
@@ -61,21 +61,21 @@ def read_lock(path: Path) -> dict[str, Any]:
         locked = json.loads(read_bytes(path, _MOST_BYTES))
         _Locked.model_validate(locked)
     except ValidationError:
-        raise RunFolderError(f"{shown_path(path)} is not a lock file: it has no spec and model") from None
+        raise RunFolderError(f"{display_path(path)} is not a lock file: it has no spec and model") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise RunFolderError(f"{shown_path(path)} cannot be read: {error}") from None
+        raise RunFolderError(f"{display_path(path)} cannot be read: {error}") from None
     return dict(locked)
 
 
 def drift(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
     """Everything that would make a launch differ from a locked one; where files lie does not count."""
     old, new = (_comparable(each) for each in (before, now))
-    return list(differences(old, new))
+    return list(find_differences(old, new))
 
 
 def check_same_run(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
     """The keys that a resumed run changes. RunFolderError where it would not be the same run any more."""
-    changed = [each for each in differences(before["spec"], now["spec"]) if _section(each) not in _NAMES]
+    changed = [each for each in find_differences(before["spec"], now["spec"]) if _section(each) not in _NAMES]
     if fixed := [each for each in changed if _section(each) in _FIXED]:
         raise RunFolderError(
             f"the spec changed since the run began: {'; '.join(map(str, fixed))}; its checkpoints belong to "

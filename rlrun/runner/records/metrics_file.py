@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlrun.specs.paths import shown_path
+from rlrun.specs.paths import display_path
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def warn_of_broken(path: Path, lines: Sequence[MetricsLine], fate: str) -> None:
     """Names each broken line and what becomes of it, except the last one that a crash cut short."""
     for line in lines:
         if line.metrics is None and not line.is_cut:
-            logger.warning("%s:%d holds no step's metrics: %s", shown_path(path), line.number, fate)
+            logger.warning("%s:%d holds no step's metrics: %s", display_path(path), line.number, fate)
 
 
 def _metrics_of(raw: bytes) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import zstandard
 
-from rlrun.specs.paths import shown_path
+from rlrun.specs.paths import display_path
 
 _CHUNK_BYTES = 1 << 20
 _HEADER_BYTES = 18
@@ -39,16 +39,16 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(_lines(path), start=1):
             yield _record(path, number, line)
     except (OSError, zstandard.ZstdError) as error:
-        raise UnreadableFile(f"{shown_path(path)} cannot be read: {error}") from None
+        raise UnreadableFile(f"{display_path(path)} cannot be read: {error}") from None
 
 
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UnreadableFile(f"{shown_path(path)}:{number} is not JSON: {error}") from None
+        raise UnreadableFile(f"{display_path(path)}:{number} is not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise UnreadableFile(f"{shown_path(path)}:{number} holds no sample")
+        raise UnreadableFile(f"{display_path(path)}:{number} holds no sample")
     return record
 
 
@@ -59,7 +59,9 @@ def _lines(path: Path) -> Iterator[bytes]:
         pending += chunk
         if b"\n" not in chunk:
             if len(pending) > _LONGEST_LINE:
-                raise UnreadableFile(f"{shown_path(path)} has a line of more than {_LONGEST_LINE >> 20} MiB")
+                raise UnreadableFile(
+                    f"{display_path(path)} has a line of more than {_LONGEST_LINE >> 20} MiB"
+                )
             continue
         end = pending.rindex(b"\n", start) + 1
         yield from bytes(pending[:end]).splitlines()
@@ -81,8 +83,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
                 yield chunk
     if max(done, expected) > limit:
         raise UnreadableFile(
-            f"{shown_path(path)} would become more than {limit >> 20} MiB, {_MOST_RATIO} times its "
+            f"{display_path(path)} would become more than {limit >> 20} MiB, {_MOST_RATIO} times its "
             "size: samples do not shrink that far, so it was not written by rlrun"
         )
     if expected >= 0 and done != expected:
-        raise UnreadableFile(f"{shown_path(path)} is cut short: {done} of {expected} bytes can be read")
+        raise UnreadableFile(f"{display_path(path)} is cut short: {done} of {expected} bytes can be read")

@@ -12,7 +12,7 @@ from rlrun.runner.records.metrics_file import read_metrics
 from rlrun.runner.records.packed_lines import UnreadableFile, read_records
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.text_plot import LABEL, plot
-from rlrun.specs.step_names import ROLLOUTS, paths_of_steps
+from rlrun.specs.step_names import ROLLOUTS, list_step_paths
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ pre {{ background: #f4f4f4; padding: .6rem; white-space: pre-wrap; }}
 
 def _last_samples(folder: RunFolder) -> list[dict[str, Any]]:
     """The first samples of the last step; none, with a warning, where its file is broken."""
-    files = [path for path in paths_of_steps(folder.rollouts, ROLLOUTS).values() if path.is_file()]
+    files = [path for path in list_step_paths(folder.rollouts, ROLLOUTS).values() if path.is_file()]
     if not files:
         return []
     try:

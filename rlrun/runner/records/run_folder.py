@@ -16,8 +16,8 @@ from typing import Any
 from rlrun.runner.host.atomic_files import write_bytes, write_json
 from rlrun.runner.records.metrics_file import read_lines, split_after, warn_of_broken
 from rlrun.runner.records.state import read_state
-from rlrun.specs.paths import shown_path
-from rlrun.specs.step_names import ROLLOUTS, paths_of_steps
+from rlrun.specs.paths import display_path
+from rlrun.specs.step_names import ROLLOUTS, list_step_paths
 
 PRIVATE = 0o700
 """Mode of folders: samples, specs and logs may hold what other users of the host must not read."""
@@ -51,7 +51,7 @@ class RunFolder:
     @property
     def shown(self) -> str:
         """The path as a person here would write it."""
-        return shown_path(self.path)
+        return display_path(self.path)
 
     def make(self) -> None:
         """Create the folder and what lies in it; fine where it exists."""
@@ -69,8 +69,8 @@ class RunFolder:
             with suppress(FileNotFoundError):
                 yield from folder.iterdir()
         yield from self.checkpoints.glob(".step-*")
-        yield from paths_of_steps(self.checkpoints).values()
-        yield from paths_of_steps(self.rollouts, ROLLOUTS).values()
+        yield from list_step_paths(self.checkpoints).values()
+        yield from list_step_paths(self.rollouts, ROLLOUTS).values()
 
     def read_state(self) -> dict[str, Any]:
         """The last state written; empty before the first. RunFolderError for a file that holds none."""
@@ -87,12 +87,12 @@ class RunFolder:
         """
         lines = read_lines(self.metrics)
         kept, cut = split_after(lines, step if evaluated else step - 1)
-        late = [path for number, path in paths_of_steps(self.rollouts, ROLLOUTS).items() if number > step]
+        late = [path for number, path in list_step_paths(self.rollouts, ROLLOUTS).items() if number > step]
         if not cut and not late:
             return
         aside = self.next_aside()
         (aside / "rollouts").mkdir(mode=PRIVATE)
-        warn_of_broken(self.metrics, lines, f"moved to {shown_path(aside)}/metrics.jsonl")
+        warn_of_broken(self.metrics, lines, f"moved to {display_path(aside)}/metrics.jsonl")
         write_bytes(aside / "metrics.jsonl", b"".join(line.raw for line in cut))
         for path in late:
             path.rename(aside / "rollouts" / path.name)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.plugins.types import Group, Prompt, Row, Sample, Status, VersionSpan
 from rlrun.runner.records.packed_lines import UnreadableFile, read_records, write_lines
-from rlrun.specs.paths import shown_path
+from rlrun.specs.paths import display_path
 from rlrun.specs.step_names import ROLLOUTS, step_name
 
 INTS, FLOATS = "<i4", "<f4"
@@ -45,11 +45,11 @@ def read_groups(path: Path) -> list[Group]:
         raise
     except KeyError as error:
         raise ValueError(
-            f"{shown_path(path)} has no {error} of its samples: it was written for people to read. Run the "
+            f"{display_path(path)} has no {error} of its samples: it was written for people to read. Run the "
             "job that made it with debug.save_rollouts = true"
         ) from None
     except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise ValueError(f"{shown_path(path)} has a sample that cannot be read: {error}") from None
+        raise ValueError(f"{display_path(path)} has a sample that cannot be read: {error}") from None
 
 
 def readable_record(group: Group, sample: Sample) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, FiniteFloat, ValidationError
 from rlrun.runner.contracts.errors import RunFolderError
 from rlrun.runner.host.atomic_files import read_bytes
 from rlrun.runner.host.process_identity import MOST_PID, Owner
-from rlrun.specs.paths import shown_path
+from rlrun.specs.paths import display_path
 
 SILENT_SECONDS = 300.0
 """A run that this host cannot look up counts as running while its state is no older than this."""
@@ -65,7 +65,7 @@ def read_state(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise RunFolderError(
-            f"{shown_path(path)} does not hold a run's state ({_reason(error)}); move it away"
+            f"{display_path(path)} does not hold a run's state ({_reason(error)}); move it away"
         ) from None
 
 

@@ -29,7 +29,7 @@ from rlrun.runner.weights.server_checksums import Choice, Fingerprints
 from rlrun.runner.weights.shared_memory import SharedWeights
 from rlrun.runner.weights.streams import BroadcastOutlet, BucketSender, BucketStream, SharedOutlet
 from rlrun.specs.derived.engine_layout import layout_of
-from rlrun.specs.derived.weight_sync import bucket_bytes, carrier_of, lie_on_devices
+from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, carrier_of
 from rlrun.specs.sections.job import Spec
 
 _GROUP_SECONDS = 120.0
@@ -105,7 +105,7 @@ class WeightWriter:
         Collective.
         """
         address = None
-        if self._source.rank == 0 or lie_on_devices(self._spec):
+        if self._source.rank == 0 or buckets_on_gpus(self._spec):
             self._outlet = self._outlet or self._make_outlet()
             address = self._outlet.begin(readers)
         weights = self._set(self._source.gather())
@@ -119,7 +119,7 @@ class WeightWriter:
 
     def leave(self) -> None:
         """Give up buffers on the device, which others take over; the next update has them again."""
-        if lie_on_devices(self._spec) and self._outlet is not None:
+        if buckets_on_gpus(self._spec) and self._outlet is not None:
             self._outlet.close()
 
     def close(self) -> None:
@@ -156,6 +156,6 @@ class WeightWriter:
         largest, source = max(bucket.size for bucket in self._buckets), self._source
         if self._carrier == "broadcast":
             return BroadcastOutlet(largest, source.host, source.device, _GROUP_SECONDS)
-        if lie_on_devices(self._spec):
+        if buckets_on_gpus(self._spec):
             return SharedOutlet(largest, source.device, beside=source.rank)
         return SharedOutlet(largest, torch.device("cpu"))

@@ -45,9 +45,9 @@ def layout_of(spec: Spec, rollout: bool) -> Layout:
     ranks = spec.trainer.parallel.world_size
     gpus = spec.cluster.nodes * spec.cluster.gpus_per_node
     colocated = spec.cluster.placement == "colocated"
-    sizes = [(gpus_of(section), section.count or 1) for section in spec.engines if started(section)]
+    sizes = [(gpus_of(section), section.count or 1) for section in spec.engines if starts_with_job(section)]
     others = tuple(size for size, count in sizes for _ in range(count))
-    rollout = rollout and started(spec.engine)
+    rollout = rollout and starts_with_job(spec.engine)
     if not gpus:
         engines = (spec.engine.count or spec.cluster.nodes) if rollout else 0
         return Layout(ranks, engines, 1, (1,) * len(others), 0, colocated)
@@ -75,7 +75,7 @@ def sleeps(spec: Spec) -> bool:
     return shared and (bool(spec.cluster.gpus_per_node) if spec.engine.sleep is None else spec.engine.sleep)
 
 
-def started(section: EngineSpec) -> bool:
+def starts_with_job(section: EngineSpec) -> bool:
     """Whether the job starts these engines."""
     return section.type != "external"
 

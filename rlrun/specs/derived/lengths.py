@@ -27,7 +27,7 @@ def longest_sample(spec: Spec, positions: int | None = None) -> int:
     return longest_prompt(spec, positions) + longest_response(spec)
 
 
-def fitted(spec: Spec, positions: int | None) -> Spec:
+def fit_to_model(spec: Spec, positions: int | None) -> Spec:
     """Returns the spec with `rollout.max_prompt_tokens` set to what its model has room for."""
     rollout = spec.rollout.model_copy(update={"max_prompt_tokens": longest_prompt(spec, positions)})
     return spec.model_copy(update={"rollout": rollout})

@@ -6,7 +6,7 @@ from rlrun.specs.derived.lengths import longest_response
 from rlrun.specs.sections.job import Spec
 
 
-def answer_seconds(spec: Spec) -> float:
+def answer_timeout(spec: Spec) -> float:
     """Returns the seconds after which a connection gives up on an answer, with time in the engine's queue.
 
     Within it, each request has `rollout.request_timeout` from when the engine takes it. At worst all samples

@@ -8,7 +8,7 @@ def sample_limits(spec: Spec, *, rollout: bool) -> str:
     """Returns the limits of a sample, and what happens to the rows that exceed them.
 
     `rollout`: the policy answers the prompts; else the rows have the responses. The limit of the prompt is
-    right for specs that have been fitted to their model (rlrun.specs.derived.lengths.fitted).
+    right for specs that have been fitted to their model (rlrun.specs.derived.lengths.fit_to_model).
     """
     settings = spec.rollout
     prompt, response = settings.prompt_limit, settings.max_response_tokens

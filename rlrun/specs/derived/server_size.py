@@ -1,6 +1,6 @@
 """Over how many GPUs one engine lies; pure, for the rules, the layout and the plan."""
 
-from rlrun.specs.derived.sglang_arguments import spelled
+from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.sections.engine import EngineSpec
 
 STAGES = ("pp-size", "pipeline-parallel-size")
@@ -24,17 +24,17 @@ def stages_of(section: EngineSpec) -> int:
 
 def copies_of(section: EngineSpec) -> int:
     """Copies of the model in one server. With `enable_dp_attention` the number means something else."""
-    ours = {spelled(name) for name, value in section.sglang.items() if value is True}
+    ours = {flag_name(name) for name, value in section.sglang.items() if value is True}
     return 1 if "enable-dp-attention" in ours else _number(section, COPIES)
 
 
-def key_of(section: EngineSpec, names: tuple[str, ...]) -> str | None:
+def argument_key(section: EngineSpec, names: tuple[str, ...]) -> str | None:
     """The key of `[engine.sglang]` that gives one of these arguments."""
-    return next((key for key in section.sglang if spelled(key) in names), None)
+    return next((key for key in section.sglang if flag_name(key) in names), None)
 
 
 def _number(section: EngineSpec, names: tuple[str, ...]) -> int:
     """1 where it is not given, or is no number: the server says what is wrong with that."""
-    key = key_of(section, names)
+    key = argument_key(section, names)
     value = section.sglang[key] if key else 1
     return value if type(value) is int and value > 0 else 1

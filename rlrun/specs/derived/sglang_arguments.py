@@ -88,7 +88,7 @@ _NAMES = (
 _SECONDS = 180.0
 
 
-def spelled(name: str) -> str:
+def flag_name(name: str) -> str:
     """A key of `[engine.sglang]` as the command line has it: `mem_fraction` -> `mem-fraction`."""
     return name.replace("_", "-")
 

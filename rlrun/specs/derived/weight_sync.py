@@ -28,7 +28,7 @@ def shares_gpus(spec: Spec) -> bool:
     return bool(spec.cluster.gpus_per_node) and spec.cluster.placement == "colocated"
 
 
-def lie_on_devices(spec: Spec) -> bool:
+def buckets_on_gpus(spec: Spec) -> bool:
     """Whether buckets of `tensor` lie on GPUs, each read by the process of a server that computes there too:
     every such process shares its GPU with a trainer rank, and every rank gathers all tensors, which stages of
     a pipeline do not.
@@ -41,7 +41,7 @@ def lie_on_devices(spec: Spec) -> bool:
 
 def shares_memory(spec: Spec) -> bool:
     """Whether engines must be on trainer rank 0's host."""
-    return carrier_of(spec) in ("native", "tensor") and not lie_on_devices(spec)
+    return carrier_of(spec) in ("native", "tensor") and not buckets_on_gpus(spec)
 
 
 def bucket_bytes(spec: Spec) -> int | None:

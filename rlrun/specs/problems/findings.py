@@ -125,7 +125,7 @@ def problem_at(finding: Finding, source: Source, start: int, end: int) -> Proble
         width=width,
         cure=cure,
         suggestion=finding.suggestion,
-        found=None if finding.found is None else shown(finding.found),
+        found=None if finding.found is None else format_value(finding.found),
     )
 
 
@@ -141,7 +141,7 @@ def dotted(path: KeyPath) -> str:
     return ".".join(map(str, path))
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as TOML would write it, shortened."""
     if isinstance(value, bool):
         return str(value).lower()

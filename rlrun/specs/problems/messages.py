@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rlrun.specs.problems.docstrings import field_docstrings
-from rlrun.specs.problems.findings import Finding, dotted, shown
+from rlrun.specs.problems.findings import Finding, dotted, format_value
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest, plain
 from rlrun.specs.problems.suggestions import COMPOSITION_KEYS, KeyIndex, section_models, table_name
@@ -46,7 +46,7 @@ _NAMES = {
 }
 """The cure for a name that does not match its pattern."""
 _NOWHERE = "parameters"
-"""Name of the table that `in_words` puts values into, since they are in no file."""
+"""Name of the table that `describe_errors` puts values into, since they are in no file."""
 
 
 class Explainer:
@@ -127,7 +127,7 @@ class Explainer:
         return Finding(path, "required and not given", f"add {add}{about}", at_value=False)
 
 
-def in_words(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> str:
+def describe_errors(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> str:
     """Returns the errors of values that are in no file, each as `key: what is wrong (cure)`.
 
     `values` are as they were written: for a reference to a secret only the reference is shown.
@@ -183,7 +183,9 @@ def _wrong_value(path: KeyPath, error: Mapping[str, Any]) -> Finding:
         return Finding(path, message, _conversion(kind, path, value), None, value)
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
-        return Finding(path, f"must be {words} {_plain(context[bound])}, found {shown(value)}", found=value)
+        return Finding(
+            path, f"must be {words} {_plain(context[bound])}, found {format_value(value)}", found=value
+        )
     if kind == "literal_error":
         return _not_a_choice(path, context["expected"], value)
     if kind in ("too_long", "too_short"):
@@ -196,16 +198,16 @@ def _wrong_value(path: KeyPath, error: Mapping[str, Any]) -> Finding:
     if kind in ("value_error", "assertion_error"):
         return Finding(path, str(context["error"]), found=value)
     message = error["msg"]
-    return Finding(path, f"{message[:1].lower()}{message[1:]}, found {shown(value)}", found=value)
+    return Finding(path, f"{message[:1].lower()}{message[1:]}, found {format_value(value)}", found=value)
 
 
 def _not_of_its_form(path: KeyPath, pattern: str, value: object) -> Finding:
     if cure := _NAMES.get(pattern):
-        return Finding(path, f"{shown(value)} is not a valid name", cure, None, value)
+        return Finding(path, f"{format_value(value)} is not a valid name", cure, None, value)
     if "https?://" in pattern:
         cure = "begin it with http:// or https://, and remove spaces"
-        return Finding(path, f"{shown(value)} is not an address", cure, None, value)
-    return Finding(path, f"{shown(value)} does not fit the pattern {pattern}", found=value)
+        return Finding(path, f"{format_value(value)} is not an address", cure, None, value)
+    return Finding(path, f"{format_value(value)} does not fit the pattern {pattern}", found=value)
 
 
 def _plain(bound: float) -> str:
@@ -229,7 +231,7 @@ _ONE_VALUE = ("string_type", "int_type", "float_type", "bool_type")
 def _as_written(kind: str, value: object) -> str:
     if isinstance(value, str) and kind != "string_type":
         return value
-    return f"{value:g}" if isinstance(value, float) else shown(value)
+    return f"{value:g}" if isinstance(value, float) else format_value(value)
 
 
 def _described(value: object) -> str:
@@ -242,15 +244,15 @@ def _described(value: object) -> str:
     )
     for kind, words in kinds:
         if isinstance(value, kind):
-            return words if kind in (dict, list) else f"{words}{shown(value)}"
-    return shown(value)
+            return words if kind in (dict, list) else f"{words}{format_value(value)}"
+    return format_value(value)
 
 
 def _conversion(kind: str, path: KeyPath, value: object) -> str | None:
     """Returns how to write the value that was probably meant."""
     start = f"`{path[-1]} = " if path and isinstance(path[-1], str) else "`"
     if kind == "string_type" and not isinstance(value, (dict, list)):
-        return f'write it in quotation marks: {start}"{shown(value)}"`'
+        return f'write it in quotation marks: {start}"{format_value(value)}"`'
     if kind == "model_type" and isinstance(value, list):
         return f"write one table [{table_name(path)}], not [[{table_name(path)}]]"
     if kind == "tuple_type" and isinstance(value, dict):
@@ -258,7 +260,7 @@ def _conversion(kind: str, path: KeyPath, value: object) -> str | None:
     if isinstance(value, list) and len(value) == 1 and kind in _ONE_VALUE:
         return f"give one value, without brackets: {start}{_as_written(kind, value[0])}`"
     if kind == "tuple_type":
-        return f"write it in brackets: {start}[{shown(value)}]`"
+        return f"write it in brackets: {start}[{format_value(value)}]`"
     if isinstance(value, str) and _reads_as(kind, value):
         return f"leave out the quotation marks: {start}{value.strip().lower()}`"
     if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():

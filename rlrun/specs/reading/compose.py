@@ -6,12 +6,12 @@ from typing import Any
 
 import tomli
 
-from rlrun.specs.paths import absolute_path, kind_of, shown_path, similar_path
+from rlrun.specs.paths import absolute_path, display_path, path_kind, suggest_path
 from rlrun.specs.problems.findings import Finding, Problem, Source, problem_at, problem_without_place
 from rlrun.specs.problems.positions import KeyPath, Mark, find_positions
 from rlrun.specs.reading.composition import Composition
-from rlrun.specs.reading.expansion import add_profiles, put_in_variables
-from rlrun.specs.reading.overlay import Origin, lay_on
+from rlrun.specs.reading.expansion import apply_profiles, substitute_variables
+from rlrun.specs.reading.overlay import Origin, merge_document
 from rlrun.specs.reading.syntax import parse
 from rlrun.specs.reading.variables import variable_names
 
@@ -25,11 +25,11 @@ def compose(
     """Read files left to right, each on top of what it extends, then profiles, then `--set` overrides."""
     composition = Composition()
     for path in paths:
-        _add_file(composition, path, shown_path(path), ())
-    add_profiles(composition, profiles)
+        _add_file(composition, path, display_path(path), ())
+    apply_profiles(composition, profiles)
     for override in overrides:
         _add_override(composition, override)
-    put_in_variables(composition)
+    substitute_variables(composition)
     return composition
 
 
@@ -75,12 +75,12 @@ def _add_bases(
         if trouble := _base_trouble(path, base, file, chain):
             composition.fail(problem_at(trouble, source, mark.value_start, mark.value_end))
         else:
-            _add_file(composition, file, shown_path(file), chain)
+            _add_file(composition, file, display_path(file), chain)
 
 
 def _base_trouble(path: KeyPath, base: str, file: Path, chain: tuple[Path, ...]) -> Finding | None:
-    if kind_of(file) != "file":
-        suggestion = similar_path(base, file)
+    if path_kind(file) != "file":
+        suggestion = suggest_path(base, file)
         cure = (
             f"did you mean {suggestion}?"
             if suggestion
@@ -142,13 +142,13 @@ def _merge(
 ) -> None:
     origins = {path: Origin(source, mark) for path, mark in marks.items() if path[:1] != ("extends",)}
     composition.referenced.update(variable_names(data))
-    for problem in lay_on(composition.data, composition.origins, data, origins):
+    for problem in merge_document(composition.data, composition.origins, data, origins):
         composition.fail(problem)
 
 
 def _unreadable(path: Path, name: str, error: OSError) -> Problem:
     if isinstance(error, FileNotFoundError):
-        suggestion = similar_path(name, path)
+        suggestion = suggest_path(name, path)
         cure = f"did you mean {suggestion}?" if suggestion else None
         return problem_without_place("there is no such file", name, cure, suggestion)
     return problem_without_place(f"cannot be read: {error.strerror}", name)

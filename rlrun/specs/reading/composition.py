@@ -53,6 +53,6 @@ class Composition:
         return problem_at(finding, source, 0, 1)
 
 
-def locate(origin: Origin) -> str:
+def origin_location(origin: Origin) -> str:
     """`file:line` of an origin."""
     return f"{origin.source.name}:{line_and_column(origin.source.text, origin.mark.key_start)[0]}"

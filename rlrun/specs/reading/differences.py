@@ -20,7 +20,7 @@ class Difference:
         return f"{self.key}: {as_toml(self.before)} -> {as_toml(self.after)}"
 
 
-def differences(before: Any, after: Any, key: str = "") -> Iterator[Difference]:
+def find_differences(before: Any, after: Any, key: str = "") -> Iterator[Difference]:
     """Values that differ, tables and arrays of tables gone through; an array of values is one value."""
     if before == after and type(before) is type(after):
         return
@@ -33,7 +33,7 @@ def differences(before: Any, after: Any, key: str = "") -> Iterator[Difference]:
         return
     old, new = (part or {} for part in parts)
     for name in dict.fromkeys((*old, *new)):
-        yield from differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
+        yield from find_differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
 
 
 def _parts(value: Any) -> dict[str, Any] | None:

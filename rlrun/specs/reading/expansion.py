@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from rlrun.specs.problems.findings import problem_without_place
 from rlrun.specs.reading.composition import Composition
-from rlrun.specs.reading.overlay import lay_on
-from rlrun.specs.reading.profiles import origins_of, profile_findings, unknown_profile, usable
+from rlrun.specs.reading.overlay import merge_document
+from rlrun.specs.reading.profiles import origins_of, profile_findings, unknown_profile, valid_profiles
 from rlrun.specs.reading.variables import Substitution, variable_findings
 
 
-def add_profiles(composition: Composition, chosen: Sequence[str]) -> None:
+def apply_profiles(composition: Composition, chosen: Sequence[str]) -> None:
     """Lay the chosen profiles on the document, and each of the others on a copy of it."""
     written = composition.data.pop("profiles", {})
     composition.findings += profile_findings(written)
-    profiles = usable(written, composition.findings)
+    profiles = valid_profiles(written, composition.findings)
     for name in chosen:
         if name not in profiles and name not in (written if isinstance(written, dict) else {}):
             message, cure, meant = unknown_profile(name, profiles)
@@ -24,15 +24,15 @@ def add_profiles(composition: Composition, chosen: Sequence[str]) -> None:
     for name in dict.fromkeys(chosen):
         if name in profiles:
             origins = origins_of(name, composition.origins)
-            lay_on(composition.data, composition.origins, deepcopy(profiles[name]), origins)
+            merge_document(composition.data, composition.origins, deepcopy(profiles[name]), origins)
     for name, table in profiles.items():
         if name not in chosen:
             variant, origins = deepcopy(plain), dict(composition.origins)
-            lay_on(variant, origins, deepcopy(table), origins_of(name, composition.origins))
+            merge_document(variant, origins, deepcopy(table), origins_of(name, composition.origins))
             composition.variants[name] = variant
 
 
-def put_in_variables(composition: Composition) -> None:
+def substitute_variables(composition: Composition) -> None:
     variables = composition.data.pop("vars", {})
     composition.findings += variable_findings(variables, composition.referenced)
     composition.variables = variables if isinstance(variables, dict) else {}

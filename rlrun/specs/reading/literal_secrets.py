@@ -55,7 +55,7 @@ def literal_secrets(value: Any, path: KeyPath = ()) -> Iterator[Finding]:
         yield from _refused(value, path)
 
 
-def masked(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """The text without what looks like a secret in it, for logs and messages."""
 
     def change(found: re.Match[str]) -> str:

@@ -22,12 +22,12 @@ from rlrun.specs.problems.messages import Explainer
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.suggestions import KeyIndex, section_models
 from rlrun.specs.reading.compose import compose
-from rlrun.specs.reading.composition import Composition, locate
+from rlrun.specs.reading.composition import Composition, origin_location
 from rlrun.specs.reading.literal_secrets import literal_secrets, secret_warnings
 from rlrun.specs.reading.overlay import Origin
 from rlrun.specs.reading.repair import rule_findings, table_at
 from rlrun.specs.reading.secret_references import unset_references, wrong_references
-from rlrun.specs.reading.strict import validated
+from rlrun.specs.reading.strict import validate_spec
 from rlrun.specs.rules.algorithm_rules import Demands
 from rlrun.specs.rules.term_rules import stale_ratio
 from rlrun.specs.rules.trainer_rules import external_heads
@@ -74,7 +74,11 @@ class LoadedSpec:
             return "default"
         name = self.composition.used.get(path)
         variable = self._origin(("vars", name)) if name else None
-        return f"{locate(found)}, {name} from {locate(variable)}" if variable else locate(found)
+        return (
+            f"{origin_location(found)}, {name} from {origin_location(variable)}"
+            if variable
+            else origin_location(found)
+        )
 
     def unset_references(self) -> list[Problem]:
         """References to environment variables that are not set here."""
@@ -119,7 +123,7 @@ def load_spec(
     problems = [*composition.problems, *(composition.place(finding) for finding in findings)]
     if problems:
         raise SpecError(_in_order(problems, composition))
-    return LoadedSpec(validated(data), composition)
+    return LoadedSpec(validate_spec(data), composition)
 
 
 def _document_findings(
@@ -149,7 +153,7 @@ def _variant_findings(composition: Composition, plugin_check: PluginCheck | None
 
 def _section_findings(data: dict[str, Any], explainer: Explainer) -> list[Finding]:
     try:
-        validated(data)
+        validate_spec(data)
     except ValidationError as error:
         return explainer.findings(error, Spec)
     return []

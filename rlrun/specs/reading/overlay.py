@@ -32,7 +32,7 @@ class Origin(NamedTuple):
     mark: Mark
 
 
-def lay_on(
+def merge_document(
     base: dict[str, Any],
     base_origins: dict[KeyPath, Origin],
     over: dict[str, Any],

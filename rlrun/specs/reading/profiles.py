@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlrun.specs.problems.findings import Finding, shown
+from rlrun.specs.problems.findings import Finding, format_value
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.reading.overlay import Origin
@@ -13,13 +13,13 @@ def profile_findings(profiles: object) -> Iterator[Finding]:
     """What is wrong with the tables themselves: profiles that are no tables, or that hold profiles."""
     if not isinstance(profiles, dict):
         cure = "write [profiles.NAME]"
-        yield Finding(("profiles",), f"must be a table, found {shown(profiles)}", cure, found=profiles)
+        yield Finding(("profiles",), f"must be a table, found {format_value(profiles)}", cure, found=profiles)
         return
     for name, table in profiles.items():
         path: KeyPath = ("profiles", name)
         if not isinstance(table, dict):
             cure = f"write the profile's keys under [profiles.{name}]"
-            yield Finding(path, f"must be a table, found {shown(table)}", cure, found=table)
+            yield Finding(path, f"must be a table, found {format_value(table)}", cure, found=table)
             continue
         for key in ("profiles", "extends"):
             if key in table:
@@ -42,7 +42,7 @@ def origins_of(name: str, origins: Mapping[KeyPath, Origin]) -> dict[KeyPath, Or
     }
 
 
-def usable(profiles: object, broken: Sequence[Finding]) -> dict[str, dict[str, Any]]:
+def valid_profiles(profiles: object, broken: Sequence[Finding]) -> dict[str, dict[str, Any]]:
     """The profiles that nothing is wrong with."""
     bad = {finding.path[1] for finding in broken if len(finding.path) > 1}
     tables = profiles if isinstance(profiles, dict) else {}

@@ -36,7 +36,7 @@ _NAMES: dict[Any, str] = {
 _BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
 
-def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
+def list_settings(model: type[BaseModel], prefix: str = "") -> list[Setting]:
     """The keys of a section and of the single tables inside it; arrays of tables stand on their own."""
     found = []
     for name, field in model.model_fields.items():
@@ -46,7 +46,7 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
             about = field_docstrings(model).get(name, "").replace("None:", "Unset:")
             found.append(Setting(prefix + name, _type_of(field), _default_of(field), about))
         if inner is not None and is_single:
-            found.extend(settings_of(inner, f"{prefix}{name}."))
+            found.extend(list_settings(inner, f"{prefix}{name}."))
     return found
 
 

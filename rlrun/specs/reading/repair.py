@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
-from rlrun.specs.reading.strict import validated
+from rlrun.specs.reading.strict import validate_spec
 from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES, Demands
 from rlrun.specs.rules.engine_rules import ENGINE_RULES
 from rlrun.specs.rules.model_folder import model_findings
@@ -75,7 +75,7 @@ def _repaired(data: dict[str, Any], broken: Sequence[KeyPath]) -> Spec | None:
         _remove(copy, path)
     for _ in range(3):  # a placeholder table may itself have required keys
         try:
-            return validated(copy)
+            return validate_spec(copy)
         except ValidationError as error:
             missing = [each["loc"] for each in error.errors(include_url=False) if each["type"] == "missing"]
         for path in missing:

@@ -36,7 +36,7 @@ def reveal(value: Any, environment: Mapping[str, str] = os.environ) -> Any:
     return value
 
 
-def hidden(text: str, referring: Any, environment: Mapping[str, str] = os.environ) -> str:
+def redact_secrets(text: str, referring: Any, environment: Mapping[str, str] = os.environ) -> str:
     """`text` with the reference in place of each secret that `referring`, a spec, refers to.
 
     Values of fewer than six characters stay: they are in half of all words.

@@ -12,7 +12,7 @@ def as_json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, default=str)
 
 
-def validated(data: Mapping[str, Any]) -> Spec:
+def validate_spec(data: Mapping[str, Any]) -> Spec:
     """The spec a document describes; pydantic's ValidationError with all that is wrong in its sections.
 
     By way of JSON, where pydantic's strictness is about scalars alone.

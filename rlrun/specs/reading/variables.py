@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli
 
-from rlrun.specs.problems.findings import Finding, shown
+from rlrun.specs.problems.findings import Finding, format_value
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
 
@@ -76,17 +76,17 @@ class Substitution:
     def _text(self, reference: re.Match[str], path: KeyPath) -> str:
         value = self._value(reference, path)
         if isinstance(value, (dict, list)):
-            message = f"{reference[0]} is {shown(value)}, which cannot be part of a string"
+            message = f"{reference[0]} is {format_value(value)}, which cannot be part of a string"
             cure = "make the reference the whole string"
             self.findings.append(Finding(path, message, cure, found=value))
-        return value if isinstance(value, str) else shown(value)
+        return value if isinstance(value, str) else format_value(value)
 
 
 def variable_findings(variables: object, referenced: set[str]) -> Iterator[Finding]:
     """What is wrong with `[vars]` itself: no table, variables in variables, variables that nobody uses."""
     if not isinstance(variables, dict):
         yield Finding(
-            ("vars",), f"must be a table, found {shown(variables)}", "write [vars]", found=variables
+            ("vars",), f"must be a table, found {format_value(variables)}", "write [vars]", found=variables
         )
         return
     for name, value in variables.items():

@@ -6,7 +6,7 @@ from typing import Protocol
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.shared_rules import is_given, no_effect
-from rlrun.specs.sections.companions import side_layout
+from rlrun.specs.sections.companions import companion_layout
 from rlrun.specs.sections.job import Spec
 
 
@@ -83,7 +83,7 @@ def layouts(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
     for name, section in (("teacher", spec.teacher), ("critic", spec.critic)):
         if section is None or section.parallel is None or not getattr(demands, name):
             continue
-        companion_ranks = side_layout(section.parallel, ranks).world_size
+        companion_ranks = companion_layout(section.parallel, ranks).world_size
         if companion_ranks != ranks:
             path: KeyPath = (name, "parallel")
             message = (

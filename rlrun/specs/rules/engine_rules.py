@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
-from rlrun.specs.derived.server_size import COPIES, STAGES, copies_of, key_of, stages_of
-from rlrun.specs.derived.sglang_arguments import spelled
+from rlrun.specs.derived.server_size import COPIES, STAGES, argument_key, copies_of, stages_of
+from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.derived.weight_sync import carrier_of, shares_gpus, shares_memory
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
@@ -71,7 +71,7 @@ def server_parallelism(spec: Spec) -> Iterator[Finding]:
     for path, section in engine_sections(spec):
         if section.type != "sglang":
             continue
-        copies, stages = key_of(section, COPIES), key_of(section, STAGES)
+        copies, stages = argument_key(section, COPIES), argument_key(section, STAGES)
         if copies and copies_of(section) > 1:
             message = "a server must hold one copy of the model: weight updates cannot address several copies"
             cure = f"remove {copies}, and start more servers (count) or set attn_dp_size"
@@ -133,7 +133,7 @@ def reproducible_server(spec: Spec) -> Iterator[Finding]:
     if not spec.deterministic or spec.engine.type != "sglang":
         return
     name = "enable_deterministic_inference"
-    enabled = spec.engine.sglang.get(name) or spec.engine.sglang.get(spelled(name))
+    enabled = spec.engine.sglang.get(name) or spec.engine.sglang.get(flag_name(name))
     if not spec.cluster.gpus_per_node:
         message = "an SGLang server samples reproducibly only on a GPU"
         cure = 'remove `deterministic`, or set engine.type = "native"'

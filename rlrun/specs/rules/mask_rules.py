@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from rlrun.specs.derived.sampling_mask import MaskDemands, cuts_vocabulary, records_mask
-from rlrun.specs.derived.sglang_arguments import spelled
+from rlrun.specs.derived.sglang_arguments import flag_name
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.rules.shared_rules import is_given, no_effect
@@ -64,7 +64,7 @@ def engines_with_masks(spec: Spec, demands: Demands) -> Iterator[Finding]:
         key: KeyPath = ("engine", "router")
         yield Finding(key, message, f"remove it, {_OFF}", found="sglang-router", related=related)
     for name in spec.engine.sglang:
-        if spelled(name) == "speculative-algorithm":
+        if flag_name(name) == "speculative-algorithm":
             message = "SGLang records no sampling masks with speculative decoding"
             key = ("engine", "sglang", name)
             yield Finding(key, message, f"remove it, {_OFF}", at_value=False, related=related)
@@ -72,7 +72,7 @@ def engines_with_masks(spec: Spec, demands: Demands) -> Iterator[Finding]:
 
 def _mask_size(spec: Spec, related: tuple[KeyPath, ...]) -> Iterator[Finding]:
     """SGLang records masks only with a finite top-k, up to the size that its memory is allocated for."""
-    own = {spelled(name): value for name, value in spec.engine.sglang.items()}
+    own = {flag_name(name): value for name, value in spec.engine.sglang.items()}
     cap, top_k = own.get(_CAP, _SGLANG_CAP), spec.rollout.top_k
     if not isinstance(cap, int):
         return

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
-from rlrun.specs.derived.sglang_arguments import ROUTER, SERVER, Program, installed_arguments, spelled
+from rlrun.specs.derived.sglang_arguments import ROUTER, SERVER, Program, flag_name, installed_arguments
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
@@ -71,7 +71,7 @@ def _wrong_arguments(
     known = installed_arguments(python, section.environment, program)
     related = ((*path[:-1], "type"),)
     for key in arguments:
-        name = spelled(key)
+        name = flag_name(key)
         if name in program.own:
             spec_key = program.own[name]
             cure = f"set {spec_key} instead" if spec_key else "remove it"

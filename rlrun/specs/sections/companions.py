@@ -61,6 +61,6 @@ class CriticSpec(OptimizerSpec):
     """Parallel layout on the trainer's ranks. None: the parameters are sharded over all ranks."""
 
 
-def side_layout(sharding: ShardingSpec | None, ranks: int) -> ParallelSpec:
+def companion_layout(sharding: ShardingSpec | None, ranks: int) -> ParallelSpec:
     """Returns the parallel layout of a companion model on `ranks` trainer ranks."""
     return ParallelSpec(fsdp=ranks) if sharding is None else ParallelSpec(**sharding.model_dump())

@@ -114,7 +114,7 @@ class RolloutSpec(Section):
 
     @property
     def prompt_limit(self) -> int:
-        """The limit of a prompt in tokens (rlrun.specs.derived.lengths.fitted fits it to the model)."""
+        """The limit of a prompt in tokens (rlrun.specs.derived.lengths.fit_to_model fits it to the model)."""
         return self.max_prompt_tokens or USUAL_PROMPT_TOKENS
 
     def seconds_for(self, response_tokens: int) -> float:

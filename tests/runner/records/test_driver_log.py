@@ -5,7 +5,7 @@ import logging
 from functools import partial
 
 from rlrun.runner.records.driver_log import Hiding, hide_secrets
-from rlrun.specs.reading.secret_references import hidden
+from rlrun.specs.reading.secret_references import redact_secrets
 
 SPEC = {"rewards": [{"headers": {"Authorization": "Bearer ${env:JUDGE_KEY}"}}], "name": "${env:UNSET}"}
 
@@ -28,4 +28,4 @@ def test_messages_and_traces_are_written_without_secrets(monkeypatch) -> None:  
 
 
 def test_words_that_are_too_short_to_be_secrets_stay() -> None:
-    assert hidden("a cat sat", {"a": "${env:A}", "b": "${env:B}"}, {"A": "a", "B": ""}) == "a cat sat"
+    assert redact_secrets("a cat sat", {"a": "${env:A}", "b": "${env:B}"}, {"A": "a", "B": ""}) == "a cat sat"

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rlrun.runner.batches.packing import all_micro_batches, plan_steps
-from rlrun.specs.sections.companions import side_layout
+from rlrun.specs.sections.companions import companion_layout
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 
 
@@ -37,7 +37,7 @@ def run_case(case, rank, world_size, port):
     )
     sequences = make_sequences()
     settings = {"optimizer_steps": 1, "reduction": "per_sample_mean", "max_tokens": 100, "max_length": 512}
-    degree = side_layout(spec.critic.parallel, world_size).data_degree
+    degree = companion_layout(spec.critic.parallel, world_size).data_degree
     aside = plan_steps(sequences, **settings, max_response_tokens=64, data_degree=degree)
     batches = all_micro_batches(aside)
     mine = trainer.teacher_log_probs(sequences, batches)

@@ -14,7 +14,7 @@ from rlrun.runner.batches.packing import all_micro_batches, plan_steps
 from rlrun.runner.cluster.start_trainer import TrainerRanks
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.rank_layout import check_layout
-from rlrun.specs.sections.companions import ShardingSpec, side_layout
+from rlrun.specs.sections.companions import ShardingSpec, companion_layout
 from tests.runner.trainer.trainer_cases import (
     Reference,
     make_rank,
@@ -305,4 +305,4 @@ def test_companions_have_layouts_of_their_own(companions, layout):
 def test_a_companion_s_layout_that_does_not_divide_is_refused(folder):
     model = read_architecture(folder)
     with pytest.raises(ValueError, match=r"critic\.parallel\.tensor = 3 does not divide num_attention_heads"):
-        check_layout(model, side_layout(ShardingSpec(tensor=3), 3), "critic")
+        check_layout(model, companion_layout(ShardingSpec(tensor=3), 3), "critic")

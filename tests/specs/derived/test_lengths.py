@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.specs.derived.lengths import fitted, longest_prompt, longest_sample
+from rlrun.specs.derived.lengths import fit_to_model, longest_prompt, longest_sample
 from rlrun.specs.derived.sample_limits import sample_limits
 from rlrun.specs.sections.job import Spec
 
@@ -39,7 +39,7 @@ def test_the_longest_prompt_is_what_the_model_has_room_for(
 ) -> None:
     job = spec(rollout, engine)
     assert longest_prompt(job, positions) == longest
-    assert fitted(job, positions).rollout.prompt_limit == longest
+    assert fit_to_model(job, positions).rollout.prompt_limit == longest
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.specs.derived.request_deadlines import answer_seconds
+from rlrun.specs.derived.request_deadlines import answer_timeout
 from rlrun.specs.sections.job import Spec
 
 
@@ -31,4 +31,4 @@ def test_a_connection_waits_for_the_requests_that_queue_before(
             "rollout": {"batch_size": 8, "samples_per_prompt": 4, "request_timeout": 10.0, **rollout},
         }
     )
-    assert answer_seconds(spec) == seconds
+    assert answer_timeout(spec) == seconds

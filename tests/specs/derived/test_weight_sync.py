@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.specs.derived.weight_sync import carrier_of, lie_on_devices, shares_memory
+from rlrun.specs.derived.weight_sync import buckets_on_gpus, carrier_of, shares_memory
 from rlrun.specs.rules.engine_rules import streams_to_shared_devices, weight_carrier
 from rlrun.specs.sections.job import Spec
 
@@ -43,7 +43,7 @@ def test_the_way_of_weights(name: str) -> None:
     *settings, carrier, on_devices = ROWS[name]
     spec = spec_of(*settings)
     assert carrier_of(spec) == carrier
-    assert lie_on_devices(spec) == on_devices
+    assert buckets_on_gpus(spec) == on_devices
     assert shares_memory(spec) == (carrier == "tensor" and not on_devices)
     assert not list(weight_carrier(spec))
 

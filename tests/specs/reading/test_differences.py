@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.specs.reading.differences import differences
+from rlrun.specs.reading.differences import find_differences
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ from rlrun.specs.reading.differences import differences
     ],
 )
 def test_differences(before: Any, after: Any, expected: list[str]) -> None:
-    assert [str(each) for each in differences(before, after)] == expected
+    assert [str(each) for each in find_differences(before, after)] == expected

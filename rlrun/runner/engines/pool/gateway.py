@@ -25,7 +25,7 @@ from rlrun.runner.host.background import in_background
 from rlrun.runner.host.failures import gather_or_first_cause, log_end
 from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.specs.derived.request_deadlines import answer_seconds
+from rlrun.specs.derived.request_deadlines import answer_timeout
 from rlrun.specs.reading.secret_references import reveal
 from rlrun.specs.sections.job import Spec
 
@@ -162,7 +162,7 @@ def gateway_of(spec: Spec, model: ModelFiles, folder: RunFolder) -> Gateway | No
             log=log,
             secrets=log.with_suffix(".key.json"),
             api_key=secrets.token_hex(16),
-            request_timeout=answer_seconds(spec) + _ANSWER_SECONDS,
+            request_timeout=answer_timeout(spec) + _ANSWER_SECONDS,
             arguments=engine.sglang_router,
             environment=reveal(engine.environment),
             start_timeout=engine.start_timeout,

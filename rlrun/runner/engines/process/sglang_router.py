@@ -10,7 +10,7 @@ from typing import Any
 from rlrun.runner.engines.process.command_line import mortal, options, variables
 from rlrun.runner.engines.process.ports import usable_port
 from rlrun.runner.engines.process.server_process import ServerProcess
-from rlrun.specs.derived.sglang_arguments import spelled
+from rlrun.specs.derived.sglang_arguments import flag_name
 
 # As the package's own launcher, which would first import SGLang and torch. The key comes from a file: other
 # users may read a command line.
@@ -87,4 +87,4 @@ def router_arguments(setup: RouterSetup, port: int, metrics_port: int) -> dict[s
         "prometheus-port": metrics_port,  # it always listens there, at the same port unless told
         "log-level": "warn",  # else two lines a sample
     }
-    return ours | {spelled(name): value for name, value in setup.arguments.items()}
+    return ours | {flag_name(name): value for name, value in setup.arguments.items()}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from rlrun.runner.engines.process.command_line import mortal, options, variables
 from rlrun.runner.engines.sglang.setup import SglangSetup
-from rlrun.specs.derived.sglang_arguments import spelled
+from rlrun.specs.derived.sglang_arguments import flag_name
 
 
 def command(setup: SglangSetup, port: int) -> list[str]:
@@ -29,7 +29,7 @@ def command(setup: SglangSetup, port: int) -> list[str]:
     if setup.nodes > 1:
         assert setup.meeting is not None, "several nodes meet somewhere"
         ours |= {"nnodes": setup.nodes, "node-rank": setup.node, "dist-init-addr": setup.meeting}
-    given = {spelled(name): value for name, value in setup.arguments.items()}
+    given = {flag_name(name): value for name, value in setup.arguments.items()}
     return mortal([setup.python, "-m", "sglang.launch_server", *options(ours | given)])
 
 

@@ -31,7 +31,7 @@ from rlrun.runner.trainer.passes.meter import Meter
 from rlrun.runner.trainer.passes.packed_batch import make_loss_batch
 from rlrun.runner.trainer.passes.policy import Policy, PolicySettings
 from rlrun.runner.trainer.process import build_mesh
-from rlrun.specs.sections.companions import side_layout
+from rlrun.specs.sections.companions import companion_layout
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.trainer import ParallelSpec
 
@@ -51,7 +51,7 @@ class Critic:
     ) -> None:
         """`read` gives the policy's tensors to begin with; the value head begins at 0."""
         model = replace(model, tied=False)
-        layout = side_layout(spec.critic.parallel, setup.world_size)
+        layout = companion_layout(spec.critic.parallel, setup.world_size)
         if model.hidden % layout.tensor:
             raise ValueError(
                 f"critic.parallel.tensor = {layout.tensor} does not divide hidden_size = {model.hidden}"

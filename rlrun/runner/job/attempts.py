@@ -96,8 +96,7 @@ class Attempts:
             await job.source.close()
 
     async def _train(self, job: Job, *, resume: bool) -> None:
-        if job.turns is not None:
-            await job.turns.to_trainer()
+        await job.devices.give_to_trainer()
         loaded = None
         if resume:
             going_on = restore_run(self._folder, job.checkpoints, job.source, job.trainer)
@@ -115,8 +114,7 @@ class Attempts:
         await run(job, self._progress)
         await self._journal.flush()
         if self._loaded.spec.checkpoint.export_hf and not self._stop.asked:
-            if job.turns is not None:
-                await job.turns.to_trainer()
+            await job.devices.give_to_trainer()
             await self._journal.timed("writing the final model", _export(job, self._folder))
 
     def _bearable(self, failure: ProcessFailure) -> ProcessFailure:

@@ -15,9 +15,8 @@ from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.job.assembly import RunningJob
 from rlrun.runner.job.batch_sources import demonstration_source, policy_source
 from rlrun.runner.job.compute_budget import ComputeBudget, gpus_of_job
-from rlrun.runner.job.device_sharing import DeviceSharing
-from rlrun.runner.job.job import BatchSource, Job
-from rlrun.runner.job.rollout_only import RolloutJob
+from rlrun.runner.job.device_sharing import DeviceSharing, SeparateDevices, SharedDevices
+from rlrun.runner.job.job import BatchSource, Job, RolloutJob
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.planning.hardware import this_gpu
 from rlrun.runner.planning.plan import Plan
@@ -81,7 +80,7 @@ def make_job(
         gpus=_gpus(spec, parts.plan, model),
         compiles=spec.trainer.compile,
         stop=stop,
-        turns=_turns(spec, parts),
+        devices=_device_sharing(spec, parts),
     )
 
 
@@ -91,14 +90,15 @@ def make_rollout_job(
     """The view of the parts of a job that generates alone."""
     policy = _policy(spec, parts)
     return RolloutJob(
-        parts.steps,
-        _source(spec, parts, policy),
-        journal,
-        checkpoints,
-        _evaluation(spec, parts, policy, journal) if spec.eval.before_training else None,
-        spec.checkpoint.interval,
-        stop,
-        partial(_engine_counts, parts),
+        steps=parts.steps,
+        source=_source(spec, parts, policy),
+        journal=journal,
+        checkpoints=checkpoints,
+        evaluation=_evaluation(spec, parts, policy, journal),
+        eval_before_training=spec.eval.before_training,
+        checkpoint_interval=spec.checkpoint.interval,
+        stop=stop,
+        engine_counts=partial(_engine_counts, parts),
     )
 
 
@@ -144,10 +144,10 @@ def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> ComputeBudget | None:
     return gpus_of_job(plan, read_model(model.folder, spec.model.implementation), this_gpu())
 
 
-def _turns(spec: Spec, parts: RunningJob) -> DeviceSharing | None:
+def _device_sharing(spec: Spec, parts: RunningJob) -> DeviceSharing:
     if parts.pool is None or parts.trainer is None or not sleeps(spec):
-        return None
-    return DeviceSharing(parts.pool, parts.trainer)
+        return SeparateDevices()
+    return SharedDevices(parts.pool, parts.trainer)
 
 
 def _served(parts: RunningJob, section: TeacherSpec | ReferenceSpec | None) -> ServedModel | None:

@@ -1,49 +1,85 @@
-"""Trainer and engines that share devices take turns: one of them at a time has its memory there.
+"""Moves the memory of devices between the trainer and the engines, where both run on the same devices.
 
-engines sleep ─▶ trainer comes back ─▶ log-probs, updates ─▶ weights written
-engines' weights wake ─▶ update ─▶ trainer leaves ─▶ engines' cache wakes ─▶ generation
+give_to_trainer       engines drop weights and cache ─▶ the trainer loads its state ─▶ log-probs, updates
+make_room_for_weights engines allocate their weights beside the trainer ─▶ weight update
+give_to_engines       the trainer leaves ─▶ engines allocate their cache ─▶ generation
 """
 
 from typing import Literal, Protocol
 
+from rlrun.runner.contracts.step_clock import StepClock
 
-class Sleeping(Protocol):
-    """All engines, as far as their memory goes (rlrun.runner.engines.pool.pool.EnginePool)."""
+
+class SleepingEngines(Protocol):
+    """The memory of all engines (rlrun.runner.engines.pool.pool.EnginePool)."""
 
     async def sleep(self) -> None:
-        """Give the memory of weights and cache away until `wake`; nothing where it is gone already."""
+        """Frees the memory of weights and cache until `wake`. Does nothing for engines that sleep already."""
 
     async def wake(self, tag: Literal["weights", "kv_cache"]) -> None:
-        """Have that memory again: for weights that are about to be given, or to generate."""
+        """Allocates that memory again: the weights' before an update, the cache's before generation."""
 
 
-class Leaving(Protocol):
-    """The trainer, as far as its memory goes (rlrun.runner.cluster.trainer_group.TrainerGroup)."""
+class OffloadableTrainer(Protocol):
+    """The memory of the trainer (rlrun.runner.cluster.trainer_group.TrainerGroup)."""
 
     async def offload(self) -> None:
-        """Leave the devices' memory to others."""
+        """Moves the trainer's state from the devices to host memory."""
 
     async def reload(self) -> None:
-        """Take it back; nothing where it never left."""
+        """Moves it back. Does nothing for a trainer that was not offloaded."""
 
 
-class DeviceSharing:
-    """Whose turn it is."""
+class DeviceSharing(Protocol):
+    """Says who may use the devices now; the loop calls it whether or not they are shared."""
 
-    def __init__(self, engines: Sleeping, trainer: Leaving) -> None:
+    @property
+    def engines_awake(self) -> bool:
+        """Whether engines hold weights and can generate."""
+
+    async def give_to_trainer(self, clock: StepClock | None = None) -> None:
+        """Puts the engines to sleep and loads the trainer; `clock` books the time under `sleep`."""
+
+    async def make_room_for_weights(self) -> None:
+        """Lets engines allocate memory for the weights that they are about to receive."""
+
+    async def give_to_engines(self) -> None:
+        """Offloads the trainer and lets engines generate with the weights that they received."""
+
+
+class SharedDevices:
+    """Trainer and engines take turns on the same devices."""
+
+    def __init__(self, engines: SleepingEngines, trainer: OffloadableTrainer) -> None:
         self._engines = engines
         self._trainer = trainer
+        self.engines_awake = True
 
-    async def to_trainer(self) -> None:
-        """Engines give their memory away, weights too, and the trainer takes it; also where it has it."""
-        await self._engines.sleep()
-        await self._trainer.reload()
+    async def give_to_trainer(self, clock: StepClock | None = None) -> None:
+        with (clock or StepClock()).part("sleep"):
+            self.engines_awake = False
+            await self._engines.sleep()
+            await self._trainer.reload()
 
-    async def to_update(self) -> None:
-        """Engines have room for weights again, which the trainer still holds."""
+    async def make_room_for_weights(self) -> None:
         await self._engines.wake("weights")
 
-    async def to_engines(self) -> None:
-        """The trainer leaves, and engines generate again, with the weights they were given."""
+    async def give_to_engines(self) -> None:
         await self._trainer.offload()
         await self._engines.wake("kv_cache")
+        self.engines_awake = True
+
+
+class SeparateDevices:
+    """Trainer and engines have their own devices, so nothing has to move."""
+
+    engines_awake = True
+
+    async def give_to_trainer(self, clock: StepClock | None = None) -> None:
+        pass
+
+    async def make_room_for_weights(self) -> None:
+        pass
+
+    async def give_to_engines(self) -> None:
+        pass

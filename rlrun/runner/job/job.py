@@ -1,4 +1,4 @@
-"""What a run is made of, as the loop sees it, and how far it is."""
+"""The parts of a run that the loop uses, and how far the run is."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -9,108 +9,146 @@ from rlrun.plugins.types import Group
 from rlrun.runner.batches.passes import Pack
 from rlrun.runner.contracts.interfaces import Advantages, FrozenModel, Trainer, WeightReceiver
 from rlrun.runner.job.compute_budget import ComputeBudget
-from rlrun.runner.job.device_sharing import DeviceSharing
+from rlrun.runner.job.device_sharing import DeviceSharing, SeparateDevices
+from rlrun.runner.job.performance import StepUsage
 from rlrun.runner.job.stopping import StopRequest
+from rlrun.runner.records.metrics import is_due
 from rlrun.runner.rollouts.synchronous import Batch
 
 Result = TypeVar("Result")
 
 
 class BatchSource(Protocol):
-    """Where a step's groups come from: the policy's rollouts, or demonstrations."""
+    """Stages 1 to 4 of a step: yields groups to train on (`rlrun.runner.rollouts`)."""
 
     async def next(self, version: int) -> Batch:
-        """The next batch; engines serve weights `version`."""
+        """Returns the next batch, while the engines serve weights `version`."""
 
     def state(self) -> dict[str, Any]:
-        """The place in the data after the batches so far, as JSON values."""
+        """Returns the position in the data after the batches so far, as JSON values."""
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """The state as it is now, to be read later or never: cheap to take after every step."""
+        """Returns a function that computes today's state later, if at all: cheap to take after every step."""
 
     async def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a saved place."""
+        """Continues from a saved state."""
 
     async def close(self) -> None:
-        """Stop reading ahead."""
+        """Stops reading ahead."""
 
 
 class Evaluation(Protocol):
-    """Held-out datasets (rlrun.runner.rollouts.evaluation.Evaluator)."""
+    """Evaluates the held-out datasets (rlrun.runner.rollouts.evaluation.Evaluator)."""
 
     async def run(self) -> dict[str, float]:
-        """`eval/…` metrics of the weights that the engines serve."""
+        """Returns the `eval/…` metrics of the weights that the engines serve."""
 
 
 class Checkpoints(Protocol):
-    """Where training state is kept (rlrun.runner.checkpoints.saving.Checkpoints)."""
+    """Keeps training state (rlrun.runner.checkpoints.saving.Checkpoints)."""
 
     async def save(self, trainer: Trainer | None, step: int, driver: dict[str, Any]) -> None:
-        """Keep everything, or nothing; it may take until `settle`. None: there is no trainer."""
+        """Saves the state completely or not at all; writing may last until `settle`.
+
+        `trainer` is None in a run that only generates.
+        """
 
     async def settle(self) -> None:
-        """Return when what was saved is there, or has failed."""
+        """Returns when the last checkpoint is complete. JobError if it could not be written."""
 
     def newest(self) -> Path | None:
-        """The newest complete checkpoint."""
+        """Returns the newest complete checkpoint; None if there is none."""
 
 
 class Journal(Protocol):
-    """Whoever wants to know (rlrun.runner.records.journal.Journal)."""
+    """Records and shows what the run does (rlrun.runner.records.journal.Journal)."""
 
     def step(self, step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
-        """Metrics of a finished step and the groups it trained on."""
+        """Records the metrics of a finished step and the groups that it trained on."""
 
     def samples(self, step: int, groups: Sequence[Group]) -> None:
-        """The groups of a step whose metrics are not complete yet."""
+        """Records the groups of a step whose metrics are not complete yet."""
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
-        """What the job is busy with now, and how much of it is done where `total` is given."""
+        """Shows what the job does now, and how much of it is done if `total` is given."""
 
     async def timed(self, phase: str, work: Awaitable[Result]) -> Result:
-        """Await a phase that may take long, and show it."""
+        """Awaits a phase that may take long, and shows it."""
 
     async def flush(self) -> None:
-        """Return when every step so far is on disk."""
+        """Returns when every step so far is on disk."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far the job is; part of every checkpoint."""
+    """How far the run is; every checkpoint contains it."""
 
     step: int = 0
-    """Steps done."""
+    """Finished steps."""
     version: int = 0
-    """Weight version that the engines serve; + 1 on every push after a step."""
+    """Version of the weights that the engines serve; every step of training adds one."""
     seconds: float = 0.0
     """Time spent in steps, over all launches of this run."""
     generated_tokens: int = 0
     trained_tokens: int = 0
     unevaluated: dict[str, float] | None = None
-    """Metrics of the last step where its evaluation is still to be made; None: all is done."""
-    place: Callable[[], dict[str, Any]] = field(default=dict, compare=False)
-    """State of the source after the last finished step."""
+    """Metrics of the last step while its evaluation is still to be done; None otherwise."""
+    source_state: Callable[[], dict[str, Any]] = field(default=dict, compare=False)
+    """Returns the source's state after the last finished step."""
 
-    def saved(self) -> dict[str, Any]:
-        """The driver's part of a checkpoint, as JSON values."""
-        counts = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "place"}
-        return {"progress": counts, "data": self.place()}
+    def add_step(self, usage: StepUsage, source_state: Callable[[], dict[str, Any]]) -> None:
+        """Counts one more finished step."""
+        self.step += 1
+        self.source_state = source_state
+        self.seconds += usage.step_seconds
+        self.generated_tokens += usage.generated_tokens
+        self.trained_tokens += usage.trained_tokens
+
+    def driver_state(self) -> dict[str, Any]:
+        """Returns the driver's part of a checkpoint, as JSON values."""
+        counts = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "source_state"}
+        return {"progress": counts, "data": self.source_state()}
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The parts of a run, put together by rlrun.runner.job.launch or by a test."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutJob:
+    """A run that only generates: its engines serve the model as it was loaded."""
 
     steps: int
     source: BatchSource
+    journal: Journal
+    checkpoints: Checkpoints
+    trainer: Trainer | None = None
+    evaluation: Evaluation | None = None
+    eval_before_training: bool = True
+    checkpoint_interval: int | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
+    """Whether the run was asked to stop."""
+    devices: DeviceSharing = field(default_factory=SeparateDevices)
+    """Moves device memory between trainer and engines, where they share devices."""
+    peak_memory: Callable[[], Mapping[str, float]] = dict
+    """Returns bytes by role."""
+    engine_counts: Callable[[], dict[str, float]] = dict
+    """Returns metrics that count what engines did since the last call."""
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether the evaluation runs after a step: never, because the weights stay the same."""
+        return False
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint is written after a step."""
+        return step == self.steps or is_due(step - 1, self.checkpoint_interval)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(RolloutJob):
+    """A run that trains, put together by rlrun.runner.job.build_job or by a test."""
+
     algorithm: Advantages
     pack: Pack
     trainer: Trainer
-    journal: Journal
-    checkpoints: Checkpoints
     engines: WeightReceiver | None = None
     """None where neither rollout nor evaluation needs any."""
-    evaluation: Evaluation | None = None
     recompute_old: bool = True
     """`old_log_probs = "trainer"`."""
     pack_teacher: Pack | None = None
@@ -122,21 +160,15 @@ class Job:
     pack_critic: Pack | None = None
     """Packs for the critic's layout; None without a critic."""
     critic_only_steps: int = 0
-    """The policy stays as it is for so many steps, until the critic knows what to expect."""
+    """Steps at the beginning in which only the critic is trained, until its values are useful."""
     reference_interval: int | None = None
-    """The reference becomes the policy every so many steps; None: never."""
-    eval_before_training: bool = True
+    """Steps after which the policy becomes the new reference, each time; None: never."""
     eval_interval: int | None = None
-    checkpoint_interval: int | None = None
-    peak_memory: Callable[[], Mapping[str, float]] = dict
-    """Bytes by role."""
-    engine_counts: Callable[[], dict[str, float]] = dict
-    """Metrics that count what engines did since the last call."""
     gpus: ComputeBudget | None = None
     """What speeds are measured against; None on CPUs."""
     compiles: bool = False
-    """torch compiles the trainer's layers in the first step of a launch, which takes longer then."""
-    stop: StopRequest = field(default_factory=StopRequest)
-    """Whether the run was asked to stop."""
-    turns: DeviceSharing | None = None
-    """Where trainer and engines share devices, and one sleeps while the other works."""
+    """torch compiles the trainer's layers in the first step of a launch, which then takes longer."""
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether the evaluation runs after a step."""
+        return step == self.steps or is_due(step - 1, self.eval_interval)

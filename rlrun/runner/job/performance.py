@@ -100,7 +100,7 @@ def memory_metrics(peaks: Mapping[str, float]) -> dict[str, float]:
     return {f"perf/peak_memory/{role}": peak for role, peak in peaks.items()}
 
 
-def train_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def summary_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """A step's updates as one line: the mean over its optimizer steps, but sums of what is counted or timed,
     the largest of maxima, and the learning rate of the last.
     """

@@ -9,7 +9,7 @@ import pytest
 from rlrun.plugins.types import Group, Needs
 from rlrun.runner.checkpoints.reading import read_driver
 from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
-from rlrun.runner.job.device_sharing import DeviceSharing
+from rlrun.runner.job.device_sharing import SharedDevices
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.loop import run
 from rlrun.runner.prompts.prefetcher import Prefetcher
@@ -92,7 +92,7 @@ async def test_trainer_and_engines_on_the_same_devices_take_turns(tmp_path: Path
     one = job(tmp_path, steps=2, checkpoint_interval=1)
     events = one.trainer.events
     memory = Memory(events)
-    await run(replace(one, turns=DeviceSharing(memory, memory)), Progress())
+    await run(replace(one, devices=SharedDevices(memory, memory)), Progress())
     handed_over = ["wake weights", "trainer leaves", "wake kv_cache"]
     assert events == [
         *("engines sleep", "weights 0", *handed_over),

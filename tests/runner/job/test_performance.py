@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from rlrun.runner.job.compute_budget import ComputeBudget
-from rlrun.runner.job.performance import StepUsage, memory_metrics, train_metrics
+from rlrun.runner.job.performance import StepUsage, memory_metrics, summary_of_updates
 
 
 def usage(**changes: object) -> StepUsage:
@@ -64,7 +64,7 @@ def test_updates_of_a_step_become_one_line() -> None:
         "perf/forward_time": 2.0,
         "train/d_max": 2.0,
     }
-    assert train_metrics([first, second]) == {
+    assert summary_of_updates([first, second]) == {
         "train/loss": 2.0,
         "train/lr": 0.2,
         "train/tokens": 12.0,
@@ -74,7 +74,7 @@ def test_updates_of_a_step_become_one_line() -> None:
 
 
 def test_a_metric_that_one_update_lacks_is_the_others() -> None:
-    assert train_metrics([{"train/loss": 1.0}, {}]) == {"train/loss": 1.0}
+    assert summary_of_updates([{"train/loss": 1.0}, {}]) == {"train/loss": 1.0}
 
 
 def test_memory_by_role() -> None:

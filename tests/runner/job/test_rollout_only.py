@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from rlrun.runner.checkpoints.saving import Checkpoints
-from rlrun.runner.job.job import Progress
-from rlrun.runner.job.rollout_only import RolloutJob, generate
+from rlrun.runner.job.job import Progress, RolloutJob
+from rlrun.runner.job.rollout_only import generate
 from rlrun.runner.job.starting_point import begin, checkpoint_before, restore_run
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.rollouts.filtering import Filters
@@ -24,7 +24,14 @@ class Evaluation:
 def job(folder: RunFolder, steps: int, engines: Engines, journal: Journal) -> RolloutJob:
     source = SynchronousSource(SPEC, policy(engines), Prompts().ahead(2), Filters([]))
     checkpoints = Checkpoints(folder.checkpoints, keep=2)
-    return RolloutJob(steps, source, journal, checkpoints, Evaluation(), checkpoint_interval=2)
+    return RolloutJob(
+        steps=steps,
+        source=source,
+        journal=journal,
+        checkpoints=checkpoints,
+        evaluation=Evaluation(),
+        checkpoint_interval=2,
+    )
 
 
 @pytest.fixture

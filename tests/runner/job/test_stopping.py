@@ -12,10 +12,10 @@ import pytest
 from rlrun.runner.checkpoints.folder import newest_step
 from rlrun.runner.checkpoints.reading import read_driver
 from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
-from rlrun.runner.job.device_sharing import DeviceSharing
-from rlrun.runner.job.job import Job, Progress
+from rlrun.runner.job.device_sharing import SharedDevices
+from rlrun.runner.job.job import Job, Progress, RolloutJob
 from rlrun.runner.job.loop import run
-from rlrun.runner.job.rollout_only import RolloutJob, generate
+from rlrun.runner.job.rollout_only import generate
 from rlrun.runner.job.stopping import Moment, StopRequest, announcement, outcome
 from tests.runner.job.test_loop import Evaluation, Memory, job
 
@@ -121,7 +121,7 @@ async def test_a_sleeping_trainer_is_woken_to_save(tmp_path: Path) -> None:
     one = replace(small_job(tmp_path), evaluation=None)
     memory = Memory(one.trainer.events)  # type: ignore[attr-defined]
     stops_at(one, one.source, "next", 2)  # engines have the devices
-    await run(replace(one, turns=DeviceSharing(memory, memory)), Progress())
+    await run(replace(one, devices=SharedDevices(memory, memory)), Progress())
     assert one.trainer.events[-4:] == ["metrics 1", "flush", "engines sleep", "save"]  # type: ignore
 
 
@@ -147,7 +147,13 @@ async def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path) 
 
 async def test_a_run_that_only_generates_saves_its_place(tmp_path: Path) -> None:
     parts = small_job(tmp_path)
-    one = RolloutJob(STEPS, parts.source, parts.journal, parts.checkpoints, stop=parts.stop)
+    one = RolloutJob(
+        steps=STEPS,
+        source=parts.source,
+        journal=parts.journal,
+        checkpoints=parts.checkpoints,
+        stop=parts.stop,
+    )
     stops_at(parts, parts.source, "next", 3)
     await generate(one, Progress())
     driver = read_driver(tmp_path / "step-2")
@@ -156,9 +162,9 @@ async def test_a_run_that_only_generates_saves_its_place(tmp_path: Path) -> None
 
 
 async def test_progress_is_saved_as_json() -> None:
-    progress = Progress(step=3, place=lambda: {"place": 7})
-    assert json.loads(json.dumps(progress.saved()))["data"] == {"place": 7}
-    assert Progress(**progress.saved()["progress"]) == progress
+    progress = Progress(step=3, source_state=lambda: {"place": 7})
+    assert json.loads(json.dumps(progress.driver_state()))["data"] == {"place": 7}
+    assert Progress(**progress.driver_state()["progress"]) == progress
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def make_writer(
             "127.0.0.1",
             job="benchmark",
             folder=Path(f"/dev/shm/rlrun-benchmark-{os.getpid()}"),
-            served=folder,
+            model_folder=folder,
         ),
     )
 

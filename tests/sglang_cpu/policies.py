@@ -39,7 +39,7 @@ class LocalPolicy:
                 "127.0.0.1",
                 job="test",
                 folder=scratch / "weights",
-                served=model,
+                model_folder=model,
             ),
         )
 

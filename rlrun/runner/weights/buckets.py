@@ -1,9 +1,10 @@
-"""A policy's weights in buckets: some tensors side by side in one buffer, of which there are few.
+"""Plans buckets, and fills them: each bucket holds some of the policy's tensors side by side in one buffer.
 
-    sharded trainer ──gather──▶ one tensor ──form──▶ its pieces ──copy──▶ bucket ──carrier──▶ engines
+    sharded trainer ──gather──▶ one tensor ──Form──▶ its pieces ──copy──▶ bucket ──carrier──▶ engines
 
-Which tensors share a bucket depends on names, shapes and the limit alone, so that every rank knows it. Pieces
-with wide numbers come first and there are no gaps: each lies at a multiple of its own width.
+The plan depends only on names, shapes and the size limit, so every rank computes the same one. Within a
+bucket the pieces with the widest numbers come first, without gaps: every piece then begins at a multiple of
+its item size, which a typed view of the buffer needs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,53 +15,56 @@ from math import prod
 import torch
 
 from rlrun.converters.tensors.precision import dtype_named
+from rlrun.converters.tensors.safetensors_format import Described
 from rlrun.runner.contracts.carriers import Checksums, TensorSlot
-from rlrun.runner.weights.fill import fill
+from rlrun.runner.weights.fill import copy_all
 from rlrun.runner.weights.form import Form
-from rlrun.runner.weights.server_checksums import Fingerprints
+from rlrun.runner.weights.server_checksums import ChecksumRecorder
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What is sent together."""
+    """The plan of one bucket: tensors that are sent together."""
 
     sources: tuple[str, ...]
-    """The trainer's tensors, in the order in which they come."""
+    """Names of the trainer's tensors, in the order in which they are gathered."""
     slots: tuple[TensorSlot, ...]
-    """Where the engine's lie in the buffer."""
+    """Offset, dtype and shape of each tensor that the engine gets of them."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return sum(bytes_of(slot) for slot in self.slots)
 
 
 def plan_buckets(shapes: Mapping[str, tuple[int, ...]], form: Form, limit: int | None) -> list[Bucket]:
-    """Buckets of at most `limit` bytes, larger only where a single tensor is; None: one bucket."""
+    """Returns buckets of at most `limit` bytes, in the order of `shapes`; one bucket where it is None.
+
+    A tensor that is larger than the limit gets a bucket to itself.
+    """
     buckets: list[Bucket] = []
     sources: list[str] = []
-    pieces: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    pieces: dict[str, Described] = {}
     filled = 0
     for name, shape in shapes.items():
-        described = form.described(name, shape)
-        size = sum(one.nbytes for one in described.values())
+        pieces_of_tensor = form.described(name, shape)
+        size = sum(piece.nbytes for piece in pieces_of_tensor.values())
         if sources and limit is not None and filled + size > limit:
             buckets.append(_bucket(sources, pieces))
             sources, pieces, filled = [], {}, 0
         sources.append(name)
+        pieces |= pieces_of_tensor
         filled += size
-        for piece, one in described.items():
-            pieces[piece] = (str(one.dtype).removeprefix("torch."), one.shape, one.dtype.itemsize)
     return [*buckets, _bucket(sources, pieces)]
 
 
 def bytes_of(slot: TensorSlot) -> int:
-    """Size of one tensor."""
+    """Returns the size of one tensor in bytes."""
     return prod(slot.shape) * dtype_named(slot.dtype).itemsize
 
 
 def views_of(buffer: torch.Tensor, bucket: Bucket) -> dict[str, torch.Tensor]:
-    """A bucket's tensors in a buffer of bytes."""
+    """Returns views of a buffer of bytes as the bucket's tensors, by name."""
     return {
         slot.name: buffer[slot.offset : slot.offset + bytes_of(slot)]
         .view(dtype_named(slot.dtype))
@@ -70,44 +74,50 @@ def views_of(buffer: torch.Tensor, bucket: Bucket) -> dict[str, torch.Tensor]:
 
 
 class WeightSet:
-    """One set of weights on its way: tensors of the trainer, in order, and what engines are given of them."""
+    """The tensors of one update, gathered one after the other and converted to the form that engines hold.
+
+    Gathering is collective: for each bucket every rank calls either `copy_into` or `skip`.
+    """
 
     def __init__(
         self,
         tensors: Iterator[tuple[str, torch.Tensor]],
         form: Form,
-        fingerprints: Fingerprints | None = None,
+        recorder: ChecksumRecorder | None = None,
     ) -> None:
-        """`fingerprints` see what goes out, so that it can be compared with what arrived."""
+        """`recorder`: records the checksums of what is sent, to compare them with what arrives."""
         self._tensors = tensors
         self._form = form
-        self._fingerprints = fingerprints
+        self._recorder = recorder
 
-    def put(self, views: Mapping[str, torch.Tensor], bucket: Bucket) -> None:
-        """Copy the next tensors, which must be the bucket's, to where they belong.
+    def copy_into(self, views: Mapping[str, torch.Tensor], bucket: Bucket) -> None:
+        """Gathers the next tensors, which must be the bucket's, and copies them into the views.
 
-        SegmentError when they are others, of other shapes, or too few.
+        Raises SegmentError when a tensor is not the bucket's, has another shape, or is missing.
         """
-        own = islice(self._tensors, len(bucket.sources))
-        fill(dict(views), (piece for name, tensor in own for piece in self._form.pieces(name, tensor)))
-        if self._fingerprints is not None:
+        gathered = islice(self._tensors, len(bucket.sources))
+        copy_all(
+            dict(views), (piece for name, tensor in gathered for piece in self._form.pieces(name, tensor))
+        )
+        if self._recorder is not None:
             for slot in bucket.slots:
-                self._fingerprints.add(slot.name, views[slot.name])
+                self._recorder.add(slot.name, views[slot.name])
 
-    def pass_by(self, bucket: Bucket) -> None:
-        """Gather the bucket's tensors with the other ranks, for nobody here."""
+    def skip(self, bucket: Bucket) -> None:
+        """Takes part in gathering the bucket's tensors without keeping them."""
         for _ in islice(self._tensors, len(bucket.sources)):
             pass
 
     def checksums(self) -> Checksums | None:
-        """Of everything that was put."""
-        return None if self._fingerprints is None else self._fingerprints.checksums()
+        """Returns the checksums of all tensors that were copied; None without a recorder."""
+        return None if self._recorder is None else self._recorder.checksums()
 
 
-def _bucket(sources: list[str], pieces: Mapping[str, tuple[str, tuple[int, ...], int]]) -> Bucket:
+def _bucket(sources: list[str], pieces: Mapping[str, Described]) -> Bucket:
     slots: list[TensorSlot] = []
     offset = 0
-    for name, (dtype, shape, _) in sorted(pieces.items(), key=lambda item: -item[1][2]):
-        slots.append(TensorSlot(name, dtype, shape, offset))  # type: ignore[arg-type]
+    for name, piece in sorted(pieces.items(), key=lambda item: -item[1].dtype.itemsize):
+        dtype = str(piece.dtype).removeprefix("torch.")
+        slots.append(TensorSlot(name, dtype, piece.shape, offset))  # type: ignore[arg-type]
         offset += bytes_of(slots[-1])
     return Bucket(tuple(sources), tuple(slots))

@@ -1,10 +1,12 @@
-"""Weights as safetensors in a folder that trainer and engines see, a file for each bucket.
+"""Hands weights over as safetensors in a folder that the trainer and the engines see, one file per bucket.
+
+    rank 0 ──bucket──▶ file, file, …   then driver ──POST /update_weights_from_disk (the folder)──▶ servers
 
     folder/7/model-00001-of-00009.safetensors …    everything of version 7
-    folder/7-changed/…                             of it, the files whose bytes are not those of version 6
+    folder/7-changed/…                             only the files whose bytes differ from those of version 6
 
-A file that did not change is a second name (a hard link) of the one before. A version's folder is removed
-when the next but one is written.
+A file that did not change is a hard link to that of the version before, so it takes no time to write and no
+space. The last two versions are kept.
 """
 
 import os
@@ -21,47 +23,38 @@ from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
 
 
 class FolderWriter:
-    """The writer's side; one bucket is in memory at a time."""
+    """Writes each update into a new folder; one bucket is in memory at a time."""
 
     def __init__(self, folder: Path, buckets: Sequence[Bucket], *, changed_only: bool) -> None:
-        """`changed_only`: also collect what changed, for engines that have the version before."""
+        """`changed_only`: also make a folder of changed files, for engines that have the version before."""
         self._folder = folder
         self._buckets = buckets
         self._changed_only = changed_only
         self._versions: list[int] = []
+        """Versions whose folders exist: at most the last two."""
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def write(self, weights: WeightSet, version: int) -> FolderWeights:
-        """Write a whole set of weights. OSError where the disk is full, ValueError for other tensors."""
+        """Writes all tensors. Raises OSError where the disk is full, ValueError for unexpected tensors."""
         if not len(self._buffer):
-            self._buffer = torch.empty(max(one.size for one in self._buckets), dtype=torch.uint8)
-            shutil.rmtree(self._folder, ignore_errors=True)  # of a trainer that was killed
-        before = self._path(self._versions[-1]) if self._versions else None
-        made, part = self._path(version), self._folder / f"{version}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        changed = []
-        for bucket, file in zip(self._buckets, self._files, strict=True):
-            weights.put(views_of(self._buffer, bucket), bucket)
-            if self._write_file(part / file, bucket, None if before is None else before / file):
-                changed.append(file)
-        (part / "model.safetensors.index.json").write_bytes(self._index())
-        shutil.rmtree(made, ignore_errors=True)
-        part.rename(made)
-        since = self._versions[-1] if self._changed_only and self._versions else None
+            self._buffer = torch.empty(max(bucket.size for bucket in self._buckets), dtype=torch.uint8)
+            shutil.rmtree(self._folder, ignore_errors=True)  # left by a trainer that was killed
+        previous = self._versions[-1] if self._versions else None
+        changed = self._write_files(weights, version, None if previous is None else self._path(previous))
+        since = previous if self._changed_only else None
         update = FolderWeights(
-            str(made),
-            sum(one.size for one in self._buckets),
+            str(self._path(version)),
+            sum(bucket.size for bucket in self._buckets),
             version,
-            None if since is None else self._collect(made, changed),
+            None if since is None else self._link_changed(version, changed),
             -1 if since is None else since,
             weights.checksums(),
         )
-        self._forget(version)
+        self._remove_old(version)
         return update
 
     def close(self) -> None:
-        """Remove every folder."""
+        """Removes the folders of all versions."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
@@ -72,37 +65,60 @@ class FolderWriter:
     def _path(self, version: int) -> Path:
         return self._folder / str(version)
 
-    def _write_file(self, path: Path, bucket: Bucket, before: Path | None) -> bool:
-        """Write what the buffer holds, unless it stands in `before`; whether it does not."""
+    def _write_files(self, weights: WeightSet, version: int, previous: Path | None) -> list[str]:
+        """Writes a version's folder and returns the files that differ from those in `previous`.
+
+        The folder gets its name when it is complete: an engine never reads one that is being written.
+        """
+        partial = self._folder / f"{version}.part"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        changed = []
+        for bucket, file in zip(self._buckets, self._files, strict=True):
+            weights.copy_into(views_of(self._buffer, bucket), bucket)
+            if self._write_file(partial / file, bucket, None if previous is None else previous / file):
+                changed.append(file)
+        (partial / "model.safetensors.index.json").write_bytes(self._index())
+        shutil.rmtree(self._path(version), ignore_errors=True)
+        partial.rename(self._path(version))
+        return changed
+
+    def _write_file(self, path: Path, bucket: Bucket, previous: Path | None) -> bool:
+        """Writes the buffer as one file, or links `previous` if it has the same bytes; returns whether it was
+        written.
+        """
         head, _ = make_header(_described(bucket))
         data = self._buffer[: bucket.size].numpy()
-        if before is not None and before.exists():
-            stored = torch.from_file(str(before), size=len(head) + bucket.size, dtype=torch.uint8)
+        if previous is not None and previous.exists():
+            stored = torch.from_file(str(previous), size=len(head) + bucket.size, dtype=torch.uint8)
             if torch.equal(stored[len(head) :], self._buffer[: bucket.size]):
-                os.link(before, path)
+                os.link(previous, path)
                 return False
         with path.open("wb") as file:
             file.write(head)
             file.write(data)
         return True
 
-    def _collect(self, made: Path, changed: list[str]) -> str:
-        """A folder of the changed files; of the first, where none is: a server loads no empty folder."""
-        folder = self._folder / f"{made.name}-changed"
+    def _link_changed(self, version: int, changed: list[str]) -> str:
+        """Makes the folder of changed files and returns its path.
+
+        It holds the first file where none changed, since a server refuses to load an empty folder.
+        """
+        folder = self._folder / f"{version}-changed"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         for file in changed or self._files[:1]:
-            os.link(made / file, folder / file)
+            os.link(self._path(version) / file, folder / file)
         return str(folder)
 
     def _index(self) -> bytes:
-        described = {name: one for bucket in self._buckets for name, one in _described(bucket).items()}
-        named = zip(self._files, self._buckets, strict=True)
-        return make_index(described, {file: [slot.name for slot in one.slots] for file, one in named})
+        described = {name: tensor for bucket in self._buckets for name, tensor in _described(bucket).items()}
+        buckets = zip(self._files, self._buckets, strict=True)
+        return make_index(described, {file: [slot.name for slot in bucket.slots] for file, bucket in buckets})
 
-    def _forget(self, version: int) -> None:
-        """Keep this version and the one before, which an engine may still read."""
-        kept = [*[one for one in self._versions if one != version][-1:], version]
+    def _remove_old(self, version: int) -> None:
+        """Removes all but this version and the one before it, which an engine may still be reading."""
+        kept = [*[old for old in self._versions if old != version][-1:], version]
         for old in set(self._versions) - set(kept):
             shutil.rmtree(self._path(old), ignore_errors=True)
             shutil.rmtree(self._folder / f"{old}-changed", ignore_errors=True)

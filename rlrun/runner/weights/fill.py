@@ -1,4 +1,4 @@
-"""Copies a complete set of named tensors to where it belongs."""
+"""Copies a complete set of named tensors into the views that were laid out for them."""
 
 from collections.abc import Iterable
 
@@ -6,21 +6,23 @@ import torch
 
 
 class SegmentError(ValueError):
-    """Weights, or a segment of them, that are not what was laid out."""
+    """Raised when weights, or the segment that holds them, differ from what was laid out."""
 
 
-def fill(views: dict[str, torch.Tensor], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Copy each tensor into the view of its name, converting its dtype; `views` is used up.
+def copy_all(views: dict[str, torch.Tensor], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Copies each tensor into the view of its name, converted to the view's dtype; empties `views`.
 
-    SegmentError when a tensor is unknown or given twice, of another shape, or missing.
+    Raises SegmentError when a tensor is unknown, comes twice, has another shape, or is missing.
     """
     total = len(views)
     for name, tensor in tensors:
         view = views.pop(name, None)
         if view is None:
-            raise SegmentError(f"{name}: not among the weights this segment was laid out for, or given twice")
+            raise SegmentError(f"{name}: not among the weights this segment was laid out for, or sent twice")
         if view.shape != tensor.shape:
-            raise SegmentError(f"{name} has shape {tuple(tensor.shape)}, laid out as {tuple(view.shape)}")
+            raise SegmentError(
+                f"{name} has shape {tuple(tensor.shape)}; the segment was laid out for {tuple(view.shape)}"
+            )
         view.copy_(tensor.detach())
     if views:
         raise SegmentError(f"{len(views)} of {total} tensors missing, the first: {next(iter(views))}")

@@ -1,7 +1,7 @@
-"""The form in which engines take a policy's weights: their precision, or blocks of eight bits with factors.
+"""The form in which engines hold the policy's weights: their own precision, or FP8 blocks with scales.
 
-trainer's tensor (float32) ──▶ itself in the engines' dtype
-                          └──▶ `weight` in float8_e4m3fn and `weight_scale_inv`, where engines hold it so
+trainer's tensor (float32) ──▶ the same tensor in the engines' dtype
+                          or ▶ `weight` in float8_e4m3fn and `weight_scale_inv`, for FP8 engines
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,14 @@ from rlrun.converters.tensors.stored import Files
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What becomes of each tensor on its way to an engine."""
+    """Converts the trainer's tensors to those that engines hold."""
 
     dtype: torch.dtype
     kept: tuple[str, ...] | None = None
-    """Modules that stay in `dtype` while other projections get eight bits; None: nothing gets them."""
+    """Modules that stay in `dtype` while all other projections are quantised to FP8; None: nothing is."""
 
     def pieces(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """What an engine is given of a tensor, one piece in memory at a time."""
+        """Yields the names and tensors that an engine gets for one of the trainer's tensors."""
         if not self._is_quantised(name, tensor.ndim):
             yield name, tensor
             return
@@ -36,7 +36,7 @@ class Form:
             yield piece, content.rows(Files(), 0, content.tensor.shape[0])
 
     def described(self, name: str, shape: tuple[int, ...]) -> dict[str, Described]:
-        """Type and shape of each of those pieces, by name."""
+        """Returns the dtype and shape of each of those pieces, by name."""
         if not self._is_quantised(name, len(shape)):
             return {name: Described(self.dtype, shape)}
         contents = quantised(name, Held(torch.empty(shape, device="meta")), "block")
@@ -48,10 +48,10 @@ class Form:
         return not any(name.startswith(f"{module}.") for module in self.kept)
 
 
-def form_of(dtype: str, config: Mapping[str, Any]) -> Form:
-    """The form for an engine that computes in `dtype` and serves a model with this config.json.
+def engine_form(dtype: str, config: Mapping[str, Any]) -> Form:
+    """Returns the form for an engine that computes in `dtype` and serves a model with this config.json.
 
-    ValueError where its weights are quantised in a way that rlrun does not make.
+    Raises ValueError where its weights are quantised in a way that rlrun cannot produce.
     """
     settings = config.get("quantization_config")
     if settings is None:
@@ -60,7 +60,7 @@ def form_of(dtype: str, config: Mapping[str, Any]) -> Form:
     if method != "fp8" or size != [BLOCK, BLOCK]:
         shown = f"{method}, weight_block_size {size}"
         raise ValueError(
-            f"engines serve weights quantised as {shown}, and updates are made in FP8 blocks of {BLOCK} × "
-            f"{BLOCK} alone; convert the model with `rlrun convert --quantize fp8-block`"
+            f"engines serve weights quantised as {shown}, but rlrun can only update weights in FP8 blocks of "
+            f"{BLOCK} × {BLOCK}; convert the model with `rlrun convert --quantize fp8-block`"
         )
     return Form(dtype_named(dtype), tuple(settings.get("modules_to_not_convert") or ()))

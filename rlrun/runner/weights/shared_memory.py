@@ -1,14 +1,15 @@
-"""Weights from trainer to engines on one host, through files in /dev/shm that the engines adopt as their
-weights.
+"""Hands weights to native engines of one host through files in /dev/shm, which the engines use in place.
 
-    trainer rank 0                         engine
-    write(tensors, v)  -> segment 0        attach(manifest v)    maps segment 0, holds a shared lock, computes
-    with it write(tensors, v+1) -> segment 1       attach(manifest v+1)  maps segment 1; then lets go of
-    segment 0 write(tensors, v+2) -> segment 0       …
+    trainer rank 0                               engine
+    write(tensors, v)      fills segment 0
+                           ──manifest v──▶       attach: maps segment 0, takes a shared lock, computes with it
+    write(tensors, v + 1)  fills segment 1
+                           ──manifest v + 1──▶   attach: maps segment 1, then releases segment 0
+    write(tensors, v + 2)  fills segment 0 …
 
-The two segments take turns, and a segment is written only while nobody holds it: the writer takes the file's
-exclusive lock (flock), which the kernel gives back when a process dies. An engine therefore never computes
-with weights that are being written, and a writer that would do it gets an error that says so.
+The two segments take turns. The writer needs the file's exclusive lock (flock), and an engine holds a shared
+lock while it computes with the segment, so an engine never computes with weights that are being written. The
+kernel releases the locks of a process that dies. A writer that waits too long for a lock raises TimeoutError.
 """
 
 import fcntl
@@ -22,36 +23,37 @@ import torch
 
 from rlrun.runner.contracts.carriers import TensorSlot, WeightManifest
 from rlrun.runner.host.segment_files import FOLDER, ExclusiveLock, is_name, new_name, remove_stale
-from rlrun.runner.weights.fill import SegmentError, fill
-from rlrun.runner.weights.tensor_slots import ITEM_SIZE, end, layout, num_bytes
+from rlrun.runner.weights.fill import SegmentError, copy_all
+from rlrun.runner.weights.tensor_slots import ITEM_SIZE, end_of, layout, num_bytes
 
 _HEADER = struct.Struct("<8sqq")
-"""Magic, version (-1 while it is being written), size of the segment."""
+"""Magic number, version (-1 while the segment is being written), size of the segment."""
 _MAGIC = b"RLRUNWTS"
 _HEADER_BYTES = 64
 _DTYPES = {name: getattr(torch, name) for name in ITEM_SIZE}
 
 
 class SharedWeights:
-    """The writer's side: two segments of `job`, made at the first write and removed by `close`.
-
-    `shapes` names every tensor (Hugging Face names); `dtype` is what engines compute with, and tensors of
-    another dtype are converted as they are copied. Segments left by killed writers are removed first.
-    """
+    """The writer's side: two segments, created at the first write and removed by `close`."""
 
     def __init__(self, job: str, shapes: Mapping[str, Sequence[int]], dtype: str, wait: float = 60.0) -> None:
+        """Removes segments left behind by killed writers.
+
+        `job`: part of the segments' names. `shapes`: shape of every tensor, by Hugging Face name. `dtype`:
+        that of the engines, to which tensors are converted. `wait`: seconds to wait for a segment's lock.
+        """
         self._job = job
         self._slots = layout(shapes, dtype, start=_HEADER_BYTES)
-        self._size = end(self._slots)
+        self._size = end_of(self._slots)
         self._wait = wait
         self._turn = 0
         self._segments: list[_Segment] = []
         remove_stale()
 
     def write(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightManifest:
-        """Copy a whole set of weights into the segment whose turn it is; the set must be complete.
+        """Copies a complete set of weights into the segment whose turn it is.
 
-        Tensors may come one at a time and live on any device. Raises SegmentError when a tensor is unknown,
+        Tensors may be produced one at a time, on any device. Raises SegmentError when a tensor is unknown,
         missing or of another shape, and TimeoutError when an engine holds this segment for longer than `wait`
         seconds.
         """
@@ -59,34 +61,34 @@ class SharedWeights:
             self._segments.append(_Segment.create(new_name(self._job), self._size))
         segment = self._segments[self._turn]
         with segment.exclusive(self._wait):
-            segment.write_header(-1)
-            fill(segment.views(self._slots), tensors)
+            segment.write_header(-1)  # a writer that is killed in the middle leaves no valid version behind
+            copy_all(segment.views(self._slots), tensors)
             segment.write_header(version)
         self._turn = 1 - self._turn
         return WeightManifest(segment.name, self._size, version, self._slots)
 
     def close(self) -> None:
-        """Remove the segments. Engines that hold one keep it until they let go."""
+        """Removes the segments' files. An engine that has mapped one keeps the memory until it is done."""
         for segment in self._segments:
             segment.unlink()
         self._segments = []
 
 
 class AttachedWeights:
-    """A reader's side: `tensors` are views of the segment, valid and unchanging until `close`."""
+    """The reader's side: `tensors` are views of the segment, valid and unchanging until `close`."""
 
     def __init__(self, segment: "_Segment", slots: Sequence[TensorSlot]) -> None:
         self._segment = segment
         self.tensors = segment.views(slots)
 
     def close(self) -> None:
-        """Let the writer have the segment again; call it when nothing computes with `tensors` any more."""
+        """Releases the segment to the writer. Call it when nothing computes with `tensors` any more."""
         self.tensors = {}
         self._segment.release()
 
 
 def attach(manifest: WeightManifest) -> AttachedWeights:
-    """Map the segment of a manifest and hold it. SegmentError when it is gone or holds something else."""
+    """Maps the segment of a manifest and locks it. SegmentError when it is gone or holds something else."""
     segment = _Segment.open(manifest.segment, manifest.size)
     try:
         version = segment.read_header()
@@ -100,14 +102,13 @@ def attach(manifest: WeightManifest) -> AttachedWeights:
 
 
 class _Segment:
-    """A mapped file with a header; its lock lives as long as its descriptor."""
+    """A mapped file with a header; its lock is held as long as its descriptor is open."""
 
     def __init__(self, name: str, descriptor: int, size: int, writable: bool) -> None:
         self.name = name
         self._descriptor = descriptor
         self._size = size
-        # Mapped writable in a reader too: torch wants it so. Readers' descriptors are private to the
-        # mapping's use.
+        # A reader maps it writable too, since torch.frombuffer warns about read-only memory.
         self._map = mmap.mmap(descriptor, size)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._writable = writable
@@ -117,7 +118,7 @@ class _Segment:
         path = FOLDER / name
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            # Reserved now: a full /dev/shm is an error here, not a bus error in the middle of a copy.
+            # Reserves the memory now: a full /dev/shm is an error here, not a SIGBUS in the middle of a copy.
             os.posix_fallocate(descriptor, 0, size)
             return cls(name, descriptor, size, writable=True)
         except OSError as error:
@@ -130,7 +131,7 @@ class _Segment:
     @classmethod
     def open(cls, name: str, size: int) -> "_Segment":
         if not is_name(name):
-            raise SegmentError(f"{name!r} is no name of a segment")
+            raise SegmentError(f"{name!r} is not a segment's name")
         try:
             descriptor = os.open(FOLDER / name, os.O_RDWR | os.O_NOFOLLOW)
         except OSError as error:
@@ -170,9 +171,10 @@ class _Segment:
         return int(version)
 
     def release(self) -> None:
-        """Give up the lock; the memory itself goes when the last view of it goes."""
+        """Releases the lock. The memory itself is freed with the last view of it."""
         if self._descriptor >= 0:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # mmap keeps a duplicate, so closing alone would not
+            # mmap keeps a duplicate of the descriptor, so closing it would not release the lock.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -182,13 +184,19 @@ class _Segment:
 
 
 def _check_owner(name: str, status: os.stat_result) -> None:
-    """SegmentError for what another user made, or may write or read: it would become the model's weights."""
+    """Raises SegmentError for a file that another user owns, or may read or write.
+
+    Its content becomes the model's weights, so another user could change the model or copy it.
+    """
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise SegmentError(f"segment {name} is not a file of this user's alone")
+        raise SegmentError(
+            f"segment {name} must be a regular file that only this user owns, reads and writes"
+        )
 
 
 def _check_slots(manifest: WeightManifest) -> None:
+    """Raises SegmentError for a tensor outside the segment, or one whose address would not be aligned."""
     for slot in manifest.tensors:
         inside = slot.offset >= _HEADER_BYTES and slot.offset + num_bytes(slot) <= manifest.size
         if not inside or slot.offset % ITEM_SIZE[slot.dtype]:
-            raise SegmentError(f"{slot.name} lies outside segment {manifest.segment}")
+            raise SegmentError(f"{slot.name} is outside segment {manifest.segment} or not aligned in it")

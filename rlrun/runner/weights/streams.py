@@ -1,51 +1,57 @@
-"""Weights handed over bucket by bucket, so that only two buckets of them are in memory at a time.
+"""Streams weights bucket by bucket, so that only two buckets of them are in memory at a time.
 
-    call n     gather bucket n into one buffer, while engines load bucket n - 1 from the other
-    the last   nothing left: wait for the last bucket, say what checksums there must be
+                    buffer A                       buffer B
+    next() call 1   gathers bucket 1
+    next() call 2   engines load bucket 1          gathers bucket 2
+    next() call 3   gathers bucket 3               engines load bucket 2
+    …
+    last call       waits until the last bucket is sent, returns the checksums of all of them
 
-A stream over shared memory gives handles; one over a process group begins to broadcast. Where every process
-of a server computes on the device of a trainer's rank, each of these ranks hands the weights over on its own.
+The driver makes call n + 1 while engines load bucket n, and gives them bucket n + 1 only when all of them
+have loaded bucket n; this is why two buffers are enough. A rank hands buckets over with a BucketSender:
+through shared buffers (below) or a process group (rlrun.runner.weights.broadcast). Usually rank 0 is the only
+sender. Where every server process computes on the GPU of a trainer rank, each of these ranks is a sender.
 """
 
-import secrets
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from rlrun.runner.contracts.carriers import GroupAddress, Readers, WeightBucket
-from rlrun.runner.weights.broadcast import BroadcastGroup
 from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
 from rlrun.runner.weights.sharing import SharedBuffer
 
 
 class BucketSender(Protocol):
-    """One of the ways out of a rank."""
+    """Hands one rank's buckets to engines."""
 
     def begin(self, readers: Readers) -> GroupAddress | None:
-        """Make ready for these."""
+        """Prepares for these readers; returns the address of the process group to join, if there is one."""
 
     def send(self, bucket: Bucket, weights: WeightSet) -> tuple[str, ...]:
-        """Gather the next bucket and hand it over; payloads, where there are any. RuntimeError when it, or
-        the one before, cannot be sent.
+        """Gathers the next bucket and hands it over; returns its payloads, if the sender uses payloads.
+
+        Raises RuntimeError when this bucket, or the one before it, cannot be sent.
         """
 
     def finish(self) -> None:
-        """Return when the last bucket is sent. RuntimeError when it cannot be."""
+        """Returns when the last bucket is sent. Raises RuntimeError when it cannot be."""
 
     def close(self) -> None:
-        """Give up buffers and connections."""
+        """Frees buffers and closes connections."""
 
 
-class SharedOutlet:
-    """Through buffers that servers open and copy from: in memory of the host, for all of them, or of this
-    rank's device, for the process of a server that computes there too.
+class SharedBufferSender:
+    """Sends through buffers that server processes open and copy from.
+
+    The buffers are in host memory, for all processes of all servers, or on this rank's GPU, for the one
+    server process that computes on it.
     """
 
     def __init__(self, size: int, device: torch.device, *, beside: int | None = None) -> None:
-        """`size` of the largest bucket. `beside`: the process that computes on `device`, counted over all
-        servers' processes; None: all are readers.
+        """`size`: bytes of the largest bucket. `beside`: number of the server process that computes on
+        `device`, counted over the processes of all servers; None where all processes read.
         """
         self._size = size
         self._device = device
@@ -54,7 +60,7 @@ class SharedOutlet:
         self._buffers: list[SharedBuffer] = []
 
     def begin(self, readers: Readers) -> None:
-        """Nobody has to meet."""
+        """Counts the processes that will read from this rank, and allocates two buffers for them."""
         if self._beside is None:
             self._readers = readers.count
         else:
@@ -63,114 +69,53 @@ class SharedOutlet:
             self._buffers.append(SharedBuffer(self._size, self._device))
 
     def send(self, bucket: Bucket, weights: WeightSet) -> tuple[str, ...]:
-        """Fill the buffer that was read before the last; gather for nobody where nobody reads."""
+        """Fills the buffer that engines are not reading; without readers, only takes part in gathering."""
         if not self._readers:
-            weights.pass_by(bucket)
+            weights.skip(bucket)
             return ()
         self._buffers.reverse()
-        weights.put(views_of(self._buffers[0].bytes, bucket), bucket)
+        weights.copy_into(views_of(self._buffers[0].bytes, bucket), bucket)
         return self._buffers[0].payloads(bucket, self._readers)
 
     def finish(self) -> None:
-        """Whoever reads answers for it."""
+        """Does nothing: an engine has copied a bucket when it answers the request to load it."""
 
     def close(self) -> None:
-        """Remove the buffers."""
+        """Removes the buffers."""
         for buffer in self._buffers:
             buffer.close()
         self._buffers = []
 
 
-class BroadcastOutlet:
-    """Through a process group, which is set up anew when its members change or it failed."""
-
-    def __init__(self, size: int, host: str, device: torch.device, seconds: float) -> None:
-        """`size` of the largest bucket; `seconds` to join, and for each broadcast."""
-        self._size = size
-        self._host = host
-        self._device = device
-        self._seconds = seconds
-        self._group: BroadcastGroup | None = None
-        self._members: Readers | None = None
-        self._buffers: list[torch.Tensor] = []
-        self._work: dist.Work | None = None
-
-    def begin(self, readers: Readers) -> GroupAddress:
-        """The address of the group of these members; the one of the last time where it is theirs."""
-        if self._work is not None:  # the last stream was given up
-            self._drop()
-        if self._group is None or readers != self._members:
-            self._drop()
-            name = f"rlrun-weights-{secrets.token_hex(4)}"
-            self._group = BroadcastGroup(name, self._host, readers.count, self._device, self._seconds)
-            self._members = readers
-        while len(self._buffers) < 2:
-            self._buffers.append(torch.empty(self._size, dtype=torch.uint8, device=self._device))
-        return self._group.address
-
-    def send(self, bucket: Bucket, weights: WeightSet) -> tuple[str, ...]:
-        """Gather while the bucket before is on its way."""
-        self._buffers.reverse()
-        weights.put(views_of(self._buffers[0], bucket), bucket)
-        self.finish()
-        if self._group is None:
-            raise RuntimeError("the process group was given up")
-        try:
-            self._work = self._group.send(self._buffers[0][: bucket.size])
-        except RuntimeError:
-            self._drop()
-            raise
-        return ()
-
-    def finish(self) -> None:
-        """Wait for the broadcast that was begun last."""
-        work, self._work = self._work, None
-        if work is not None:
-            try:
-                work.wait()
-            except RuntimeError:
-                self._drop()
-                raise
-
-    def close(self) -> None:
-        """Leave the group."""
-        self._drop()
-        self._buffers = []
-
-    def _drop(self) -> None:
-        group, self._group, self._work = self._group, None, None
-        if group is not None:
-            group.close()
-
-
 class BucketStream:
-    """One set of weights on its way; ranks with an outlet send it, the others gather."""
+    """One rank's view of one streamed set of weights. Every rank gathers; ranks with a sender also send."""
 
     def __init__(
-        self, buckets: Sequence[Bucket], weights: WeightSet, version: int, outlet: BucketSender | None
+        self, buckets: Sequence[Bucket], weights: WeightSet, version: int, sender: BucketSender | None
     ) -> None:
-        """`outlet`: None where nothing is handed over; the first rank always has one."""
+        """`sender`: None on ranks that only gather. Rank 0 always has one."""
         self._buckets = iter(buckets)
         self._weights = weights
         self._version = version
-        self._outlet = outlet
+        self._sender = sender
         self._error: str | None = None
 
     def next(self) -> WeightBucket | None:
-        """The next bucket, from ranks that hand it over; without tensors at the end.
+        """Returns the next bucket, without tensors at the end of the stream; None on ranks that only gather.
 
-        When it cannot be sent the error is in the bucket, not raised: all ranks must have gathered it.
+        Gathering is collective, so an error in sending must not keep this rank from gathering the remaining
+        buckets: it is returned in the bucket instead of being raised.
         """
         bucket = next(self._buckets, None)
-        if self._outlet is None or self._error is not None:
+        if self._sender is None or self._error is not None:
             if bucket is not None:
-                self._weights.pass_by(bucket)
-            return None if self._outlet is None else WeightBucket(self._version, error=self._error)
+                self._weights.skip(bucket)
+            return None if self._sender is None else WeightBucket(self._version, error=self._error)
         try:
             if bucket is None:
-                self._outlet.finish()
+                self._sender.finish()
                 return WeightBucket(self._version, checksums=self._weights.checksums())
-            payloads = self._outlet.send(bucket, self._weights)
+            payloads = self._sender.send(bucket, self._weights)
             return WeightBucket(self._version, bucket.slots, payloads)
         except RuntimeError as error:
             self._error = str(error)

@@ -1,4 +1,4 @@
-"""Where processes of torch.distributed meet; within one host nothing listens beyond the loopback."""
+"""Makes the store where processes of torch.distributed meet; on one host it is not reachable from outside."""
 
 import ipaddress
 import os
@@ -13,7 +13,10 @@ _LOOPBACK = "lo"
 def store_server(
     host: str, port: int, size: int, timeout: timedelta, *, wait_for_workers: bool
 ) -> dist.TCPStore:
-    """Rank 0's store, at `port` (0: a free one); torch itself would have it listen at every address."""
+    """Returns rank 0's store, listening at `port` (0: a free one).
+
+    Within one host it listens at the loopback address only; torch itself would listen at every address.
+    """
     descriptor = None
     if _is_loopback(host):
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -32,8 +35,9 @@ def store_server(
 
 
 def stay_within_host(host: str) -> None:
-    """Have gloo and NCCL use the loopback interface in this process, where ranks meet there and nothing else
-    was asked for.
+    """Makes gloo and NCCL use the loopback interface in this process, if ranks meet at a loopback address.
+
+    An interface that the environment already names is kept.
     """
     names = {name for _, name in socket.if_nameindex()}
     if _is_loopback(host) and _LOOPBACK in names:

@@ -1,7 +1,7 @@
-"""Where every tensor of a checkpoint lies in one flat buffer.
+"""Lays out all tensors of a checkpoint in one flat buffer.
 
-Matrices that an engine multiplies by in one go (q, k, v of a layer; its gate and up) follow each other
-without a gap, so that each run is one fused matrix without a copy.
+Matrices that an engine multiplies by together (q, k, v of a layer; its gate and up) follow each other without
+a gap, so that the engine can use each run of them as one fused matrix without copying.
 """
 
 import re
@@ -15,18 +15,18 @@ ALIGNMENT = 64
 
 ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-_PARTS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+_FUSED_RUNS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 _MEMBER = re.compile(r"\b(q_proj|k_proj|v_proj|gate_proj|up_proj)\b")
 
 
 def layout(shapes: Mapping[str, Sequence[int]], dtype: str, start: int = 0) -> tuple[TensorSlot, ...]:
-    """Place tensors of `dtype` one after the other from byte `start` on.
+    """Returns the slots of tensors of `dtype`, one after the other from byte `start`.
 
-    Runs begin at multiples of `ALIGNMENT`; the members of a run (q, k, v; gate, up; their biases alike) have
-    no padding between them. Order: as given, a run standing where its first member stands.
+    Runs begin at multiples of `ALIGNMENT`; there is no padding between the members of a run (q, k, v; gate,
+    up; likewise their biases). The order is that of `shapes`; a run is placed where its first member is.
     """
     if dtype not in ITEM_SIZE:
-        raise ValueError(f"dtype {dtype!r} of shared weights; one of {', '.join(ITEM_SIZE)}")
+        raise ValueError(f"dtype {dtype!r} of shared weights: it must be one of {', '.join(ITEM_SIZE)}")
     slots: list[TensorSlot] = []
     offset = start
     for run in _runs(shapes):
@@ -38,17 +38,17 @@ def layout(shapes: Mapping[str, Sequence[int]], dtype: str, start: int = 0) -> t
 
 
 def num_bytes(slot: TensorSlot) -> int:
-    """Size of one tensor in bytes."""
+    """Returns the size of one tensor in bytes."""
     return prod(slot.shape) * ITEM_SIZE[slot.dtype]
 
 
-def end(slots: Iterable[TensorSlot]) -> int:
-    """First byte after the last tensor."""
+def end_of(slots: Iterable[TensorSlot]) -> int:
+    """Returns the offset of the first byte after the last tensor."""
     return max((slot.offset + num_bytes(slot) for slot in slots), default=0)
 
 
 def _runs(shapes: Mapping[str, Sequence[int]]) -> list[list[str]]:
-    """Names in order, members of one fused matrix together."""
+    """Returns the names in order, those of one fused matrix together."""
     runs: list[list[str]] = []
     placed: set[str] = set()
     for name in shapes:
@@ -64,5 +64,5 @@ def _run_of(name: str) -> list[str]:
     match = _MEMBER.search(name)
     if match is None:
         return [name]
-    parts = next(parts for parts in _PARTS if match[1] in parts)
-    return [f"{name[: match.start()]}{part}{name[match.end() :]}" for part in parts]
+    run = next(run for run in _FUSED_RUNS if match[1] in run)
+    return [f"{name[: match.start()]}{member}{name[match.end() :]}" for member in run]

@@ -1,14 +1,21 @@
-"""The way weights take from the trainer to the engines of a spec; one object on every rank.
+"""Hands the policy's weights from the trainer to the engines. One WeightWriter runs on every trainer rank.
 
-    native                    two segments that engines adopt            SharedWeights
-    tensor                    a shared buffer of the whole model         SerializedWriter
-    tensor, weight_bucket     two shared buffers, bucket by bucket       BucketStream, SharedOutlet; on GPUs
-                              that trainer and servers share, of each rank
-    broadcast                 a process group, bucket by bucket          BucketStream, BroadcastOutlet
-    disk                      a folder, a file for each bucket           FolderWriter
+    sharded parameters ──gather──▶ one full tensor at a time ──WeightSet──▶ buckets ──carrier──▶ engines
 
-What is stored whole is written by `write`, and engines read it when they like. What is streamed is only
-announced by it; `begin` and `next_bucket` hand it over.
+A carrier is one of these classes, chosen from the spec:
+
+    carrier                       medium                                  class
+    native                        two segments that engines adopt         SharedWeights
+    tensor                        one buffer for the whole model          SerializedWriter
+    tensor with weight_bucket     two buffers, reused bucket by bucket    BucketStream, SharedBufferSender
+      … on shared GPUs              the same on each rank's GPU
+    broadcast                     a process group, bucket by bucket       BucketStream, BroadcastSender
+    disk                          a folder, one file per bucket           FolderWriter
+
+There are two ways through this file. A *stored* set (native, the whole-model buffer, disk) is complete when
+`write` returns, and engines read it at any later time. A *streamed* set never exists as a whole: `write` only
+announces it, then the driver (rlrun.runner.engines.pool.delivery) calls `begin` once and `next_bucket` until
+a bucket without tensors comes.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,50 +28,52 @@ from rlrun.converters.tensors.precision import dtype_named
 from rlrun.models.architecture import Architecture
 from rlrun.models.json_files import read_table
 from rlrun.runner.contracts.carriers import GroupAddress, Readers, StreamedWeights, WeightBucket, WeightUpdate
+from rlrun.runner.weights.broadcast import BroadcastSender
 from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets
 from rlrun.runner.weights.disk import FolderWriter
-from rlrun.runner.weights.form import Form, form_of
+from rlrun.runner.weights.form import Form, engine_form
 from rlrun.runner.weights.serialized import SerializedWriter
-from rlrun.runner.weights.server_checksums import Choice, Fingerprints
+from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
 from rlrun.runner.weights.shared_memory import SharedWeights
-from rlrun.runner.weights.streams import BroadcastOutlet, BucketSender, BucketStream, SharedOutlet
+from rlrun.runner.weights.streams import BucketSender, BucketStream, SharedBufferSender
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, carrier_of
 from rlrun.specs.sections.job import Spec
 
 _GROUP_SECONDS = 120.0
-"""For the processes of a group to meet, and for a broadcast."""
+"""Deadline for all processes to join the broadcast group, and for each broadcast."""
 
 Gather = Callable[[], Iterator[tuple[str, torch.Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """The policy on one rank."""
+    """The policy on one rank, and the places that its weights are written to."""
 
     rank: int
     model: Architecture
     shapes: dict[str, tuple[int, ...]]
-    """Of every tensor, Hugging Face names."""
+    """Shape of every tensor, by Hugging Face name."""
     gather: Gather
-    """Every tensor in full on rank 0; all ranks run through it together."""
+    """Yields every tensor in full on rank 0. It is collective: all ranks must run through it together."""
     device: torch.device
     host: str
     """Address at which other processes reach rank 0."""
     job: str
-    """Names what is left in shared memory."""
+    """Name of the job; part of the names of its shared-memory segments."""
     folder: Path
-    """On a disk that engines see too; the disk carrier's."""
-    served: Path
+    """Folder of the disk carrier, on a disk that engines see too."""
+    model_folder: Path
     """Hugging Face folder that engines start from."""
 
 
 class WeightWriter:
-    """One rank's part in giving the policy to the engines."""
+    """One rank's part in handing the policy's weights to the engines."""
 
     def __init__(self, spec: Spec, source: WeightSource) -> None:
-        """Nothing is allocated before the first write. ValueError where engines hold weights in a form that
-        is not made here.
+        """Plans the buckets; buffers are allocated at the first write.
+
+        Raises ValueError where engines hold weights in a form that rlrun cannot produce.
         """
         self._spec = spec
         self._source = source
@@ -73,17 +82,18 @@ class WeightWriter:
         self._form = Form(dtype_named(spec.engine.dtype))
         self._buckets: list[Bucket] = []
         if self._carrier != "native":
-            self._form = form_of(spec.engine.dtype, read_table(source.served / "config.json"))
+            self._form = engine_form(spec.engine.dtype, read_table(source.model_folder / "config.json"))
             self._buckets = plan_buckets(source.shapes, self._form, bucket_bytes(spec))
         self._stored: SharedWeights | SerializedWriter | FolderWriter | None = None
-        self._outlet: BucketSender | None = None
+        self._sender: BucketSender | None = None
         self._stream: BucketStream | None = None
         self._version = -1
 
     def write(self, version: int) -> WeightUpdate | None:
-        """Put the current weights where engines can read them, or announce them; from rank 0.
+        """Stores the current weights where engines can read them, or announces a stream of them.
 
-        Collective. OSError where a disk is full, SegmentError where shared memory is.
+        Collective. Returns the update on rank 0 and None on other ranks. Raises OSError where a disk is full,
+        SegmentError where shared memory is full.
         """
         self._version = version
         if self._is_streamed:
@@ -92,56 +102,62 @@ class WeightWriter:
             return update if self._source.rank == 0 else None
         tensors = self._source.gather()
         if self._source.rank != 0:
-            for _ in tensors:
+            for _ in tensors:  # takes part in gathering every tensor; rank 0 alone stores them
                 pass
             return None
         self._stored = self._stored or self._make_stored()
         if isinstance(self._stored, SharedWeights):
             return self._stored.write(tensors, version)
-        return self._stored.write(self._set(tensors), version)
+        return self._stored.write(self._weight_set(tensors), version)
 
     def begin(self, readers: Readers) -> GroupAddress | None:
-        """Begin to hand over the weights that were announced; from rank 0, where readers meet, if they do.
-        Collective.
+        """Begins to stream the announced weights to these readers.
+
+        Collective. Returns, on rank 0 of the broadcast carrier, the address of the process group to join.
         """
         address = None
         if self._source.rank == 0 or buckets_on_gpus(self._spec):
-            self._outlet = self._outlet or self._make_outlet()
-            address = self._outlet.begin(readers)
-        weights = self._set(self._source.gather())
-        self._stream = BucketStream(self._buckets, weights, self._version, self._outlet)
+            self._sender = self._sender or self._make_sender()
+            address = self._sender.begin(readers)
+        weights = self._weight_set(self._source.gather())
+        self._stream = BucketStream(self._buckets, weights, self._version, self._sender)
         return address
 
     def next_bucket(self) -> WeightBucket | None:
-        """The next bucket, from ranks that hand it over. Collective."""
-        assert self._stream is not None, "begun first"
+        """Sends the next bucket and returns its description; None on ranks that only gather. Collective."""
+        assert self._stream is not None, "`begin` comes first"
         return self._stream.next()
 
-    def leave(self) -> None:
-        """Give up buffers on the device, which others take over; the next update has them again."""
-        if buckets_on_gpus(self._spec) and self._outlet is not None:
-            self._outlet.close()
+    def release_buffers(self) -> None:
+        """Frees buffers on the device for the engines that share it; the next update allocates them again."""
+        if buckets_on_gpus(self._spec) and self._sender is not None:
+            self._sender.close()
 
     def close(self) -> None:
-        """Remove what outlives a process, and leave the group."""
+        """Removes files and segments that would outlive this process, and leaves the broadcast group."""
         if self._stored is not None:
             self._stored.close()
-        if self._outlet is not None:
-            self._outlet.close()
-        self._stored = self._outlet = self._stream = None
+        if self._sender is not None:
+            self._sender.close()
+        self._stored = self._sender = self._stream = None
 
     @property
     def _is_streamed(self) -> bool:
-        whole = self._carrier == "tensor" and self._spec.engine.weight_bucket is None
-        return self._carrier in ("tensor", "broadcast") and not whole
+        is_whole_model = self._carrier == "tensor" and self._spec.engine.weight_bucket is None
+        return self._carrier in ("tensor", "broadcast") and not is_whole_model
 
-    def _set(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> WeightSet:
+    def _weight_set(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> WeightSet:
+        """Returns the tensors of one update, with checksums where servers are to be compared with them.
+
+        Only rank 0 of a trainer on CPUs records checksums, and only for servers that this job started: the
+        layout of an external server is unknown, and servers on GPUs compute different checksums.
+        """
         extent = self._spec.engine.weight_check
-        unknown = self._spec.engine.type == "external" or self._source.device.type != "cpu"
-        if self._source.rank != 0 or extent == "none" or unknown:
+        not_comparable = self._spec.engine.type == "external" or self._source.device.type != "cpu"
+        if self._source.rank != 0 or extent == "none" or not_comparable:
             return WeightSet(tensors, self._form)
-        chosen = Choice(self._source.model, extent, self._version, self._form, self._readers)
-        return WeightSet(tensors, self._form, Fingerprints(self._readers, chosen))
+        compared = ComparedTensors(self._source.model, extent, self._version, self._form, self._readers)
+        return WeightSet(tensors, self._form, ChecksumRecorder(self._readers, compared))
 
     def _make_stored(self) -> SharedWeights | SerializedWriter | FolderWriter:
         spec, source = self._spec, self._source
@@ -152,10 +168,10 @@ class WeightWriter:
         [whole] = self._buckets
         return SerializedWriter(whole, layout_of(spec, rollout=True).engines * self._readers)
 
-    def _make_outlet(self) -> BucketSender:
+    def _make_sender(self) -> BucketSender:
         largest, source = max(bucket.size for bucket in self._buckets), self._source
         if self._carrier == "broadcast":
-            return BroadcastOutlet(largest, source.host, source.device, _GROUP_SECONDS)
+            return BroadcastSender(largest, source.host, source.device, _GROUP_SECONDS)
         if buckets_on_gpus(self._spec):
-            return SharedOutlet(largest, source.device, beside=source.rank)
-        return SharedOutlet(largest, torch.device("cpu"))
+            return SharedBufferSender(largest, source.device, beside=source.rank)
+        return SharedBufferSender(largest, torch.device("cpu"))

@@ -44,7 +44,7 @@ def test_buckets_hold_what_was_gathered_in_the_engines_precision() -> None:
     weights = WeightSet(iter(given.items()), PLAIN)
     for bucket in plan_buckets(SHAPES, PLAIN, 70_000):
         views = views_of(torch.empty(bucket.size, dtype=torch.uint8), bucket)
-        weights.put(views, bucket)
+        weights.copy_into(views, bucket)
         for name, view in views.items():
             assert torch.equal(view, given[name].bfloat16())
 
@@ -53,7 +53,7 @@ def test_projections_that_are_served_in_eight_bits_are_sent_so() -> None:
     given = tensors()
     [bucket] = plan_buckets(SHAPES, EIGHT, None)
     views = views_of(torch.empty(bucket.size, dtype=torch.uint8), bucket)
-    WeightSet(iter(given.items()), EIGHT).put(views, bucket)
+    WeightSet(iter(given.items()), EIGHT).copy_into(views, bucket)
     name = "model.layers.0.self_attn.q_proj.weight"
     assert set(views) == {*SHAPES, f"{name}_scale_inv"}
     assert views[name].dtype == torch.float8_e4m3fn
@@ -68,4 +68,4 @@ def test_other_tensors_than_planned_are_named() -> None:
     [bucket] = plan_buckets(SHAPES, PLAIN, None)
     views = views_of(torch.empty(bucket.size, dtype=torch.uint8), bucket)
     with pytest.raises(SegmentError, match=r"3 of 4 tensors missing, the first: model\.layers\.0"):
-        WeightSet(iter(list(tensors().items())[:1]), PLAIN).put(views, bucket)
+        WeightSet(iter(list(tensors().items())[:1]), PLAIN).copy_into(views, bucket)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlrun.runner.weights.form import form_of
+from rlrun.runner.weights.form import engine_form
 from tests.converters.conversions import convert
 from tests.tiny_models import make_tiny_model
 
@@ -15,7 +15,7 @@ from tests.tiny_models import make_tiny_model
 def test_pieces_are_those_of_a_converted_folder(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", hidden_size=256, num_attention_heads=16)
     served = convert(model, "hf", tmp_path / "served", quantise="fp8-block")
-    form = form_of("float32", json.loads((served / "config.json").read_text()))
+    form = engine_form("float32", json.loads((served / "config.json").read_text()))
     expected = load_file(served / "model.safetensors")
     made = {}
     for name, tensor in load_file(model / "model.safetensors").items():
@@ -41,5 +41,7 @@ def test_pieces_are_those_of_a_converted_folder(tmp_path: Path) -> None:
     ],
 )
 def test_other_quantisation_is_refused(settings: dict[str, object], shown: str) -> None:
-    with pytest.raises(ValueError, match=rf"quantised as {shown}, and updates are made in FP8 blocks"):
-        form_of("bfloat16", {"quantization_config": settings})
+    with pytest.raises(
+        ValueError, match=rf"quantised as {shown}, but rlrun can only update weights in FP8 blocks"
+    ):
+        engine_form("bfloat16", {"quantization_config": settings})

@@ -13,7 +13,7 @@ from rlrun.runner.contracts.carriers import Checksums
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.engines.client.weight_check import compare
 from rlrun.runner.weights.form import Form
-from rlrun.runner.weights.server_checksums import Choice, Fingerprints, rank_part
+from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors, rank_part
 from tests.tiny_models import make_tiny_model
 
 FORM = Form(torch.float32)
@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Architecture:
 def test_fused_matrices_are_put_together_from_each_ranks_rows(model: Architecture) -> None:
     torch.manual_seed(0)
     tensors = {one.name: torch.randn(one.shape) for one in hf_tensors(model)}
-    seen = Fingerprints(2, Choice(model, "all", 0, FORM, 2))
+    seen = ChecksumRecorder(2, ComparedTensors(model, "all", 0, FORM, 2))
     for name, tensor in tensors.items():
         seen.add(name, tensor)
     found = seen.checksums()
@@ -61,18 +61,18 @@ def test_a_ranks_part(name: str, shape: tuple[int, ...], rank: int, expected: tu
 def test_a_sample_has_every_vector_and_each_layers_matrices_in_turn(model: Architecture) -> None:
     seen: set[str] = set()
     for version in range(model.layers + 1):
-        choice = Choice(model, "sample", version, FORM, 1)
-        vectors = {name for name in choice.looked_at if "norm" in name}
+        choice = ComparedTensors(model, "sample", version, FORM, 1)
+        vectors = {name for name in choice.compared if "norm" in name}
         assert len(vectors) == 4 * model.layers + 1
-        assert not choice.looked_at & set(choice.left_out)
-        seen |= choice.looked_at
-    assert seen == Choice(model, "all", 0, FORM, 1).looked_at
+        assert not choice.compared & set(choice.left_out)
+        seen |= choice.compared
+    assert seen == ComparedTensors(model, "all", 0, FORM, 1).compared
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss", "qwen3_moe"])
 def test_only_tensors_whose_place_is_known_are_looked_at(family: str, tmp_path: Path) -> None:
     model = read_architecture(make_tiny_model(tmp_path, family))
-    names = Choice(model, "all", 0, FORM, 2).looked_at
+    names = ComparedTensors(model, "all", 0, FORM, 2).compared
     assert names
     if family == "qwen3_moe":
         assert "model.layers.0.mlp.gate.weight" in names

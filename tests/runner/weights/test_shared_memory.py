@@ -106,7 +106,10 @@ def test_a_failed_write_is_never_read(job: str) -> None:
     ("tensors", "message"),
     [
         ({"x": torch.ones(1)}, "x: not among the weights"),
-        ({"norm.weight": torch.ones(6)}, r"norm.weight has shape \(6,\), laid out as \(5,\)"),
+        (
+            {"norm.weight": torch.ones(6)},
+            r"norm.weight has shape \(6,\); the segment was laid out for \(5,\)",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(job: str, tensors: dict[str, torch.Tensor], message: str) -> None:
@@ -123,12 +126,12 @@ def test_manifests_that_lie_are_refused(job: str) -> None:
     lies: list[tuple[WeightManifest, str]] = [
         (dataclasses.replace(manifest, version=8), "holds weights 7, not 8"),
         (dataclasses.replace(manifest, segment="rlrun-nobody"), "cannot be opened"),
-        (dataclasses.replace(manifest, segment="rlrun-/../x"), "is no name of a segment"),
+        (dataclasses.replace(manifest, segment="rlrun-/../x"), "is not a segment's name"),
         (dataclasses.replace(manifest, size=manifest.size * 100), "is shorter than"),
         (dataclasses.replace(manifest, size=manifest.size - 1), "does not hold weights of"),
         (
             dataclasses.replace(manifest, tensors=(dataclasses.replace(slot, offset=manifest.size - 4),)),
-            "lies outside segment",
+            "is outside segment",
         ),
     ]
     for lie, message in lies:

@@ -15,8 +15,8 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 from rlrun.runner.contracts.carriers import Readers, WeightBucket
 from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets
 from rlrun.runner.weights.form import Form
-from rlrun.runner.weights.sharing import SharedBuffer, by_uuid
-from rlrun.runner.weights.streams import BucketStream, SharedOutlet
+from rlrun.runner.weights.sharing import SharedBuffer, with_gpu_uuid
+from rlrun.runner.weights.streams import BucketStream, SharedBufferSender
 
 Ask = Callable[[str], dict[str, list[float]]]
 HERE = torch.device("cpu")
@@ -69,11 +69,11 @@ def file_of(buffer: SharedBuffer) -> Path:
     return Path("/dev/shm") / handle.decode().lstrip("/")
 
 
-def streams(version: int, outlets: list[SharedOutlet], buckets: list[Bucket]) -> list[BucketStream]:
-    """One rank's for each outlet."""
+def streams(version: int, senders: list[SharedBufferSender], buckets: list[Bucket]) -> list[BucketStream]:
+    """One rank's for each sender."""
     return [
-        BucketStream(buckets, WeightSet(iter(tensors(version).items()), FORM), version, outlet)
-        for outlet in outlets
+        BucketStream(buckets, WeightSet(iter(tensors(version).items()), FORM), version, sender)
+        for sender in senders
     ]
 
 
@@ -81,28 +81,28 @@ def test_another_process_finds_a_bucket_whose_buffer_is_gone_afterwards(
     reader: Ask,
 ) -> None:
     [whole] = plan_buckets(SHAPES, FORM, None)
-    outlet = SharedOutlet(whole.size, HERE)
+    sender = SharedBufferSender(whole.size, HERE)
     for version in range(3):
-        outlet.begin(Readers((0, 1), (0, 0), 1))
-        [stream] = streams(version, [outlet], [whole])
+        sender.begin(Readers((0, 1), (0, 0), 1))
+        [stream] = streams(version, [sender], [whole])
         found = stream.next()
         assert found is not None
         assert len(found.payloads) == 2
         for payload in found.payloads:
             assert reader(payload) == {name: one.tolist() for name, one in tensors(version).items()}
-    files = {file_of(one) for one in outlet._buffers}
+    files = {file_of(one) for one in sender._buffers}
     assert len(files) == 2
     assert all(file.exists() for file in files)
-    outlet.close()
+    sender.close()
     assert not any(file.exists() for file in files)
 
 
 def test_each_rank_hands_over_to_the_process_beside_it() -> None:
     buckets = plan_buckets(SHAPES, FORM, 50)
-    outlets = [SharedOutlet(48, HERE, beside=rank) for rank in range(6)]
-    for outlet in outlets:
-        outlet.begin(Readers((0, 2), (0, 1), 2))  # of three servers of two processes, the second is lost
-    ranks = streams(7, outlets, buckets)
+    senders = [SharedBufferSender(48, HERE, beside=rank) for rank in range(6)]
+    for sender in senders:
+        sender.begin(Readers((0, 2), (0, 1), 2))  # of three servers of two processes, the second is lost
+    ranks = streams(7, senders, buckets)
     for bucket in buckets:
         parts = [part for rank in ranks if (part := rank.next()) is not None]
         assert [len(part.payloads) for part in parts] == [1, 1, 0, 0, 1, 1]
@@ -112,28 +112,28 @@ def test_each_rank_hands_over_to_the_process_beside_it() -> None:
             assert all(torch.equal(one, tensors(7)[name]) for name, one in opened(payload).items())
         assert whole.share(1, 2).payloads == whole.payloads[2:]
     assert {part.tensors for rank in ranks for part in [rank.next()] if part is not None} == {()}
-    for outlet in outlets:
-        outlet.close()
+    for sender in senders:
+        sender.close()
 
 
 def test_what_one_rank_cannot_hand_over_nobody_loads() -> None:
     buckets = plan_buckets(SHAPES, FORM, None)
-    outlets = [SharedOutlet(buckets[0].size, HERE, beside=rank) for rank in range(2)]
-    for outlet in outlets:
-        outlet.begin(Readers((0,), (0,), 2))
-    first, second = streams(1, outlets, buckets)
+    senders = [SharedBufferSender(buckets[0].size, HERE, beside=rank) for rank in range(2)]
+    for sender in senders:
+        sender.begin(Readers((0,), (0,), 2))
+    first, second = streams(1, senders, buckets)
     second._error = "CUDA out of memory"
     parts = [part for part in (first.next(), second.next()) if part is not None]
     joined = WeightBucket.joined(parts)
     assert (joined.tensors, joined.payloads, joined.error) == ((), (), "CUDA out of memory")
-    for outlet in outlets:
-        outlet.close()
+    for sender in senders:
+        sender.close()
 
 
 def test_a_gpu_is_told_by_its_uuid() -> None:
     """Where torch's own reader expects its number; every process counts its own GPUs."""
     names = list(inspect.signature(rebuild_cuda_tensor).parameters)
-    rebuild, arguments = by_uuid((rebuild_cuda_tensor, tuple(names)), "uuid of {}".format)
+    rebuild, arguments = with_gpu_uuid((rebuild_cuda_tensor, tuple(names)), "uuid of {}".format)
     assert rebuild is rebuild_cuda_tensor
     assert [one for one in arguments if one not in names] == ["uuid of storage_device"]
     assert arguments[names.index("storage_device")] == "uuid of storage_device"

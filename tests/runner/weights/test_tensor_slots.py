@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from rlrun.runner.weights.tensor_slots import ALIGNMENT, end, layout, num_bytes
+from rlrun.runner.weights.tensor_slots import ALIGNMENT, end_of, layout, num_bytes
 
 SHAPES = {
     "model.embed_tokens.weight": (10, 4),
@@ -39,10 +39,12 @@ def test_nothing_overlaps() -> None:
     assert slots[0].offset == 64
     for before, after in pairwise(slots):
         assert after.offset >= before.offset + num_bytes(before)
-    assert end(slots) == slots[-1].offset + num_bytes(slots[-1])
-    assert end([]) == 0
+    assert end_of(slots) == slots[-1].offset + num_bytes(slots[-1])
+    assert end_of([]) == 0
 
 
 def test_an_unknown_dtype_is_named() -> None:
-    with pytest.raises(ValueError, match="'int8' of shared weights; one of float32, bfloat16, float16"):
+    with pytest.raises(
+        ValueError, match="'int8' of shared weights: it must be one of float32, bfloat16, float16"
+    ):
         layout(SHAPES, "int8")

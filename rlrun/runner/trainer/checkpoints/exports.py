@@ -27,7 +27,7 @@ def make_writer(
             setup.master_addr,
             job=f"{spec.name}-{setup.master_port}",
             folder=Path(setup.weights_folder),
-            served=Path(spec.engine.model or setup.model_folder),
+            model_folder=Path(spec.engine.model or setup.model_folder),
         ),
     )
 

@@ -134,7 +134,7 @@ class TrainerRank:
         for companion in (self._teacher, self._critic):
             if companion is not None:
                 held += companion.release()
-        self._writer.leave()
+        self._writer.release_buffers()
         self._parking.leave(held)
 
     def reload(self) -> None:

@@ -174,7 +174,7 @@ async def test_a_segment_that_others_may_write_is_refused(url: str, tiny_folder:
         assert path.stat().st_mode & 0o777 == 0o600
         async with EngineClient(url, api_key=KEY) as client:
             path.chmod(0o602)
-            with pytest.raises(EngineError, match="is not a file of this user's alone"):
+            with pytest.raises(EngineError, match="must be a regular file that only this user owns"):
                 await client.update_weights(update)
             path.chmod(0o600)
             link = FOLDER / new_name("mine-2")

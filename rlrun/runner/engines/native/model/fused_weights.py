@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from rlrun.runner.engines.native.model.config import ModelConfig, weight_shapes
-from rlrun.runner.weights.tensor_slots import end, layout, num_bytes
+from rlrun.runner.weights.tensor_slots import end_of, layout, num_bytes
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -121,7 +121,7 @@ def hollow(weights: ModelWeights) -> ModelWeights:
 def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
     """Uninitialised tensors of the whole model in one buffer, laid out so that `fuse` copies nothing."""
     slots = layout(weight_shapes(config), str(dtype).removeprefix("torch."))
-    buffer = torch.empty(end(slots), dtype=torch.uint8, device=device)
+    buffer = torch.empty(end_of(slots), dtype=torch.uint8, device=device)
     return {
         slot.name: buffer[slot.offset : slot.offset + num_bytes(slot)].view(dtype).view(slot.shape)
         for slot in slots

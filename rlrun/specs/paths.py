@@ -1,7 +1,7 @@
 """Paths in a spec: relative to the file that sets them, or `package:` for files that rlrun ships.
 
-A section or a plugin's `Params` declares a path by its type: `path: SpecPath`. When the spec is loaded the
-value becomes an absolute path, so that a run does not depend on where it was started.
+A section or a plugin's `Params` declares a path by its type: `path: SpecPath`. The loader replaces the value
+by an absolute path, so that a run does not depend on the folder where it was started.
 """
 
 import os
@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from rlrun.specs.problems.spelling import nearest
 
 RECIPES = Path(__file__).parent / "recipes"
-"""Shipped specs and the files they refer to."""
+"""Folder of the specs that rlrun ships, and of the files they refer to."""
 
 _PACKAGE_PREFIX = "package:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
@@ -28,21 +28,22 @@ _SLICE = re.compile(r"@\[[^\]]*\]$")
 
 @dataclass(frozen=True, slots=True)
 class PathMarker:
-    """Annotation of a field that holds a path."""
+    """Marks a field as a path, in its type annotation."""
 
     kind: Literal["input", "model"] = "input"
-    """`input`: an existing file or folder. `model`: a folder with config.json, or an id on the HF hub."""
+    """`input`: an existing file or folder. `model`: a folder with config.json, or an id on the Hugging Face
+    hub."""
 
 
 SpecPath = Annotated[str, PathMarker()]
 """A file or folder that must exist; a slice such as `rows.jsonl@[:100]` may follow the name."""
 
 ModelPath = Annotated[str, PathMarker("model")]
-"""An HF model folder or id."""
+"""A Hugging Face model folder or id."""
 
 
 class PathError(ValueError):
-    """A path that leads nowhere; says where it was looked for, and what is there instead."""
+    """A path that does not exist. The message says where it was looked for and what exists instead."""
 
     def __init__(self, message: str, suggestion: str | None) -> None:
         super().__init__(message)
@@ -50,7 +51,7 @@ class PathError(ValueError):
 
 
 def path_fields(model: type[BaseModel]) -> Iterator[tuple[str, PathMarker]]:
-    """Fields of a model that are declared as paths."""
+    """Yields the names of the fields that are declared as paths, with their markers."""
     for name, field in model.model_fields.items():
         for item in field.metadata:
             if isinstance(item, PathMarker):
@@ -58,18 +59,18 @@ def path_fields(model: type[BaseModel]) -> Iterator[tuple[str, PathMarker]]:
 
 
 def absolute_path(value: str, folder: Path) -> Path:
-    """Where `value`, set by a file in `folder`, leads."""
+    """Returns the absolute path that `value` means in a file of `folder`."""
     if value.startswith(_PACKAGE_PREFIX):
         return RECIPES / value.removeprefix(_PACKAGE_PREFIX)
     try:
         path = Path(value).expanduser()
-    except RuntimeError:  # the home of a user who is not there
+    except RuntimeError:  # `~name` of a user that does not exist
         path = Path(value)
     return Path(os.path.normpath(folder.absolute() / path))
 
 
 def path_kind(path: Path) -> Literal["file", "folder"] | None:
-    """What is there; None where nothing is, or nothing that can be looked at."""
+    """Returns whether the path is a file or a folder; None where it does not exist or cannot be read."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -78,39 +79,42 @@ def path_kind(path: Path) -> Literal["file", "folder"] | None:
 
 
 def resolve_path(value: str, folder: Path, marker: PathMarker) -> str:
-    """The absolute path that `value`, set by a file in `folder`, means; an HF id stays as it is.
+    """Returns the absolute path that `value` means in a file of `folder`.
 
-    Raises PathError where nothing is there.
+    A Hugging Face id is returned unchanged. Raises PathError where the path does not exist.
     """
-    slice_of = _SLICE.search(value)
-    end = slice_of[0] if slice_of else ""
+    slice_match = _SLICE.search(value)
+    row_slice = slice_match[0] if slice_match else ""
     if not value.strip():
         raise PathError("the path is empty", None)
-    path = absolute_path(value.removesuffix(end), folder)
+    path = absolute_path(value.removesuffix(row_slice), folder)
     if marker.kind == "model":
         return _resolve_model(value, path)
     if path_kind(path) is None and _ADDRESS.match(value):
-        raise PathError(f"{value} is a web address, and files are read from disk: download it first", None)
+        raise PathError(f"{value} is a URL, and rlrun only reads files on disk: download it first", None)
     if path_kind(path) is None and "*" in path.name:
-        raise PathError(f"there is no {path}: a path names one file, and patterns are not expanded", None)
+        raise PathError(f"there is no {path}: patterns are not expanded; name a single file", None)
     if path_kind(path) is None:
-        raise PathError(f"there is no {path}", suggest_path(value.removesuffix(end), path))
-    return f"{path}{end}"
+        raise PathError(f"there is no {path}", suggest_path(value.removesuffix(row_slice), path))
+    return f"{path}{row_slice}"
 
 
 def suggest_path(written: str, path: Path) -> str | None:
-    """What `written`, which means `path`, might have meant: a neighbour that is spelt much like it."""
+    """Returns the path that `written` was probably meant to be: its folder with the most similar name there.
+
+    `path` is the absolute path of `written`. None where the path exists, or no name of the folder is similar.
+    """
     if path_kind(path) or not written.endswith(path.name):
         return None
     try:
-        found = nearest(path.name, (each.name for each in path.parent.iterdir()))
+        similar = nearest(path.name, (neighbour.name for neighbour in path.parent.iterdir()))
     except (OSError, ValueError):
         return None
-    return written.removesuffix(path.name) + found if found else None
+    return written.removesuffix(path.name) + similar if similar else None
 
 
 def display_path(path: Path) -> str:
-    """Relative to the working folder where it lies beneath it, else absolute."""
+    """Returns the path for messages: relative to the working folder if it is inside it, else absolute."""
     name = os.path.relpath(path)
     return str(path.absolute()) if name.startswith("..") else name
 
@@ -118,29 +122,33 @@ def display_path(path: Path) -> str:
 def _resolve_model(value: str, path: Path) -> str:
     if path_kind(path) == "folder":
         if path_kind(path / "config.json") != "file":
-            raise PathError(f"{path} is not an HF model folder: it has no config.json{_instead(path)}", None)
+            raise PathError(
+                f"{path} is not a Hugging Face model folder: it has no config.json{_advice(path)}", None
+            )
         return str(path)
     if path_kind(path) == "file":
         raise PathError(
-            f"{path} is a file; a model is a folder with config.json, tokenizer and weights", None
+            f"{path} is a file; name the folder that has config.json, tokenizer and weights", None
         )
     if _HUB_ID.fullmatch(value):
         return value
     if _ADDRESS.match(value):
-        own = _HUB_ADDRESS.match(value)
-        cure = "" if own else ": download it and give its folder"
-        raise PathError(f"{value} is a web address{cure}", own[1] if own else None)
-    message = f"neither an id on the Hugging Face hub nor a folder: there is no {path}"
+        hub_page = _HUB_ADDRESS.match(value)
+        cure = "" if hub_page else ": download the model and name its folder"
+        raise PathError(f"{value} is a URL{cure}", hub_page[1] if hub_page else None)
+    message = f"neither a Hugging Face id nor a folder: there is no {path}"
     raise PathError(message, suggest_path(value, path))
 
 
-def _instead(path: Path) -> str:
-    """What to name instead of a run's folder, or of a checkpoint in it."""
+def _advice(path: Path) -> str:
+    """Returns what to name instead of a run's folder or a checkpoint in it; empty for any other folder."""
     if path_kind(path / "model" / "config.json"):
-        return f"; it is a run's folder, whose trained model is {path / 'model'}"
+        return f"; it is the folder of a run, whose trained model is {path / 'model'}"
     for checkpoint in (path, path.parent):
         if path_kind(checkpoint / "trainer") == "folder" and path_kind(checkpoint / "driver.json"):
-            return f"; it is a checkpoint: rlrun convert dcp-to-hf {checkpoint / 'trainer'} DST exports it"
+            return (
+                f"; it is a checkpoint: export it with rlrun convert dcp-to-hf {checkpoint / 'trainer'} DST"
+            )
     if path_kind(path / "checkpoints") == "folder":
-        return "; it is the folder of a run that has not exported its model yet (rlrun convert dcp-to-hf)"
+        return "; it is the folder of a run without an exported model: use rlrun convert dcp-to-hf"
     return ""

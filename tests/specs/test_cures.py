@@ -45,10 +45,18 @@ def test_rows_are_not_a_spec(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "path", "message"),
     [
-        (["model/config.json"], "", "a run's folder, whose trained model is {}/model"),
-        (["checkpoints/step-2/driver.json"], "", "has not exported its model yet"),
-        (["driver.json", "trainer/.metadata"], "", "a checkpoint: rlrun convert dcp-to-hf {}/trainer DST"),
-        (["driver.json", "trainer/.metadata"], "trainer", "a checkpoint: rlrun convert dcp-to-hf {}/trainer"),
+        (["model/config.json"], "", "the folder of a run, whose trained model is {}/model"),
+        (["checkpoints/step-2/driver.json"], "", "a run without an exported model"),
+        (
+            ["driver.json", "trainer/.metadata"],
+            "",
+            "a checkpoint: export it with rlrun convert dcp-to-hf {}/trainer DST",
+        ),
+        (
+            ["driver.json", "trainer/.metadata"],
+            "trainer",
+            "a checkpoint: export it with rlrun convert dcp-to-hf {}/trainer",
+        ),
         (["notes.txt"], "", "it has no config.json"),
     ],
 )

@@ -54,8 +54,8 @@ def place_engines(spec: Spec, layout: Layout) -> list[Places]:
 def place_others(spec: Spec, layout: Layout) -> list[Places]:
     """On the last GPUs, or spread over the nodes."""
     if layout.gpus:
-        return _in_a_row(layout.first_other, layout.others, spec)
-    return [(place,) for place in _spread(len(layout.others), spec.cluster.nodes)]
+        return _in_a_row(layout.first_named_engine, layout.named_engine_gpus, spec)
+    return [(place,) for place in _spread(len(layout.named_engine_gpus), spec.cluster.nodes)]
 
 
 def _in_a_row(first: int, sizes: Sequence[int], spec: Spec) -> list[Places]:

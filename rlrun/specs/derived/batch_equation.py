@@ -15,27 +15,27 @@ BATCH_KEYS: tuple[KeyPath, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class BatchNumbers:
-    """One rollout step in numbers; SFT has G demonstrations of one sample each."""
+    """The sizes of one rollout step. For SFT, a step is one optimizer step on G demonstrations."""
 
     prompts: int
-    """P"""
+    """P: number of prompts."""
     samples_per_prompt: int
-    """n"""
+    """n: number of samples per prompt."""
     global_batch_size: int
-    """G"""
+    """G: number of samples per optimizer step."""
     optimizer_steps: int
-    """S"""
+    """S: number of optimizer steps."""
 
     @property
     def samples(self) -> int:
-        """P·n."""
+        """Number of samples, P·n."""
         return self.prompts * self.samples_per_prompt
 
 
 def batch_numbers(spec: Spec, rollout: bool) -> BatchNumbers:
-    """Returns the four numbers, deriving those that the spec does not give; `rollout` is false for SFT.
+    """Returns the four numbers, and derives those that the spec does not give. `rollout` is False for SFT.
 
-    Raises ValueError, with the numbers, where the equation does not hold.
+    Raises ValueError with the numbers where the equation does not hold.
     """
     given_size, given_steps = spec.trainer.global_batch_size, spec.trainer.optimizer_steps
     if not rollout:
@@ -59,14 +59,18 @@ def nearest_batches(spec: Spec, rollout: bool) -> str:
         return _choices("trainer.global_batch_size", _multiples_around(size or 32, degree))
     per_prompt = spec.rollout.samples_per_prompt
     samples = spec.rollout.batch_size * per_prompt
-    sizes = [each for each in _divisors(samples) if each % degree == 0]
+    sizes = [divisor for divisor in _divisors(samples) if divisor % degree == 0]
     near = _around(sizes, size or samples // (steps or 1))
-    fits = [f"trainer.global_batch_size = {each} with optimizer_steps = {samples // each}" for each in near]
+    settings = [
+        f"trainer.global_batch_size = {value} with optimizer_steps = {samples // value}" for value in near
+    ]
     unit = size * steps if size and steps else (size or degree * (steps or 1))
     totals = [unit] if size and steps else _multiples_around(samples, unit)
-    if not unit % degree and (prompts := [each // per_prompt for each in totals if each % per_prompt == 0]):
-        fits.append(_choices("rollout.batch_size", prompts))
-    return ", or ".join(fits) or f"rollout.batch_size · samples_per_prompt to a multiple of {degree}"
+    if not unit % degree and (
+        prompts := [total // per_prompt for total in totals if total % per_prompt == 0]
+    ):
+        settings.append(_choices("rollout.batch_size", prompts))
+    return ", or ".join(settings) or f"rollout.batch_size · samples_per_prompt to a multiple of {degree}"
 
 
 def _mismatch(prompts: int, per_prompt: int, size: int | None, steps: int | None) -> str:
@@ -88,17 +92,17 @@ def _choices(key: str, values: list[int]) -> str:
 
 
 def _divisors(number: int) -> list[int]:
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def _around(sorted_values: list[int], wanted: int) -> list[int]:
-    """The nearest value at or below and the nearest at or above."""
-    below = [value for value in sorted_values if value <= wanted][-1:]
-    above = [value for value in sorted_values if value >= wanted][:1]
+def _around(sorted_values: list[int], target: int) -> list[int]:
+    """Returns the nearest value at or below the target and the nearest at or above it."""
+    below = [value for value in sorted_values if value <= target][-1:]
+    above = [value for value in sorted_values if value >= target][:1]
     return sorted({*below, *above})
 
 
 def _multiples_around(number: int, unit: int) -> list[int]:
-    """The nearest positive multiples of `unit` at or below and at or above."""
+    """Returns the nearest positive multiples of `unit` at or below `number` and at or above it."""
     return sorted({number // unit * unit, -(-number // unit) * unit} - {0})

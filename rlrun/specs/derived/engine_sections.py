@@ -1,4 +1,4 @@
-"""Every section that says what generates, and where it stands."""
+"""The sections of a spec that describe engines."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ POLICY: KeyPath = ("engine",)
 
 
 def engine_sections(spec: Spec) -> Iterator[tuple[KeyPath, EngineSpec]]:
-    """`[engine]`, then each of `[[engines]]`."""
+    """Yields `[engine]`, then each of `[[engines]]`, with its key path."""
     yield POLICY, spec.engine
     for number, section in enumerate(spec.engines):
         yield ("engines", number), section

@@ -1,7 +1,7 @@
-"""Whose log-probs the ratio of a policy-gradient loss is taken to; pure, for the rules, the plan and the job.
+"""Chooses the old log-probs, the denominator of a policy-gradient loss's ratio; for rules, plan and job.
 
-With one optimizer step for each rollout the trainer's own log-probs are those of the policy that is trained:
-the ratio to them is 1, also for samples that much older weights made.
+With one optimizer step per rollout step, the trainer's own log-probs are those of the policy being trained.
+The ratio to them is 1, even for samples that were generated with much older weights.
 """
 
 from typing import Literal
@@ -10,12 +10,15 @@ from rlrun.specs.sections.job import Spec
 
 
 def may_be_stale(spec: Spec) -> bool:
-    """Returns whether samples may be of older weights than those that are trained."""
+    """Returns whether samples may have been generated with older weights than the trainer's."""
     return spec.rollout.mode == "async" or spec.rollout.partial
 
 
 def old_log_probs_of(spec: Spec, *, corrected: bool) -> Literal["trainer", "rollout"]:
-    """Returns whose log-probs are the old ones. `corrected`: the algorithm weighs trainer against engine."""
+    """Returns which log-probs are the old ones, the trainer's or those of the rollout.
+
+    `corrected`: whether the algorithm corrects for the difference between trainer and engine.
+    """
     if spec.trainer.old_log_probs is not None:
         return spec.trainer.old_log_probs
     return "rollout" if may_be_stale(spec) and not corrected else "trainer"

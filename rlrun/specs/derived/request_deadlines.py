@@ -1,4 +1,4 @@
-"""How long a call to an engine may go unanswered under a spec."""
+"""The timeout of HTTP calls to engines."""
 
 import math
 
@@ -7,10 +7,10 @@ from rlrun.specs.sections.job import Spec
 
 
 def answer_timeout(spec: Spec) -> float:
-    """Returns the seconds after which a connection gives up on an answer, with time in the engine's queue.
+    """Returns the seconds after which an HTTP call fails, including the request's time in the engine's queue.
 
-    Within it, each request has `rollout.request_timeout` from when the engine takes it. At worst all samples
-    in flight are on one engine, and those before the last request take all their time.
+    `rollout.request_timeout` only starts when the engine takes the request out of its queue. In the worst
+    case all samples in flight are on one engine, and all samples before this request use their whole timeout.
     """
     rollout = spec.rollout
     ahead = rollout.max_staleness if rollout.mode == "async" else 1

@@ -1,14 +1,15 @@
-"""What a sample may have under a spec, in a sentence for people."""
+"""Describes the limits of a sample in a sentence."""
 
 from rlrun.specs.derived.lengths import longest_response
 from rlrun.specs.sections.job import Spec
 
 
 def sample_limits(spec: Spec, *, rollout: bool) -> str:
-    """Returns the limits of a sample, and what happens to the rows that exceed them.
+    """Returns a sentence with the limits of a sample, and with what happens to rows that exceed them.
 
-    `rollout`: the policy answers the prompts; else the rows have the responses. The limit of the prompt is
-    right for specs that have been fitted to their model (rlrun.specs.derived.lengths.fit_to_model).
+    `rollout`: whether the policy generates the responses; otherwise the rows contain them. The limit of the
+    prompt is only right for specs that have been fitted to their model
+    (rlrun.specs.derived.lengths.fit_to_model).
     """
     settings = spec.rollout
     prompt, response = settings.prompt_limit, settings.max_response_tokens
@@ -30,7 +31,7 @@ def _turns(spec: Spec) -> str:
 
 
 def _time(spec: Spec) -> str:
-    """The time limit, and the longest response of evaluations where it is longer."""
+    """Returns the time limit, with the limits of evaluations where their responses may be longer."""
     rollout, longest = spec.rollout, longest_response(spec)
     seconds = f"; it may take {rollout.seconds_for(rollout.max_response_tokens):g} s"
     if longest == rollout.max_response_tokens:

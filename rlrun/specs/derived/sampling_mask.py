@@ -1,8 +1,8 @@
-"""Whether engines record what each token was drawn from; pure, for the rules, the plan and the job.
+"""Decides whether engines record which tokens each token was drawn from; for the rules, the plan and the job.
 
-Where top-p or top-k cut the vocabulary, samples come from a renormalised part of the policy's distribution.
-The ratio of a policy-gradient loss is exact where the trainer renormalises over the same part: "Keep Sampling
-Mask" of DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556, section 3.1).
+With top-p or top-k, samples are drawn from a part of the vocabulary, over which the policy's distribution is
+renormalized. The ratio of a policy-gradient loss is exact if the trainer renormalizes over the same part:
+"Keep Sampling Mask" of DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556, section 3.1).
 """
 
 from typing import Protocol
@@ -10,18 +10,19 @@ from typing import Protocol
 from rlrun.specs.sections.job import Spec
 
 USUAL_CANDIDATES = 256
+"""Number of tokens that top-p alone seldom exceeds."""
 
 
 class MaskDemands(Protocol):
-    """The part of an algorithm's needs that sampling masks depend on."""
+    """The properties of an algorithm that decide about sampling masks."""
 
     @property
     def old_log_probs(self) -> bool:
-        """There is a ratio to the policy that generated."""
+        """Whether the loss has a ratio to the old policy."""
 
     @property
     def trainer_log_probs(self) -> bool:
-        """A correction weighs the trainer's log-probs against the engine's."""
+        """Whether a correction compares the trainer's log-probs with the engine's."""
 
 
 def cuts_vocabulary(spec: Spec) -> bool:
@@ -39,9 +40,9 @@ def records_mask(spec: Spec, demands: MaskDemands) -> bool:
 
 
 def candidates_of(spec: Spec, demands: MaskDemands) -> int:
-    """Returns how many tokens of a sampling mask to count memory for; 0 without masks.
+    """Returns how many tokens per sampling mask the plan counts memory for; 0 without masks.
 
-    That is top_k, which bounds a mask. top_p alone does not: it seldom leaves more than `USUAL_CANDIDATES`.
+    top_k is an upper bound. top_p alone has none, so that `USUAL_CANDIDATES` is assumed.
     """
     if not records_mask(spec, demands):
         return 0

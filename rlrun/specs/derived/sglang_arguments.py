@@ -1,7 +1,7 @@
-"""Names of the arguments of SGLang's programs, asked of what is installed and remembered.
+"""Reads the names of the arguments that the installed SGLang server and router accept.
 
-Importing SGLang takes seconds; the answer is kept by interpreter and installation in `~/.cache/rlrun`
-(`RLRUN_CACHE` moves it), and read again when another version is installed.
+Importing SGLang takes seconds, so the names are cached in `~/.cache/rlrun` (or `RLRUN_CACHE`), one file per
+interpreter and installed version.
 """
 
 import json
@@ -17,17 +17,18 @@ from rlrun.specs.cache import cache_folder
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One of them."""
+    """A program of SGLang, and which of its arguments rlrun sets."""
 
     what: str
-    """As messages call it."""
+    """Name of the program in messages."""
     distribution: str
+    """Name of the distribution on PyPI."""
     module: str
-    """Where its arguments are defined."""
+    """Module that defines the arguments."""
     arguments: str
-    """The class in it that adds them to a parser."""
+    """Class in that module whose `add_cli_args` adds the arguments to a parser."""
     own: Mapping[str, str | None]
-    """Arguments that rlrun sets, and the key that decides them; None: nothing a spec says."""
+    """Arguments that only rlrun sets, each with the spec key to use instead; None where no key sets it."""
 
 
 _OF_SERVER = {
@@ -62,11 +63,11 @@ _OF_ROUTER = {
     "worker-urls": None,
     "request-timeout-secs": "rollout.request_timeout",
     "max-concurrent-requests": "rollout.max_concurrency",
-    # rlrun watches engines, starts them again, and asks again by itself
+    # rlrun itself watches engines, restarts them and repeats requests; the router must not do so as well
     "disable-health-check": None,
     "disable-circuit-breaker": None,
     "disable-retries": None,
-    # other ways to find engines, and other kinds of them
+    # other ways to find engines, and kinds of engines that rlrun does not start
     "service-discovery": None,
     "pd-disaggregation": None,
     "prefill": None,
@@ -85,58 +86,59 @@ _NAMES = (
     "Arguments.add_cli_args(p); "
     "print(json.dumps(sorted(o[2:] for a in p._actions for o in a.option_strings if o.startswith('--'))))"
 )
-_SECONDS = 180.0
+_TIMEOUT_SECONDS = 180.0
 
 
 def flag_name(name: str) -> str:
-    """A key of `[engine.sglang]` as the command line has it: `mem_fraction` -> `mem-fraction`."""
+    """Returns a key of `[engine.sglang]` as its command line flag: `mem_fraction` -> `mem-fraction`."""
     return name.replace("_", "-")
 
 
 def installed_arguments(
     python: str, environment: Mapping[str, str], program: Program = SERVER
 ) -> list[str] | None:
-    """All names that the program of this interpreter takes; None where it has none, or cannot say.
+    """Returns the names of all arguments of the program that is installed for the interpreter `python`.
 
-    That is no error here: a spec may be checked on another host than the one that runs it.
+    None where the program is not installed or fails. This is not an error, because a spec may be checked on
+    another host than the one that runs it.
     """
-    where = _ask(python, _WHERE.format(program.distribution), environment)
-    if where is None:
+    installation = _last_line(python, _WHERE.format(program.distribution), environment)
+    if installation is None:
         return None
-    digest = sha256(f"{python} {where}".encode()).hexdigest()[:16]
-    kept = cache_folder() / f"{program.distribution}-{digest}.json"
-    if (known := cached_names(kept)) is not None:
-        return known
-    answer = _ask(python, _NAMES.format(program.module, program.arguments), environment)
+    digest = sha256(f"{python} {installation}".encode()).hexdigest()[:16]
+    cache_file = cache_folder() / f"{program.distribution}-{digest}.json"
+    if (names := cached_names(cache_file)) is not None:
+        return names
+    answer = _last_line(python, _NAMES.format(program.module, program.arguments), environment)
     if answer is None:
         return None
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    part = kept.with_suffix(f".{os.getpid()}")
-    part.write_text(answer)
-    part.replace(kept)
+    cache_file.parent.mkdir(parents=True, exist_ok=True)
+    partial_file = cache_file.with_suffix(f".{os.getpid()}")  # another process may write the cache as well
+    partial_file.write_text(answer)
+    partial_file.replace(cache_file)
     return list(json.loads(answer))
 
 
-def cached_names(kept: Path) -> list[str] | None:
-    """Returns the names that an earlier call kept; None where there are none, or the file is broken."""
+def cached_names(cache_file: Path) -> list[str] | None:
+    """Returns the names in a cache file; None where the file does not exist or is broken."""
     try:
-        names = json.loads(kept.read_bytes())
+        names = json.loads(cache_file.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
-def _ask(python: str, code: str, environment: Mapping[str, str]) -> str | None:
-    """The last line that `code` prints."""
+def _last_line(python: str, code: str, environment: Mapping[str, str]) -> str | None:
+    """Runs `code` and returns the last line that it prints; None where it fails or prints nothing."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [python, "-c", code],
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip().rpartition("\n")[2] or None
+    return process.stdout.strip().rpartition("\n")[2] or None

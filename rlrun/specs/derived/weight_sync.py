@@ -1,4 +1,4 @@
-"""Which way weights take to the engines; pure, for the rules, the plan and the trainer."""
+"""Decides how weights reach the engines; pure functions, for the rules, the plan and the trainer."""
 
 from typing import Literal
 
@@ -8,12 +8,12 @@ from rlrun.specs.sections.job import Spec
 Carrier = Literal["native", "tensor", "broadcast", "disk"]
 
 _MIB = 1 << 20
-_BUCKET = 512
-"""MiB."""
+_BUCKET_MIB = 512
+"""Default of `engine.weight_bucket`."""
 
 
 def carrier_of(spec: Spec) -> Carrier:
-    """`native` where rlrun's own engine adopts them; a server's by `engine.weight_sync`."""
+    """Returns `native` for rlrun's own engine, else `engine.weight_sync` or its default."""
     if spec.engine.type in ("native", "sleeping"):
         return "native"
     if spec.engine.type == "external":
@@ -24,28 +24,29 @@ def carrier_of(spec: Spec) -> Carrier:
 
 
 def shares_gpus(spec: Spec) -> bool:
-    """Whether trainer ranks and engines compute on the same GPUs."""
+    """Returns whether trainer ranks and engines use the same GPUs."""
     return bool(spec.cluster.gpus_per_node) and spec.cluster.placement == "colocated"
 
 
 def buckets_on_gpus(spec: Spec) -> bool:
-    """Whether buckets of `tensor` lie on GPUs, each read by the process of a server that computes there too:
-    every such process shares its GPU with a trainer rank, and every rank gathers all tensors, which stages of
-    a pipeline do not.
+    """Returns whether `tensor` buckets are in GPU memory, where server processes on the same GPUs read them.
+
+    That needs a trainer rank on the GPU of every server process, and every rank must gather all tensors,
+    which is not the case with pipeline stages.
     """
     processes = (spec.engine.count or 1) * spec.engine.tensor
     parallel = spec.trainer.parallel
-    beside = shares_gpus(spec) and parallel.pipeline == 1 and processes <= parallel.world_size
-    return beside and carrier_of(spec) == "tensor" and spec.engine.weight_bucket is not None
+    rank_on_each_gpu = shares_gpus(spec) and parallel.pipeline == 1 and processes <= parallel.world_size
+    return rank_on_each_gpu and carrier_of(spec) == "tensor" and spec.engine.weight_bucket is not None
 
 
 def shares_memory(spec: Spec) -> bool:
-    """Whether engines must be on trainer rank 0's host."""
+    """Returns whether engines must run on trainer rank 0's host, whose shared memory holds the weights."""
     return carrier_of(spec) in ("native", "tensor") and not buckets_on_gpus(spec)
 
 
 def bucket_bytes(spec: Spec) -> int | None:
-    """Most bytes that are on their way at a time; None: the whole model."""
+    """Returns the maximum number of bytes that are sent together; None for the whole model."""
     if spec.engine.weight_bucket is None and carrier_of(spec) == "tensor":
         return None
-    return (spec.engine.weight_bucket or _BUCKET) * _MIB
+    return (spec.engine.weight_bucket or _BUCKET_MIB) * _MIB

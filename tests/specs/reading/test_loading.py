@@ -103,10 +103,7 @@ def test_what_is_no_folder_may_be_a_hub_id(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["package:nothing", "../nothing", "a/b/c"])
 def test_what_is_neither_folder_nor_hub_id_is_refused(path: str) -> None:
-    assert (
-        "neither an id on the Hugging Face hub nor a folder"
-        in problems(BASE, overrides=(f"model.path={path}",))[0]
-    )
+    assert "neither a Hugging Face id nor a folder" in problems(BASE, overrides=(f"model.path={path}",))[0]
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ import numpy as np
 
 from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import VersionSpan
+from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.batches.packing import plan_steps
 from rlrun.runner.checkpoints.saving import Checkpoints
-from rlrun.runner.contracts.carriers import GenerateRequest, Generation, WeightManifest
+from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Role, WeightManifest
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.job.job import Job, Progress
@@ -108,6 +109,7 @@ async def real_step_seconds(world: World, steps: int) -> float:
         oversample=world.oversample,
         max_staleness=world.max_staleness or 1,
     )
+    trainer = SleepingTrainer(world)
     make = AsynchronousSource if world.max_staleness else SynchronousSource
     source = make(spec, policy, Prompts().ahead(world.oversample), [])
     with tempfile.TemporaryDirectory() as folder:
@@ -115,8 +117,8 @@ async def real_step_seconds(world: World, steps: int) -> float:
             steps=steps,
             source=source,
             algorithm=Relative(),
-            pack=_pack,
-            trainer=SleepingTrainer(world),
+            policy=ModelHandle(trainer, "policy", _pack, [0]),
+            trainer=trainer,
             journal=Journal(),
             checkpoints=Checkpoints(Path(folder), keep=1),
             engines=engines,
@@ -147,9 +149,11 @@ class SleepingTrainer(Trainer):
         super().__init__()
         self._world = world
 
-    async def train(self, sequences: Sequence[Any], steps: Sequence[Any]) -> list[dict[str, float]]:
+    async def train(
+        self, role: Role, sequences: Sequence[Any], steps: Sequence[Any], *, data_ranks: Sequence[int]
+    ) -> list[dict[str, float]]:
         await asyncio.sleep(self._world.train_seconds)
-        return await super().train(sequences, steps)
+        return await super().train(role, sequences, steps, data_ranks=data_ranks)
 
     async def write_weights(self, version: int) -> WeightManifest:
         await asyncio.sleep(self._world.sync_seconds)

@@ -28,7 +28,7 @@ class Bare:
     """Forward, backward and update, and nothing else, on the trainer's own decoder and parameters."""
 
     def __init__(self, ours: Ours, spec: Spec, sequences: list[TrainSequence], step: TrainStep) -> None:
-        policy, self.parameters = ours.rank._learner.policy, ours.rank._parameters
+        policy, self.parameters = ours.rank.policy.model, ours.rank.policy.parameters
         [self.decoder] = policy.decoders
         self.device, self.max_norm = ours.device, spec.trainer.max_grad_norm
         trainer, masters = spec.trainer, list(self.parameters.masters.values())
@@ -85,7 +85,7 @@ def measure(folder: Path, spec: Spec, options: argparse.Namespace) -> dict[str, 
     bare = Bare(ours, spec, sequences, step)
     rounds = []
     for _ in range(options.repeat + 1):
-        ours.rank._learner.optimizer.zero_grad()
+        ours.rank.policy.optimizer.zero_grad()
         rounds.append((ours.step(sequences, step)["total"], bare.step()))
     ours.rank.close()
     rlrun, plain = (statistics.median(times) for times in zip(*rounds[1:], strict=True))

@@ -115,12 +115,12 @@ class Ours:
         self.device = self.rank._device
 
     def log_probs(self, sequences, step):
-        found = self.rank.log_probs(sequences, all_micro_batches([step]))
+        found = self.rank.policy.log_probs(sequences, all_micro_batches([step]))
         return np.concatenate([found[i] for i in range(len(sequences))])
 
     def step(self, sequences, step) -> dict[str, float]:
         start = now(self.device)
-        (metrics,) = self.rank.train(sequences, [step])
+        (metrics,) = self.rank.policy.train(sequences, [step])
         seconds = {"total": now(self.device) - start}
         wall = {part: metrics[f"perf/{part}_time"] for part in PARTS}
         scale = seconds["total"] / sum(wall.values())

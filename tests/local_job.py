@@ -139,7 +139,7 @@ async def _run(
     model = fetch_model(spec.model)
     needs = needs_of(spec)
     inputs = read_inputs(spec, model.folder, rollout=needs.rollout, pairs=needs.pairs)
-    trainer = TrainerGroup([rank], [0])
+    trainer = TrainerGroup([rank])
     alone = Processes(None)  # type: ignore[arg-type]
     parts = RunningJob(
         plan,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.batches.packing import all_micro_batches
+from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import GenerateRequest, Sampling, TrainSequence
 from rlrun.runner.engines.client.client import EngineClient
@@ -67,6 +67,10 @@ def server(
     server.stop()
 
 
+def policy_of(trainer: TrainerGroup, spec: Spec) -> ModelHandle:
+    return ModelHandle(trainer, "policy", lambda sequences: plan(sequences, spec), DATA_RANKS)
+
+
 async def differences(
     client: EngineClient, trainer: TrainerGroup, spec: Spec, *, version: int
 ) -> tuple[float, set[tuple[VersionSpan, ...]]]:
@@ -84,7 +88,7 @@ async def differences(
         )
         for number, one in enumerate(samples)
     ]
-    found = await trainer.log_probs(sequences, all_micro_batches(plan(sequences, spec)))
+    found = await policy_of(trainer, spec).log_probs(sequences)
     worst = max(float(np.abs(ours - one.log_probs).max()) for ours, one in zip(found, samples, strict=True))
     return worst, {one.versions for one in samples}
 
@@ -93,7 +97,7 @@ async def test_log_probs_agree_at_first_and_after_each_sync_by_each_carrier(
     server: SglangServer, ranks: list[PipedRank], model: Path
 ) -> None:
     tensor = server._setup.tensor
-    trainer = TrainerGroup(ranks, DATA_RANKS)
+    trainer = TrainerGroup(ranks)
     sequences, version = make_sequences(), 0
     async with EngineClient(server.url, 120, 60, api_key="sesame") as client:
         pool = EnginePool([client])
@@ -103,7 +107,7 @@ async def test_log_probs_agree_at_first_and_after_each_sync_by_each_carrier(
             await asyncio.gather(*(rank.call("use", spec.model_dump_json(), deadline=60) for rank in ranks))
             for _ in range(3):
                 if version:
-                    await trainer.train(sequences, plan(sequences, spec))
+                    await policy_of(trainer, spec).train(sequences)
                 version += 1
                 assert await pool.update_weights(await trainer.write_weights(version)) == version
                 worst, versions = await differences(client, trainer, spec, version=version)

@@ -15,6 +15,8 @@ from rlrun.runner.batches.packing import MicroBatches, plan_steps
 from rlrun.runner.contracts.carriers import (
     GenerateRequest,
     Generation,
+    Output,
+    Role,
     TrainSequence,
     TrainStep,
     WeightManifest,
@@ -190,37 +192,33 @@ class Trainer:
         self.begun, self.written = asyncio.Event(), asyncio.Event()
         self.fail: Exception | None = None
 
-    async def log_probs(
-        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches, *, reference: bool = False
+    async def compute(
+        self,
+        role: Role,
+        output: Output,
+        sequences: Sequence[TrainSequence],
+        micro_batches: MicroBatches,
+        *,
+        data_ranks: Sequence[int],
     ) -> list[np.ndarray]:
-        self.events.append("reference" if reference else "log_probs")
-        return [one.rollout_log_probs for one in sequences]
-
-    async def teacher_log_probs(
-        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
-    ) -> list[np.ndarray]:
-        self.events.append("teacher")
-        return [one.rollout_log_probs - 1 for one in sequences]
-
-    async def values(
-        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
-    ) -> list[np.ndarray]:
-        self.events.append("values")
-        return [np.append(np.full(len(one.loss_mask), 0.5), 0.75).astype(np.float32) for one in sequences]
-
-    async def train_critic(
-        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
-    ) -> list[dict[str, float]]:
-        self.events.append("critic")
-        return [{"train/value_loss": 1.0} for _ in steps]
-
-    async def update_reference(self) -> None:
-        self.events.append("update reference")
+        self.events.append(f"{role} {output}")
+        if output == "values":
+            assert role == "critic"
+            return [np.append(np.full(len(one.loss_mask), 0.5), 0.75).astype(np.float32) for one in sequences]
+        shift = {"policy": 0, "reference": 0, "teacher": 1}[role]
+        return [one.rollout_log_probs - shift for one in sequences]
 
     async def train(
-        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
+        self,
+        role: Role,
+        sequences: Sequence[TrainSequence],
+        steps: Sequence[TrainStep],
+        *,
+        data_ranks: Sequence[int],
     ) -> list[dict[str, float]]:
-        self.events.append("train")
+        self.events.append(f"train {role}")
+        if role == "critic":
+            return [{"train/value_loss": 1.0} for _ in steps]
         self.trained.append(list(sequences))
         for step in steps:
             self.logit += sum(
@@ -228,6 +226,9 @@ class Trainer:
                 for i, scale in step.scale.items()
             )
         return [{"train/loss": -self.logit, "train/lr": 1.0 / (n + 1)} for n in range(len(steps))]
+
+    async def update_reference(self) -> None:
+        self.events.append("update reference")
 
     async def write_weights(self, version: int) -> WeightManifest:
         self.events.append(f"weights {version}")

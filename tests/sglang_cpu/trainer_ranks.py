@@ -102,4 +102,6 @@ def _use(actor: TrainerActor, spec_json: str) -> None:
     rank = actor._rank
     rank._writer.close()
     rank._spec = Spec.model_validate_json(spec_json)
-    rank._writer = make_writer(rank._setup, rank._spec, rank._model, rank._parameters, rank._device)
+    rank._writer = make_writer(
+        rank._setup, rank._spec, rank._architecture, rank.policy.parameters, rank._device
+    )

@@ -89,6 +89,13 @@ class TrainStep:
     """Weight of a sequence's tokens, denominators already divided by (rlrun.runner.batches.reduction)."""
 
 
+Role = Literal["policy", "reference", "teacher", "critic"]
+"""A model that the trainer's ranks hold."""
+
+Output = Literal["log_probs", "values"]
+"""What a forward pass of a model returns for every response token; only a critic returns values."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
     """Where one tensor lies in a segment or bucket."""

@@ -17,9 +17,7 @@ from rlrun.plugins.types import Group, Needs, Prompt, Sample
 from rlrun.runner.contracts.carriers import (
     GenerateRequest,
     Generation,
-    MicroBatches,
     TrainSequence,
-    TrainStep,
     WeightUpdate,
 )
 from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
@@ -117,35 +115,10 @@ class RolloutContext:
 
 
 class Trainer(Protocol):
-    """All trainer ranks as one (rlrun.runner.cluster.trainer_group.TrainerGroup)."""
+    """The weights and checkpoints of all trainer ranks (rlrun.runner.cluster.trainer_group.TrainerGroup).
 
-    async def log_probs(
-        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches, *, reference: bool = False
-    ) -> list[NDArray[np.float32]]:
-        """`[R]` log-probs of each sequence under the current weights, or the reference's."""
-
-    async def train(
-        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
-    ) -> list[dict[str, float]]:
-        """Take the optimizer steps; the metrics of each."""
-
-    async def teacher_log_probs(
-        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
-    ) -> list[NDArray[np.float32]]:
-        """`[R]` log-probs of each sequence under the teacher; micro-batches are for its layout."""
-
-    async def values(
-        self, sequences: Sequence[TrainSequence], micro_batches: MicroBatches
-    ) -> list[NDArray[np.float32]]:
-        """`[R + 1]` values of each sequence by the critic: before each token, and after the last.
-
-        Micro-batches are for its layout.
-        """
-
-    async def train_critic(
-        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep]
-    ) -> list[dict[str, float]]:
-        """Take the critic's optimizer steps, packed for its layout; the metrics of each."""
+    Their models are called through handles (rlrun.runner.batches.model_handle.ModelHandle).
+    """
 
     async def update_reference(self) -> None:
         """From now on the reference is what the policy is now."""
@@ -176,7 +149,11 @@ class Trainer(Protocol):
 
 
 class FrozenModel(Protocol):
-    """A model that the trainer does not hold (rlrun.runner.engines.pool.served_model.ServedModel)."""
+    """A reference or a teacher, wherever it runs.
+
+    On the trainer's ranks (rlrun.runner.batches.model_handle.ModelHandle), or on engines
+    (rlrun.runner.engines.pool.served_model.ServedModel).
+    """
 
     async def log_probs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
-        """`[R]` log-probs of each sequence."""
+        """Returns `[R]` log-probs of each sequence's response."""

@@ -90,7 +90,7 @@ async def start_parts(
     if gateway is not None and policy is not None:
         stack.push_async_callback(gateway.close)
         await gateway.start(policy.seats)
-    trainer = trainer_of(started, plan, policy) if plan.ranks else None
+    trainer = trainer_of(started, policy) if plan.ranks else None
     inputs = reading.result()
     return RunningJob(plan, steps, inputs, cluster, started, trainer, policy, pools, scorer, saved, gateway)
 
@@ -140,14 +140,9 @@ def part_of(plan: Plan, mode: Literal["rollout", "train"] | None) -> Plan:
     return replace(plan, ranks=()) if mode == "rollout" else replace(plan, engines=(), rollout=False)
 
 
-def trainer_of(started: Processes, plan: Plan, pool: EnginePool | None) -> TrainerGroup:
+def trainer_of(started: Processes, pool: EnginePool | None) -> TrainerGroup:
     """The trainer of the ranks that run now, which hands its weights to the engines."""
-    trainer = TrainerGroup(
-        started.trainer.processes,
-        [rank.data_rank for rank in plan.ranks],
-        teacher=[rank.teacher_data_rank for rank in plan.ranks],
-        critic=[rank.critic_data_rank for rank in plan.ranks],
-    )
+    trainer = TrainerGroup(started.trainer.processes)
     if pool is not None:
         pool.connect(trainer)
     return trainer

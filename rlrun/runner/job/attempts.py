@@ -145,7 +145,7 @@ class Attempts:
                 await self._parts.pool.sleep()
         await self._journal.flush()
         await self._parts.started.trainer.restart()
-        trainer = trainer_of(self._parts.started, self._parts.plan, self._parts.pool)
+        trainer = trainer_of(self._parts.started, self._parts.pool)
         self._parts = replace(self._parts, trainer=trainer)
 
 

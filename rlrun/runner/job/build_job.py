@@ -1,14 +1,16 @@
 """From running parts to what works with them: the loop, or what generates alone."""
 
 from functools import partial
+from typing import Literal
 
 from rlrun.models.transformers_models import read_model
 from rlrun.plugins.registry import build
 from rlrun.plugins.validation import needs_of
+from rlrun.runner.batches.model_handle import ModelHandle, Pack
 from rlrun.runner.batches.packing import Cost, plan_steps
-from rlrun.runner.batches.passes import Pack
 from rlrun.runner.checkpoints.saving import Checkpoints
-from rlrun.runner.contracts.interfaces import RolloutContext, WeightReceiver
+from rlrun.runner.contracts.carriers import Role
+from rlrun.runner.contracts.interfaces import FrozenModel, RolloutContext, WeightReceiver
 from rlrun.runner.contracts.pending_requests import PendingRequests
 from rlrun.runner.engines.pool.served_model import ServedModel
 from rlrun.runner.host.model_files import ModelFiles
@@ -28,7 +30,6 @@ from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.lengths import longest_response
 from rlrun.specs.derived.old_policy import old_log_probs_of
 from rlrun.specs.derived.sampling_mask import records_mask
-from rlrun.specs.sections.companions import ReferenceSpec, TeacherSpec
 from rlrun.specs.sections.job import Spec
 
 
@@ -45,9 +46,6 @@ def make_job(
     assert parts.trainer is not None, "a job that generates alone is made by make_rollout_job"
     policy = _policy(spec, parts)
     needs = needs_of(spec)
-    budget = spec.trainer.max_tokens_per_rank
-    teachers = 1 + max(rank.teacher_data_rank for rank in parts.plan.ranks)
-    critics = 1 + max(rank.critic_data_rank for rank in parts.plan.ranks)
     source = _source(spec, parts, policy)
     engines: WeightReceiver | None = parts.pool
     if spec.rollout.weight_update == "between" and isinstance(source, AsynchronousSource):
@@ -57,18 +55,15 @@ def make_job(
         steps=parts.steps,
         source=source,
         algorithm=build("algorithms", spec.algorithm.type, spec.algorithm.params),
-        pack=_packer(
-            spec, parts.plan, model, spec.trainer.parallel.data_degree, parts.plan.micro_batch_tokens
-        ),
+        policy=_handle("policy", spec, parts, model),
         trainer=parts.trainer,
         journal=journal,
         checkpoints=checkpoints,
         engines=engines,
         evaluation=_evaluation(spec, parts, policy, journal),
-        pack_teacher=_packer(spec, parts.plan, model, teachers, budget) if needs.teacher else None,
-        teacher=_served(parts, spec.teacher),
-        reference=_served(parts, spec.reference),
-        pack_critic=_packer(spec, parts.plan, model, critics, budget) if needs.critic else None,
+        reference=_frozen("reference", spec, parts, model) if needs.reference else None,
+        teacher=_frozen("teacher", spec, parts, model) if needs.teacher else None,
+        critic=_handle("critic", spec, parts, model) if needs.critic else None,
         critic_only_steps=spec.critic.only_steps,
         reference_interval=spec.reference.update_interval,
         recompute_old=old_log_probs_of(spec, corrected=needs.trainer_log_probs) == "trainer",
@@ -150,11 +145,31 @@ def _device_sharing(spec: Spec, parts: RunningJob) -> DeviceSharing:
     return SharedDevices(parts.pool, parts.trainer)
 
 
-def _served(parts: RunningJob, section: TeacherSpec | ReferenceSpec | None) -> ServedModel | None:
-    """The model of a section that names engines."""
-    if section is None or section.engine is None:
-        return None
-    return ServedModel(parts.others[section.engine])
+def _frozen(
+    role: Literal["reference", "teacher"], spec: Spec, parts: RunningJob, model: ModelFiles
+) -> FrozenModel:
+    """Returns the engines that serve the model, where its section names some, else the trainer's own."""
+    section = spec.reference if role == "reference" else spec.teacher
+    if section is not None and section.engine is not None:
+        return ServedModel(parts.others[section.engine])
+    return _handle(role, spec, parts, model)
+
+
+def _handle(role: Role, spec: Spec, parts: RunningJob, model: ModelFiles) -> ModelHandle:
+    """Returns the handle of a model on the trainer's ranks; the reference shares the policy's layout."""
+    assert parts.trainer is not None
+    match role:
+        case "policy" | "reference":
+            data_ranks = [rank.data_rank for rank in parts.plan.ranks]
+            budget = parts.plan.micro_batch_tokens
+        case "teacher":
+            data_ranks = [rank.teacher_data_rank for rank in parts.plan.ranks]
+            budget = spec.trainer.max_tokens_per_rank
+        case "critic":
+            data_ranks = [rank.critic_data_rank for rank in parts.plan.ranks]
+            budget = spec.trainer.max_tokens_per_rank
+    pack = _packer(spec, parts.plan, model, 1 + max(data_ranks), budget)
+    return ModelHandle(parts.trainer, role, pack, data_ranks)
 
 
 def _source(spec: Spec, parts: RunningJob, policy: RolloutContext | None) -> BatchSource:
@@ -166,7 +181,7 @@ def _source(spec: Spec, parts: RunningJob, policy: RolloutContext | None) -> Bat
 
 
 def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget: int) -> Pack:
-    """For a layout of so many data ranks: the policy's, or that of a companion."""
+    """Returns the packer of a layout with `data_degree` data ranks and a token budget per micro-batch."""
     config = model.config()
     return partial(
         plan_steps,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rlrun.plugins.types import Group
-from rlrun.runner.batches.passes import Pack
+from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.contracts.interfaces import Advantages, FrozenModel, Trainer, WeightReceiver
 from rlrun.runner.job.compute_budget import ComputeBudget
 from rlrun.runner.job.device_sharing import DeviceSharing, SeparateDevices
@@ -145,20 +145,18 @@ class Job(RolloutJob):
     """A run that trains, put together by rlrun.runner.job.build_job or by a test."""
 
     algorithm: Advantages
-    pack: Pack
+    policy: ModelHandle
     trainer: Trainer
     engines: WeightReceiver | None = None
     """None where neither rollout nor evaluation needs any."""
     recompute_old: bool = True
     """`old_log_probs = "trainer"`."""
-    pack_teacher: Pack | None = None
-    """Packs for the teacher's layout; None without a teacher."""
-    teacher: FrozenModel | None = None
-    """The teacher, where engines serve it."""
     reference: FrozenModel | None = None
-    """The reference, where engines serve it."""
-    pack_critic: Pack | None = None
-    """Packs for the critic's layout; None without a critic."""
+    """The reference, on the trainer's ranks or on engines; None where the algorithm does not need one."""
+    teacher: FrozenModel | None = None
+    """The teacher, on the trainer's ranks or on engines; None where the algorithm does not need one."""
+    critic: ModelHandle | None = None
+    """The critic; None where the algorithm does not need one."""
     critic_only_steps: int = 0
     """Steps at the beginning in which only the critic is trained, until its values are useful."""
     reference_interval: int | None = None

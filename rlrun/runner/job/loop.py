@@ -87,16 +87,10 @@ async def prepare(
         batch = await job.source.next(progress.version)  # 1-4
     await job.devices.give_to_trainer(clock)
     sequences = to_sequences(batch.groups)
-    updates = job.pack(sequences)  # 5
+    updates = job.policy.pack(sequences)  # 5
     job.journal.doing("compiling and training" if compiling else "training")
     passes = Passes(
-        job.algorithm,
-        job.trainer,
-        job.recompute_old,
-        job.pack_teacher,
-        job.pack_critic,
-        teacher=job.teacher,
-        reference=job.reference,
+        job.algorithm, job.policy, job.reference, job.teacher, job.critic, recompute_old=job.recompute_old
     )
     return batch, await passes.run(clock, batch.groups, sequences, updates), updates  # 6
 
@@ -108,10 +102,10 @@ async def train(
     returns their metrics.
     """
     metrics: dict[str, float] = {}
-    if job.pack_critic is not None:
-        metrics = summary_of_updates(await job.trainer.train_critic(sequences, job.pack_critic(sequences)))
+    if job.critic is not None:
+        metrics = summary_of_updates(await job.critic.train(sequences))
     if finished >= job.critic_only_steps:
-        metrics |= summary_of_updates(await job.trainer.train(sequences, updates))
+        metrics |= summary_of_updates(await job.policy.train(sequences, updates))
     if is_due(finished, job.reference_interval):
         await job.trainer.update_reference()
     return metrics

@@ -29,7 +29,7 @@ def test_a_rank_trains_with_the_installed_algorithm(
     spec = make_spec(folder, algorithm={"type": "topr", "cap": 2.0})
     rank = make_rank(folder, spec)
     sequences = make_sequences()
-    (metrics,) = rank.train(sequences, plan(sequences, spec))
+    (metrics,) = rank.policy.train(sequences, plan(sequences, spec))
     rank.close()
     assert metrics["train/topr/weight"] == pytest.approx(1.0)
     assert metrics["train/grad_norm"] > 0

@@ -10,10 +10,13 @@ import pytest
 
 from rlrun.converters.folders.checksums import Digests
 from rlrun.runner.batches.columns import Columns, from_columns, joined_log_probs
+from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import (
     GroupAddress,
+    Output,
     Readers,
+    Role,
     TrainSequence,
     TrainStep,
     WeightBucket,
@@ -45,26 +48,18 @@ class Rank:
             raise self.fails
         return getattr(self, method)(*args)
 
-    def log_probs(self, columns: Columns, micro_batches: Any, reference: bool) -> Any:
+    def compute(self, role: Role, output: Output, columns: Columns, micro_batches: Any) -> Any:
+        """Arrays that tell the role; only the leader of two ranks that share their data answers."""
         self.seen.append(columns)
-        own = {
-            index: one.advantages * (2 if reference else 1) for index, one in from_columns(columns).items()
-        }
-        return joined_log_probs(own), 1.0 + self.number
+        self.told.append(f"{role} {output}")
+        factor = {"policy": 1, "reference": 2, "teacher": 3, "critic": 4}[role]
+        own = {index: factor * one.advantages for index, one in from_columns(columns).items()}
+        return joined_log_probs(own if self.number in (0, 2) else {}), 1.0 + self.number
 
-    def values(self, columns: Columns, micro_batches: Any) -> Any:
-        own = {index: one.advantages for index, one in from_columns(columns).items()}
-        return joined_log_probs(own if self.number in (0, 2) else {}), 1.0
-
-    def teacher_log_probs(self, columns: Columns, micro_batches: Any) -> Any:
-        return self.values(columns, micro_batches)
-
-    def train(self, columns: Columns, steps: list[TrainStep]) -> Any:
+    def train(self, role: Role, columns: Columns, steps: list[TrainStep]) -> Any:
         self.seen.append(columns)
+        self.told.append(f"train {role}")
         return [{"train/loss": 0.5}] * len(steps), 2.0
-
-    def train_critic(self, columns: Columns, steps: list[TrainStep]) -> Any:
-        return self.train(columns, steps)
 
     def write_weights(self, version: int) -> WeightManifest | None:
         return WeightManifest("segment", 8, version, ()) if self.number == 0 else None
@@ -123,57 +118,66 @@ def sequences(count: int) -> list[TrainSequence]:
 def group() -> tuple[TrainerGroup, list[Rank]]:
     """Two data ranks of two tensor ranks each."""
     ranks = [Rank(number) for number in range(4)]
-    return TrainerGroup(ranks, [0, 0, 1, 1]), ranks
+    return TrainerGroup(ranks), ranks
 
 
 BATCHES = (((0, 3), (4,)), ((2,), (1,)))
+STEP = TrainStep(BATCHES, {})
+
+
+def handle(trainer: TrainerGroup, role: Role = "policy") -> ModelHandle:
+    """A model whose layout has two data ranks of two tensor ranks each."""
+    return ModelHandle(trainer, role, lambda _: [STEP], [0, 0, 1, 1])
 
 
 async def test_each_rank_gets_its_own_data_ranks_sequences() -> None:
     trainer, ranks = group()
-    step = TrainStep(BATCHES, {})
-    assert await trainer.train(sequences(5), [step, step]) == [{"train/loss": 0.5}] * 2
+    assert await handle(trainer).train(sequences(5), [STEP, STEP]) == [{"train/loss": 0.5}] * 2
     seen = [rank.seen[0].indices.tolist() for rank in ranks]
     assert [sorted(set(indices)) for indices in seen] == [[0, 3, 4], [0, 3, 4], [1, 2], [1, 2]]
     assert ranks[0].shared == 2
 
 
-@pytest.mark.parametrize(("reference", "factor"), [(False, 1), (True, 2)])
-async def test_log_probs_come_back_in_the_order_of_the_sequences(reference: bool, factor: int) -> None:
-    trainer, _ = group()
-    found = await trainer.log_probs(sequences(5), BATCHES, reference=reference)
-    assert [values[0] for values in found] == [factor * number for number in range(5)]
+@pytest.mark.parametrize(
+    ("role", "output", "factor"),
+    [
+        ("policy", "log_probs", 1),
+        ("reference", "log_probs", 2),
+        ("teacher", "log_probs", 3),
+        ("critic", "values", 4),
+    ],
+)
+async def test_each_models_arrays_come_back_in_the_order_of_the_sequences(
+    role: Role, output: Output, factor: int
+) -> None:
+    trainer, ranks = group()
+    arrays = await getattr(handle(trainer, role), output)(sequences(5))
+    assert [array[0] for array in arrays] == [factor * number for number in range(5)]
+    assert [rank.told for rank in ranks] == [[f"{role} {output}"]] * 4
 
 
-async def test_companions_of_two_tensor_ranks_have_data_ranks_of_their_own() -> None:
-    ranks = [Rank(number) for number in range(4)]
-    for trainer, ask in (
-        ((one := TrainerGroup(ranks, [0, 1, 2, 3], critic=[0, 0, 1, 1])), one.values),
-        ((two := TrainerGroup(ranks, [0, 1, 2, 3], teacher=[0, 0, 1, 1])), two.teacher_log_probs),
-    ):
-        found = await ask(sequences(5), BATCHES)
-        assert [values[0] for values in found] == list(range(5))
-        assert trainer.seconds_used() == 1.0
-
-
-async def test_the_critic_is_trained_in_its_own_layout() -> None:
-    ranks = [Rank(number) for number in range(4)]
-    trainer = TrainerGroup(ranks, [0, 1, 2, 3], critic=[0, 0, 1, 1])
-    await trainer.train_critic(sequences(5), [TrainStep(BATCHES, {})])
+async def test_a_model_is_trained_in_its_own_layout() -> None:
+    trainer, ranks = group()
+    for data_ranks in ([0, 0, 1, 1], [0, 1, 0, 1]):
+        await ModelHandle(trainer, "critic", lambda _: [STEP], data_ranks).train(sequences(5))
     assert [rank.seen[0].indices.tolist() for rank in ranks] == [[0, 3, 4], [0, 3, 4], [1, 2], [1, 2]]
+    assert [rank.seen[1].indices.tolist() for rank in ranks] == [[0, 3, 4], [1, 2], [0, 3, 4], [1, 2]]
+    assert [rank.told for rank in ranks] == [["train critic"] * 2] * 4
 
 
-async def test_companions_have_the_layout_of_all_ranks_unless_told() -> None:
-    ranks = [Rank(number) for number in range(4)]
-    trainer = TrainerGroup(ranks, [0, 0, 1, 1])
-    await trainer.train_critic(sequences(4), [TrainStep((((0,),), ((1,),), ((2,),), ((3,),)), {})])
-    assert [rank.seen[0].indices.tolist() for rank in ranks] == [[0], [1], [2], [3]]
+async def test_the_critic_is_trained_while_the_policys_weights_are_handed_over() -> None:
+    trainer, ranks = group()
+    await trainer.write_weights(7)
+    async with trainer.hand_over(7, READERS):
+        await handle(trainer, "critic").train(sequences(5))
+    async with trainer.hand_over(7, READERS):
+        assert [rank.told for rank in ranks] == [["train critic"]] * 4
 
 
 async def test_the_slowest_rank_counts_and_counting_starts_over() -> None:
     trainer, _ = group()
-    await trainer.log_probs(sequences(5), BATCHES)
-    await trainer.train(sequences(5), [TrainStep(BATCHES, {})])
+    await handle(trainer).log_probs(sequences(5))
+    await handle(trainer).train(sequences(5))
     assert trainer.seconds_used() == 6.0
     assert trainer.seconds_used() == 0.0
 
@@ -188,7 +192,7 @@ async def test_weights_that_are_handed_over_stay_as_they_are_meanwhile() -> None
     await trainer.write_weights(7)
     async with trainer.hand_over(7, READERS) as buckets:
         assert buckets.group == GroupAddress("all", "host", 1, 3, "gloo")
-        training = asyncio.create_task(trainer.train(sequences(5), [TrainStep(BATCHES, {})]))
+        training = asyncio.create_task(handle(trainer).train(sequences(5)))
         for _ in range(10):
             await asyncio.sleep(0)
         assert not ranks[0].seen
@@ -237,7 +241,7 @@ async def test_every_rank_writes(what: str) -> None:
 
 
 async def test_ranks_are_asked_until_each_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlrun.runner.cluster.trainer_group.ASK_AGAIN_SECONDS", 0)
+    monkeypatch.setattr("rlrun.runner.cluster.trainer_group.SAVE_POLL_SECONDS", 0)
     trainer, ranks = group()
     assert await trainer.saved() == {str(number): "digest" for number in range(4)}
     assert [rank.asked for rank in ranks] == [1, 2, 3, 4]

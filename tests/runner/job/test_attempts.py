@@ -74,7 +74,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         found.append(seconds)
 
     monkeypatch.setattr(attempts, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(attempts, "trainer_of", lambda started, plan, pool: "another")
+    monkeypatch.setattr(attempts, "trainer_of", lambda started, pool: "another")
     return found
 
 

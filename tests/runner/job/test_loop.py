@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.types import Group, Needs
+from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.checkpoints.reading import read_driver
 from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
+from rlrun.runner.contracts.carriers import Role
 from rlrun.runner.job.device_sharing import SharedDevices
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.loop import run
@@ -26,6 +28,13 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def handles(trainer: Trainer, needs: Needs, optimizer_steps: int) -> dict[Role, ModelHandle]:
+    """The policy, and the models beside it that the algorithm needs."""
+    roles: list[Role] = ["reference", "teacher", "critic"]
+    held: list[Role] = ["policy", *(role for role in roles if getattr(needs, role))]
+    return {role: ModelHandle(trainer, role, pack(optimizer_steps), [0]) for role in held}
+
+
 class Evaluation:
     def __init__(self, events: list[str]) -> None:
         self.events = events
@@ -36,16 +45,18 @@ class Evaluation:
 
 
 def job(folder: Path, steps: int = 3, optimizer_steps: int = 1, **changes: object) -> Job:
-    events: list[str] = []
+    trainer = changes.pop("trainer", None) or Trainer([])
+    events = trainer.events
     engines = Engines()
+    algorithm = changes.pop("algorithm", None) or Relative()
     parts = {
         "steps": steps,
         "source": SynchronousSource(
             SPEC, policy(engines, deterministic=True), Prompts().ahead(4), Filters([])
         ),
-        "algorithm": Relative(),
-        "pack": pack(optimizer_steps),
-        "trainer": Trainer(events),
+        "algorithm": algorithm,
+        "trainer": trainer,
+        **handles(trainer, algorithm.needs, optimizer_steps),
         "journal": Journal(events),
         "checkpoints": Checkpoints(folder, keep=2),
         "engines": engines,
@@ -58,8 +69,8 @@ async def test_a_step_happens_in_the_order_of_the_data_flow(tmp_path: Path) -> N
     await run(one, progress := Progress())
     assert one.trainer.events == [
         "weights 0",
-        *("train", "weights 1", "metrics 1"),
-        *("train", "weights 2", "metrics 2", "flush", "save"),
+        *("train policy", "weights 1", "metrics 1"),
+        *("train policy", "weights 2", "metrics 2", "flush", "save"),
     ]
     assert (progress.step, progress.version) == (2, 2)
 
@@ -96,9 +107,9 @@ async def test_trainer_and_engines_on_the_same_devices_take_turns(tmp_path: Path
     handed_over = ["wake weights", "trainer leaves", "wake kv_cache"]
     assert events == [
         *("engines sleep", "weights 0", *handed_over),
-        *("engines sleep", "train", "weights 1", *handed_over, "metrics 1", "flush"),
+        *("engines sleep", "train policy", "weights 1", *handed_over, "metrics 1", "flush"),
         *("engines sleep", "save", "weights 1", *handed_over),
-        *("engines sleep", "train", "weights 2", *handed_over, "metrics 2", "flush"),
+        *("engines sleep", "train policy", "weights 2", *handed_over, "metrics 2", "flush"),
         *("engines sleep", "save"),
     ]
 
@@ -121,28 +132,26 @@ async def test_samples_come_from_the_newest_weights(tmp_path: Path) -> None:
     ("needs", "optimizer_steps", "recompute", "passes"),
     [
         (Needs(), 1, True, []),
-        (Needs(), 2, True, ["log_probs"]),
+        (Needs(), 2, True, ["policy log_probs"]),
         (Needs(), 2, False, []),
         (Needs(old_log_probs=False), 2, True, []),
-        (Needs(reference=True), 1, True, ["reference"]),
-        (Needs(reference=True), 2, True, ["log_probs", "reference"]),
-        (Needs(policy_log_probs=True), 1, True, ["log_probs"]),
+        (Needs(reference=True), 1, True, ["reference log_probs"]),
+        (Needs(reference=True), 2, True, ["policy log_probs", "reference log_probs"]),
+        (Needs(policy_log_probs=True), 1, True, ["policy log_probs"]),
         (Needs(policy_log_probs=True), 1, False, []),
-        (Needs(policy_log_probs=True, teacher=True), 2, True, ["log_probs", "teacher"]),
-        (Needs(critic=True), 1, True, ["values", "critic"]),
+        (Needs(policy_log_probs=True, teacher=True), 2, True, ["policy log_probs", "teacher log_probs"]),
+        (Needs(critic=True), 1, True, ["critic values", "train critic"]),
     ],
 )
 async def test_only_the_passes_that_are_needed_are_run(
     tmp_path: Path, needs: Needs, optimizer_steps: int, recompute: bool, passes: list[str]
 ) -> None:
-    companions = {name: pack(optimizer_steps) for name in ("teacher", "critic") if getattr(needs, name)}
-    packs = {f"pack_{name}": packer for name, packer in companions.items()}
-    one = job(tmp_path, 1, optimizer_steps, algorithm=Relative(needs), recompute_old=recompute, **packs)
+    one = job(tmp_path, 1, optimizer_steps, algorithm=Relative(needs), recompute_old=recompute)
     await run(one, Progress())
-    assert one.trainer.events[1 : 1 + len(passes) + 1] == [*passes, "train"]
+    assert one.trainer.events[1 : 1 + len(passes) + 1] == [*passes, "train policy"]
     sequence = one.trainer.trained[0][0]
-    assert (sequence.old_log_probs is not None) == ("log_probs" in passes and optimizer_steps > 1)
-    assert (sequence.reference_log_probs is not None) == ("reference" in passes)
+    assert (sequence.old_log_probs is not None) == ("policy log_probs" in passes and optimizer_steps > 1)
+    assert (sequence.reference_log_probs is not None) == ("reference log_probs" in passes)
 
 
 class Remembers(Relative):
@@ -159,7 +168,7 @@ class Remembers(Relative):
 
 async def test_samples_carry_what_the_advantages_need(tmp_path: Path) -> None:
     algorithm = Remembers(Needs(policy_log_probs=True, reference=True, teacher=True, critic=True))
-    one = job(tmp_path, 1, algorithm=algorithm, pack_teacher=pack(), pack_critic=pack())
+    one = job(tmp_path, 1, algorithm=algorithm)
     await run(one, Progress())
     for sample in (sample for group in algorithm.groups for sample in group.samples):
         np.testing.assert_array_equal(sample.policy_log_probs, sample.log_probs)
@@ -173,18 +182,17 @@ async def test_samples_carry_what_the_advantages_need(tmp_path: Path) -> None:
 
 async def test_the_critic_can_begin_alone(tmp_path: Path) -> None:
     needs = Needs(critic=True)
-    one = job(tmp_path, 3, algorithm=Relative(needs), pack_critic=pack(), critic_only_steps=2)
+    one = job(tmp_path, 3, algorithm=Relative(needs), critic_only_steps=2)
     await run(one, Progress())
-    assert [event for event in one.trainer.events if event in ("critic", "train")] == ["critic"] * 3 + [
-        "train"
-    ]
+    trained = [event for event in one.trainer.events if event.startswith("train ")]
+    assert trained == ["train critic"] * 3 + ["train policy"]
 
 
 async def test_the_reference_follows_every_interval(tmp_path: Path) -> None:
     one = job(tmp_path, 5, algorithm=Relative(Needs(reference=True)), reference_interval=2)
     await run(one, Progress())
-    events = [event for event in one.trainer.events if event in ("train", "update reference")]
-    assert events == ["train", "train", "update reference"] * 2 + ["train"]
+    events = [event for event in one.trainer.events if event in ("train policy", "update reference")]
+    assert events == ["train policy", "train policy", "update reference"] * 2 + ["train policy"]
 
 
 async def test_evaluation_before_every_interval_and_at_the_end(tmp_path: Path) -> None:
@@ -249,7 +257,7 @@ async def test_demonstrations_need_no_engine(tmp_path: Path) -> None:
     )
     await run(one, Progress())
     assert [len(sequences) for sequences in one.trainer.trained] == [4, 4]
-    assert one.trainer.events[0] == "train"
+    assert one.trainer.events[0] == "train policy"
     assert "rollout/reward/mean" not in one.journal.lines[0][1]
 
 

@@ -22,7 +22,7 @@ from tests.runner.job.test_loop import Evaluation, Memory, job
 STEPS = 4
 
 
-GIVEN_UP = ("run", "next", "log_probs")
+GIVEN_UP = ("run", "next", "compute")
 """Methods that a job which is asked to stop does not wait for."""
 
 
@@ -79,7 +79,7 @@ def small_job(folder: Path, **changes: Any) -> Job:
         pytest.param("evaluation", "run", 1, None, id="evaluation before training"),
         pytest.param("source", "next", 1, None, id="first rollout"),
         pytest.param("source", "next", 3, 2, id="rollout"),
-        pytest.param("trainer", "log_probs", 3, 2, id="log-probs"),
+        pytest.param("trainer", "compute", 3, 2, id="log-probs"),
         pytest.param("trainer", "train", 1, 1, id="first training"),
         pytest.param("trainer", "train", 3, 3, id="training"),
         pytest.param("trainer", "train", STEPS, STEPS, id="last training"),
@@ -110,8 +110,10 @@ async def test_what_a_stopped_run_does_with_its_last_step(tmp_path: Path) -> Non
     stops_at(one, one.trainer, "train", 2)
     await run(one, Progress())
     assert one.trainer.events == [  # type: ignore[attr-defined]
-        *("weights 0", "eval", "metrics 0", "log_probs", "train", "weights 1", "eval", "metrics 1"),
-        *("log_probs", "train", "samples 2", "flush", "save"),  # its evaluation waits for the resumed run
+        *("weights 0", "eval", "metrics 0"),
+        *("policy log_probs", "train policy", "weights 1", "eval", "metrics 1"),
+        # the evaluation of step 2 waits for the resumed run
+        *("policy log_probs", "train policy", "samples 2", "flush", "save"),
     ]
     progress = read_driver(tmp_path / "step-2")["progress"]
     assert progress["unevaluated"]["train/loss"] == pytest.approx(one.trainer.logit * -1)  # type: ignore

@@ -40,18 +40,18 @@ def run_case(case, rank, world_size, port):
     degree = companion_layout(spec.critic.parallel, world_size).data_degree
     aside = plan_steps(sequences, **settings, max_response_tokens=64, data_degree=degree)
     batches = all_micro_batches(aside)
-    mine = trainer.teacher_log_probs(sequences, batches)
+    mine = trainer.teacher.log_probs(sequences, batches)
     result = {"mine": len(mine), "teacher": everyones(mine), "metrics": []}
     for _ in range(2):
-        values = everyones(trainer.values(sequences, batches))
+        values = everyones(trainer.critic.values(sequences, batches))
         known = [
             dataclasses.replace(one, values=values[i][:-1], returns=np.ones(len(one.loss_mask), np.float32))
             for i, one in enumerate(sequences)
         ]
-        result["metrics"] += trainer.train_critic(known, aside)
-        (metrics,) = trainer.train(sequences, plan(sequences, spec))
+        result["metrics"] += trainer.critic.train(known, aside)
+        (metrics,) = trainer.policy.train(sequences, plan(sequences, spec))
         result["metrics"].append({name: value for name, value in metrics.items() if "train/" in name})
-    result["values"] = everyones(trainer.values(sequences, batches))
+    result["values"] = everyones(trainer.critic.values(sequences, batches))
     return trainer, result
 
 

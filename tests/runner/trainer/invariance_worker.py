@@ -37,8 +37,8 @@ def measure(folder, parallel, rank=0, world_size=1, port=None):
             changed = spec.trainer.model_copy(update={"reduction": reduction, "max_tokens_per_rank": budget})
             sequences = off_policy_sequences()[::order]
             steps = plan(sequences, spec.model_copy(update={"trainer": changed}))
-            trainer.log_probs(sequences, all_micro_batches(steps))
-            (metrics,) = trainer.train(sequences, steps)
+            trainer.policy.log_probs(sequences, all_micro_batches(steps))
+            (metrics,) = trainer.policy.train(sequences, steps)
             found[f"{reduction}, {split}"] = [
                 metrics[f"train/{name}"] for name in ("loss", "grad_norm", "entropy", "pg_loss")
             ]

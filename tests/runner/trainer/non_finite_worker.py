@@ -19,10 +19,10 @@ def main(place, folder, layouts):
     for parallel in layouts:
         spec = make_spec(folder, parallel)
         trainer = make_rank(folder, spec, rank=rank, world_size=world_size, port=port)
-        before = trainer._parameters.host_copy()
+        before = trainer.policy.parameters.host_copy()
         with pytest.raises(NonFiniteError, match="optimizer step 1: the loss is nan"):
-            trainer.train(sequences, plan(sequences, spec))
-        after = trainer._parameters.host_copy()
+            trainer.policy.train(sequences, plan(sequences, spec))
+        after = trainer.policy.parameters.host_copy()
         assert all(torch.equal(after[name], before[name]) for name in before), parallel
     trainer.close()
 

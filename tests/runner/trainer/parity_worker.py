@@ -14,7 +14,7 @@ from tests.runner.trainer.trainer_cases import make_masked_sequences, make_rank,
 
 def gradients(trainer):
     """Of every HF tensor; on rank 0."""
-    parameters = copy.copy(trainer._parameters)
+    parameters = copy.copy(trainer.policy.parameters)
     parameters.masters = {name: master.grad for name, master in parameters.masters.items()}
     return {name: gradient.clone() for name, gradient in parameters.gather()}
 
@@ -34,9 +34,9 @@ def run_case(case, rank, world_size, port, out):
     trainer = make_rank(case["folder"], spec, rank=rank, world_size=world_size, port=port)
     sequences = make_masked_sequences()
     steps = plan(sequences, spec)
-    log_probs = trainer.log_probs(sequences, all_micro_batches(steps))
-    before, start = written(trainer, 0), trainer._parameters.host_copy()
-    (metrics,) = trainer.train(sequences, steps)
+    log_probs = trainer.policy.log_probs(sequences, all_micro_batches(steps))
+    before, start = written(trainer, 0), trainer.policy.parameters.host_copy()
+    (metrics,) = trainer.policy.train(sequences, steps)
     result = {
         "log_probs": log_probs,
         "before": before,
@@ -44,16 +44,16 @@ def run_case(case, rank, world_size, port, out):
         "after": written(trainer, 1),
         "metrics": metrics,
     }
-    result["changed"] = trainer.log_probs(sequences, all_micro_batches(steps))
-    with trainer._parameters.swapped(start):
-        result["swapped"] = trainer.log_probs(sequences, all_micro_batches(steps))
+    result["changed"] = trainer.policy.log_probs(sequences, all_micro_batches(steps))
+    with trainer.policy.parameters.swapped(start):
+        result["swapped"] = trainer.policy.log_probs(sequences, all_micro_batches(steps))
     trainer.save(case["checkpoint"])
     if case["resume"]:
         trainer.load(case["resume"])
         result["resumed"] = written(trainer, 2)
-        trainer.log_probs(sequences, all_micro_batches(steps))
+        trainer.policy.log_probs(sequences, all_micro_batches(steps))
         # fewer sequences than data ranks: some have nothing to do, and keep pace
-        (result["next"],) = trainer.train(sequences[:1], plan(sequences[:1], spec))
+        (result["next"],) = trainer.policy.train(sequences[:1], plan(sequences[:1], spec))
     torch.save(result, out / f"{case['name']}-{rank}.pt")
     if rank == 0:
         trainer._writer.close()

@@ -100,7 +100,7 @@ def test_a_checkpoint_without_all_its_shards_is_refused(rank, tmp_path, spoil, m
 
 def test_a_checkpoint_without_the_critic_is_refused(rank, folder, tmp_path):
     sequences = make_sequences()
-    rank.train(sequences, plan(sequences, make_spec(folder)))
+    rank.policy.train(sequences, plan(sequences, make_spec(folder)))
     rank.save(tmp_path / "step")
     actor_critic = make_rank(folder, make_spec(folder, algorithm={"type": "ppo"}))
     with pytest.raises(ValueError, match=r"critic is no complete checkpoint"):

@@ -70,14 +70,14 @@ def test_a_fresh_critic_expects_nothing_and_learns_what_comes(start):
     rank, spec = start(PPO, {"critic": {"lr": 1e-2}})
     sequences = make_sequences()
     steps = plan(sequences, spec)
-    values = rank.values(sequences, all_micro_batches(steps))
+    values = rank.critic.values(sequences, all_micro_batches(steps))
     assert all(
         not values[i].any() and len(values[i]) == len(one.loss_mask) + 1 for i, one in enumerate(sequences)
     )
     losses = []
     for _ in range(12):
-        known = with_returns(sequences, rank.values(sequences, all_micro_batches(steps)))
-        (metrics,) = rank.train_critic(known, steps)
+        known = with_returns(sequences, rank.critic.values(sequences, all_micro_batches(steps)))
+        (metrics,) = rank.critic.train(known, steps)
         losses.append(metrics["train/value_loss"])
     assert losses[0] == pytest.approx(1.0)
     assert losses[-1] < 0.1
@@ -91,11 +91,11 @@ def test_the_critic_s_gradient_is_that_of_plain_torch(start, folder):
     sequences = make_sequences(4)
     (step,) = plan(sequences, spec)
     head = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
-    rank._critic._parameters.masters["lm_head.weight"].data.copy_(head)
-    values = rank.values(sequences, step.micro_batches)
+    rank.critic._parameters.masters["lm_head.weight"].data.copy_(head)
+    values = rank.critic.values(sequences, step.micro_batches)
     known = with_returns(sequences, values, 0.5)
-    rank.train_critic(known, [step])
-    ours = rank._critic._parameters.masters
+    rank.critic.train(known, [step])
+    ours = rank.critic._parameters.masters
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     weight = head.clone().requires_grad_()
     for i, one in enumerate(known):
@@ -131,9 +131,9 @@ def test_steps_of_the_critic_alone_do_not_count_in_the_policy_s_schedule(folder)
     rank = make_rank(folder, spec, optimizer_steps=6, critic_only=2)
     sequences = make_sequences(2)
     steps = plan(sequences, spec)
-    known = with_returns(sequences, rank.values(sequences, all_micro_batches(steps)))
-    critic = [rank.train_critic(known, steps)[0]["train/critic/lr"] for _ in range(6)]
-    policy = [rank.train(sequences, steps)[0]["train/lr"] for _ in range(4)]
+    known = with_returns(sequences, rank.critic.values(sequences, all_micro_batches(steps)))
+    critic = [rank.critic.train(known, steps)[0]["train/critic/lr"] for _ in range(6)]
+    policy = [rank.policy.train(sequences, steps)[0]["train/lr"] for _ in range(4)]
     rank.close()
     assert make_setup(spec).critic_only == 0
     assert make_setup(spec, {"critic": {"only_steps": 3}, "trainer": {"steps": 5}}).critic_only == 3
@@ -146,13 +146,13 @@ def test_critic_and_policy_do_not_touch_each_other(start):
     sequences = make_sequences()
     steps = plan(sequences, spec)
     batches = all_micro_batches(steps)
-    log_probs, values = rank.log_probs(sequences, batches), rank.values(sequences, batches)
-    rank.train_critic(with_returns(sequences, values), steps)
-    for i, after in rank.log_probs(sequences, batches).items():
+    log_probs, values = rank.policy.log_probs(sequences, batches), rank.critic.values(sequences, batches)
+    rank.critic.train(with_returns(sequences, values), steps)
+    for i, after in rank.policy.log_probs(sequences, batches).items():
         np.testing.assert_array_equal(after, log_probs[i])
-    values = rank.values(sequences, batches)
-    rank.train(sequences, steps)
-    for i, after in rank.values(sequences, batches).items():
+    values = rank.critic.values(sequences, batches)
+    rank.policy.train(sequences, steps)
+    for i, after in rank.critic.values(sequences, batches).items():
         np.testing.assert_array_equal(after, values[i])
 
 
@@ -162,8 +162,8 @@ def test_a_resumed_critic_goes_on_bit_for_bit(start, tmp_path):
     steps = plan(sequences, spec)
 
     def train(rank):
-        known = with_returns(sequences, rank.values(sequences, all_micro_batches(steps)))
-        return rank.train_critic(known, steps)
+        known = with_returns(sequences, rank.critic.values(sequences, all_micro_batches(steps)))
+        return rank.critic.train(known, steps)
 
     train(first)
     first.save(tmp_path / "step")
@@ -176,10 +176,10 @@ def test_a_non_finite_return_stops_the_critic_before_its_weights(start):
     rank, spec = start(PPO)
     sequences = make_sequences()
     steps = plan(sequences, spec)
-    values = rank.values(sequences, all_micro_batches(steps))
+    values = rank.critic.values(sequences, all_micro_batches(steps))
     with pytest.raises(ArithmeticError, match=r"the loss is nan.*Lower critic\.lr"):
-        rank.train_critic(with_returns(sequences, values, float("nan")), steps)
-    for i, after in rank.values(sequences, all_micro_batches(steps)).items():
+        rank.critic.train(with_returns(sequences, values, float("nan")), steps)
+    for i, after in rank.critic.values(sequences, all_micro_batches(steps)).items():
         np.testing.assert_array_equal(after, values[i])
 
 
@@ -187,7 +187,7 @@ def test_a_non_finite_return_stops_the_critic_before_its_weights(start):
 def test_the_teacher_says_what_transformers_says(start, teacher, dtype):
     rank, spec = start(DISTILLATION, {"teacher": {"path": str(teacher)}}, teacher=teacher, dtype=dtype)
     sequences = make_sequences()
-    found = rank.teacher_log_probs(sequences, all_micro_batches(plan(sequences, spec)))
+    found = rank.teacher.log_probs(sequences, all_micro_batches(plan(sequences, spec)))
     reference = Reference(teacher, spec)
     with torch.no_grad():
         for i, sequence in enumerate(sequences):
@@ -200,7 +200,7 @@ def test_a_teacher_may_have_a_vocabulary_of_another_size(start, tmp_path, vocabu
     other = make_tiny_model(tmp_path / "other", vocab=vocabulary)
     rank, spec = start(DISTILLATION, {"teacher": {"path": str(other)}}, teacher=other)
     sequences = make_sequences()
-    found = rank.teacher_log_probs(sequences, all_micro_batches(plan(sequences, spec)))
+    found = rank.teacher.log_probs(sequences, all_micro_batches(plan(sequences, spec)))
     reference = Reference(other, spec)
     with torch.no_grad():
         for i, sequence in enumerate(sequences):
@@ -214,18 +214,18 @@ def test_the_reference_can_follow_the_policy_and_is_saved_then(start, tmp_path):
     sequences = make_sequences()
     steps = plan(sequences, spec)
     batches = all_micro_batches(steps)
-    before = rank.log_probs(sequences, batches, reference=True)
+    before = rank.reference.log_probs(sequences, batches)
     known = [dataclasses.replace(one, reference_log_probs=before[i]) for i, one in enumerate(sequences)]
-    rank.train(known, steps)
-    rank.update_reference()
-    moved = rank.log_probs(sequences, batches)
-    for i, found in rank.log_probs(sequences, batches, reference=True).items():
+    rank.policy.train(known, steps)
+    rank.reference.update()
+    moved = rank.policy.log_probs(sequences, batches)
+    for i, found in rank.reference.log_probs(sequences, batches).items():
         np.testing.assert_array_equal(found, moved[i])
-    rank.train(known, steps)
+    rank.policy.train(known, steps)
     rank.save(tmp_path / "step")
     resumed, _ = start(WITH_REFERENCE, {"reference": {"update_interval": 2}})
     resumed.load(tmp_path / "step")
-    for i, found in resumed.log_probs(sequences, batches, reference=True).items():
+    for i, found in resumed.reference.log_probs(sequences, batches).items():
         np.testing.assert_array_equal(found, moved[i])
 
 
@@ -238,12 +238,12 @@ def test_a_pair_s_loss_is_one_number_whatever_the_micro_batches(start, folder, b
         sequences, optimizer_steps=1, max_tokens=budget, data_degree=1, together=True, **settings
     )
     batches = all_micro_batches(steps)
-    reference = rank.log_probs(sequences, batches, reference=True)
+    reference = rank.reference.log_probs(sequences, batches)
     known = [dataclasses.replace(one, reference_log_probs=reference[i]) for i, one in enumerate(sequences)]
-    (first,) = rank.train(known, steps)
+    (first,) = rank.policy.train(known, steps)
     assert first["train/loss"] == pytest.approx(np.log(2), rel=1e-5)
-    policy = rank.log_probs(sequences, batches)
-    (second,) = rank.train(known, steps)
+    policy = rank.policy.log_probs(sequences, batches)
+    (second,) = rank.policy.train(known, steps)
     gains = [((policy[i] - reference[i]) * one.loss_mask).sum() for i, one in enumerate(sequences)]
     margins = 0.5 * (np.array(gains[::2]) - np.array(gains[1::2]))
     assert second["train/loss"] == pytest.approx(np.log1p(np.exp(-margins)).mean(), rel=1e-3)
@@ -253,7 +253,7 @@ def test_a_pair_s_loss_is_one_number_whatever_the_micro_batches(start, folder, b
 
 def test_nothing_is_loaded_that_the_algorithm_does_not_need(start):
     rank, _ = start({"type": "grpo"})
-    assert rank._critic is rank._teacher is rank._reference is None
+    assert rank.critic is rank.teacher is rank.reference is None
 
 
 LAYOUTS = {

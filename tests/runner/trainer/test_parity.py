@@ -188,13 +188,13 @@ def test_a_checkpoint_resumes_on_another_layout(case, runs, alone):
     there = runs.of(case)[0]
     here, spec = alone(model)
     here.load(runs.checkpoints / case)
-    weights = dict(here._parameters.gather())
+    weights = dict(here.policy.parameters.gather())
     assert all(torch.equal(weights[name], there["after"][name]) for name in weights)
     first = runs.of(f"{model}-alone-1")[0]["after"]
     assert all(torch.equal(there["resumed"][name], first[name]) for name in first)
     here.load(runs.checkpoints / f"{model}-alone-1")
     sequences = make_masked_sequences()[:1]
-    (step,) = here.train(sequences, plan(sequences, spec))
+    (step,) = here.policy.train(sequences, plan(sequences, spec))
     names = [name for name in step if name.startswith("train/")]
     assert {name: there["next"][name] for name in names} == pytest.approx(
         {name: step[name] for name in names}, rel=1e-4, abs=1e-6

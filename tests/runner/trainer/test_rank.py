@@ -58,8 +58,8 @@ def test_the_first_of_several_steps_has_ratio_one_and_later_ones_do_not(start):
     rank, spec = start(algorithm={"type": "grpo"})
     sequences = make_sequences()
     steps = plan(sequences, spec, optimizer_steps=3)
-    sequences = with_old(sequences, rank.log_probs(sequences, all_micro_batches(steps)))
-    first, *later = rank.train(sequences, steps)
+    sequences = with_old(sequences, rank.policy.log_probs(sequences, all_micro_batches(steps)))
+    first, *later = rank.policy.train(sequences, steps)
     assert first["train/approx_kl"] == pytest.approx(0.0, abs=1e-6)
     assert all(abs(metrics["train/approx_kl"]) > 1e-4 for metrics in later)
 
@@ -70,7 +70,7 @@ def test_the_loss_does_not_depend_on_the_split_into_micro_batches_or_the_order(s
     for budget, order in ((60, 1), (1000, 1), (200, -1)):
         rank, spec = start(max_tokens_per_rank=budget)
         chosen = sequences[::order]
-        results.append(train_metrics(rank.train(chosen, plan(chosen, spec)))[0])
+        results.append(train_metrics(rank.policy.train(chosen, plan(chosen, spec)))[0])
     for other in results[1:]:
         assert other == pytest.approx(results[0], rel=1e-4, abs=1e-6)
 
@@ -80,19 +80,19 @@ def test_the_same_start_gives_the_same_metrics_bit_for_bit(start):
     runs = []
     for _ in range(2):
         rank, spec = start()
-        runs.append([train_metrics(rank.train(sequences, plan(sequences, spec, 2))) for _ in range(2)])
+        runs.append([train_metrics(rank.policy.train(sequences, plan(sequences, spec, 2))) for _ in range(2)])
     assert runs[0] == runs[1]
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(start, tmp_path):
     sequences = make_sequences()
     rank, spec = start(schedule="cosine", warmup_steps=1)
-    rank.train(sequences, plan(sequences, spec))
+    rank.policy.train(sequences, plan(sequences, spec))
     rank.save(tmp_path / "step")
-    rest = [train_metrics(rank.train(sequences, plan(sequences, spec))) for _ in range(2)]
+    rest = [train_metrics(rank.policy.train(sequences, plan(sequences, spec))) for _ in range(2)]
     resumed, _ = start(schedule="cosine", warmup_steps=1)
     resumed.load(tmp_path / "step")
-    assert [train_metrics(resumed.train(sequences, plan(sequences, spec))) for _ in range(2)] == rest
+    assert [train_metrics(resumed.policy.train(sequences, plan(sequences, spec))) for _ in range(2)] == rest
     assert same(weights(resumed), weights(rank))
 
 
@@ -125,14 +125,14 @@ def test_a_full_disk_reaches_the_caller_as_what_it_is(start, tmp_path, name):
 def test_exports_what_transformers_loads(start, tmp_path, folder):
     rank, spec = start()
     sequences = make_sequences()
-    rank.train(sequences, plan(sequences, spec))
+    rank.policy.train(sequences, plan(sequences, spec))
     rank.export_hf(tmp_path / "export")
     assert json.loads((tmp_path / "export" / "config.json").read_text()) == json.loads(
         (folder / "config.json").read_text()
     )
     assert (tmp_path / "export" / "tokenizer.json").exists()
     steps = plan(sequences, spec)
-    ours = rank.log_probs(sequences, all_micro_batches(steps))
+    ours = rank.policy.log_probs(sequences, all_micro_batches(steps))
     with torch.no_grad():
         for i, sequence in enumerate(sequences):
             theirs, _ = Reference(tmp_path / "export", spec).log_probs(sequence)
@@ -161,11 +161,11 @@ def test_bfloat16_is_near_float32_and_keeps_float32_masters(start):
     exact, spec = start(lr=1e-6)
     rank, _ = start(lr=1e-6, dtype="bfloat16")
     steps = plan(sequences, spec)
-    theirs = exact.log_probs(sequences, all_micro_batches(steps))
-    for i, log_probs in rank.log_probs(sequences, all_micro_batches(steps)).items():
+    theirs = exact.policy.log_probs(sequences, all_micro_batches(steps))
+    for i, log_probs in rank.policy.log_probs(sequences, all_micro_batches(steps)).items():
         np.testing.assert_allclose(log_probs, theirs[i], atol=0.2)
     before = weights(rank)
-    (metrics,), (expected,) = rank.train(sequences, steps), exact.train(sequences, steps)
+    (metrics,), (expected,) = rank.policy.train(sequences, steps), exact.policy.train(sequences, steps)
     assert metrics["train/grad_norm"] == pytest.approx(expected["train/grad_norm"], rel=0.05)
     # a step far below bfloat16's resolution still moves the weights
     after = weights(rank, 1)
@@ -178,16 +178,16 @@ def test_the_reference_keeps_its_weights_and_is_the_policy_at_first(start):
     sequences = make_sequences()
     steps = plan(sequences, spec)
     batches = all_micro_batches(steps)
-    start_log_probs = rank.log_probs(sequences, batches)
-    reference = rank.log_probs(sequences, batches, reference=True)
+    start_log_probs = rank.policy.log_probs(sequences, batches)
+    reference = rank.reference.log_probs(sequences, batches)
     sequences = [
         dataclasses.replace(sequence, reference_log_probs=reference[i])
         for i, sequence in enumerate(sequences)
     ]
-    (metrics,) = rank.train(sequences, steps)
+    (metrics,) = rank.policy.train(sequences, steps)
     assert metrics["train/kl_loss"] < 1e-8
-    after = rank.log_probs(sequences, batches)
-    again = rank.log_probs(sequences, batches, reference=True)
+    after = rank.policy.log_probs(sequences, batches)
+    again = rank.reference.log_probs(sequences, batches)
     for i in range(len(sequences)):
         np.testing.assert_array_equal(again[i], start_log_probs[i])
         assert np.abs(after[i] - start_log_probs[i]).max() > 1e-4
@@ -196,7 +196,7 @@ def test_the_reference_keeps_its_weights_and_is_the_policy_at_first(start):
 def test_demonstrations_need_neither_rollout_nor_ratio(start):
     rank, spec = start(algorithm={"type": "sft"}, lr=1e-3)
     sequences = make_sequences()
-    losses = [rank.train(sequences, plan(sequences, spec))[0] for _ in range(4)]
+    losses = [rank.policy.train(sequences, plan(sequences, spec))[0] for _ in range(4)]
     assert losses[-1]["train/loss"] < losses[0]["train/loss"]
     assert not any("rollout" in name or "kl" in name for name in losses[0])
 
@@ -211,7 +211,7 @@ def test_a_non_finite_loss_stops_before_the_weights(start):
     before = weights(rank)
     sequences = poisoned(make_sequences())
     with pytest.raises(NonFiniteError, match="optimizer step 1: the loss is nan"):
-        rank.train(sequences, plan(sequences, spec))
+        rank.policy.train(sequences, plan(sequences, spec))
     assert same(weights(rank, 1), before)
 
 
@@ -239,7 +239,7 @@ def test_a_non_finite_gradient_names_the_parameter(start, install_plugin):
     before = weights(rank)
     sequences = make_sequences()
     with pytest.raises(NonFiniteError, match=r"gradient of tok_embeddings.weight, .* is not finite"):
-        rank.train(sequences, plan(sequences, spec))
+        rank.policy.train(sequences, plan(sequences, spec))
     assert same(weights(rank, 1), before)
 
 
@@ -247,18 +247,18 @@ def test_non_finite_steps_can_be_skipped_and_counted(start):
     rank, spec = start(non_finite="skip")
     before = weights(rank)
     sequences = make_sequences()
-    (bad,) = rank.train(poisoned(sequences), plan(sequences, spec))
+    (bad,) = rank.policy.train(poisoned(sequences), plan(sequences, spec))
     assert bad["train/skipped_steps"] == 1
     assert all(np.isfinite(value) for value in bad.values())
     assert same(weights(rank, 1), before)
-    (good,) = rank.train(sequences, plan(sequences, spec))
+    (good,) = rank.policy.train(sequences, plan(sequences, spec))
     assert good["train/skipped_steps"] == 0
 
 
 def test_tokens_and_times_are_reported(start):
     rank, spec = start()
     sequences = make_sequences()
-    (metrics,) = rank.train(sequences, plan(sequences, spec))
+    (metrics,) = rank.policy.train(sequences, plan(sequences, spec))
     assert metrics["train/tokens"] == sum(len(sequence.tokens) for sequence in sequences)
     assert metrics["train/response_tokens"] == sum(sequence.loss_mask.sum() for sequence in sequences)
     assert {"perf/forward_time", "perf/backward_time", "perf/optimizer_time"} <= metrics.keys()
@@ -271,7 +271,7 @@ def test_prompts_alone_make_no_gradient(start):
         dataclasses.replace(sequence, loss_mask=np.zeros_like(sequence.loss_mask))
         for sequence in make_sequences(3)
     ]
-    (metrics,) = rank.train(sequences, plan(sequences, spec))
+    (metrics,) = rank.policy.train(sequences, plan(sequences, spec))
     assert metrics["train/loss"] == metrics["train/grad_norm"] == 0
 
 
@@ -279,8 +279,8 @@ def test_the_ratio_can_be_taken_to_the_engine(start):
     rank, spec = start(old_log_probs="rollout", reduction="per_token", algorithm={"type": "grpo"})
     sequences = make_sequences()
     steps = plan(sequences, spec)
-    log_probs = rank.log_probs(sequences, all_micro_batches(steps))
-    (metrics,) = rank.train(sequences, steps)
+    log_probs = rank.policy.log_probs(sequences, all_micro_batches(steps))
+    (metrics,) = rank.policy.train(sequences, steps)
     gaps = [
         (sequence.rollout_log_probs - log_probs[i])[sequence.loss_mask > 0]
         for i, sequence in enumerate(sequences)
@@ -299,11 +299,11 @@ def test_a_sample_without_a_response_only_counts(start):
         **{name: np.zeros(0, np.float32) for name in ("loss_mask", "advantages", "rollout_log_probs")},
         execution="without",
     )
-    (whole,) = rank.train(sequences, plan(sequences, spec))
+    (whole,) = rank.policy.train(sequences, plan(sequences, spec))
     rank, spec = start(algorithm={"type": "grpo"}, max_tokens_per_rank=1)
     both = [*sequences, empty]
-    assert len(rank.log_probs(both, all_micro_batches(plan(both, spec)))[4]) == 0
-    (found,) = rank.train(both, plan(both, spec))
+    assert len(rank.policy.log_probs(both, all_micro_batches(plan(both, spec)))[4]) == 0
+    (found,) = rank.policy.train(both, plan(both, spec))
     for name in ("train/loss", "train/grad_norm", "train/entropy"):
         assert found[name] == pytest.approx(whole[name] * 2 / 3, rel=1e-4)
 
@@ -323,5 +323,5 @@ def test_tokens_that_are_not_trained_cannot_make_the_loss_infinite(start):
             for sequence in make_sequences()
         ]
         assert any((sequence.loss_mask == 0).any() for sequence in sequences)
-        found += train_metrics(rank.train(sequences, plan(sequences, spec)))
+        found += train_metrics(rank.policy.train(sequences, plan(sequences, spec)))
     assert found[0] == pytest.approx(found[1])

@@ -67,7 +67,7 @@ class Learner:
         decoders = build_decoders(spec, folder, model, dims=dims, dtype=dtype, device=device)
         temperature, chunk = spec.rollout.temperature, spec.trainer.logits_chunk
         settings = PolicySettings(temperature, chunk, parallel, device, dtype, routed=bool(model.experts))
-        self.policy = make_policy(decoders, model, dims, settings)
+        self.model = make_policy(decoders, model, dims, settings)
         self._stages = None if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_group()
         moe, on_host = spec.trainer.moe, spec.trainer.offload == "all"
         moved = None if moe.balancing == "off" else moe.balancing_export
@@ -77,7 +77,7 @@ class Learner:
             self.tied = TiedHead(self.parameters, parallel, self._stages)
         with starting_weights(spec, folder, model) as read:
             self.parameters.load(read)
-        self._loss = LossPass(self.policy, algorithm, spec.trainer, device)
+        self._loss = LossPass(self.model, algorithm, spec.trainer, device)
         trained = _trained(self.parameters, model, spec.trainer.freeze)
         self.optimizer = Optimizer(spec.trainer, trained, on_host=spec.trainer.offload == "optimizer")
         self._expert_load = None
@@ -94,7 +94,7 @@ class Learner:
         """
         mine, routes = micro_batches[self._data_rank], self._replay.routes
         sequences = self._replay.before_training(sequences)
-        found = response_values(self.policy, sequences, mine, routes)
+        found = response_values(self.model, sequences, mine, routes)
         self._replay.keep(mine, routes)
         return found if self._speaks else {}
 
@@ -102,7 +102,7 @@ class Learner:
         self, sequences: Sequences, micro_batches: MicroBatches
     ) -> dict[int, NDArray[np.float32]]:
         """As `log_probs`, under whatever weights are there now; training takes nothing over from it."""
-        found = response_values(self.policy, sequences, micro_batches[self._data_rank])
+        found = response_values(self.model, sequences, micro_batches[self._data_rank])
         return found if self._speaks else {}
 
     def train(self, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
@@ -130,7 +130,7 @@ class Learner:
     def release(self) -> list[torch.Tensor]:
         """Give up what can be made again; what is left, for others to put elsewhere for a while."""
         self.optimizer.zero_grad()
-        reshard(self.policy.decoders)
+        reshard(self.model.decoders)
         return [*self.parameters.held, *self.optimizer.held]
 
     def _train_step(self, sequences: Sequences, step: TrainStep) -> dict[str, float]:

@@ -21,7 +21,9 @@ from rlrun.plugins.registry import build
 from rlrun.runner.contracts.carriers import (
     GroupAddress,
     MicroBatches,
+    Output,
     Readers,
+    Role,
     TrainerSetup,
     TrainStep,
     WeightBucket,
@@ -43,95 +45,91 @@ from rlrun.specs.sections.job import Spec
 
 
 class TrainerRank:
-    """Holds one rank's share of the policy, its optimizer and, where needed, the reference policy."""
+    """One rank's share of the policy and of the models beside it, with their optimizers.
+
+    Each model is an attribute that is None where the job does not hold it. `compute` and `train` are how the
+    driver reaches them.
+    """
 
     def __init__(self, setup: TrainerSetup) -> None:
-        """Join the other ranks, build the model and load its weights. ValueError where the model cannot be
-        used.
+        """Joins the other ranks, builds the models and loads their weights. ValueError where a model cannot
+        be used.
         """
         self._setup = setup
         self._spec = spec = Spec.model_validate_json(setup.spec_json)
         self._algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
-        self._model = model = read_model(Path(setup.model_folder), spec.model.implementation)
+        self._architecture = read_model(Path(setup.model_folder), spec.model.implementation)
         self._device = device = start_process(setup, spec.deterministic)
         if device.type == "cpu":
             load_operators()  # compiling takes a minute: better now than in the first step
-        self._learner = Learner(setup, spec, self._algorithm, model=model, device=device)
-        self._parameters = self._learner.parameters
-        self._reference = Reference(self._learner) if self._holds_reference else None
-        self._teacher = Teacher(setup, spec, device) if self._holds_teacher else None
-        self._critic = self._make_critic() if self._algorithm.needs.critic else None
-        self._writer = make_writer(setup, spec, model, self._parameters, device)
+        self.policy = Learner(setup, spec, self._algorithm, model=self._architecture, device=device)
+        self.reference = Reference(self.policy) if self._holds_reference else None
+        self.teacher = Teacher(setup, spec, device) if self._holds_teacher else None
+        self.critic = self._make_critic() if self._algorithm.needs.critic else None
+        self._writer = make_writer(setup, spec, self._architecture, self.policy.parameters, device)
         self._parking = Parking(device)
         self._saving = BackgroundSave()
 
     @property
     def _holds_reference(self) -> bool:
-        """Not where engines serve it."""
+        """False where engines serve the reference."""
         return self._algorithm.needs.reference and self._spec.reference.engine is None
 
     @property
     def _holds_teacher(self) -> bool:
-        """Not where engines serve it."""
+        """False where engines serve the teacher."""
         return self._algorithm.needs.teacher and self._setup.teacher_folder is not None
 
     def _make_critic(self) -> Critic:
-        """It starts from the weights that the policy starts from."""
-        setup, spec, model = self._setup, self._spec, self._model
+        """Returns a critic that starts from the same weights as the policy."""
+        setup, spec, model = self._setup, self._spec, self._architecture
         with starting_weights(spec, Path(setup.model_folder), model) as read:
             algorithm = cast("ActorCritic", self._algorithm)
             return Critic(setup, spec, algorithm, model=model, device=self._device, read=read)
 
-    def log_probs(
-        self, sequences: Sequences, micro_batches: MicroBatches, reference: bool = False
+    def compute(
+        self, role: Role, output: Output, sequences: Sequences, micro_batches: MicroBatches
     ) -> dict[int, NDArray[np.float32]]:
-        """`[R]` log-probs of this data rank's sequences by index, under the current weights or the
-        reference's; from one rank of those that share the data, nothing from the others.
+        """Returns a model's log-probs `[R]` or values `[R + 1]` of this data rank's sequences, by index.
 
-        `micro_batches` is that of a TrainStep, or of several (all_micro_batches).
+        `micro_batches` is that of a TrainStep, or of several (all_micro_batches), packed for the model's
+        layout. Of the ranks that share the data only the data-rank leader returns arrays.
         """
-        if reference:
-            assert self._reference is not None, "the algorithm's needs do not name the reference"
-            return self._reference.log_probs(sequences, micro_batches)
-        return self._learner.log_probs(sequences, micro_batches)
+        model = self._model(role)
+        if output == "values":
+            assert isinstance(model, Critic), f"{role} has no value head"
+            return model.values(sequences, micro_batches)
+        assert not isinstance(model, Critic), "a critic has no log-probs"
+        return model.log_probs(sequences, micro_batches)
 
-    def teacher_log_probs(
-        self, sequences: Sequences, micro_batches: MicroBatches
-    ) -> dict[int, NDArray[np.float32]]:
-        """`[R]` log-probs under the teacher; micro-batches are for its layout."""
-        assert self._teacher is not None, "the algorithm's needs do not name a teacher"
-        return self._teacher.log_probs(sequences, micro_batches)
+    def train(self, role: Role, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
+        """Takes one optimizer step for each of `steps`; returns their metrics, the same on every rank."""
+        model = self._model(role)
+        assert isinstance(model, Learner | Critic), f"the {role} is frozen"
+        return model.train(sequences, steps)
 
-    def values(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
-        """`[R + 1]` values by the critic; micro-batches are for its layout."""
-        assert self._critic is not None, "the algorithm's needs do not name a critic"
-        return self._critic.values(sequences, micro_batches)
-
-    def train_critic(self, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
-        """Take the critic's optimizer steps; metrics of each, the same on every rank."""
-        assert self._critic is not None, "the algorithm's needs do not name a critic"
-        return self._critic.train(sequences, steps)
+    def _model(self, role: Role) -> Learner | Reference | Teacher | Critic:
+        models = {
+            "policy": self.policy,
+            "reference": self.reference,
+            "teacher": self.teacher,
+            "critic": self.critic,
+        }
+        model = models[role]
+        assert model is not None, f"the algorithm does not need a {role}"
+        return model
 
     def update_reference(self) -> None:
-        """From now on the reference is what the policy is now."""
-        assert self._reference is not None, "the algorithm's needs do not name the reference"
-        self._reference.update()
-
-    def train(self, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
-        """Take one optimizer step for each of `steps`; metrics of each, the same on every rank.
-
-        `train/…` by SEMANTICS; `train/tokens` and `train/response_tokens` are counts over all ranks;
-        `perf/*_time` are the seconds of the slowest rank. NonFiniteError names what was not finite
-        (`trainer.non_finite = "stop"`); weights are untouched then.
-        """
-        return self._learner.train(sequences, steps)
+        """Replaces the reference's weights by the policy's current ones."""
+        assert self.reference is not None, "the algorithm does not need a reference"
+        self.reference.update()
 
     def offload(self) -> None:
         """Leave the accelerator's memory to others until `reload`: parameters and optimizer state of all
         models wait in host memory, gradients are forgotten.
         """
-        held = self._learner.release()
-        for companion in (self._teacher, self._critic):
+        held = self.policy.release()
+        for companion in (self.teacher, self.critic):
             if companion is not None:
                 held += companion.release()
         self._writer.release_buffers()
@@ -176,25 +174,25 @@ class TrainerRank:
 
     def _hand_over(self, folder: Path, take: Callable[[Path, dict[str, torch.Tensor]], None]) -> None:
         """Give all parts of the state to `take`, one after the other: they are only valid meanwhile."""
-        take(folder, self._learner.state())
-        if self._critic is not None:
-            take(folder / "critic", self._critic.state())
-        if self._reference is not None and self._spec.reference.update_interval:
-            with self._reference.state() as state:
+        take(folder, self.policy.state())
+        if self.critic is not None:
+            take(folder / "critic", self.critic.state())
+        if self.reference is not None and self._spec.reference.update_interval:
+            with self.reference.state() as state:
                 take(folder / "reference", state)
 
     def load(self, folder: str | Path) -> None:
         """Go on from `save`, also on another layout. ValueError where the checkpoint is another model's."""
         folder = Path(folder)
-        self._learner.load(folder)
-        if self._critic is not None:
-            self._critic.load(folder / "critic")
-        if self._reference is not None and self._spec.reference.update_interval:
-            self._reference.load(folder / "reference")
+        self.policy.load(folder)
+        if self.critic is not None:
+            self.critic.load(folder / "critic")
+        if self.reference is not None and self._spec.reference.update_interval:
+            self.reference.load(folder / "reference")
 
     def export_hf(self, folder: str | Path) -> None:
         """Write an HF folder with the current weights in the source's precision, its config and tokenizer."""
-        export_folder(Path(folder), self._setup, self._model, self._parameters)
+        export_folder(Path(folder), self._setup, self._architecture, self.policy.parameters)
 
     def memory(self) -> dict[str, float]:
         """`peak_memory`: bytes."""

@@ -37,10 +37,10 @@ def content(folder):
 def saved_both_ways(rank, spec, folder):
     """Train, save, begin to save, train on; the two folders. The rank's checksums go into a file beside."""
     sequences = make_sequences(6)
-    rank.train(sequences, plan(sequences, spec))
+    rank.policy.train(sequences, plan(sequences, spec))
     digests = rank.save(folder / "now")
     rank.begin_save(folder / "meanwhile")
-    rank.train(sequences, plan(sequences, spec))
+    rank.policy.train(sequences, plan(sequences, spec))
     digests |= until_saved(rank)
     (folder / f"digests-{os.getpid()}.json").write_text(json.dumps(digests))
     return folder / "now", folder / "meanwhile"
@@ -67,8 +67,8 @@ def test_what_is_written_meanwhile_is_the_same_bit_for_bit(folder, tmp_path, off
     resumed = make_rank(folder, spec)
     resumed.load(meanwhile)
     sequences = make_sequences(6)
-    resumed.train(sequences, plan(sequences, spec))
-    ours, theirs = dict(resumed._parameters.gather()), dict(rank._parameters.gather())
+    resumed.policy.train(sequences, plan(sequences, spec))
+    ours, theirs = dict(resumed.policy.parameters.gather()), dict(rank.policy.parameters.gather())
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     for one in (rank, resumed):
         one.close()

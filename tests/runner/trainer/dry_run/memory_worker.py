@@ -45,12 +45,12 @@ def measure(trainer, spec, rank):
     """Bytes that a rank holds, and has at most in a step beside parameters and optimizer."""
     sequences = make_sequences(30)
     steps = plan(sequences, spec)
-    masters = trainer._parameters.masters.values()
-    optimizer = held(trainer._learner.optimizer.tensors().values())
+    masters = trainer.policy.parameters.masters.values()
+    optimizer = held(trainer.policy.optimizer.tensors().values())
 
     def work():
-        trainer.log_probs(sequences, [batches[:1] for batches in steps[0].micro_batches])
-        trainer.train(sequences, steps)
+        trainer.policy.log_probs(sequences, [batches[:1] for batches in steps[0].micro_batches])
+        trainer.policy.train(sequences, steps)
 
     return {
         "parameters": held(masters),

@@ -21,8 +21,10 @@ def stepped(place, folder, parallel, **trainer):
     own = data_rank(rank, spec.trainer.parallel)
     members = [i for step in steps for batch in step.micro_batches[own] for i in batch]
     sequences = {i: sequences[i] for i in members}
-    log_probs = held.log_probs(sequences, all_micro_batches(steps))
-    found = [[metrics["train/loss"], metrics["train/grad_norm"]] for metrics in held.train(sequences, steps)]
+    log_probs = held.policy.log_probs(sequences, all_micro_batches(steps))
+    found = [
+        [metrics["train/loss"], metrics["train/grad_norm"]] for metrics in held.policy.train(sequences, steps)
+    ]
     return held, log_probs, found
 
 

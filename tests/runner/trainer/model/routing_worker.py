@@ -37,8 +37,8 @@ def main(place, folder, expected, layouts):
             assert all(agree(taken[i], experts[i]) for i in own), parallel
             for i, values in log_probs.items():
                 np.testing.assert_allclose(values, told[i], atol=1e-5, err_msg=str(parallel))
-            trainer._learner._replay._noted = own
-            (metrics,) = trainer.train(
+            trainer.policy._replay._noted = own
+            (metrics,) = trainer.policy.train(
                 sequences if len(own) == len(sequences) else {i: sequences[i] for i in own}, steps
             )
             assert metrics["train/grad_norm"] == pytest.approx(norm, rel=1e-4), parallel

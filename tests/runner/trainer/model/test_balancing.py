@@ -58,12 +58,12 @@ def spec_of(folder, parallel=None, **trainer):
 def stepped(rank, steps=1):
     """Metrics of each of as many optimizer steps on the same samples."""
     sequences = make_sequences()
-    return [rank.train(sequences, plan(sequences, rank._spec))[0] for _ in range(steps)]
+    return [rank.policy.train(sequences, plan(sequences, rank._spec))[0] for _ in range(steps)]
 
 
 def biases(rank):
     """A copy of each layer's, by number."""
-    blocks = [each for decoder in rank._learner.policy.decoders for each in decoder.layers.items()]
+    blocks = [each for decoder in rank.policy.model.decoders for each in decoder.layers.items()]
     return {int(name): block.moe.expert_bias_E.clone() for name, block in blocks if block.moe_enabled}
 
 
@@ -133,7 +133,7 @@ def test_it_is_exported_where_checkpoints_have_a_place_and_it_is_wanted(folders,
     own = biases(rank)[1]
     assert not torch.equal(own, source)
     assert torch.equal(found, own if export else source)
-    assert torch.equal(dict(rank._parameters.gather())[BIAS], found)  # what engines get
+    assert torch.equal(dict(rank.policy.parameters.gather())[BIAS], found)  # what engines get
 
 
 def test_it_stays_in_the_trainer_where_checkpoints_have_no_place(folders, start, tmp_path):
@@ -152,10 +152,10 @@ def test_the_reference_keeps_the_bias_that_it_had(folders, start):
     rank = start(folders["deepseek"], WITH_REFERENCE, rate=0.5)
     sequences = make_sequences()
     batches = all_micro_batches(plan(sequences, rank._spec))
-    before = rank.log_probs(sequences, batches, reference=True)
+    before = rank.reference.log_probs(sequences, batches)
     known = [dataclasses.replace(one, reference_log_probs=before[i]) for i, one in enumerate(sequences)]
-    rank.train(known, plan(known, rank._spec))
-    after, policy = rank.log_probs(sequences, batches, reference=True), rank.log_probs(sequences, batches)
+    rank.policy.train(known, plan(known, rank._spec))
+    after, policy = rank.reference.log_probs(sequences, batches), rank.policy.log_probs(sequences, batches)
     for i, values in before.items():
         np.testing.assert_array_equal(after[i], values)
     assert max(np.abs(policy[i] - before[i]).max() for i in before) > 1e-3
@@ -165,7 +165,7 @@ def test_a_step_that_is_left_out_moves_nothing(folders, start):
     rank = start(folders["qwen"], non_finite="skip")
     first, *others = make_sequences()
     sequences = [dataclasses.replace(first, advantages=np.full_like(first.advantages, np.nan)), *others]
-    (metrics,) = rank.train(sequences, plan(sequences, rank._spec))
+    (metrics,) = rank.policy.train(sequences, plan(sequences, rank._spec))
     assert metrics["train/skipped_steps"] == 1
     assert not any(bias.any() for bias in biases(rank).values())
 

@@ -39,15 +39,15 @@ def test_compiled_layers_agree_with_transformers(folder):
     rank, plain = make_rank(folder, spec), make_rank(folder, plain_spec)
     sequences = make_sequences(5)
     steps = plan(sequences, spec)
-    ours = rank.log_probs(sequences, all_micro_batches(steps))
+    ours = rank.policy.log_probs(sequences, all_micro_batches(steps))
     reference = Reference(folder, spec)
     with torch.no_grad():
         for i, one in enumerate(sequences):
             np.testing.assert_allclose(ours[i], reference.log_probs(one)[0].numpy(), atol=1e-5)
-    (metrics,), (expected,) = rank.train(sequences, steps), plain.train(sequences, steps)
+    (metrics,), (expected,) = rank.policy.train(sequences, steps), plain.policy.train(sequences, steps)
     assert metrics["train/grad_norm"] == pytest.approx(expected["train/grad_norm"], rel=1e-5)
-    theirs = dict(plain._parameters.gather())
-    for name, tensor in rank._parameters.gather():
+    theirs = dict(plain.policy.parameters.gather())
+    for name, tensor in rank.policy.parameters.gather():
         torch.testing.assert_close(tensor, theirs[name], atol=1e-5, rtol=0)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     for one in (rank, plain):
@@ -64,12 +64,12 @@ def test_experts_that_are_told_and_counted_are_so_in_compiled_layers(folder):
         spec = make_spec(folder, compile=compiled, moe=told)
         rank, sequences = make_rank(folder, spec), make_sequences(6)
         steps = plan(sequences, spec, 2)
-        log_probs = rank.log_probs(sequences, all_micro_batches(steps))
-        metrics = rank.train(sequences, steps)
+        log_probs = rank.policy.log_probs(sequences, all_micro_batches(steps))
+        metrics = rank.policy.train(sequences, steps)
         rest = [
             step[f"train/{name}"] for step in metrics for name in ("loss", "grad_norm", "expert_load_max")
         ]
-        after = rank.log_probs(sequences, all_micro_batches(steps))
+        after = rank.policy.log_probs(sequences, all_micro_batches(steps))
         found.append((log_probs, after, rest))
         rank.close()
     (before, after, numbers), (own_before, own_after, own_numbers) = found

@@ -10,7 +10,7 @@ def test_load_is_that_of_one_step(tmp_path):
     try:
         loads = []
         for _ in range(2):
-            (metrics,) = rank.train(sequences, plan(sequences, spec))
+            (metrics,) = rank.policy.train(sequences, plan(sequences, spec))
             loads.append((metrics["train/expert_load_max"], metrics["train/expert_load_min"]))
         assert loads[0] == loads[1]
         most, least = loads[0]

@@ -48,14 +48,14 @@ def spec_of(folder, parallel=None, replay="trainer", **trainer):
 
 def turn_routers(rank):
     """Weights under which every router would choose the experts that it likes least now."""
-    with starting_weights(rank._spec, Path(rank._setup.model_folder), rank._model) as read:
-        rank._parameters.load(lambda one: -read(one) if "mlp.gate." in one.name else read(one))
+    with starting_weights(rank._spec, Path(rank._setup.model_folder), rank._architecture) as read:
+        rank.policy.parameters.load(lambda one: -read(one) if "mlp.gate." in one.name else read(one))
 
 
 def noted(rank, sequences, steps):
     """Log-probs, and the experts that were noted."""
-    log_probs = rank.log_probs(sequences, all_micro_batches(steps))
-    return log_probs, dict(rank._learner._replay._noted)
+    log_probs = rank.policy.log_probs(sequences, all_micro_batches(steps))
+    return log_probs, dict(rank.policy._replay._noted)
 
 
 def replayed(rank, sequences, experts, steps):
@@ -118,7 +118,7 @@ def test_gradients_reach_the_routers_of_the_replayed_experts(folder):
     (step,) = steps = plan(sequences, spec)
     _, experts = noted(rank, sequences, steps)
     turn_routers(rank)
-    rank.train(sequences, steps)
+    rank.policy.train(sequences, steps)
     keys = {(len(one.tokens), one.tokens.tobytes()): experts[i] for i, one in enumerate(sequences)}
     reference = ForcedReference(folder, spec, keys)
     for layer in reference.model.model.layers:
@@ -126,8 +126,8 @@ def test_gradients_reach_the_routers_of_the_replayed_experts(folder):
     expected = reference.gradients(sequences, step.scale, 0.1)
     total = torch.nn.utils.get_total_norm(list(expected.values()))
     scale = min(1.0, spec.trainer.max_grad_norm / float(total))
-    rank._parameters.masters = {name: one.grad for name, one in rank._parameters.masters.items()}
-    ours = split_experts(dict(rank._parameters.gather()))
+    rank.policy.parameters.masters = {name: one.grad for name, one in rank.policy.parameters.masters.items()}
+    ours = split_experts(dict(rank.policy.parameters.gather()))
     assert ours["model.layers.0.mlp.gate.weight"].any()
     for name, gradient in expected.items():
         torch.testing.assert_close(ours[name], gradient * scale, atol=1e-6, rtol=1e-4)
@@ -142,9 +142,9 @@ def test_nothing_is_replayed_that_was_not_noted_for_these_updates(folder):
         steps = plan(sequences, spec)
         if moe == "trainer":
             noted(rank, sequences, steps)
-        first = rank.train(sequences, steps)
-        metrics.append([*first, *rank.train(sequences, steps)])
-        assert not rank._learner._replay._noted
+        first = rank.policy.train(sequences, steps)
+        metrics.append([*first, *rank.policy.train(sequences, steps)])
+        assert not rank.policy._replay._noted
         rank.close()
     ours, theirs = ([step["train/grad_norm"] for step in run] for run in metrics)
     assert ours == pytest.approx(theirs, rel=1e-5)
@@ -161,17 +161,17 @@ def test_an_engines_experts_are_taken_in_every_pass_of_the_policy(folder):
         experts = experts.reshape(len(one.tokens), -1).astype(np.int16)
         experts[-1] = -1  # an engine does not run the last token that it makes
         told.append(dataclasses.replace(one, experts=experts))
-    ours = rank.log_probs(told, all_micro_batches(steps))
+    ours = rank.policy.log_probs(told, all_micro_batches(steps))
     reference = Reference(folder, spec)
     with torch.no_grad():
         for i, one in enumerate(told):
             force_routing(reference.model, np.maximum(one.experts, 0))
             theirs, _ = reference.log_probs(one)
             np.testing.assert_allclose(ours[i], theirs.numpy(), atol=1e-5)
-    (metrics,) = rank.train(told, steps)
+    (metrics,) = rank.policy.train(told, steps)
     assert metrics["train/approx_kl"] == pytest.approx(0.0, abs=1e-7)
     with pytest.raises(ValueError, match="a sample came without the experts it was routed to"):
-        rank.log_probs(sequences, all_micro_batches(steps))
+        rank.policy.log_probs(sequences, all_micro_batches(steps))
     rank.close()
 
 
@@ -183,8 +183,8 @@ def test_replay_is_the_same_on_every_layout(folder, tmp_path):
     _, experts = noted(rank, sequences, steps)
     turn_routers(rank)
     told, _ = replayed(rank, sequences, experts, steps)
-    rank._learner._replay._noted = experts
-    (metrics,) = rank.train(sequences, steps)
+    rank.policy._replay._noted = experts
+    (metrics,) = rank.policy.train(sequences, steps)
     torch.save((experts, told, metrics["train/grad_norm"]), tmp_path / "expected.pt")
     rank.close()
     run_ranks(WORKER, 2, [str(folder), str(tmp_path / "expected.pt"), CASES], tmp_path)

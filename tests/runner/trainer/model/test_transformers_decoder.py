@@ -21,7 +21,7 @@ def test_trained_saved_converted_and_exported(tmp_path):
     trainer = make_rank(folder, spec := make_spec(folder))
     try:
         sequences = make_sequences(3)
-        trainer.train(sequences, plan(sequences, spec))
+        trainer.policy.train(sequences, plan(sequences, spec))
         trainer.save(run / "checkpoints" / "step-1" / "trainer")
         trainer.export_hf(tmp_path / "export")
     finally:
@@ -60,7 +60,7 @@ def test_a_document_has_the_frequencies_that_it_has_alone(tmp_path, kind):
     try:
         [step] = plan(sequences, spec)
         assert any(len(batch) > 1 for batch in step.micro_batches[0])
-        found = [trainer.log_probs(sequences, step.micro_batches) for _ in range(2)]
+        found = [trainer.policy.log_probs(sequences, step.micro_batches) for _ in range(2)]
     finally:
         trainer.close()
     for i, sequence in enumerate(sequences):
@@ -91,10 +91,10 @@ def test_attention_that_documents_cannot_be_told_to_is_refused(tmp_path, monkeyp
     folder = make_tiny_model(tmp_path / "hf", "mistral", pad_token_id=None)
     trainer = make_rank(folder, spec := make_spec(folder))
     try:
-        [decoder] = trainer._learner.policy.decoders
+        [decoder] = trainer.policy.model.decoders
         decoder._layers += 1  # as if one layer had attention of its own kind
         sequences = make_sequences(1)
         with pytest.raises(ValueError, match="called attention 2 times for 3 layers"):
-            trainer.log_probs(sequences, plan(sequences, spec)[0].micro_batches)
+            trainer.policy.log_probs(sequences, plan(sequences, spec)[0].micro_batches)
     finally:
         trainer.close()

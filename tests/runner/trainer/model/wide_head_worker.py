@@ -39,14 +39,14 @@ def measure(folder, parallel, head_dtype, *, rank=0, world_size=1, port=None):
     settings = {"dtype": "bfloat16", "head_dtype": head_dtype, "logits_chunk": 16, "lr": 1e-12}
     spec = make_spec(folder, parallel, algorithm, **settings, max_grad_norm=1e9, max_tokens_per_rank=BUDGET)
     trainer = make_rank(folder, spec, rank=rank, world_size=world_size, port=port)
-    calls = record(trainer._learner.policy.decoders[0].lm_head)
-    masters = dict(trainer._parameters.gather())
+    calls = record(trainer.policy.model.decoders[0].lm_head)
+    masters = dict(trainer.policy.parameters.gather())
     name = "lm_head.weight" if "lm_head.weight" in masters else "model.embed_tokens.weight"
     weight = everywhere(masters[name], world_size).bfloat16().float().requires_grad_()
     sequences = make_sequences()
     steps = plan(sequences, spec)
-    trainer.log_probs(sequences, all_micro_batches(steps))
-    trainer.train(sequences, steps)
+    trainer.policy.log_probs(sequences, all_micro_batches(steps))
+    trainer.policy.train(sequences, steps)
     worst, loss = 0.0, 0.0
     for call in calls:
         logits = call["hidden"] @ weight.t() / TEMPERATURE
@@ -56,7 +56,7 @@ def measure(folder, parallel, head_dtype, *, rank=0, world_size=1, port=None):
     loss.backward()
     if parallel.get("fsdp", 1) > 1:
         dist.all_reduce(weight.grad)
-    parameters = trainer._parameters
+    parameters = trainer.policy.parameters
     parameters.masters = {name: master.grad for name, master in parameters.masters.items()}
     gradient = dict(parameters.gather())[name]
     error = float((gradient - weight.grad).norm() / weight.grad.norm()) if rank == 0 else 0.0

@@ -18,7 +18,7 @@ def main(rank, world_size, port, cases):
             spec = make_spec(folder, parallel, offload=offload)
             trainer = make_rank(folder, spec, rank=rank, world_size=world_size, port=port)
             metrics = trained(trainer, spec, 1)
-            held = [*trainer._parameters.held, *trainer._learner.optimizer.held]
+            held = [*trainer.policy.parameters.held, *trainer.policy.optimizer.held]
             assert any(isinstance(tensor, DTensor) for tensor in held)
             trainer.offload()
             assert not any(local_part(tensor).untyped_storage().nbytes() for tensor in held)

@@ -91,12 +91,12 @@ def trained(rank, spec, times=2):
     return [
         {name: value for name, value in metrics.items() if name.startswith("train/")}
         for _ in range(times)
-        for metrics in rank.train(sequences, plan(sequences, spec))
+        for metrics in rank.policy.train(sequences, plan(sequences, spec))
     ]
 
 
 def whole(rank):
-    return {name: tensor.clone() for name, tensor in rank._parameters.gather()}
+    return {name: tensor.clone() for name, tensor in rank.policy.parameters.gather()}
 
 
 def same(ours, theirs):
@@ -123,8 +123,10 @@ def test_a_rank_gives_its_memory_up_and_goes_on_as_if_it_had_not(folder):
     spec = make_spec(folder, algorithm={"type": "ppo"})
     ranks = [make_rank(folder, spec) for _ in range(2)]
     first = [trained(rank, spec, 1) for rank in ranks]
-    held = [tensor for part in (ranks[0]._parameters, ranks[0]._learner.optimizer) for tensor in part.held]
-    held += ranks[0]._critic._parameters.held
+    held = [
+        tensor for part in (ranks[0].policy.parameters, ranks[0].policy.optimizer) for tensor in part.held
+    ]
+    held += ranks[0].critic._parameters.held
     ranks[0].offload()
     assert not any(tensor.untyped_storage().nbytes() for tensor in held)
     ranks[0].reload()

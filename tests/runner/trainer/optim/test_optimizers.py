@@ -78,11 +78,11 @@ def start(folder):
 def test_a_resumed_run_goes_on_bit_for_bit(start, tmp_path, name):
     sequences = make_sequences()
     rank, spec = start(optimizer=name)
-    rank.train(sequences, plan(sequences, spec))
+    rank.policy.train(sequences, plan(sequences, spec))
     rank.save(tmp_path / "step")
     resumed, _ = start(optimizer=name)
     resumed.load(tmp_path / "step")
-    runs = [[one.train(sequences, plan(sequences, spec))[0]["train/grad_norm"] for _ in range(3)]
+    runs = [[one.policy.train(sequences, plan(sequences, spec))[0]["train/grad_norm"] for _ in range(3)]
             for one in (rank, resumed)]  # fmt: skip
     assert runs[0] == runs[1]
 
@@ -90,10 +90,12 @@ def test_a_resumed_run_goes_on_bit_for_bit(start, tmp_path, name):
 def test_frozen_parameters_stay_and_the_rest_moves(start, tmp_path):
     sequences = make_sequences()
     rank, spec = start(freeze=("model.embed_tokens.*", "model.layers.0.*", "*_norm.weight"))
-    before = {name: one.detach().clone() for name, one in rank._parameters.masters.items()}
-    (metrics,) = rank.train(sequences, plan(sequences, spec))
+    before = {name: one.detach().clone() for name, one in rank.policy.parameters.masters.items()}
+    (metrics,) = rank.policy.train(sequences, plan(sequences, spec))
     assert metrics["train/grad_norm"] > 0
-    moved = {name for name, one in rank._parameters.masters.items() if not torch.equal(one, before[name])}
+    moved = {
+        name for name, one in rank.policy.parameters.masters.items() if not torch.equal(one, before[name])
+    }
     assert moved == {
         name
         for name in before
@@ -104,8 +106,10 @@ def test_frozen_parameters_stay_and_the_rest_moves(start, tmp_path):
     rank.save(tmp_path / "step")
     resumed, _ = start(freeze=("model.embed_tokens.*", "model.layers.0.*", "*_norm.weight"))
     resumed.load(tmp_path / "step")
-    for name, one in resumed._parameters.masters.items():
-        np.testing.assert_array_equal(one.detach().numpy(), rank._parameters.masters[name].detach().numpy())
+    for name, one in resumed.policy.parameters.masters.items():
+        np.testing.assert_array_equal(
+            one.detach().numpy(), rank.policy.parameters.masters[name].detach().numpy()
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""Handles of the models that the trainer's ranks hold: policy, reference, teacher and critic.
+
+sequences ──▶ packed for the model's layout ──▶ every rank of the trainer ──▶ log-probs, values or metrics
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlrun.runner.batches.packing import all_micro_batches
+from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainSequence, TrainStep
+
+Pack = Callable[[Sequence[TrainSequence]], list[TrainStep]]
+"""Splits a step's sequences into optimizer steps and micro-batches."""
+
+
+class RemoteModels(Protocol):
+    """The ranks that hold the models (rlrun.runner.cluster.trainer_group.TrainerGroup).
+
+    `data_ranks` is the part of the data that each rank sees in the model's layout.
+    """
+
+    async def compute(
+        self,
+        role: Role,
+        output: Output,
+        sequences: Sequence[TrainSequence],
+        micro_batches: MicroBatches,
+        *,
+        data_ranks: Sequence[int],
+    ) -> list[NDArray[np.float32]]:
+        """Returns the output of one model, one array per sequence."""
+
+    async def train(
+        self,
+        role: Role,
+        sequences: Sequence[TrainSequence],
+        steps: Sequence[TrainStep],
+        *,
+        data_ranks: Sequence[int],
+    ) -> list[dict[str, float]]:
+        """Takes optimizer steps with one model and returns the metrics of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHandle:
+    """One model on the trainer's ranks, with its layout and its packer.
+
+    Every method packs the sequences for the model's layout, unless the caller passes `steps` that were packed
+    by this handle.
+    """
+
+    ranks: RemoteModels
+    role: Role
+    pack: Pack
+    data_ranks: Sequence[int]
+    """The part of the data that each rank sees, by rank."""
+
+    async def log_probs(
+        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep] | None = None
+    ) -> list[NDArray[np.float32]]:
+        """Returns `[R]` log-probs of each sequence's response under the model's current weights."""
+        return await self._compute("log_probs", sequences, steps)
+
+    async def values(
+        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep] | None = None
+    ) -> list[NDArray[np.float32]]:
+        """Returns `[R + 1]` values of each sequence: before each response token, and after the last."""
+        return await self._compute("values", sequences, steps)
+
+    async def train(
+        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep] | None = None
+    ) -> list[dict[str, float]]:
+        """Takes the optimizer steps and returns the metrics of each."""
+        steps = self.pack(sequences) if steps is None else steps
+        return await self.ranks.train(self.role, sequences, steps, data_ranks=self.data_ranks)
+
+    async def _compute(
+        self, output: Output, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep] | None
+    ) -> list[NDArray[np.float32]]:
+        micro_batches = all_micro_batches(self.pack(sequences) if steps is None else steps)
+        return await self.ranks.compute(
+            self.role, output, sequences, micro_batches, data_ranks=self.data_ranks
+        )

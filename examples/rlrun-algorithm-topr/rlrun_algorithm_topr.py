@@ -10,16 +10,16 @@ from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 
 
 class TOPRParams(BaseModel):
-    """How far a bad sample's weight may rise."""
+    """The parameter of TOPR."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cap: float = Field(default=1.0, gt=0)
-    """Largest weight of a sample that did worse than its group."""
+    """Largest weight of a sample whose reward is below its group's mean."""
 
 
 class TOPR:
-    """Good samples count in full, however unlikely they have become; bad ones fade with their probability."""
+    """Trains fully on good samples, and on bad ones only as far as the policy still generates them."""
 
     Params = TOPRParams
     api_version = 1
@@ -29,21 +29,23 @@ class TOPR:
         self.params = params
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """Reward minus the group's mean, the same on every token of a sample."""
-        arrays = []
+        """Returns reward - group mean for each sample, the same value on each of its tokens."""
+        arrays: list[NDArray[np.float32]] = []
         for group in groups:
-            rewards = [one.reward for one in group.samples]
+            rewards = [sample.reward for sample in group.samples]
             # a failed sample has no reward; it is not trained on either
             mean = np.nanmean(rewards) if np.isfinite(rewards).any() else 0.0
-            apart = np.nan_to_num(np.array(rewards) - mean)
+            differences = np.nan_to_num(np.array(rewards) - mean)
             arrays += [
-                np.full(len(one.tokens), value, np.float32)
-                for one, value in zip(group.samples, apart, strict=True)
+                np.full(len(sample.tokens), value, np.float32)
+                for sample, value in zip(group.samples, differences, strict=True)
             ]
         return arrays
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """-weight · advantage · log-prob; the weight of a bad sample is its probability's ratio, capped."""
+        """Returns -weight · advantage · log-prob. The weight of a bad sample is its probability ratio, at
+        most `cap`.
+        """
         change = inputs.sample_sum((inputs.log_probs - inputs.old_log_probs).detach() * inputs.mask)
         tapered = change.exp().clamp(max=self.params.cap)[inputs.sample]
         weight = tapered.where(inputs.advantages < 0, tapered.new_ones(tapered.shape))

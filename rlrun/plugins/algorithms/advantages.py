@@ -1,6 +1,8 @@
-"""Advantages from rewards: comparisons inside a group, returns along a response, whitening over a step.
+"""Computes advantages from rewards: comparisons within a group, returns along a response, whitening of a
+step.
 
-Everything is numpy on the driver, where all groups of a step are at hand, so no statistic ever crosses ranks.
+Everything is numpy on the driver, which holds all groups of a step, so no statistic has to be reduced over
+ranks. Shapes: n samples of a group, R response tokens of a sample.
 """
 
 from __future__ import annotations
@@ -24,70 +26,77 @@ STD_EPSILON = 1e-6
 VARIANCE_EPSILON = 1e-8
 
 
-def centred(rewards: Scores, normalize_std: bool, executions: Numbers | None = None) -> Scores:
-    """Rewards `[n]` of one group minus their mean; with `normalize_std` over their unbiased std + 1e-6.
+def centre_rewards(rewards: Scores, normalize_std: bool, executions: Numbers | None = None) -> Scores:
+    """Returns the rewards `[n]` of one group minus their mean; with `normalize_std`, divided by their
+    unbiased std + 1e-6.
 
-    `executions` `[n]` numbers the executions that left the samples, each of which counts once; None: every
-    sample is one. A group of one has nothing to compare with: advantage 0.
+    `executions` `[n]` numbers the execution of each sample; the samples of one execution together count once.
+    None means that every sample is an execution. A group of one has nothing to compare with and gets
+    advantage 0.
     """
-    own, others = _executions(rewards, executions)
-    if others < 1:
+    numbers, num_others = _execution_numbers(rewards, executions)
+    if num_others < 1:
         return np.zeros_like(rewards)
-    shares = 1.0 / np.bincount(own)[own]
-    differences: Scores = rewards - (shares * rewards).sum() / (others + 1)
+    shares = 1.0 / np.bincount(numbers)[numbers]
+    differences: Scores = rewards - (shares * rewards).sum() / (num_others + 1)
     if normalize_std:
-        differences /= np.sqrt((shares * differences**2).sum() / others) + STD_EPSILON
+        differences /= np.sqrt((shares * differences**2).sum() / num_others) + STD_EPSILON
     return differences
 
 
 def leave_one_out(rewards: Scores, executions: Numbers | None = None) -> Scores:
-    """Each reward of a group `[n]` minus the mean of the others (RLOO, https://arxiv.org/abs/2402.14740):
-    those of other executions, each of which counts once.
+    """Returns each reward of a group `[n]` minus the mean reward of the other executions.
+
+    This is RLOO's baseline (https://arxiv.org/abs/2402.14740). Each execution counts once in the mean.
     """
-    own, others = _executions(rewards, executions)
-    if others < 1:
+    numbers, num_others = _execution_numbers(rewards, executions)
+    if num_others < 1:
         return np.zeros_like(rewards)
-    means = np.bincount(own, weights=rewards) / np.bincount(own)
-    advantages: Scores = rewards - (means.sum() - means[own]) / others
+    means = np.bincount(numbers, weights=rewards) / np.bincount(numbers)
+    advantages: Scores = rewards - (means.sum() - means[numbers]) / num_others
     return advantages
 
 
-def _executions(rewards: Scores, executions: Numbers | None) -> tuple[Numbers, int]:
-    """The execution of each sample, and how many others a sample is compared with."""
-    own = np.arange(len(rewards)) if executions is None else executions
-    return own, int(own.max(initial=0))
+def _execution_numbers(rewards: Scores, executions: Numbers | None) -> tuple[Numbers, int]:
+    """Returns the execution of each sample, and with how many other executions each sample is compared."""
+    numbers = np.arange(len(rewards)) if executions is None else executions
+    return numbers, int(numbers.max(initial=0))
 
 
-def executions_of(samples: Sequence[Sample]) -> Numbers:
-    """`[n]` numbers, from 0, of the executions that left these samples."""
+def number_executions(samples: Sequence[Sample]) -> Numbers:
+    """Returns `[n]` the number of each sample's execution, counted from 0."""
     numbers: dict[str | int, int] = {}
-    names = [sample.execution_id or place for place, sample in enumerate(samples)]
+    names = [sample.execution_id or index for index, sample in enumerate(samples)]
     return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
 def is_compared(sample: Sample) -> bool:
-    """Whether a sample belongs to its group's statistics: failed and unscored ones do not."""
+    """Returns whether a sample enters its group's statistics; failed and unscored samples do not."""
     return sample.status is not Status.FAILED and bool(np.isfinite(sample.reward))
 
 
 def group_relative(groups: Sequence[Group], normalize_std: bool) -> list[Scores]:
-    """GRPO's advantages: one `[R]` array for each sample, `centred` within its group."""
-    found = [(group, *compared(group)) for group in groups]
+    """Returns GRPO's advantages: one `[R]` array for each sample, from `centre_rewards` within its group."""
+    comparisons = [(group, *comparable_rewards(group)) for group in groups]
     return [
         array
-        for group, rewards, executions in found
-        for array in spread(group, centred(rewards, normalize_std, executions))
+        for group, rewards, executions in comparisons
+        for array in spread_over_tokens(group, centre_rewards(rewards, normalize_std, executions))
     ]
 
 
-def compared(group: Group) -> tuple[Scores, Numbers]:
-    """Rewards of the group's samples that count, in order, and the executions that left them."""
+def comparable_rewards(group: Group) -> tuple[Scores, Numbers]:
+    """Returns the rewards of the group's samples that are compared, in order, and the numbers of their
+    executions.
+    """
     samples = [sample for sample in group.samples if is_compared(sample)]
-    return np.array([one.reward for one in samples], dtype=np.float64), executions_of(samples)
+    return np.array([sample.reward for sample in samples], dtype=np.float64), number_executions(samples)
 
 
-def spread(group: Group, values: Scores) -> list[Scores]:
-    """One value a sample that counts -> the same on each of its tokens; zeros for samples that don't."""
+def spread_over_tokens(group: Group, values: Scores) -> list[Scores]:
+    """Spreads one value per compared sample over that sample's tokens; samples that are not compared get
+    zeros.
+    """
     remaining = iter(values.tolist())
     return [
         np.full(len(sample.tokens), next(remaining) if is_compared(sample) else 0.0)
@@ -96,7 +105,9 @@ def spread(group: Group, values: Scores) -> list[Scores]:
 
 
 def reward_at_end(reward: float, mask: Array) -> Scores:
-    """Token rewards `[R]`: the sample's reward on its last trained token (if it has one), 0 elsewhere."""
+    """Returns token rewards `[R]`: the sample's reward on its last trained token, if there is one, and 0
+    elsewhere.
+    """
     rewards = np.zeros(len(mask))
     trained = np.flatnonzero(mask)
     if len(trained):
@@ -105,9 +116,9 @@ def reward_at_end(reward: float, mask: Array) -> Scores:
 
 
 def discounted_sums(values: Scores, discount: float) -> Scores:
-    """`y[t] = x[t] + discount * y[t + 1]` along `[R]`, in log2(R) whole-array steps.
+    """Returns `y[t] = x[t] + discount * y[t + 1]` along `[R]`, in log2(R) operations on the whole array.
 
-    Doubling: after the pass of shift s, y[t] holds the terms t to t + 2s - 1.
+    This uses doubling: after the pass with shift s, y[t] holds the terms t to t + 2s - 1.
     """
     sums = values.astype(np.float64)
     shift, factor = 1, discount
@@ -118,9 +129,10 @@ def discounted_sums(values: Scores, discount: float) -> Scores:
 
 
 def whiten(advantages: Sequence[Scores], masks: Sequence[Array]) -> list[Scores]:
-    """Zero mean and unit variance over all trained tokens of a step; masked tokens are shifted alike.
+    """Scales advantages to zero mean and unit variance over all trained tokens of a step.
 
-    Variance is Bessel-corrected from two tokens on. ValueError when no token is trained.
+    Tokens that are not trained are shifted and scaled by the same numbers. The variance is Bessel-corrected
+    from two tokens on. Raises ValueError when no token is trained.
     """
     values = np.concatenate(advantages, dtype=np.float64) if advantages else np.zeros(0)
     trained = values[np.concatenate(masks) > 0] if masks else values

@@ -1,4 +1,6 @@
-"""CISPO: clipped importance weights, so that no token loses its gradient (MiniMax-M1, https://arxiv.org/abs/2506.13585)."""
+"""CISPO: clips the importance weight instead of the loss, so that every token keeps its gradient (MiniMax-M1,
+https://arxiv.org/abs/2506.13585).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pydantic import Field
 from rlrun.plugins.algorithms.advantages import group_relative
 from rlrun.plugins.algorithms.objective import ObjectiveParams, needs_of, objective
 from rlrun.plugins.algorithms.policy_loss import cispo_loss
-from rlrun.plugins.algorithms.shaping import shaped
+from rlrun.plugins.algorithms.shaping import shape_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 
 if TYPE_CHECKING:
@@ -24,13 +26,13 @@ class CISPOParams(ObjectiveParams):
     normalize_std: bool = True
     """Divide advantages by the group's standard deviation."""
     clip: float = Field(default=1.0, gt=0, le=1)
-    """The weight counts no lower than 1 - clip; 1 is no lower bound, as published."""
+    """Lower bound of the weight is 1 - clip; the published 1 means no lower bound."""
     clip_high: float = Field(default=0.28, gt=0)
-    """The weight counts no higher than 1 + clip_high, whatever `clip` is."""
+    """Upper bound of the weight is 1 + clip_high, independent of `clip`."""
 
 
 class CISPO:
-    """GRPO's advantages; REINFORCE with the clipped, detached ratio as its weight."""
+    """Computes GRPO's advantages, and trains with REINFORCE weighted by the clipped, detached ratio."""
 
     Params = CISPOParams
     api_version = 1
@@ -40,11 +42,11 @@ class CISPO:
         self.needs: Needs = needs_of(params, group_relative=True)
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """(reward - group mean) / group std, the same on every token of a sample."""
-        return shaped(self.params, groups, group_relative(groups, self.params.normalize_std))
+        """Returns (reward - group mean) / group std for each sample, the same value on each of its tokens."""
+        return shape_advantages(self.params, groups, group_relative(groups, self.params.normalize_std))
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """-weight · advantage · log-prob."""
+        """Returns -weight · advantage · log-prob for each token."""
         params = self.params
         pg_loss, clipped = cispo_loss(
             inputs.log_probs, inputs.old_log_probs, inputs.advantages, params.clip, params.clip_high

@@ -18,14 +18,14 @@ else:
 
 
 class DPOParams(Section):
-    """How far the policy may leave the reference for what is preferred."""
+    """The parameter of DPO."""
 
     beta: float = Field(default=0.1, gt=0)
-    """Strength of the pull back to the reference."""
+    """How strongly the policy is kept near the reference."""
 
 
 class DPO:
-    """No rollout, no reward: rows carry a preferred and a rejected response."""
+    """Trains on rows that contain a preferred and a rejected response; uses neither rollouts nor rewards."""
 
     Params = DPOParams
     api_version = 1
@@ -35,13 +35,16 @@ class DPO:
         self.params = params
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """Zeros: pairs are compared in the loss."""
-        return [np.zeros(len(one.tokens), dtype=np.float32) for group in groups for one in group.samples]
+        """Returns zeros, because the loss compares the pairs."""
+        return [
+            np.zeros(len(sample.tokens), dtype=np.float32) for group in groups for sample in group.samples
+        ]
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """-log sigmoid(margin), the pair's one number, on each of its tokens.
+        """Returns -log sigmoid(margin), one number for each pair, on each of the pair's tokens.
 
-        margin = beta · ((preferred - reference) - (rejected - reference)), log-probs summed over responses.
+        margin = beta · ((preferred - reference) - (rejected - reference)), with log-probs summed over
+        responses.
         """
         assert inputs.reference_log_probs is not None, "needs.reference was declared"
         gains = inputs.sample_sum((inputs.log_probs - inputs.reference_log_probs) * inputs.mask)

@@ -1,19 +1,19 @@
 """Dr. GRPO: GRPO without the terms that bias it (https://arxiv.org/abs/2503.20783).
 
-Its other half is `trainer.reduction = "dr_grpo"`: losses are divided by a constant, not by the length.
+Its other half is `trainer.reduction = "dr_grpo"`, which divides losses by a constant instead of the length.
 """
 
 from rlrun.plugins.algorithms.grpo import GRPO, GRPOParams
 
 
 class DrGRPOParams(GRPOParams):
-    """GRPO's parameters; advantages are not divided by the group's standard deviation."""
+    """GRPO's parameters, with advantages that are not divided by the group's standard deviation."""
 
     normalize_std: bool = False
     """Divide advantages by the group's standard deviation."""
 
 
 class DrGRPO(GRPO):
-    """reward - group mean, clipped loss."""
+    """Computes advantages as reward - group mean, and trains with the clipped loss."""
 
     Params = DrGRPOParams

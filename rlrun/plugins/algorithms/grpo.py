@@ -1,4 +1,13 @@
-"""GRPO: group relative policy optimisation (DeepSeekMath, https://arxiv.org/abs/2402.03300)."""
+"""GRPO: group relative policy optimisation (DeepSeekMath, https://arxiv.org/abs/2402.03300).
+
+GRPO samples several responses to each prompt and compares their rewards within that group, so it needs no
+critic. A job uses the class below in two places:
+
+    driver:   rewards of all groups      -> `advantages` -> one array per sample
+    trainer:  log-probs of a micro-batch -> `loss`       -> one loss per token
+
+The framework masks tokens that are not trained, reduces the token losses and computes the gradient.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rlrun.plugins.algorithms.advantages import group_relative
 from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
-from rlrun.plugins.algorithms.shaping import shaped
+from rlrun.plugins.algorithms.shaping import shape_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 
 if TYPE_CHECKING:
@@ -16,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class GRPOParams(ClipParams):
-    """GRPO as published, without a KL term unless one is asked for."""
+    """The parameters of GRPO. The defaults are GRPO as published, except that no KL term is added."""
 
     normalize_std: bool = True
-    """Divide advantages by the group's standard deviation."""
+    """Divides advantages by the standard deviation of the group's rewards."""
 
 
 class GRPO:
-    """A sample's advantage is its reward relative to its group; the loss is PPO's clipped one."""
+    """Computes advantages relative to the group, and trains on them with PPO's clipped loss."""
 
     Params = GRPOParams
     api_version = 1
@@ -33,9 +42,10 @@ class GRPO:
         self.needs: Needs = needs_of(params, group_relative=True)
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """(reward - group mean) / group std, the same on every token of a sample."""
-        return shaped(self.params, groups, group_relative(groups, self.params.normalize_std))
+        """Returns (reward - group mean) / group std for each sample, the same value on each of its tokens."""
+        return shape_advantages(self.params, groups, group_relative(groups, self.params.normalize_std))
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """Clipped loss of each token's ratio."""
-        return clipped_objective(self.params, inputs, inputs.log_probs - inputs.old_log_probs)
+        """Returns PPO's clipped loss of each token, from the ratio of the new to the old policy."""
+        log_ratio = inputs.log_probs - inputs.old_log_probs  # [T]
+        return clipped_objective(self.params, inputs, log_ratio)

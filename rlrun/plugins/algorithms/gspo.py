@@ -9,20 +9,22 @@ from rlrun.plugins.types import LossInputs, LossOutputs
 
 
 class GSPOParams(SymmetricClip, GRPOParams):
-    """GRPO's parameters; a sequence's ratio moves less than a token's, so the clip range is far narrower."""
+    """GRPO's parameters with a far narrower clip range: a sequence's ratio moves less than a token's."""
 
     clip: float = Field(default=3e-4, gt=0, lt=1)
-    """The ratio counts no lower than 1 - clip."""
+    """Lower bound of the ratio is 1 - clip."""
     clip_high: float | None = Field(default=4e-4, gt=0)
-    """The ratio counts no higher than 1 + clip_high. Where `clip` is given and this is not: as `clip`."""
+    """Upper bound of the ratio is 1 + clip_high. Where only `clip` is set, it bounds both sides."""
 
 
 class GSPO(GRPO):
-    """GRPO's advantages; every token carries its sample's ratio, the geometric mean of its tokens' ratios."""
+    """Uses GRPO's advantages, and the ratio of the whole sample (the geometric mean of its tokens' ratios) on
+    each of its tokens.
+    """
 
     Params = GSPOParams
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """Clipped loss of the sequence ratio; the gradient flows through the mean."""
+        """Returns the clipped loss of the sample's ratio; the gradient flows through the mean."""
         log_ratio = -mean_divergence(inputs, inputs.old_log_probs)
         return clipped_objective(self.params, inputs, log_ratio[inputs.sample])

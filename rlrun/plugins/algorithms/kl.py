@@ -1,4 +1,6 @@
-"""Estimates of the KL divergence from the policy to the reference, token by token (http://joschu.net/blog/kl-approx.html)."""
+"""Estimators of the KL divergence from the policy to the reference, for each token
+(http://joschu.net/blog/kl-approx.html).
+"""
 
 from collections.abc import Callable
 from operator import methodcaller
@@ -12,16 +14,16 @@ Estimator = Literal["k1", "k2", "k3", "low_var_kl"]
 
 LARGEST_LOW_VAR_KL = 10.0
 SMALLEST_DIFFERENCE = -80.0
-"""exp(80) is near float32's largest number."""
+"""exp(80) is close to float32's largest number."""
 
 
 class KLTerm(Section):
-    """A penalty on the distance to the reference policy, added to the loss."""
+    """A penalty on the distance to the reference policy that is added to the loss."""
 
     type: Estimator = "low_var_kl"
     """With d = policy - reference log-prob: d, d²/2, exp(-d) - 1 + d, and the latter within ±10."""
     coef: float = Field(default=0.001, ge=0)
-    """Weight in the loss; 0 measures the divergence and trains nothing with it."""
+    """Weight in the loss; 0 only measures the divergence."""
     unbiased: bool = False
     """Multiply by policy/old probabilities, which makes the gradient unbiased off-policy. `k1` needs it: its
     own gradient is 0 in expectation."""
@@ -30,14 +32,14 @@ class KLTerm(Section):
     def _trains(self) -> Self:
         if self.type == "k1" and self.coef > 0 and not self.unbiased:
             raise ValueError(
-                "k1 in the loss trains nothing: its gradient is the score function, whose mean is 0; take "
+                "k1 in the loss trains nothing: its gradient is the score function, whose mean is 0; set "
                 'unbiased = true, type = "k2" or "low_var_kl", or coef = 0 to measure it'
             )
         return self
 
 
 class KLPenalty(Section):
-    """A penalty on the distance to the reference policy, taken off each token's reward."""
+    """A penalty on the distance to the reference policy that is subtracted from each token's reward."""
 
     type: Estimator = "k1"
     """With d = policy - reference log-prob: d, d²/2, exp(-d) - 1 + d, and the latter within ±10."""
@@ -46,14 +48,14 @@ class KLPenalty(Section):
 
 
 class KLSection(Section):
-    """Where the distance to the reference enters; nowhere: no reference model is loaded."""
+    """Adds the distance to the reference to the loss. Without it, no reference model is loaded."""
 
     in_loss: KLTerm | None = None
     """`{ type = "low_var_kl", coef = 0.001 }`"""
 
 
 class RewardKLSection(KLSection):
-    """Where the distance to the reference enters: the loss or the rewards, not both."""
+    """Adds the distance to the reference to the loss, or subtracts it from the rewards, but not both."""
 
     in_reward: KLPenalty | None = None
     """`{ type = "k1", coef = 0.01 }`"""
@@ -66,25 +68,29 @@ class RewardKLSection(KLSection):
 
 
 def token_kl(term: KLTerm, log_probs: Any, reference_log_probs: Any, old_log_probs: Any) -> Any:
-    """`[T]` divergence by the term's estimator, with gradient."""
-    divergence = estimate(term.type, log_probs - reference_log_probs)
+    """Returns the divergence `[T]` by the term's estimator, with gradient."""
+    divergence = estimate_kl(term.type, log_probs - reference_log_probs)
     if term.unbiased:
         divergence = divergence * (log_probs - old_log_probs).exp()
-    return _bounded(term.type, divergence)
+    return _bound(term.type, divergence)
 
 
 def reward_penalty(term: KLPenalty, log_probs: Any, reference_log_probs: Any) -> Any:
-    """`[R]` float64 to take off the rewards of one response's tokens, from numpy log-probs."""
+    """Returns `[R]` float64 what is subtracted from the rewards of a response's tokens; log-probs are numpy
+    arrays.
+    """
     import numpy as np
 
     difference = np.asarray(log_probs, np.float64) - reference_log_probs
-    return term.coef * _bounded(term.type, estimate(term.type, difference, np.exp))
+    return term.coef * _bound(term.type, estimate_kl(term.type, difference, np.exp))
 
 
-def estimate(estimator: Estimator, difference: Any, exp: Callable[[Any], Any] = methodcaller("exp")) -> Any:
-    """The estimator of `difference` = policy - reference log-prob, before low_var_kl's bounds.
+def estimate_kl(
+    estimator: Estimator, difference: Any, exp: Callable[[Any], Any] = methodcaller("exp")
+) -> Any:
+    """Returns the estimate for `difference` = policy - reference log-prob, before the bounds of low_var_kl.
 
-    `difference` is a tensor, or a numpy array with `exp` numpy's.
+    `difference` is a tensor, or a numpy array together with numpy's `exp`.
     """
     match estimator:
         case "k1":
@@ -94,12 +100,13 @@ def estimate(estimator: Estimator, difference: Any, exp: Callable[[Any], Any] = 
         case "k3":
             return exp(-difference) - 1 + difference
         case "low_var_kl":
-            # Below it the bounded result is the same, and exp cannot overflow into a gradient of 0 * inf.
+            # The result is bounded to ±10 anyway; without this limit exp could overflow, and the bound's
+            # gradient would be 0 * inf.
             near = difference.clip(min=SMALLEST_DIFFERENCE)
             return exp(-near) - 1 + near
 
 
-def _bounded(estimator: Estimator, divergence: Any) -> Any:
+def _bound(estimator: Estimator, divergence: Any) -> Any:
     if estimator == "low_var_kl":
         return divergence.clip(-LARGEST_LOW_VAR_KL, LARGEST_LOW_VAR_KL)
     return divergence

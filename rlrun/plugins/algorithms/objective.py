@@ -1,4 +1,13 @@
-"""What policy-gradient algorithms share around their own loss: correction, KL, entropy, metrics."""
+"""The objective that policy-gradient algorithms share: the terms that are added to each algorithm's loss.
+
+An algorithm computes its policy loss for each token. `objective` multiplies it by the correction and the
+off-policy mask, adds the KL term, subtracts the entropy bonus, and collects the metrics:
+
+    loss = policy loss · correction weight · off-policy mask + kl.coef · KL - entropy_coef · entropy
+
+All of these are `[T]` tensors over the response tokens of a micro-batch. The framework masks and reduces
+them.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, Field, model_validator
 
 from rlrun.plugins.algorithms.correction import Correction, correction_weight, off_policy_mask
-from rlrun.plugins.algorithms.kl import KLSection, RewardKLSection, token_kl
+from rlrun.plugins.algorithms.kl import KLSection, KLTerm, RewardKLSection, token_kl
 from rlrun.plugins.algorithms.policy_loss import clip_loss
 from rlrun.plugins.algorithms.shaping import Distillation
 from rlrun.plugins.types import LossInputs, LossOutputs, Needs
@@ -14,54 +23,63 @@ from rlrun.specs.sections.section import Section
 
 
 class ObjectiveParams(Section):
-    """Terms any policy-gradient algorithm can add; by default none."""
+    """The parameters of the shared terms; by default none of them is active."""
 
     kl: KLSection = KLSection()
-    """Distance to the reference policy."""
+    """Penalty on the distance to the reference policy."""
     entropy_coef: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus; 0 measures the entropy and trains nothing with it."""
+    """Weight of the entropy bonus; 0 only measures the entropy."""
     correction: Correction | None = None
-    """Importance correction between trainer and engine, `{ type = "tis", high = 2.0 }`. None: none."""
+    """Importance correction between trainer and engine, such as `{ type = "tis", high = 2.0 }`. None: no
+    correction."""
     normalize_advantages: bool = False
-    """Zero mean and unit variance over all trained tokens of the step."""
+    """Scale advantages to zero mean and unit variance over all trained tokens of the step."""
     distillation: Distillation | None = None
-    """Distance to the model of [teacher], `{ coef = 1.0 }`, taken off the advantages. None: none."""
+    """Subtract the distance to the model of [teacher] from the advantages, such as `{ coef = 1.0 }`. None: no
+    distillation."""
     opsm: float | None = Field(default=None, gt=0)
-    """Leaves out whole samples with A < 0 whose mean engine - new log-prob exceeds this. None: none."""
+    """Off-policy sequence masking: leave out whole samples with A < 0 whose mean engine - new log-prob
+    exceeds this value. None: no masking."""
 
 
 class SymmetricClip(BaseModel):
-    """For parameters with a published default of `clip_high`: it goes with the published `clip` only."""
+    """A base for parameters whose published `clip_high` belongs to the published `clip`.
+
+    Where a spec sets `clip` alone, the published `clip_high` no longer fits, and `clip` bounds both sides.
+    """
 
     @model_validator(mode="before")
     @classmethod
     def _follow_clip(cls, params: Any) -> Any:
-        """A `clip` that is given alone bounds both sides."""
+        """Replaces the default of `clip_high` by None, which means "as `clip`", where only `clip` is set."""
         if isinstance(params, Mapping) and "clip" in params:
             return {"clip_high": None, **params}
         return params
 
 
 class ClipParams(ObjectiveParams):
-    """How far the ratio of policy to old policy counts."""
+    """The bounds on the ratio of the new to the old policy in PPO's clipped loss."""
 
     clip: float = Field(default=0.2, gt=0, lt=1)
-    """The ratio counts no lower than 1 - clip."""
+    """Lower bound of the ratio is 1 - clip."""
     clip_high: float | None = Field(default=None, gt=0)
-    """The ratio counts no higher than 1 + clip_high. None: as `clip`."""
+    """Upper bound of the ratio is 1 + clip_high. None: as `clip`."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Largest ratio that counts for a negative advantage. None: unbounded."""
 
 
 class PenalisedParams(ClipParams):
-    """For algorithms whose tokens have rewards of their own, which a KL penalty can lower."""
+    """Adds a KL penalty in the reward, for algorithms that give each token a reward."""
 
     kl: RewardKLSection = RewardKLSection()
-    """Distance to the reference policy."""
+    """Penalty on the distance to the reference policy."""
 
 
-def needs_of(params: ObjectiveParams, group_relative: bool, **others: bool) -> Needs:
-    """What the framework must provide for these terms; `others` are further needs by name."""
+def needs_of(params: ObjectiveParams, group_relative: bool, **further_needs: bool) -> Needs:
+    """Returns what the framework must provide for the active terms.
+
+    `further_needs` are fields of `Needs` that the algorithm requires besides.
+    """
     in_reward = params.kl.in_reward if isinstance(params.kl, RewardKLSection) else None
     return Needs(
         reference=bool(params.kl.in_loss or in_reward),
@@ -70,42 +88,59 @@ def needs_of(params: ObjectiveParams, group_relative: bool, **others: bool) -> N
         entropy_grad=params.entropy_coef > 0,
         trainer_log_probs=params.correction is not None,
         group_relative=group_relative,
-        **others,
+        **further_needs,
     )
 
 
 def clipped_objective(params: ClipParams, inputs: LossInputs, log_ratio: Any) -> LossOutputs:
-    """The clipped loss of `exp(log_ratio)`, `[T]`, with the shared terms around it."""
+    """Returns PPO's clipped loss with the shared terms.
+
+    `log_ratio` `[T]` is the log of the ratio of the new to the old policy, with gradient.
+    """
     high = params.clip if params.clip_high is None else params.clip_high
     pg_loss, clipped = clip_loss(log_ratio.exp(), inputs.advantages, params.clip, high, params.dual_clip)
     return objective(params, inputs, pg_loss, clipped)
 
 
 def objective(params: ObjectiveParams, inputs: LossInputs, pg_loss: Any, clipped: Any) -> LossOutputs:
-    """The algorithm's policy loss `[T]` with the shared terms around it.
+    """Returns an algorithm's policy loss with the shared terms, and the metrics of both.
 
-    The correction and the off-policy mask weigh the policy loss alone, never KL or entropy.
+    `pg_loss` `[T]` is the policy loss; `clipped` `[T]` is 1 on tokens where clipping changed it. The
+    correction and the off-policy mask change the weight of the policy loss only, never that of KL or entropy.
     """
     metrics: dict[str, Any] = {"clip_frac": clipped, "entropy": inputs.entropy.detach()}
     metrics["advantages"] = inputs.advantages
     metrics["approx_kl"] = (inputs.old_log_probs - inputs.log_probs).detach()
+    pg_loss = _weigh_off_policy(params, inputs, pg_loss, metrics)
+    metrics["pg_loss"] = pg_loss.detach()
+    loss = pg_loss
+    if params.kl.in_loss is not None:
+        loss = _add_kl(params.kl.in_loss, inputs, loss, metrics)
+    if params.entropy_coef > 0:
+        loss = loss - params.entropy_coef * inputs.entropy
+    return LossOutputs(loss=loss, metrics=metrics)
+
+
+def _weigh_off_policy(
+    params: ObjectiveParams, inputs: LossInputs, pg_loss: Any, metrics: dict[str, Any]
+) -> Any:
+    """Returns the policy loss times the correction's weight and the off-policy mask; adds their metrics."""
     if params.correction is not None:
-        found = correction_weight(params.correction, inputs)
-        pg_loss = pg_loss * found.weight
-        metrics |= {"tis/mean": found.ratio, "tis/clip_frac": found.outside}
+        correction = correction_weight(params.correction, inputs)
+        pg_loss = pg_loss * correction.weight
+        metrics |= {"tis/mean": correction.ratio, "tis/clip_frac": correction.outside}
         if params.correction.veto is not None:
-            metrics["tis/veto_frac"] = found.vetoed
+            metrics["tis/veto_frac"] = correction.vetoed
     if params.opsm is not None:
         keep = off_policy_mask(inputs, params.opsm)
         pg_loss = pg_loss * keep
         metrics["opsm_frac"] = 1 - keep
-    metrics["pg_loss"] = pg_loss.detach()
-    loss = pg_loss
-    if (term := params.kl.in_loss) is not None:
-        assert inputs.reference_log_probs is not None, "needs.reference was declared"
-        divergence = token_kl(term, inputs.log_probs, inputs.reference_log_probs, inputs.old_log_probs)
-        metrics["kl_loss"] = divergence.detach()
-        loss = loss + term.coef * divergence if term.coef > 0 else loss
-    if params.entropy_coef > 0:
-        loss = loss - params.entropy_coef * inputs.entropy
-    return LossOutputs(loss=loss, metrics=metrics)
+    return pg_loss
+
+
+def _add_kl(term: KLTerm, inputs: LossInputs, loss: Any, metrics: dict[str, Any]) -> Any:
+    """Returns the loss plus the KL to the reference, which is only measured where its weight is 0."""
+    assert inputs.reference_log_probs is not None, "needs.reference was declared"
+    divergence = token_kl(term, inputs.log_probs, inputs.reference_log_probs, inputs.old_log_probs)
+    metrics["kl_loss"] = divergence.detach()
+    return loss + term.coef * divergence if term.coef > 0 else loss

@@ -1,8 +1,9 @@
-"""On-policy distillation: the policy answers, a teacher judges every token (https://arxiv.org/abs/2306.13649).
+"""On-policy distillation: the policy generates, and a teacher judges each token
+(https://arxiv.org/abs/2306.13649).
 
-Its advantage is coef · (teacher - policy log-prob): the reverse KL's gradient on the policy's own samples
-(https://thinkingmachines.ai/blog/on-policy-distillation). `distillation` in any other algorithm adds the same
-to that one's advantages.
+The advantage of a token is coef · (teacher - policy log-prob), which is the gradient of the reverse KL on the
+policy's own samples (https://thinkingmachines.ai/blog/on-policy-distillation). The parameter `distillation`
+of any other algorithm adds the same term to that algorithm's advantages.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
-from rlrun.plugins.algorithms.shaping import Distillation, shaped
+from rlrun.plugins.algorithms.shaping import Distillation, shape_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 
 if TYPE_CHECKING:
@@ -22,14 +23,14 @@ else:
 
 
 class OnPolicyDistillationParams(ClipParams):
-    """The clipped loss's parameters; rewards are measured where there are any, and train nothing."""
+    """The clipped loss's parameters. Rewards, where there are any, are only measured."""
 
     distillation: Distillation = Distillation()
-    """Distance to the model of [teacher], taken off advantages of 0."""
+    """Distance to the model of [teacher]; its negative is the advantage."""
 
 
 class OnPolicyDistillation:
-    """No reward: the teacher's log-probs of the policy's own tokens are the advantages."""
+    """Computes advantages from the teacher's log-probs of the policy's own tokens, without any reward."""
 
     Params = OnPolicyDistillationParams
     api_version = 1
@@ -39,10 +40,10 @@ class OnPolicyDistillation:
         self.needs: Needs = needs_of(params, group_relative=False, rewards=False)
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """coef · (teacher - policy log-prob) of each token."""
-        zeros = [np.zeros(len(one.tokens)) for group in groups for one in group.samples]
-        return shaped(self.params, groups, zeros)
+        """Returns coef · (teacher - policy log-prob) for each token."""
+        zeros = [np.zeros(len(sample.tokens)) for group in groups for sample in group.samples]
+        return shape_advantages(self.params, groups, zeros)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """Clipped loss of each token's ratio."""
+        """Returns PPO's clipped loss of each token, from the ratio of the new to the old policy."""
         return clipped_objective(self.params, inputs, inputs.log_probs - inputs.old_log_probs)

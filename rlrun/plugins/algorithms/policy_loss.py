@@ -1,4 +1,8 @@
-"""Losses of the ratio between policy and old policy; `[T]` tensors, unmasked and unreduced."""
+"""Policy losses that depend on the ratio of the new to the old policy.
+
+All arguments and results are `[T]` tensors over the response tokens of a micro-batch, neither masked nor
+reduced.
+"""
 
 from typing import Any
 
@@ -6,9 +10,10 @@ from rlrun.plugins.types import LossInputs
 
 
 def clip_loss(ratio: Any, advantages: Any, low: float, high: float, dual: float | None) -> tuple[Any, Any]:
-    """PPO's clipped loss (https://arxiv.org/abs/1707.06347), and which tokens the clipping changes.
+    """Returns PPO's clipped loss (https://arxiv.org/abs/1707.06347), and 1 on tokens where clipping changed
+    it.
 
-    The ratio stays within `[1 - low, 1 + high]`. With `dual` c > 1 the loss where A < 0 is at most -c·A
+    The ratio is kept within `[1 - low, 1 + high]`. With `dual` c > 1, the loss where A < 0 is at most -c·A
     (https://arxiv.org/abs/1912.09729).
     """
     plain = -ratio * advantages
@@ -22,9 +27,11 @@ def clip_loss(ratio: Any, advantages: Any, low: float, high: float, dual: float 
 def cispo_loss(
     log_probs: Any, old_log_probs: Any, advantages: Any, low: float, high: float
 ) -> tuple[Any, Any]:
-    """REINFORCE weighted by the clipped, detached ratio (CISPO, https://arxiv.org/abs/2506.13585).
+    """Returns CISPO's loss (https://arxiv.org/abs/2506.13585), and 1 on tokens where clipping changed the
+    weight.
 
-    Also which tokens the clipping changes.
+    It is REINFORCE weighted by the clipped ratio, which is detached: the gradient only flows through
+    `log_probs`.
     """
     ratio = (log_probs - old_log_probs).exp().detach()
     weight = ratio.clamp(1 - low, 1 + high)
@@ -34,7 +41,7 @@ def cispo_loss(
 def mean_divergence(inputs: LossInputs, earlier: Any) -> Any:
     """Returns `[B]` the mean of earlier - new log-probs over each sample's trained tokens, with gradient.
 
-    `earlier` `[T]`: the log-probs of the policy that is compared with the new one.
+    `earlier` `[T]` holds the log-probs of the policy that is compared with the new one.
     """
     total = inputs.sample_sum((earlier - inputs.log_probs) * inputs.mask)
     return total / inputs.sample_sum(inputs.mask).clamp(min=1)

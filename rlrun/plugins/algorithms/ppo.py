@@ -1,4 +1,6 @@
-"""PPO: proximal policy optimisation with a critic (https://arxiv.org/abs/1707.06347, https://arxiv.org/abs/2203.02155)."""
+"""PPO: proximal policy optimisation with a critic (https://arxiv.org/abs/1707.06347,
+https://arxiv.org/abs/2203.02155).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pydantic import Field
 
 from rlrun.plugins.algorithms.advantages import reward_at_end
 from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
-from rlrun.plugins.algorithms.shaping import penalty, shaped, trained
+from rlrun.plugins.algorithms.shaping import kl_penalty, shape_advantages, trained_mask
 from rlrun.plugins.algorithms.value_loss import clipped_value_loss, generalised_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs, Sample, Status, ValueInputs
 
@@ -21,20 +23,23 @@ else:
 
 
 class PPOParams(PenalisedParams):
-    """The clipped loss's parameters, and how advantages and returns come from the critic's values."""
+    """The clipped loss's parameters, and those that make advantages and returns from the critic's values."""
 
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount for each trained token between a token and its reward."""
     lambd: float = Field(default=1.0, ge=0, le=1)
-    """Weight of the rewards that came (1) against the values expected (0)."""
+    """GAE's lambda: 1 uses only the rewards that followed, 0 only the critic's next value."""
     bootstrap_truncated: bool = False
-    """A truncated sample is worth what the critic expects after its last token; false: nothing more comes."""
+    """Whether a truncated sample ends with the value that the critic predicts after its last token. False: it
+    ends with the value 0."""
     value_clip: float = Field(default=0.2, gt=0)
-    """A value counts no further from the one before the update."""
+    """How far a value may move from the value before the update in the loss."""
 
 
 class PPO:
-    """Generalised advantages from a critic's values; the critic learns the same, KL-penalised, returns."""
+    """Computes generalised advantages from a critic's values; the critic is fitted to the same penalised
+    returns.
+    """
 
     Params = PPOParams
     api_version = 1
@@ -44,12 +49,12 @@ class PPO:
         self.needs: Needs = needs_of(params, group_relative=False, critic=True)
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """Generalised advantages of the token rewards."""
-        found = [self._advantages(sample) for group in groups for sample in group.samples]
-        return shaped(self.params, groups, found)
+        """Returns generalised advantages of the token rewards."""
+        unshaped = [self._advantages(sample) for group in groups for sample in group.samples]
+        return shape_advantages(self.params, groups, unshaped)
 
     def returns(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """Advantages before they were shaped, and values: what the critic should have said."""
+        """Returns the targets of the critic: the advantages before shaping plus the values."""
         return [
             (self._advantages(sample) + _values(sample)).astype(np.float32)
             for group in groups
@@ -57,36 +62,39 @@ class PPO:
         ]
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """Clipped loss of each token's ratio."""
+        """Returns PPO's clipped loss of each token, from the ratio of the new to the old policy."""
         return clipped_objective(self.params, inputs, inputs.log_probs - inputs.old_log_probs)
 
     def value_loss(self, inputs: ValueInputs) -> LossOutputs:
-        """Squared error of each token's value, clipped like the policy's ratio."""
+        """Returns the squared error of each token's value, clipped like the policy's ratio."""
         loss, clipped = clipped_value_loss(
             inputs.values, inputs.old_values, inputs.returns, self.params.value_clip
         )
         return LossOutputs(loss, {"value_loss": loss.detach(), "value_clip_frac": clipped})
 
     def _advantages(self, sample: Sample) -> NDArray[np.float64]:
-        """The reward comes with the last trained token, the penalty with each.
+        """Returns the advantages `[R]` of one sample before shaping.
 
-        Time passes with trained tokens only: the critic is not fitted to its values of a tool's answer. Other
-        tokens carry the advantage of the trained one that follows.
+        The reward is given on the last trained token, and the KL penalty on each trained token. Only trained
+        tokens count as time, because the critic is not fitted to its values of a tool's answer. A token that
+        is not trained has the advantage of the trained token that follows.
         """
-        mask = trained(sample)
-        places = np.flatnonzero(mask)
-        if not len(places):
+        mask = trained_mask(sample)
+        trained_positions = np.flatnonzero(mask)
+        if not len(trained_positions):
             return np.zeros(len(mask))
-        rewards = (reward_at_end(sample.reward, mask) - penalty(self.params.kl, sample))[places]
-        values = _values(sample)[places]
+        rewards = (reward_at_end(sample.reward, mask) - kl_penalty(self.params.kl, sample))[trained_positions]
+        values = _values(sample)[trained_positions]
         advantages = generalised_advantages(
             rewards, values, self.params.gamma, self.params.lambd, self._value_after(sample)
         )
-        following = np.searchsorted(places, np.arange(len(mask)))
+        following = np.searchsorted(trained_positions, np.arange(len(mask)))
         return np.append(advantages, 0.0)[following]
 
     def _value_after(self, sample: Sample) -> float:
-        """What is expected where a sample ends: nothing, unless only the token budget ended it."""
+        """Returns the value after the end of a sample: 0, unless only the token budget ended it and the spec
+        bootstraps.
+        """
         if not (self.params.bootstrap_truncated and sample.status is Status.TRUNCATED):
             return 0.0
         assert sample.value_after is not None, "needs.critic"

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rlrun.plugins.algorithms.advantages import discounted_sums, reward_at_end
 from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
-from rlrun.plugins.algorithms.shaping import penalty, shaped, trained
+from rlrun.plugins.algorithms.shaping import kl_penalty, shape_advantages, trained_mask
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs, Sample
 
 if TYPE_CHECKING:
@@ -20,16 +20,19 @@ else:
 
 
 class ReinforcePlusPlusParams(PenalisedParams):
-    """The clipped loss's parameters, and how far a reward reaches back."""
+    """The clipped loss's parameters, and the discount."""
 
     normalize_advantages: Literal[True] = True
-    """Zero mean and unit variance over all trained tokens of the step: part of the algorithm."""
+    """Scale advantages to zero mean and unit variance over all trained tokens of the step. It is part of the
+    algorithm and cannot be switched off."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount for each trained token between a token and the end of the response."""
 
 
 class ReinforcePlusPlus:
-    """Neither group nor critic: a token's advantage is its discounted return against the whole step."""
+    """Computes a token's advantage as its discounted return, whitened over the step; needs neither groups nor
+    critic.
+    """
 
     Params = ReinforcePlusPlusParams
     api_version = 1
@@ -39,22 +42,24 @@ class ReinforcePlusPlus:
         self.needs: Needs = needs_of(params, group_relative=False)
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """Whitened returns; ValueError when no token of the step is trained."""
+        """Returns whitened returns. Raises ValueError when no token of the step is trained."""
         returns = [self._returns(sample) for group in groups for sample in group.samples]
-        return shaped(self.params, groups, returns)
+        return shape_advantages(self.params, groups, returns)
 
     def _returns(self, sample: Sample) -> NDArray[np.float64]:
-        """Discounted sums of the reward, on the last trained token, and of the penalties of trained ones.
+        """Returns discounted sums of the reward, given on the last trained token, and of the penalties of
+        trained tokens.
 
-        From one trained token to the next is one discount, however long a tool's answer between them is.
+        The step from one trained token to the next is discounted once, however long a tool's answer between
+        them is.
         """
-        mask = trained(sample)
-        rewards = reward_at_end(sample.reward, mask) - penalty(self.params.kl, sample) * mask
+        mask = trained_mask(sample)
+        rewards = reward_at_end(sample.reward, mask) - kl_penalty(self.params.kl, sample) * mask
         returns = discounted_sums(rewards, self.params.gamma)
-        places = np.flatnonzero(mask)
-        returns[places] = discounted_sums(rewards[places], self.params.gamma)
+        trained_positions = np.flatnonzero(mask)
+        returns[trained_positions] = discounted_sums(rewards[trained_positions], self.params.gamma)
         return returns
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """Clipped loss of each token's ratio."""
+        """Returns PPO's clipped loss of each token, from the ratio of the new to the old policy."""
         return clipped_objective(self.params, inputs, inputs.log_probs - inputs.old_log_probs)

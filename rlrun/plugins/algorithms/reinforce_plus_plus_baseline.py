@@ -1,4 +1,6 @@
-"""REINFORCE++-baseline: the group's mean as baseline, the step's spread as scale (https://arxiv.org/abs/2501.03262)."""
+"""REINFORCE++-baseline: the group's mean is the baseline, and the step's spread is the scale
+(https://arxiv.org/abs/2501.03262).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlrun.plugins.algorithms.advantages import group_relative
 from rlrun.plugins.algorithms.objective import PenalisedParams, clipped_objective, needs_of
-from rlrun.plugins.algorithms.shaping import penalty, shaped
+from rlrun.plugins.algorithms.shaping import kl_penalty, shape_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 
 if TYPE_CHECKING:
@@ -18,14 +20,17 @@ else:
 
 
 class BaselineParams(PenalisedParams):
-    """REINFORCE++-baseline has no parameters beside those of the clipped loss."""
+    """The clipped loss's parameters; REINFORCE++-baseline adds none."""
 
     normalize_advantages: Literal[True] = True
-    """Zero mean and unit variance over all trained tokens of the step: part of the algorithm."""
+    """Scale advantages to zero mean and unit variance over all trained tokens of the step. It is part of the
+    algorithm and cannot be switched off."""
 
 
 class ReinforcePlusPlusBaseline:
-    """reward - group mean, whitened over all tokens of the step instead of divided by the group's own std."""
+    """Computes reward - group mean, whitened over all tokens of the step instead of divided by the group's
+    std.
+    """
 
     Params = BaselineParams
     api_version = 1
@@ -35,14 +40,15 @@ class ReinforcePlusPlusBaseline:
         self.needs: Needs = needs_of(params, group_relative=True)
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """Whitened differences; ValueError when no token of the step is trained."""
+        """Returns whitened differences. Raises ValueError when no token of the step is trained."""
         samples = [sample for group in groups for sample in group.samples]
-        apart = group_relative(groups, normalize_std=False)
+        differences = group_relative(groups, normalize_std=False)
         penalised = [
-            values - penalty(self.params.kl, sample) for sample, values in zip(samples, apart, strict=True)
+            values - kl_penalty(self.params.kl, sample)
+            for sample, values in zip(samples, differences, strict=True)
         ]
-        return shaped(self.params, groups, penalised)
+        return shape_advantages(self.params, groups, penalised)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """Clipped loss of each token's ratio."""
+        """Returns PPO's clipped loss of each token, from the ratio of the new to the old policy."""
         return clipped_objective(self.params, inputs, inputs.log_probs - inputs.old_log_probs)

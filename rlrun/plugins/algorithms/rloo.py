@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlrun.plugins.algorithms.advantages import compared, leave_one_out, spread
+from rlrun.plugins.algorithms.advantages import comparable_rewards, leave_one_out, spread_over_tokens
 from rlrun.plugins.algorithms.objective import ClipParams, clipped_objective, needs_of
-from rlrun.plugins.algorithms.shaping import shaped
+from rlrun.plugins.algorithms.shaping import shape_advantages
 from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs
 
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class RLOOParams(ClipParams):
-    """RLOO has no parameters beside those of the clipped loss."""
+    """The clipped loss's parameters; RLOO adds none."""
 
 
 class RLOO:
-    """A sample's advantage is its reward minus the mean reward of the group's other samples."""
+    """Computes a sample's advantage as its reward minus the mean reward of the other samples in its group."""
 
     Params = RLOOParams
     api_version = 1
@@ -30,10 +30,14 @@ class RLOO:
         self.needs: Needs = needs_of(params, group_relative=True)
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """reward - mean of the others, the same on every token of a sample."""
-        apart = [array for group in groups for array in spread(group, leave_one_out(*compared(group)))]
-        return shaped(self.params, groups, apart)
+        """Returns reward - mean of the others for each sample, the same value on each of its tokens."""
+        differences = [
+            array
+            for group in groups
+            for array in spread_over_tokens(group, leave_one_out(*comparable_rewards(group)))
+        ]
+        return shape_advantages(self.params, groups, differences)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """Clipped loss of each token's ratio."""
+        """Returns PPO's clipped loss of each token, from the ratio of the new to the old policy."""
         return clipped_objective(self.params, inputs, inputs.log_probs - inputs.old_log_probs)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the mean negative log-likelihood of the demonstrations' response tokens."""
+"""Supervised fine-tuning: minimises the mean negative log-likelihood of demonstrated response tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ else:
 
 
 class SFTParams(Section):
-    """Supervised fine-tuning has no parameters of its own."""
+    """Supervised fine-tuning has no parameters."""
 
 
 class SFT:
-    """No rollout, no reward: rows carry demonstrations, and the loss is -log-prob of their tokens."""
+    """Trains on rows that contain demonstrations; uses neither rollouts nor rewards."""
 
     Params = SFTParams
     api_version = 1
@@ -30,11 +30,11 @@ class SFT:
         self.params = params
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """Zeros: demonstrations are not compared."""
+        """Returns zeros, because demonstrations are not compared."""
         return [
             np.zeros(len(sample.tokens), dtype=np.float32) for group in groups for sample in group.samples
         ]
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """-log-prob of each token."""
+        """Returns -log-prob of each token."""
         return LossOutputs(loss=-inputs.log_probs, metrics={"entropy": inputs.entropy.detach()})

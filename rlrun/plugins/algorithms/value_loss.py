@@ -1,4 +1,4 @@
-"""The critic's loss, and generalised advantages from its values."""
+"""The critic's loss, and generalised advantages computed from its values."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ else:
 def generalised_advantages(
     rewards: Scores, values: Scores, gamma: float, lambd: float, after: float = 0.0
 ) -> Scores:
-    """Advantages `[R]` of one response (GAE, https://arxiv.org/abs/1506.02438); returns are these + values.
+    """Returns the advantages `[R]` of one response (GAE, https://arxiv.org/abs/1506.02438); adding the values
+    to them gives the returns.
 
-    With d[t] = r[t] + gamma·V[t + 1] - V[t] they are the sums of d discounted by gamma·lambd. `after` is the
-    value that follows the last token.
+    They are the sums of d discounted by gamma·lambd, with d[t] = r[t] + gamma·V[t + 1] - V[t]. `after` is the
+    value after the last token.
     """
-    following = np.append(values[1:], after)[: len(values)]
-    return discounted_sums(rewards + gamma * following - values, gamma * lambd)
+    next_values = np.append(values[1:], after)[: len(values)]
+    return discounted_sums(rewards + gamma * next_values - values, gamma * lambd)
 
 
 def clipped_value_loss(values: Any, old_values: Any, returns: Any, clip: float) -> tuple[Any, Any]:
-    """max((v within old ± clip - R)², (v - R)²), and which values moved by more than clip; `[T]` tensors."""
+    """Returns max((v within old ± clip - R)², (v - R)²), and 1 on tokens whose value moved by more than clip.
+
+    All arguments and results are `[T]` tensors.
+    """
     moved = values - old_values
     near = old_values + moved.clamp(-clip, clip)
     loss = (values - returns).square().maximum((near - returns).square())

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlrun.plugins.algorithms import shaping
-from rlrun.plugins.algorithms.advantages import centred, group_relative, whiten
+from rlrun.plugins.algorithms.advantages import centre_rewards, group_relative, whiten
 from rlrun.plugins.algorithms.correction import Correction, correction_weight, off_policy_mask
 from rlrun.plugins.algorithms.kl import KLTerm, token_kl
 from rlrun.plugins.algorithms.policy_loss import cispo_loss, clip_loss, mean_divergence
@@ -187,5 +187,5 @@ def test_functions_agree_with_the_reference(row: dict[str, Any]) -> None:
 
 
 def test_std_is_unbiased() -> None:
-    advantages = centred(np.array([1.0, 0.0]), normalize_std=True)
+    advantages = centre_rewards(np.array([1.0, 0.0]), normalize_std=True)
     assert advantages[0] == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))

@@ -49,7 +49,7 @@ from rlrun.runner.contracts.carriers import (
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
-from rlrun.runner.engines.native.model.config import read_config, weight_shapes
+from rlrun.runner.engines.native.model.config import engine_architecture, weight_shapes
 from rlrun.runner.engines.native.model.fused_weights import fuse
 from rlrun.runner.weights.broadcast import BroadcastGroup
 from rlrun.runner.weights.buckets import Bucket, views_of
@@ -134,7 +134,7 @@ def make_model(folder: Path, size: float, dtype: torch.dtype) -> dict[str, torch
     while total < size:
         layers += 1
         (folder / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": layers}))
-        shapes = weight_shapes(read_config(folder))
+        shapes = weight_shapes(engine_architecture(folder))
         total = sum(torch.Size(shape).numel() for shape in shapes.values()) * dtype.itemsize
     tensors = {name: torch.randn(shape, dtype=dtype) * 0.02 for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
@@ -175,7 +175,7 @@ def with_reader(
 
 def read(pipe: Connection, folder: str) -> None:
     """The reader's process: adopt each manifest, then let go of the one before."""
-    config = read_config(folder)
+    config = engine_architecture(folder)
     held = None
     while (manifest := pipe.recv()) is not None:
         assert isinstance(manifest, WeightManifest)

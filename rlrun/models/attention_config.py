@@ -1,4 +1,4 @@
-"""What a `config.json` says of attention: positions, latent vectors, windows; needs no torch."""
+"""Reads what a `config.json` declares about attention, without torch: RoPE, latent attention and windows."""
 
 import math
 from collections.abc import Mapping
@@ -10,70 +10,74 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def read_rope(config: Mapping[str, Any]) -> Rope:
-    """`rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of the versions before.
+    """Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (earlier versions).
 
-    Configs come with the defaults of their family (rlrun.models.config_defaults).
+    `config` includes the defaults of its family (`rlrun.models.config_defaults`).
     """
     values = _rope_values(config)
-    kind = values.get("rope_type") or values.get("type") or "default"
-    if kind not in ROPE_TYPES:
-        raise ValueError(f"rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
+    rope_type = values.get("rope_type") or values.get("type") or "default"
+    if rope_type not in ROPE_TYPES:
+        raise ValueError(f"rope_type {rope_type!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
     if values.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in {None, 1}:
-        raise ValueError("partial_rotary_factor in config.json is not supported: heads are rotated whole")
+        raise ValueError(
+            "partial_rotary_factor in config.json is not supported: RoPE always rotates whole heads"
+        )
     theta = values.get("rope_theta") or config["rope_theta"]
-    if kind == "default":
+    if rope_type == "default":
         return Rope(theta, interleaved=_interleaved(config))
-    if kind == "linear":
-        return Rope(theta, kind, values["factor"])
-    if kind == "yarn":
-        return _yarn(theta, values, config)
+    if rope_type == "linear":
+        return Rope(theta, rope_type, values["factor"])
+    if rope_type == "yarn":
+        return _read_yarn(theta, values, config)
     return Rope(
         theta,
-        kind,
+        rope_type,
         values["factor"],
         values["low_freq_factor"],
         values["high_freq_factor"],
-        _original_length(values, config),
+        _original_max_positions(values, config),
     )
 
 
 def _rope_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As transformers, which takes the older spelling where a file has both."""
+    """Returns the table of RoPE's settings; like transformers, prefers the older key where a file has
+    both.
+    """
     values: Mapping[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
     return values
 
 
-def _original_length(values: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """Positions that the model was trained for before it was stretched."""
-    length: int = (
+def _original_max_positions(values: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """Returns how many positions the model was trained on before its context was extended."""
+    positions: int = (
         config.get("original_max_position_embeddings")
         or values.get("original_max_position_embeddings")
         or config["max_position_embeddings"]
     )
-    return length
+    return positions
 
 
-def _yarn(theta: float, values: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
-    """YaRN (https://arxiv.org/abs/2309.00071), with the defaults that transformers gives it."""
+def _read_yarn(theta: float, values: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
+    """Reads YaRN's settings (https://arxiv.org/abs/2309.00071), with the same defaults as transformers."""
     factor = values["factor"]
-    attention = values.get("attention_factor")
-    if attention is None and values.get("mscale") and values.get("mscale_all_dim"):
-        attention = yarn_scale(factor, values["mscale"]) / yarn_scale(factor, values["mscale_all_dim"])
+    attention_factor = values.get("attention_factor")
+    if attention_factor is None and values.get("mscale") and values.get("mscale_all_dim"):
+        attention_factor = yarn_scale(factor, values["mscale"]) / yarn_scale(factor, values["mscale_all_dim"])
     return Rope(
         theta,
         "yarn",
         factor,
-        original_max_positions=_original_length(values, config),
+        original_max_positions=_original_max_positions(values, config),
         beta_fast=values.get("beta_fast") or 32.0,
         beta_slow=values.get("beta_slow") or 1.0,
         truncate=values.get("truncate", True),
-        attention_factor=yarn_scale(factor, 1.0) if attention is None else attention,
+        attention_factor=yarn_scale(factor, 1.0) if attention_factor is None else attention_factor,
         interleaved=_interleaved(config),
     )
 
 
 def yarn_scale(factor: float, scale: float) -> float:
-    """How much larger attention's logits become by stretching `factor` times."""
+    """Returns YaRN's multiplier of cosines and sines for a context that is `factor` times longer."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -82,26 +86,32 @@ def _interleaved(config: Mapping[str, Any]) -> bool:
 
 
 def read_latent(config: Mapping[str, Any]) -> LatentAttention:
-    """DeepSeek's, by the names that its `config.json` has for them."""
+    """Reads the sizes of DeepSeek's latent attention."""
     values = _rope_values(config)
     return LatentAttention(
         query_rank=config["q_lora_rank"],
-        rank=config["kv_lora_rank"],
-        plain=config["qk_nope_head_dim"],
-        rotated=config["qk_rope_head_dim"],
-        value=config["v_head_dim"],
+        kv_rank=config["kv_lora_rank"],
+        unrotated_dim=config["qk_nope_head_dim"],
+        rotated_dim=config["qk_rope_head_dim"],
+        value_dim=config["v_head_dim"],
         scale_factor=values.get("mscale_all_dim", 0.0) or 0.0,
     )
 
 
 def read_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """gpt-oss: every other layer, beginning with the first, unless `layer_types` says otherwise."""
+    """Reads the window of each layer of a gpt-oss model.
+
+    Without `layer_types` every other layer has one, beginning with the first.
+    """
     layers = config["num_hidden_layers"]
-    kinds = config.get("layer_types") or [
+    layer_types = config.get("layer_types") or [
         "full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)
     ]
-    if len(kinds) != layers or not {"full_attention", "sliding_attention"}.issuperset(kinds):
+    if len(layer_types) != layers or not {"full_attention", "sliding_attention"}.issuperset(layer_types):
         raise ValueError(
-            f"layer_types in config.json must be full_attention or sliding_attention {layers} times"
+            f"layer_types in config.json must be a list of {layers} values, one per layer, each "
+            "full_attention or sliding_attention"
         )
-    return tuple(config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(
+        config["sliding_window"] if layer_type == "sliding_attention" else None for layer_type in layer_types
+    )

@@ -1,14 +1,14 @@
-"""What transformers assumes where a `config.json` leaves a key out, by family.
+"""The values that transformers assumes for keys that a `config.json` leaves out, by family.
 
-Values are the defaults of transformers' configuration classes; tests hold them to these. A key that is null
-is not absent: the readers work out a value for some keys, as transformers does, and refuse a null elsewhere.
+They are the defaults of transformers' configuration classes, and tests compare them. A key that is null is
+not absent: for some keys the readers derive a value, as transformers does; they refuse every other null.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys that different versions of a family have for how many experts there are."""
+"""Keys that different versions of a family use for the number of experts."""
 
 _COMMON: Mapping[str, Any] = {
     "hidden_act": "silu",
@@ -77,7 +77,7 @@ _MAY_BE_NULL = {
     "sliding_window",
     "topk_group",
 }
-"""Keys for which a null has a meaning of its own."""
+"""Keys for which null has a meaning."""
 
 _GPT_OSS_ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
@@ -89,11 +89,11 @@ _GPT_OSS_ROPE: Mapping[str, Any] = {
 }
 
 
-def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A `config.json` with the defaults of its family; as it is where the family is not known.
+def with_family_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a `config.json` with the defaults of its family; an unknown family adds none.
 
     The sizes of the matrices (vocabulary, width, layers, heads) have no default here: a file without them is
-    damaged, and the model that transformers would make of it another one.
+    damaged, and transformers' defaults would describe a different model.
     """
     family = config.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
@@ -107,10 +107,10 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_nulls(config: Mapping[str, Any], where: str = "config.json") -> None:
-    """Raises ValueError where a key is null that transformers takes no null for."""
+    """Raises ValueError where a key is null for which transformers does not accept null."""
     keys = {*_SIZES, *_COMMON, *_FAMILIES.get(str(config.get("model_type")), ())} - _MAY_BE_NULL
     if config.get("rope_parameters"):
-        keys.discard("rope_theta")  # the angle's base is in there
+        keys.discard("rope_theta")  # transformers 5 stores the base frequency there
     for key in sorted(keys & config.keys()):
         if config[key] is None:
             raise ValueError(

@@ -1,4 +1,7 @@
-"""The architecture that a Hugging Face `config.json` declares; needs no torch."""
+"""Reads the architecture that a Hugging Face `config.json` declares, without torch.
+
+The trainer, the native engine and `rlrun plan` all read it here.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,43 +9,48 @@ from typing import Any
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.attention_config import read_latent, read_rope, read_windows
-from rlrun.models.config_defaults import completed, refuse_nulls
+from rlrun.models.config_defaults import refuse_nulls, with_family_defaults
 from rlrun.models.experts_config import read_experts
-from rlrun.models.json_files import read_table
+from rlrun.models.json_files import read_json_object
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "llama", "qwen2", "qwen3", "qwen3_moe")
-"""`model_type`s that load, train and export."""
+"""`model_type`s that rlrun loads, trains and exports."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's `config.json`. ValueError where there is none, or where it isn't JSON."""
+    """Returns the contents of a folder's `config.json`; raises ValueError where it is missing or invalid."""
     path = folder / "config.json"
     try:
-        return read_table(path)
+        return read_json_object(path)
     except FileNotFoundError:
         raise ValueError(
-            f"{folder} is no model folder: it has no config.json (model.path must name an HF folder or id)"
+            f"{folder} is not a model folder: it has no config.json; name a Hugging Face folder or id"
         ) from None
 
 
-def read_architecture(folder: Path) -> Architecture:
-    """The architecture of a model folder; ValueError names what is missing, wrong or not supported."""
-    return architecture(read_config(folder), f"{folder / 'config.json'}")
+def read_architecture(folder: Path, *, with_biases: bool = False) -> Architecture:
+    """Returns the architecture of a model folder, as `architecture` does."""
+    return architecture(read_config(folder), f"{folder / 'config.json'}", with_biases=with_biases)
 
 
-def architecture(config: Mapping[str, Any], where: str = "config.json") -> Architecture:
-    """The architecture a `config.json` declares; ValueError for what is missing or wrong in it, and for a
-    family or feature that isn't supported.
+def architecture(
+    config: Mapping[str, Any], where: str = "config.json", *, with_biases: bool = False
+) -> Architecture:
+    """Returns the architecture that a `config.json` declares.
+
+    Raises ValueError for missing or wrong values, and for families and features that are not supported.
+    `with_biases` accepts `attention_bias` and `mlp_bias`, which the native engine computes and the trainer
+    does not.
     """
     try:
-        return _architecture(completed(config), where)
+        return _architecture(with_family_defaults(config), where, with_biases=with_biases)
     except KeyError as missing:
         raise ValueError(f"{where} has no {missing}") from None
     except (TypeError, AttributeError, ZeroDivisionError) as error:
-        raise ValueError(f"{where} has a value of a kind that its model cannot have: {error}") from None
+        raise ValueError(f"{where} has a value of the wrong type: {error}") from None
 
 
-def _architecture(config: Mapping[str, Any], where: str) -> Architecture:
+def _architecture(config: Mapping[str, Any], where: str, *, with_biases: bool) -> Architecture:
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ValueError(
@@ -50,11 +58,12 @@ def _architecture(config: Mapping[str, Any], where: str) -> Architecture:
             'model.implementation = "transformers"'
         )
     refuse_nulls(config, where)
-    _refuse_variants(config)
+    _refuse_variants(config, with_biases=with_biases)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     rope = read_rope(config)
     latent = read_latent(config) if family == "deepseek_v3" else None
     head_dim = config.get("head_dim") or hidden // heads
+    attention_bias = bool(config.get("attention_bias"))
     return Architecture(
         family=family,
         vocab=config["vocab_size"],
@@ -62,16 +71,18 @@ def _architecture(config: Mapping[str, Any], where: str) -> Architecture:
         layers=config["num_hidden_layers"],
         heads=heads,
         kv_heads=heads if latent else config.get("num_key_value_heads") or heads,
-        head_dim=latent.plain + latent.rotated if latent else head_dim,
+        head_dim=latent.unrotated_dim + latent.rotated_dim if latent else head_dim,
         intermediate=config["intermediate_size"],
         norm_eps=config["rms_norm_eps"],
         max_positions=config["max_position_embeddings"],
         tied=config["tie_word_embeddings"],
         rope=rope,
         qk_norm=family in ("qwen3", "qwen3_moe"),
-        qkv_bias=family in ("qwen2", "gpt_oss"),
+        qkv_bias=family == "qwen2" or attention_bias,
         initializer_range=config["initializer_range"],
         dtype=weight_dtype(config),
+        output_bias=attention_bias,
+        mlp_bias=family == "llama" and bool(config.get("mlp_bias")),
         experts=read_experts(config) if family in ("qwen3_moe", "deepseek_v3", "gpt_oss") else None,
         latent=latent,
         sinks=family == "gpt_oss",
@@ -80,18 +91,23 @@ def _architecture(config: Mapping[str, Any], where: str) -> Architecture:
 
 
 def weight_dtype(config: Mapping[str, Any]) -> str:
-    """Precision of the weights; of quantised ones, that which they are computed in."""
-    named = config.get("dtype") or config.get("torch_dtype")
-    return named or ("bfloat16" if config.get("quantization_config") else "float32")
+    """Returns the precision of the weights; for quantised weights, the one that they are computed in."""
+    declared = config.get("dtype") or config.get("torch_dtype")
+    return declared or ("bfloat16" if config.get("quantization_config") else "float32")
 
 
-def _refuse_variants(config: Mapping[str, Any]) -> None:
-    """Options of these families that change the mathematics and that the trainer does not have."""
-    biased = config["model_type"] == "gpt_oss"
-    if biased and not config["attention_bias"]:
+def _refuse_variants(config: Mapping[str, Any], *, with_biases: bool) -> None:
+    """Raises ValueError for options that change the model's mathematics and that nothing here computes."""
+    family = config["model_type"]
+    if family == "gpt_oss" and not config["attention_bias"]:
         raise ValueError("attention_bias = false in config.json is not supported for gpt_oss")
-    for key in ("mlp_bias", "use_sliding_window", *(() if biased else ("attention_bias",))):
+    refused = {"mlp_bias", "use_sliding_window", "attention_bias"}
+    if family == "gpt_oss":
+        refused.remove("attention_bias")
+    if with_biases:
+        refused -= {"attention_bias", "mlp_bias"}
+    for key in sorted(refused):
         if config.get(key):
-            raise ValueError(f"{key} = true in config.json is not supported for {config['model_type']}")
+            raise ValueError(f"{key} = true in config.json is not supported for {family}")
     if config["hidden_act"] != "silu":
         raise ValueError(f"hidden_act {config['hidden_act']!r} in config.json is not supported; only 'silu'")

@@ -1,4 +1,4 @@
-"""What a `config.json` says of a mixture of experts, family by family; needs no torch."""
+"""Reads what a `config.json` declares about its mixture of experts, without torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from rlrun.models.architecture import ClampedGate, Experts
 
 
 def read_experts(config: Mapping[str, Any]) -> Experts:
-    """The mixture of experts of a family that has one; `config` comes with its family's defaults."""
+    """Reads the mixture of experts; `config` includes the defaults of its family, which must have one."""
     if config["model_type"] == "deepseek_v3":
         return _deepseek_experts(config)
     if config["model_type"] == "gpt_oss":
@@ -17,8 +17,8 @@ def read_experts(config: Mapping[str, Any]) -> Experts:
 
 def _qwen3_experts(config: Mapping[str, Any]) -> Experts:
     count = config.get("num_experts") or config["num_local_experts"]
-    dense = set(config.get("mlp_only_layers") or ())
-    every = config["decoder_sparse_step"]
+    dense_layers = set(config.get("mlp_only_layers") or ())
+    sparse_step = config["decoder_sparse_step"]
     return Experts(
         count=count,
         per_token=config["num_experts_per_tok"],
@@ -27,7 +27,7 @@ def _qwen3_experts(config: Mapping[str, Any]) -> Experts:
         layers=frozenset(
             layer
             for layer in range(config["num_hidden_layers"])
-            if layer not in dense and (layer + 1) % every == 0
+            if layer not in dense_layers and (layer + 1) % sparse_step == 0
         ),
     )
 
@@ -51,12 +51,16 @@ def _deepseek_experts(config: Mapping[str, Any]) -> Experts:
 
 
 def _gpt_oss_experts(config: Mapping[str, Any]) -> Experts:
-    """A softmax over the logits of the chosen experts alone is one over all of them, normalised."""
+    """Reads gpt-oss's experts.
+
+    Its router takes the softmax over the logits of the chosen experts only, which equals a softmax over all
+    experts whose chosen weights are normalised.
+    """
     return Experts(
         count=config["num_local_experts"],
         per_token=config["num_experts_per_tok"],
         intermediate=config["intermediate_size"],
         normalize=True,
         layers=frozenset(range(config["num_hidden_layers"])),
-        clamped=ClampedGate(config["swiglu_limit"], config["swiglu_alpha"]),
+        clamped_gate=ClampedGate(config["swiglu_limit"], config["swiglu_alpha"]),
     )

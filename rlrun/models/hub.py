@@ -1,16 +1,18 @@
-"""Models of the Hugging Face hub, brought to this machine."""
+"""Downloads models from the Hugging Face hub."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-_SECONDS = 10.0
-"""Within which the hub must answer for the first time."""
+_TIMEOUT = 10.0
+"""Seconds. The hub counts as unreachable when it has not answered the first request by then."""
 
 
 def download(name: str, patterns: Sequence[str], revision: str | None = None) -> Path:
-    """The folder of the hub's files for the model `name` that fit the patterns; those that are here stay.
+    """Downloads the files of a model that match the patterns, unless they are cached, and returns their
+    folder.
 
-    ValueError, in a line, where the hub does not have them, or can not be reached and they are not here.
+    Raises ValueError, with a message of one line, where the hub does not have them, and where it cannot be
+    reached and they are not in the cache.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -29,27 +31,27 @@ def download(name: str, patterns: Sequence[str], revision: str | None = None) ->
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without its explanations."""
+    """Returns the first line of an error's message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _unreachable(name: str, revision: str | None) -> str:
-    """Why the hub cannot be asked; empty where it answers, whatever it says.
+    """Returns why the hub cannot be reached; empty where it answers, even with an error.
 
-    One question without second tries: the library's own downloads try again for half a minute.
+    Sends a single request without retries: the library's own downloads retry for half a minute.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     try:
-        get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=_SECONDS)
+        get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=_TIMEOUT)
     except OfflineModeIsEnabled:
         return "HF_HUB_OFFLINE is set, and its files are not in the cache"
     except (HfHubHTTPError, HFValidationError):
         return ""
-    except Exception as error:  # the boundary to the hub's HTTP library, another one from version to version
+    except Exception as error:  # a boundary: different versions of the library use different HTTP libraries
         return (
             f"{constants.ENDPOINT} cannot be reached ({first_line(error)}), and its files are not in the "
-            "cache; download them where there is a network, and give the folder"
+            "cache; download them on a machine with network access, and name their folder"
         )
     return ""

@@ -1,18 +1,20 @@
-"""JSON files that came with a model or that rlrun wrote: an error names the file that is broken."""
+"""Reads JSON files; its errors name the file that is broken."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 
-def read_table(path: Path) -> dict[str, Any]:
-    """Returns the object that a JSON file holds. ValueError names a file that holds none, and the line that
-    is broken; OSError where there is no file.
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file.
+
+    Raises ValueError, with the file and the line, for invalid JSON and for anything but an object, and
+    OSError where the file does not exist.
     """
     try:
-        table = json.loads(path.read_bytes())
+        contents = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}; copy the file again") from None
-    if not isinstance(table, dict):
-        raise ValueError(f"{path} holds no table of settings; copy the file again")
-    return table
+    if not isinstance(contents, dict):
+        raise ValueError(f"{path} does not hold a JSON object; copy the file again")
+    return contents

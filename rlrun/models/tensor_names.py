@@ -1,4 +1,8 @@
-"""Every tensor of a model: its Hugging Face name and shape, and the torchtitan parameter that holds it."""
+"""Lists every tensor of a model: its Hugging Face name and shape, and the torchtitan parameter for it.
+
+The shapes' letters: a parameter's suffix names its dimensions, such as `w1_EFD` for experts, inner width and
+hidden width.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,29 +21,33 @@ class HfTensor:
     name: str
     shape: tuple[int, ...]
     parameter: str
-    """torchtitan's name; the tensors of all experts share one, stacked along a first dimension."""
+    """torchtitan's name. The tensors of all experts of a layer are one parameter, stacked along its first
+    dimension."""
     expert: int | None = None
-    """Place in that stack."""
-    stack: bool = False
-    """It holds all experts of a layer by itself (gpt-oss)."""
+    """Index of the tensor in that stack."""
+    holds_all_experts: bool = False
+    """The one tensor holds all experts of a layer (gpt-oss)."""
     transposed: bool = False
-    """The parameter has the last two dimensions in the other order."""
+    """The parameter has the last two dimensions swapped."""
 
     @property
-    def routed(self) -> bool:
-        """Of experts that tokens are routed to."""
-        return self.stack or self.expert is not None
+    def is_routed_expert(self) -> bool:
+        """The tensor belongs to experts that tokens are routed to; shared experts are not among them."""
+        return self.holds_all_experts or self.expert is not None
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
-        """Its shape, or its expert's, as a parameter."""
+        """The tensor's shape within the parameter."""
         return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.transposed else self.shape
 
 
 def hf_tensors(model: Architecture) -> list[HfTensor]:
-    """All tensors of the checkpoint in the order engines read them: q, k, v side by side, then gate, up."""
-    if model.stored:
-        return [HfTensor(name, shape, name) for name, shape in model.stored]
+    """Returns all tensors of the checkpoint in the order in which engines read them.
+
+    q, k, v are adjacent, and so are gate and up, because engines fuse them into one matrix.
+    """
+    if model.stored_tensors:
+        return [HfTensor(name, shape, name) for name, shape in model.stored_tensors]
     tensors = [
         HfTensor("model.embed_tokens.weight", (model.vocab, model.hidden), "tok_embeddings.weight"),
     ]
@@ -52,8 +60,10 @@ def hf_tensors(model: Architecture) -> list[HfTensor]:
 
 
 def is_derived(name: str, model: Architecture) -> bool:
-    """Tensors that some checkpoints store and that are not the policy's: they follow from others, or predict
-    further tokens (DeepSeek's layers after the last).
+    """Returns whether a checkpoint's tensor is not part of the policy.
+
+    Such tensors follow from others, or predict further tokens (the layers that DeepSeek stores after the
+    last).
     """
     layer = name.removeprefix("model.layers.").partition(".")[0]
     if name.startswith("model.layers.") and layer.isdecimal() and int(layer) >= model.layers:
@@ -68,9 +78,11 @@ def _layer(model: Architecture, layer: int) -> Iterator[HfTensor]:
     yield from attention(model, f"{hf}.self_attn", f"{ours}.attention")
     yield HfTensor(f"{hf}.post_attention_layernorm.weight", (hidden,), f"{ours}.ffn_norm.weight")
     if model.experts and layer in model.experts.layers:
-        yield from (_clamped if model.experts.clamped else _sparse)(model, layer)
+        yield from (_gpt_oss_experts if model.experts.clamped_gate else _experts)(model, layer)
     else:
-        yield from _feed_forward(f"{hf}.mlp", f"{ours}.feed_forward", model.intermediate, hidden)
+        yield from _feed_forward(
+            f"{hf}.mlp", f"{ours}.feed_forward", model.intermediate, hidden, bias=model.mlp_bias
+        )
 
 
 def _attention(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:
@@ -85,8 +97,9 @@ def _attention(model: Architecture, hf: str, ours: str) -> Iterator[HfTensor]:
         for name in ("q", "k"):
             yield HfTensor(f"{hf}.{name}_norm.weight", (model.head_dim,), f"{ours}.{name}_norm.weight")
     yield HfTensor(f"{hf}.o_proj.weight", (hidden, queries), f"{ours}.wo.weight")
-    if model.sinks:
+    if model.output_bias:
         yield HfTensor(f"{hf}.o_proj.bias", (hidden,), f"{ours}.wo.bias")
+    if model.sinks:
         yield HfTensor(f"{hf}.sinks", (model.heads,), f"{ours}.sinks")
 
 
@@ -101,20 +114,23 @@ def _latent_attention(model: Architecture, hf: str, ours: str) -> Iterator[HfTen
         yield HfTensor(f"{hf}.q_a_proj.weight", (rank, hidden), f"{ours}.wq_a.weight")
         yield HfTensor(f"{hf}.q_a_layernorm.weight", (rank,), f"{ours}.q_norm.weight")
         yield HfTensor(f"{hf}.q_b_proj.weight", (queries, rank), f"{ours}.wq_b.weight")
-    inner = latent.rank + latent.rotated
+    inner = latent.kv_rank + latent.rotated_dim
     yield HfTensor(f"{hf}.kv_a_proj_with_mqa.weight", (inner, hidden), f"{ours}.wkv_a.weight")
-    yield HfTensor(f"{hf}.kv_a_layernorm.weight", (latent.rank,), f"{ours}.kv_norm.weight")
-    outer = heads * (latent.plain + latent.value)
-    yield HfTensor(f"{hf}.kv_b_proj.weight", (outer, latent.rank), f"{ours}.wkv_b.weight")
-    yield HfTensor(f"{hf}.o_proj.weight", (hidden, heads * latent.value), f"{ours}.wo.weight")
+    yield HfTensor(f"{hf}.kv_a_layernorm.weight", (latent.kv_rank,), f"{ours}.kv_norm.weight")
+    outer = heads * (latent.unrotated_dim + latent.value_dim)
+    yield HfTensor(f"{hf}.kv_b_proj.weight", (outer, latent.kv_rank), f"{ours}.wkv_b.weight")
+    yield HfTensor(f"{hf}.o_proj.weight", (hidden, heads * latent.value_dim), f"{ours}.wo.weight")
 
 
-def _feed_forward(hf: str, ours: str, inner: int, hidden: int) -> Iterator[HfTensor]:
-    for name, ffn, shape in _matrices(inner, hidden):
+def _feed_forward(hf: str, ours: str, inner: int, hidden: int, *, bias: bool = False) -> Iterator[HfTensor]:
+    matrices = _swiglu_matrices(inner, hidden)
+    for name, ffn, shape in matrices:
         yield HfTensor(f"{hf}.{name}_proj.weight", shape, f"{ours}.{ffn}.weight")
+    for name, ffn, shape in matrices if bias else ():
+        yield HfTensor(f"{hf}.{name}_proj.bias", shape[:1], f"{ours}.{ffn}.bias")
 
 
-def _sparse(model: Architecture, layer: int) -> Iterator[HfTensor]:
+def _experts(model: Architecture, layer: int) -> Iterator[HfTensor]:
     experts = model.experts
     assert experts is not None
     hf, ours = f"model.layers.{layer}.mlp", f"layers.{layer}.moe"
@@ -127,13 +143,13 @@ def _sparse(model: Architecture, layer: int) -> Iterator[HfTensor]:
         )
     stacks = {"w1": "w1_EFD", "w2": "w2_EDF", "w3": "w3_EFD"}
     for expert in range(experts.count):
-        for name, ffn, shape in _matrices(experts.intermediate, model.hidden):
+        for name, ffn, shape in _swiglu_matrices(experts.intermediate, model.hidden):
             parameter = f"{ours}.routed_experts.inner_experts.{stacks[ffn]}"
             yield HfTensor(f"{hf}.experts.{expert}.{name}_proj.weight", shape, parameter, expert)
 
 
-def _clamped(model: Architecture, layer: int) -> Iterator[HfTensor]:
-    """gpt-oss: a layer's experts in four tensors, matrices with their inputs first."""
+def _gpt_oss_experts(model: Architecture, layer: int) -> Iterator[HfTensor]:
+    """Yields gpt-oss's four tensors for all experts of a layer; its matrices have their inputs first."""
     experts, hidden = model.experts, model.hidden
     assert experts is not None
     hf, ours, count = f"model.layers.{layer}.mlp", f"layers.{layer}.moe", experts.count
@@ -148,12 +164,16 @@ def _clamped(model: Architecture, layer: int) -> Iterator[HfTensor]:
     ):
         transposed = len(shape) == 3
         yield HfTensor(
-            f"{hf}.experts.{name}", shape, f"{inner}.{parameter}", stack=True, transposed=transposed
+            f"{hf}.experts.{name}",
+            shape,
+            f"{inner}.{parameter}",
+            holds_all_experts=True,
+            transposed=transposed,
         )
 
 
-def _matrices(inner: int, hidden: int) -> tuple[tuple[str, str, tuple[int, int]], ...]:
-    """SwiGLU's matrices: HF's name, torchtitan's, shape."""
+def _swiglu_matrices(inner: int, hidden: int) -> tuple[tuple[str, str, tuple[int, int]], ...]:
+    """Returns Hugging Face's name, torchtitan's name and the shape of each of SwiGLU's matrices."""
     return (
         ("gate", "w1", (inner, hidden)),
         ("up", "w3", (inner, hidden)),

@@ -1,5 +1,6 @@
-"""Models that transformers computes itself: sizes from the usual keys of `config.json`, tensors from the
-files' headers; needs no torch.
+"""Reads models that transformers computes (`model.implementation = "transformers"`), without torch.
+
+Their sizes come from the usual keys of `config.json`, and their tensors from the headers of the files.
 """
 
 import json
@@ -8,31 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.models.architecture import Architecture, Rope
-from rlrun.models.checked_names import inside
+from rlrun.models.checked_names import file_inside
 from rlrun.models.config_json import read_architecture, read_config, weight_dtype
 
-_KINDS = {"full_attention", "sliding_attention"}
-_DERIVED = ".rotary_emb.inv_freq"
-_MAX_HEADER = 100_000_000
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_DERIVED_SUFFIX = ".rotary_emb.inv_freq"
+_MAX_HEADER_BYTES = 100_000_000
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
     "logit_scale": (None, 1.0),
     "logits_scaling": (None, 1.0),
 }
-"""What is done to logits, and left out here, by the values that do nothing."""
+"""Transformations of logits that are not computed here, with the values that have no effect."""
 
 
-def read_foreign(folder: Path) -> Architecture:
-    """The architecture of a model folder with weights. ValueError for what packed documents would leak
-    through, and where sizes are missing.
+def read_transformers_model(folder: Path) -> Architecture:
+    """Returns the architecture of a model folder with weights.
+
+    Raises ValueError for layers through which packed documents would see each other, and for missing sizes.
     """
     config = read_config(folder)
     try:
-        _refuse(config)
+        _refuse_unsupported(config)
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
-        stored = tuple(_shapes(folder))
-        has_head = any(name == "lm_head.weight" for name, _ in stored)
+        tensors = tuple(_tensor_shapes(folder))
+        has_head = any(name == "lm_head.weight" for name, _ in tensors)
         return Architecture(
             family=config["model_type"],
             vocab=config["vocab_size"],
@@ -50,40 +52,44 @@ def read_foreign(folder: Path) -> Architecture:
             qkv_bias=False,
             initializer_range=config.get("initializer_range", 0.02),
             dtype=weight_dtype(config),
-            stored=stored,
+            stored_tensors=tensors,
         )
     except KeyError as missing:
         raise ValueError(
             f"{folder / 'config.json'} has no {missing}, which models computed by transformers must have"
         ) from None
     except (TypeError, AttributeError, ZeroDivisionError) as error:
-        raise ValueError(f"{folder / 'config.json'} has a value of a wrong kind: {error}") from None
+        raise ValueError(f"{folder / 'config.json'} has a value of the wrong type: {error}") from None
 
 
 def read_model(folder: Path, implementation: str) -> Architecture:
-    """The architecture of a model folder, by `model.implementation`."""
-    return read_foreign(folder) if implementation == "transformers" else read_architecture(folder)
+    """Returns the architecture of a model folder, as `model.implementation` has it computed."""
+    return read_transformers_model(folder) if implementation == "transformers" else read_architecture(folder)
 
 
-def _refuse(config: Mapping[str, Any]) -> None:
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     family = config.get("model_type")
-    if not _KINDS.issuperset(config.get("layer_types") or ()):
-        others = sorted(set(config["layer_types"]) - _KINDS)
+    if not _LAYER_TYPES.issuperset(config.get("layer_types") or ()):
+        unsupported = sorted(set(config["layer_types"]) - _LAYER_TYPES)
         raise ValueError(
-            f"{family} has layers of {', '.join(others)}, which packed documents would leak through"
+            f"{family} has layers of the type {', '.join(unsupported)}, through which packed documents would "
+            "see each other; choose another model"
         )
     for key, neutral in _NEUTRAL.items():
         if config.get(key) not in neutral:
             raise ValueError(f"{key} = {config[key]} in config.json is not supported for {family}")
 
 
-def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor of the folder's safetensors files; they are read with more care later."""
+def _tensor_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields the name and shape of every tensor in the folder's safetensors files.
+
+    The files are only checked as far as this needs; loading the weights checks them thoroughly.
+    """
     for path in sorted(folder.glob("*.safetensors")):
         try:
-            with inside(folder, path.name).open("rb") as file:
-                header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER)))
-            shapes = {name: tuple(each["shape"]) for name, each in header.items() if name != "__metadata__"}
+            with file_inside(folder, path.name).open("rb") as file:
+                header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES)))
+            shapes = {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
         except (json.JSONDecodeError, UnicodeDecodeError, LookupError, AttributeError) as error:
-            raise ValueError(f"{path} is no safetensors file: {error}") from None
-        yield from ((name, shape) for name, shape in shapes.items() if not name.endswith(_DERIVED))
+            raise ValueError(f"{path} is not a safetensors file: {error}") from None
+        yield from ((name, shape) for name, shape in shapes.items() if not name.endswith(_DERIVED_SUFFIX))

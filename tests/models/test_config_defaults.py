@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from rlrun.models.config_defaults import EXPERT_COUNTS, completed
+from rlrun.models.config_defaults import EXPERT_COUNTS, with_family_defaults
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
 @pytest.mark.parametrize("key", EXPERT_COUNTS)
 def test_experts_that_are_counted_under_another_name_get_no_default(family: str, key: str) -> None:
-    found = completed({"model_type": family, key: 8})
+    found = with_family_defaults({"model_type": family, key: 8})
     assert [name for name in EXPERT_COUNTS if name in found] == [key]
-    assert any(name in completed({"model_type": family}) for name in EXPERT_COUNTS)
+    assert any(name in with_family_defaults({"model_type": family}) for name in EXPERT_COUNTS)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,6 @@ def test_experts_that_are_counted_under_another_name_get_no_default(family: str,
     ],
 )
 def test_what_a_file_says_stays_as_it_is(config: dict[str, Any]) -> None:
-    found = completed(config)
+    found = with_family_defaults(config)
     assert {key: found[key] for key in config} == config
-    assert completed(found) == found
+    assert with_family_defaults(found) == found

@@ -169,7 +169,12 @@ def test_deepseek_has_latent_attention_and_grouped_experts():
         "rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
     }
     model = architecture(config)
-    assert (model.head_dim, model.rotated, model.latent.value, model.latent.query_rank) == (20, 8, 16, None)
+    assert (model.head_dim, model.rotated_dim, model.latent.value_dim, model.latent.query_rank) == (
+        20,
+        8,
+        16,
+        None,
+    )
     assert (model.experts.layers, model.experts.shared, model.experts.groups) == ({1, 2, 3}, 64, 4)
     assert (model.rope.interleaved, model.rope.attention_factor) == (True, 1.0)
 
@@ -187,7 +192,7 @@ def test_gpt_oss_sees_a_window_in_every_other_layer():
     model = architecture(GPT_OSS)
     assert (model.windows, model.sinks, model.qkv_bias) == ((32, None), True, True)
     assert (model.experts.intermediate, model.experts.layers) == (96, {0, 1})
-    assert model.experts.clamped == ClampedGate(5.0, 1.702)
+    assert model.experts.clamped_gate == ClampedGate(5.0, 1.702)
     named = architecture(GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"]})
     assert [named.window(layer) for layer in range(2)] == [None, 32]
 
@@ -238,10 +243,10 @@ def test_values_of_a_wrong_kind_are_told(family, tmp_path):
 
 def test_folders_without_a_usable_config(tmp_path):
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ValueError, match="holds no table of settings"):
+    with pytest.raises(ValueError, match="does not hold a JSON object"):
         read_architecture(tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(ValueError, match="is no model folder: it has no"):
+    with pytest.raises(ValueError, match="is not a model folder: it has no"):
         read_architecture(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="is not valid JSON"):

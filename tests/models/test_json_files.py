@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.models.json_files import read_table
+from rlrun.models.json_files import read_json_object
 
 
 def test_a_table(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes('{"a": "é"}'.encode())
-    assert read_table(tmp_path / "config.json") == {"a": "é"}
+    assert read_json_object(tmp_path / "config.json") == {"a": "é"}
     with pytest.raises(FileNotFoundError):
-        read_table(tmp_path / "missing.json")
+        read_json_object(tmp_path / "missing.json")
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ def test_a_table(tmp_path: Path) -> None:
         (b'{"a": "\xff"}', r"config\.json is not valid JSON: 'utf-8' codec"),
         (b"[" * 100_000, r"config\.json is not valid JSON"),
         (b"\0" * 512, r"config\.json is not valid JSON"),
-        (b"[1]", r"config\.json holds no table of settings; copy the file again"),
+        (b"[1]", r"config\.json does not hold a JSON object; copy the file again"),
     ],
 )
 def test_a_broken_file_is_named(data: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(data)
     with pytest.raises(ValueError, match=message):
-        read_table(tmp_path / "config.json")
+        read_json_object(tmp_path / "config.json")

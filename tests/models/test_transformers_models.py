@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
-from rlrun.models.transformers_models import read_foreign, read_model
+from rlrun.models.transformers_models import read_model, read_transformers_model
 from rlrun.runner.planning.model_size import largest_share, parameter_count
 from rlrun.specs.sections.trainer import ParallelSpec
 from tests.tiny_models import make_tiny_model
@@ -19,7 +19,7 @@ def folder(tmp_path_factory):
 
 
 def test_sizes_and_tensors_are_the_folder_s(folder):
-    model = read_foreign(folder)
+    model = read_transformers_model(folder)
     assert (model.family, model.layers, model.heads, model.kv_heads) == ("mistral", 3, 4, 2)
     stored = {name: tuple(tensor.shape) for name, tensor in load_file(folder / "model.safetensors").items()}
     assert {tensor.name: tensor.shape for tensor in hf_tensors(model)} == stored
@@ -27,7 +27,7 @@ def test_sizes_and_tensors_are_the_folder_s(folder):
 
 
 def test_memory_is_planned_a_layer_at_a_time(folder):
-    model = read_foreign(folder)
+    model = read_transformers_model(folder)
     numbers = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
     assert parameter_count(model) == numbers
     share = largest_share(model, ParallelSpec(fsdp=2))
@@ -38,7 +38,7 @@ def test_memory_is_planned_a_layer_at_a_time(folder):
 def test_which_way_a_folder_is_read(folder):
     with pytest.raises(ValueError, match=r'and others with model.implementation = "transformers"'):
         read_model(folder, "torchtitan")
-    assert read_model(folder, "transformers").stored
+    assert read_model(folder, "transformers").stored_tensors
     known = make_tiny_model(folder.parent / "known")
     assert read_model(known, "torchtitan") == read_architecture(known)
 
@@ -47,14 +47,17 @@ def test_weights_that_cannot_be_read(folder, tmp_path):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     for text in (b"", b"\xff" * 20, (5).to_bytes(8, "little") + b"[[1]]"):
         (tmp_path / "model.safetensors").write_bytes(text)
-        with pytest.raises(ValueError, match=r"model.safetensors is no safetensors file"):
-            read_foreign(tmp_path)
+        with pytest.raises(ValueError, match=r"model.safetensors is not a safetensors file"):
+            read_transformers_model(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"layer_types": ["full_attention", "linear_attention"]}, "mistral has layers of linear_attention"),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            "mistral has layers of the type linear_attention",
+        ),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 in config.json is not supported"),
         ({"logits_scaling": 8.0}, "logits_scaling = 8.0 in config.json is not supported"),
         ({"hidden_size": None}, None),
@@ -68,4 +71,4 @@ def test_what_is_not_supported_is_named(keys, message, folder, tmp_path):
         message = "has no 'hidden_size', which models computed by transformers must have"
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):
-        read_foreign(tmp_path)
+        read_transformers_model(tmp_path)

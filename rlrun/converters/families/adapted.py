@@ -9,7 +9,7 @@ import torch
 from rlrun.converters.tensors.content import Content
 from rlrun.converters.tensors.safetensors_format import Described
 from rlrun.converters.tensors.stored import Files
-from rlrun.models.checked_names import some
+from rlrun.models.checked_names import abbreviated
 
 Table = dict[str, torch.Tensor]
 Convert = Callable[[Table], Table]
@@ -66,7 +66,7 @@ class Group:
         try:
             made = self._convert(dict(self._empty))
         except (RuntimeError, LookupError, AssertionError) as error:
-            names = some(list(self._members))
+            names = abbreviated(list(self._members))
             raise ValueError(f"torchtitan's adapter cannot convert {names}: {error}") from error
         contents: dict[str, Content] = {}
         for name, tensor in made.items():

@@ -12,8 +12,8 @@ import torch
 from rlrun.converters.tensors.content import Content, RowByRow, cast, plain
 from rlrun.converters.tensors.safetensors_format import Described, read_header
 from rlrun.converters.tensors.stored import Files, Stored
-from rlrun.models.checked_names import inside, some
-from rlrun.models.json_files import read_table
+from rlrun.models.checked_names import abbreviated, file_inside
+from rlrun.models.json_files import read_json_object
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -47,7 +47,7 @@ def merged(contents: Mapping[str, Content], adapter: Path) -> dict[str, Content]
     a way that is not supported.
     """
     config = _read_config(adapter)
-    tensors = read_header(inside(adapter, _WEIGHTS))
+    tensors = read_header(file_inside(adapter, _WEIGHTS))
     made = dict(contents)
     for name in sorted(tensors):
         module, kind = _target(name, adapter)
@@ -88,7 +88,7 @@ def _target(name: str, adapter: Path) -> tuple[str, str]:
     found = re.fullmatch(rf"{re.escape(_PREFIX)}(.+?)\.(lora_A|lora_B)\.weight", name)
     found = found or re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.(weight)", name)
     if not found:
-        raise ValueError(f"{adapter} has {some([name])}, a kind of adapter that is not supported")
+        raise ValueError(f"{adapter} has {abbreviated([name])}, a kind of adapter that is not supported")
     return found[1], found[2]
 
 
@@ -101,7 +101,7 @@ def _pattern(patterns: Mapping[str, float], module: str, default: float) -> floa
 
 
 def _read_config(adapter: Path) -> dict[str, Any]:
-    config = read_table(inside(adapter, _CONFIG))
+    config = read_json_object(file_inside(adapter, _CONFIG))
     if config.get("peft_type") != "LORA" or "lora_alpha" not in config:
         raise ValueError(f"{adapter} is no LoRA adapter: its peft_type is {config.get('peft_type')!r}")
     if used := [key for key in _REFUSED if config.get(key)]:

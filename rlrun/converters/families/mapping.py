@@ -8,7 +8,7 @@ from rlrun.converters.tensors.content import Content, plain
 from rlrun.converters.tensors.safetensors_format import Described
 from rlrun.converters.tensors.stored import Stored
 from rlrun.models.architecture import Architecture
-from rlrun.models.checked_names import some
+from rlrun.models.checked_names import abbreviated
 from rlrun.models.tensor_names import HfTensor, hf_tensors, is_derived
 
 
@@ -45,9 +45,9 @@ def check_names(
     """ValueError names tensors that are missing, unknown, or of another shape; what is allowed is noted."""
     noted = Mapped(missing=sorted(expected.keys() - found), unknown=sorted(found.keys() - expected))
     if noted.missing and not lenience.missing:
-        raise ValueError(f"{where} lacks {some(noted.missing)}, which its config.json asks for")
+        raise ValueError(f"{where} lacks {abbreviated(noted.missing)}, which its config.json asks for")
     if noted.unknown and not lenience.unknown:
-        raise ValueError(f"{where} has {some(noted.unknown)}, which its config.json knows nothing of")
+        raise ValueError(f"{where} has {abbreviated(noted.unknown)}, which its config.json knows nothing of")
     for name in expected.keys() & found.keys():
         if found[name] != expected[name]:
             raise ValueError(

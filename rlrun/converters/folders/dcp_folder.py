@@ -16,7 +16,7 @@ from rlrun.converters.folders.dcp_item import Item, data_position
 from rlrun.converters.folders.dcp_metadata import METADATA, first_line, read_metadata
 from rlrun.converters.tensors.safetensors_format import CODES, Described
 from rlrun.converters.tensors.stored import Chunk, Stored
-from rlrun.models.checked_names import check_tensor_name, inside
+from rlrun.models.checked_names import check_tensor_name, file_inside
 
 
 class DcpFolder:
@@ -27,7 +27,7 @@ class DcpFolder:
         self.folder = folder
         self.tensors: dict[str, Described] = {}
         self._files: dict[str, tuple[Path, int]] = {}
-        path = inside(folder, METADATA)
+        path = file_inside(folder, METADATA)
         table = read_metadata(path)
         try:
             self._items = _items(table)
@@ -68,7 +68,7 @@ class DcpFolder:
     def _file(self, name: str) -> tuple[Path, int]:
         """A file's path and size; many tensors are in one."""
         if name not in self._files:
-            path = inside(self.folder, name)
+            path = file_inside(self.folder, name)
             self._files[name] = path, path.stat().st_size
         return self._files[name]
 

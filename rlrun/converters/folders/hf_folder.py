@@ -6,7 +6,7 @@ from typing import Any
 
 from rlrun.converters.tensors.safetensors_format import read_header
 from rlrun.converters.tensors.stored import Stored
-from rlrun.models.checked_names import inside, some
+from rlrun.models.checked_names import abbreviated, file_inside
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -26,12 +26,12 @@ def read_tensors(folder: Path) -> dict[str, Stored]:
     index = _read_index(folder)
     tensors: dict[str, Stored] = {}
     for file in sorted(set(index.values())) if index is not None else [SINGLE]:
-        for name, tensor in read_header(inside(folder, file)).items():
+        for name, tensor in read_header(file_inside(folder, file)).items():
             if index is not None and index.get(name) != file:
                 raise ValueError(f"{folder / file} holds {name}, which {INDEX} places in {index.get(name)}")
             tensors[name] = tensor
     if index is not None and (lost := sorted(index.keys() - tensors.keys())):
-        raise ValueError(f"{folder} lacks {some(lost)}, which {INDEX} names")
+        raise ValueError(f"{folder} lacks {abbreviated(lost)}, which {INDEX} names")
     if not tensors:
         raise ValueError(f"{folder} has no tensors")
     return tensors
@@ -40,7 +40,7 @@ def read_tensors(folder: Path) -> dict[str, Stored]:
 def companions(folder: Path) -> dict[str, Path]:
     """Config, tokenizer, templates: everything small that is no weights, by name."""
     return {
-        path.name: inside(folder, path.name)
+        path.name: file_inside(folder, path.name)
         for path in sorted(folder.iterdir())
         if path.suffix in _COMPANIONS and not path.name.endswith(".index.json") and path.is_file()
     }
@@ -55,11 +55,11 @@ def _read_index(folder: Path) -> dict[str, str] | None:
             "model.random_init"
         )
     try:
-        index: Any = json.loads(inside(folder, INDEX).read_text())["weight_map"]
+        index: Any = json.loads(file_inside(folder, INDEX).read_text())["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{folder / INDEX} is no index: it has no weight_map that can be read") from None
     if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
         raise ValueError(f"{folder / INDEX} is no index: its weight_map must give a file for each tensor")
     if gone := sorted({file for file in index.values() if not (folder / file).exists()}):
-        raise ValueError(f"{folder} lacks {some(gone)}, which {INDEX} names; download it again")
+        raise ValueError(f"{folder} lacks {abbreviated(gone)}, which {INDEX} names; download it again")
     return index

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.models.config_defaults import completed
+from rlrun.models.config_defaults import with_family_defaults
 from rlrun.runner.batches.bins import Bin, best_fit_decreasing, loads_of, share_bins, share_items
 from rlrun.runner.batches.reduction import Reduction, token_scales
 from rlrun.runner.contracts.carriers import MicroBatches, TrainSequence, TrainStep
@@ -36,7 +36,7 @@ class Cost:
         """From an HF `config.json`: active parameters of the layers and the head, attention by heads and
         layers.
         """
-        config = completed(config)
+        config = with_family_defaults(config)
         hidden, layers = config["hidden_size"], config["num_hidden_layers"]
         heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or hidden // heads

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlrun.models.config_defaults import completed
+from rlrun.models.config_defaults import with_family_defaults
 from rlrun.models.hub import download
-from rlrun.models.json_files import read_table
+from rlrun.models.json_files import read_json_object
 from rlrun.runner.contracts.errors import JobError
 from rlrun.specs.sections.model import ModelSpec
 
@@ -24,7 +24,7 @@ class ModelFiles:
 
     def config(self) -> dict[str, Any]:
         """config.json, with what its family's models have where it leaves a key out."""
-        return completed(read_table(self.folder / "config.json"))
+        return with_family_defaults(read_json_object(self.folder / "config.json"))
 
 
 def fetch_model(spec: ModelSpec) -> ModelFiles:

@@ -82,7 +82,7 @@ def dry_run_of(case: Case, rank: int = 0) -> DryRun:
     spec, plan = case.spec, case.plan
     if rank >= len(plan.ranks):
         raise ValueError(f"--rank {rank}: there are ranks 0 to {len(plan.ranks) - 1}")
-    if case.model.stored:
+    if case.model.stored_tensors:
         raise ValueError('layers of model.implementation = "transformers" are not traced')
     response = case.load.response / (case.load.prompt + case.load.response)
     budget = max(plan.micro_batch_tokens, plan.max_sample_tokens)

@@ -136,7 +136,7 @@ def optimizer_bytes(share: Share, spec: OptimizerSpec) -> int:
 def cache_token_bytes(model: Architecture, dtype: str) -> int:
     """KV cache of one token in all layers; latent attention keeps one vector and the key's rotated part."""
     if model.latent is not None:
-        return model.layers * (model.latent.rank + model.latent.rotated) * ITEM[dtype]
+        return model.layers * (model.latent.kv_rank + model.latent.rotated_dim) * ITEM[dtype]
     return 2 * model.layers * model.kv_heads * model.head_dim * ITEM[dtype]
 
 

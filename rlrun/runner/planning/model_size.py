@@ -60,7 +60,7 @@ def active_parameters(model: Architecture) -> int:
     counted = 0
     for stack in _stacks(model):
         size = stack.size
-        if stack.tensor.routed and model.experts:
+        if stack.tensor.is_routed_expert and model.experts:
             size = size * model.experts.per_token // model.experts.count
         counted += 0 if stack.tensor.parameter in _EMBEDDINGS and not model.tied else size
     return counted
@@ -135,7 +135,7 @@ def _belongs(tensor: HfTensor, layers: set[int], embedding: bool, last: bool) ->
 def _part(stack: _Stack, parallel: ParallelSpec) -> int:
     """What one rank keeps: FSDP's shards lie over the context ranks too, experts over whoever shares them."""
     data = parallel.fsdp * parallel.context
-    if stack.tensor.routed:
+    if stack.tensor.is_routed_expert:
         return -(-stack.size // (data * parallel.tensor))
     return -(-_gathered(stack, parallel) // data)
 
@@ -143,14 +143,14 @@ def _part(stack: _Stack, parallel: ParallelSpec) -> int:
 def _gathered(stack: _Stack, parallel: ParallelSpec) -> int:
     """What one rank computes with: its tensor-parallel slice, or its experts."""
     tensor = stack.tensor
-    if tensor.routed:
+    if tensor.is_routed_expert:
         return -(-stack.size // parallel.expert)
     is_split = len(tensor.shape) > 1 and not any(name in tensor.parameter for name in _WHOLE)
     return -(-stack.size // (parallel.tensor if is_split else 1))
 
 
 def _is_hidden(tensor: HfTensor) -> bool:
-    return not tensor.routed and len(tensor.shape) > 1 and _own_name(tensor).startswith("layers.")
+    return not tensor.is_routed_expert and len(tensor.shape) > 1 and _own_name(tensor).startswith("layers.")
 
 
 def _own_name(tensor: HfTensor) -> str:

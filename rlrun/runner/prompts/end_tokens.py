@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlrun.models.json_files import read_table
+from rlrun.models.json_files import read_json_object
 
 
 def end_token_ids(folder: Path) -> tuple[int, ...]:
@@ -51,4 +51,4 @@ def _numbered(folder: Path) -> Iterator[tuple[str, int]]:
 
 def _table(path: Path) -> dict[str, Any]:
     """A JSON file's table; an empty one where there is no file."""
-    return read_table(path) if path.is_file() else {}
+    return read_json_object(path) if path.is_file() else {}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.models.json_files import read_table
+from rlrun.models.json_files import read_json_object
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.host.model_files import ModelFiles
 
@@ -43,7 +43,7 @@ def _difference(policy: ModelFiles, other: ModelFiles) -> str | None:
     if not all(file.is_file() for file in files):
         sizes = [model.config()["vocab_size"] for model in (policy, other)]
         return None if sizes[0] == sizes[1] else f"has {sizes[1]} tokens and the policy {sizes[0]}"
-    own, others = [read_table(file) for file in files]
+    own, others = [read_json_object(file) for file in files]
     numbers = dict(_numbered(others))
     for token, number in _numbered(own):
         if token not in numbers:

@@ -26,7 +26,7 @@ import torch
 
 from rlrun.converters.tensors.precision import dtype_named
 from rlrun.models.architecture import Architecture
-from rlrun.models.json_files import read_table
+from rlrun.models.json_files import read_json_object
 from rlrun.runner.contracts.carriers import GroupAddress, Readers, StreamedWeights, WeightBucket, WeightUpdate
 from rlrun.runner.weights.broadcast import BroadcastSender
 from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets
@@ -82,7 +82,7 @@ class WeightWriter:
         self._form = Form(dtype_named(spec.engine.dtype))
         self._buckets: list[Bucket] = []
         if self._carrier != "native":
-            self._form = engine_form(spec.engine.dtype, read_table(source.model_folder / "config.json"))
+            self._form = engine_form(spec.engine.dtype, read_json_object(source.model_folder / "config.json"))
             self._buckets = plan_buckets(source.shapes, self._form, bucket_bytes(spec))
         self._stored: SharedWeights | SerializedWriter | FolderWriter | None = None
         self._sender: BucketSender | None = None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlrun.models.config_defaults import EXPERT_COUNTS, completed
+from rlrun.models.config_defaults import EXPERT_COUNTS, with_family_defaults
 from rlrun.specs.derived.lengths import longest_response, longest_sample
 from rlrun.specs.problems.findings import Finding
 from rlrun.specs.problems.positions import KeyPath
@@ -36,7 +36,7 @@ def model_findings(spec: Spec) -> Iterator[Finding]:
     if not isinstance(config, dict):
         yield Finding(("model", "path"), f"{file} holds no table of settings", "copy the model's files again")
         return
-    config = completed(config)
+    config = with_family_defaults(config)
     yield from _quantised(spec, config)
     yield from _length(spec, config)
     yield from _heads(spec, config)
@@ -81,7 +81,9 @@ def _teacher(spec: Spec) -> Iterator[Finding]:
     except (OSError, ValueError):
         return
     if isinstance(config, dict):
-        yield from _split(completed(config), spec.teacher.parallel.tensor, "teacher", ("teacher", "path"))
+        yield from _split(
+            with_family_defaults(config), spec.teacher.parallel.tensor, "teacher", ("teacher", "path")
+        )
 
 
 def _heads(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:

@@ -66,7 +66,7 @@ def _moe(hidden: int, experts: ExpertShape) -> Any:
     gate = RouterLinear.Config(
         in_features=hidden,
         out_features=experts.count,
-        bias=experts.clamped is not None,
+        bias=experts.clamped_gate is not None,
         param_init=FROM_CHECKPOINT,
     )
     router = ReplayRouter.Config(
@@ -90,11 +90,11 @@ def _moe(hidden: int, experts: ExpertShape) -> Any:
 
 def _inner_experts(hidden: int, experts: ExpertShape) -> Experts.Config | ClampedExperts.Config:
     sizes = {"dim": hidden, "hidden_dim": experts.intermediate, "num_experts": experts.count}
-    if experts.clamped is None:
+    if experts.clamped_gate is None:
         return Experts.Config(**sizes, param_init=FROM_CHECKPOINT)
     return ClampedExperts.Config(
         **sizes,
-        swiglu_limit=experts.clamped.limit,
-        alpha=experts.clamped.alpha,
+        swiglu_limit=experts.clamped_gate.limit,
+        alpha=experts.clamped_gate.alpha,
         param_init=FROM_CHECKPOINT,
     )

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rlrun.models.architecture import Architecture
-from rlrun.models.checked_names import some
+from rlrun.models.checked_names import abbreviated
 from rlrun.runner.trainer.compat.data_parallel import shard_plain_modules
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.compat.recomputation import checkpoint_activations
@@ -110,11 +110,12 @@ class TransformersDecoder(nn.Module):
                 module._buffers[key] = None if buffer is None else buffer.to(device)
 
     def _check_names(self, model: Architecture) -> None:
-        mine, files = dict(self.named_parameters()).keys(), {name for name, _ in model.stored}
-        if mine != files:
+        parameters, stored = dict(self.named_parameters()).keys(), {name for name, _ in model.stored_tensors}
+        if parameters != stored:
+            differing = abbreviated(sorted(parameters ^ stored))
             raise ValueError(
-                f"the checkpoint's tensors are not transformers' parameters: {some(sorted(mine ^ files))}; a "
-                "model whose tensors it rearranges cannot be trained here"
+                f"the checkpoint's tensors are not transformers' parameters: {differing}; a model whose tensors "
+                "transformers rearranges cannot be trained here"
             )
 
 

@@ -5,18 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.models.architecture import Architecture
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.requests import SamplingParams
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.engines.native.model.config import FAMILIES, ModelConfig, read_config
+from rlrun.runner.engines.native.model.config import FAMILIES, engine_architecture
 from tests.tiny_models import CONFIGS, END_ID, PAD_ID, make_tiny_model
 
 SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
 
 
-def read(folder: Path, config: dict[str, object]) -> ModelConfig:
+def read(folder: Path, config: dict[str, object]) -> Architecture:
     (folder / "config.json").write_text(json.dumps(config))
-    return read_config(folder)
+    return engine_architecture(folder)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -37,7 +38,23 @@ def test_the_tokenizer_s_own_end_token_ends_a_sample(tmp_path: Path) -> None:
     assert stops.table[row].nonzero()[0].tolist() == [PAD_ID, END_ID]
 
 
-def test_heads_that_are_rotated_in_part_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model_type": "qwen2"}, "the native engine does not run model_type 'qwen2', only qwen3 and llama"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "the native engine does not compute rope_type 'yarn', only default, linear, llama3",
+        ),
+        ({"partial_rotary_factor": 0.5}, "the native engine cannot run .*partial_rotary_factor"),
+        ({"use_sliding_window": True}, "the native engine cannot run .*use_sliding_window = true"),
+        ({"hidden_act": "gelu"}, "the native engine cannot run .*hidden_act 'gelu'"),
+    ],
+    ids=["family", "rope", "partial-rotation", "window", "activation"],
+)
+def test_models_that_the_engine_does_not_compute_are_refused(
+    keys: dict[str, object], message: str, tmp_path: Path
+) -> None:
     whole = json.loads((make_tiny_model(tmp_path) / "config.json").read_text())
-    with pytest.raises(ValueError, match="partial_rotary_factor"):
-        read(tmp_path, whole | {"partial_rotary_factor": 0.5})
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, whole | keys)

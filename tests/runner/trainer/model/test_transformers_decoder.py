@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from rlrun.models.transformers_models import read_foreign
+from rlrun.models.transformers_models import read_transformers_model
 from rlrun.runner.trainer.model.transformers_decoder import build_transformers_decoder
 from tests.converters.conversions import convert, read_hf, same
 from tests.runner.trainer.trainer_cases import Reference, make_rank, make_sequences, make_spec, plan
@@ -84,7 +84,7 @@ def test_a_model_whose_checkpoint_is_rearranged_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"the checkpoint's tensors are not transformers' parameters: .*experts"
     ):
-        build_transformers_decoder(tmp_path, read_foreign(tmp_path), None, torch.float32, CPU)
+        build_transformers_decoder(tmp_path, read_transformers_model(tmp_path), None, torch.float32, CPU)
 
 
 def test_attention_that_documents_cannot_be_told_to_is_refused(tmp_path, monkeypatch):

@@ -69,8 +69,8 @@ class Engine:
             raise ValueError(f"{need}; this engine's sequences have at most {limit} tokens")
         if prompt + budget > self.loaded.cache_tokens:
             raise ValueError(f"{need}; this engine's cache holds {self.loaded.cache_tokens} tokens")
-        if job.prompt.min() < 0 or job.prompt.max() >= self.loaded.config.vocab_size:
-            raise ValueError(f"input_ids must lie in [0, {self.loaded.config.vocab_size})")
+        if job.prompt.min() < 0 or job.prompt.max() >= self.loaded.architecture.vocab:
+            raise ValueError(f"input_ids must lie in [0, {self.loaded.architecture.vocab})")
         self.loaded.stops.strings.check(job.params)
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -139,7 +139,9 @@ class Engine:
             model = self._scheduler.model
             if "kv_cache" in parts and "kv_cache" in self.asleep:
                 blocks = self._scheduler.blocks
-                model.cache = make_cache(model.config, blocks, self.loaded.dtype, model.cache.keys.device)
+                model.cache = make_cache(
+                    model.architecture, blocks, self.loaded.dtype, model.cache.keys.device
+                )
             self.asleep -= set(parts) - {"weights"}
 
         return self._thread.call(run)
@@ -149,20 +151,20 @@ class Engine:
 
         Raises ValueError when the segment does not hold the whole model; the old weights stay then.
         """
-        config, current = self.loaded.config, self._scheduler.model.weights.norm
-        check_shapes({slot.name: slot.shape for slot in manifest.tensors}, config, manifest.segment)
+        architecture, current = self.loaded.architecture, self._scheduler.model.weights.norm
+        check_shapes({slot.name: slot.shape for slot in manifest.tensors}, architecture, manifest.segment)
         attached = attach(manifest)
         if current.device.type != "cpu" or any(t.dtype != current.dtype for t in attached.tensors.values()):
             return self._thread.call(lambda: self._copy(attached, manifest.version))
-        weights = fuse(attached.tensors, config)
+        weights = fuse(attached.tensors, architecture)
         return self._thread.call(lambda: self._swap(weights, manifest.version, attached))
 
     def load_folder(self, folder: str, version: int) -> "Future[None]":
         """Read a checkpoint folder in the caller's thread, then swap between two steps. Raises ValueError."""
-        config, current = self.loaded.config, self._scheduler.model.weights.norm
-        named = allocate(config, current.dtype, current.device)
-        read_folder(folder, config, into=named)
-        weights = fuse(named, config)
+        architecture, current = self.loaded.architecture, self._scheduler.model.weights.norm
+        named = allocate(architecture, current.dtype, current.device)
+        read_folder(folder, architecture, into=named)
+        weights = fuse(named, architecture)
         return self._thread.call(lambda: self._swap(weights, version, None))
 
     # -- the engine's thread
@@ -175,12 +177,12 @@ class Engine:
 
     def _copy(self, attached: AttachedWeights, version: int) -> None:
         """Weights for another device or of another dtype: copied, from the second time on over the last."""
-        config, current = self.loaded.config, self._scheduler.model.weights.norm
-        owned = self._owned or allocate(config, current.dtype, current.device)
+        architecture, current = self.loaded.architecture, self._scheduler.model.weights.norm
+        owned = self._owned or allocate(architecture, current.dtype, current.device)
         for name, tensor in owned.items():
             tensor.copy_(attached.tensors[name])
         attached.close()
-        self._swap(fuse(owned, config), version, None)
+        self._swap(fuse(owned, architecture), version, None)
         self._owned = owned
 
     def _swap(self, weights: ModelWeights, version: int, attached: AttachedWeights | None) -> None:

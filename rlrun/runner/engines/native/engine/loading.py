@@ -1,18 +1,21 @@
 """From a setup to a scheduler: model, weights, and a cache that fits the memory."""
 
 import dataclasses
+from pathlib import Path
 
 import psutil
 import torch
 
+from rlrun.models.architecture import Architecture
 from rlrun.runner.engines.native.engine.rows import Rows
 from rlrun.runner.engines.native.engine.scheduler import Scheduler
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.engine.stops import Stops
 from rlrun.runner.engines.native.model.cache import BLOCK, BlockPool, blocks_for, make_cache, token_bytes
-from rlrun.runner.engines.native.model.config import ModelConfig, read_config
+from rlrun.runner.engines.native.model.config import engine_architecture
 from rlrun.runner.engines.native.model.forward import Model
 from rlrun.runner.engines.native.model.fused_weights import allocate, fuse, read_folder
+from rlrun.runner.prompts.end_tokens import end_token_ids
 
 MEMORY_SHARE = 0.5
 """Of the free memory, the cache takes at most this."""
@@ -22,7 +25,7 @@ MEMORY_SHARE = 0.5
 class Loaded:
     """A scheduler ready to run, and the limits requests are checked against."""
 
-    config: ModelConfig
+    architecture: Architecture
     scheduler: Scheduler
     stops: Stops
     dtype: torch.dtype
@@ -32,20 +35,22 @@ class Loaded:
 
 def load(setup: EngineSetup) -> Loaded:
     """Read the model and make room for its cache. Raises ValueError for what a setup can mend."""
-    config = read_config(setup.model_folder)
+    architecture = engine_architecture(setup.model_folder)
     dtype: torch.dtype = getattr(torch, setup.dtype)
     device = pick_device(setup.device)
-    length = _max_length(setup, config)
-    named = allocate(config, dtype, device)
-    read_folder(setup.model_folder, config, into=named)
-    cache_tokens = _cache_tokens(setup, config, dtype, device, length)
+    length = _max_length(setup, architecture)
+    named = allocate(architecture, dtype, device)
+    read_folder(setup.model_folder, architecture, into=named)
+    cache_tokens = _cache_tokens(setup, architecture, dtype, device, length)
     # One block more than the tokens need: a sample's prompt and its own tokens both begin a block.
     pool = BlockPool(blocks_for(cache_tokens) + 1)
-    cache = make_cache(config, pool.total, dtype, device)
-    model = Model(config, fuse(named, config), cache, length, wide_head=setup.head_dtype == "float32")
+    cache = make_cache(architecture, pool.total, dtype, device)
+    model = Model(
+        architecture, fuse(named, architecture), cache, length, wide_head=setup.head_dtype == "float32"
+    )
     rows = Rows(setup.max_running, model.padded(setup.max_running), blocks_for(length) + 1)
-    stops = Stops(config.vocab_size, config.eos_token_ids, setup.model_folder)
-    return Loaded(config, Scheduler(model, pool, rows, stops), stops, dtype, length, cache_tokens)
+    stops = Stops(architecture.vocab, end_token_ids(Path(setup.model_folder)), setup.model_folder)
+    return Loaded(architecture, Scheduler(model, pool, rows, stops), stops, dtype, length, cache_tokens)
 
 
 def pick_device(name: str) -> torch.device:
@@ -55,20 +60,20 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
-def _max_length(setup: EngineSetup, config: ModelConfig) -> int:
-    length = setup.max_length or config.max_length
-    if length > config.max_length:
+def _max_length(setup: EngineSetup, architecture: Architecture) -> int:
+    length = setup.max_length or architecture.max_positions
+    if length > architecture.max_positions:
         raise ValueError(
-            f"max_length {length} exceeds the {config.max_length} positions of the model in "
+            f"max_length {length} exceeds the {architecture.max_positions} positions of the model in "
             f"{setup.model_folder}"
         )
     return length
 
 
 def _cache_tokens(
-    setup: EngineSetup, config: ModelConfig, dtype: torch.dtype, device: torch.device, length: int
+    setup: EngineSetup, architecture: Architecture, dtype: torch.dtype, device: torch.device, length: int
 ) -> int:
-    each = token_bytes(config, dtype)
+    each = token_bytes(architecture, dtype)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     fitting = int(free * MEMORY_SHARE) // each // BLOCK * BLOCK
     wanted = setup.max_cache_tokens or setup.max_running * (length + 2 * BLOCK)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlrun.runner.engines.native.model.config import ModelConfig
+from rlrun.models.architecture import Architecture
 
 BLOCK = 16
 """Tokens in a block."""
@@ -36,16 +36,16 @@ class KVCache:
     """`[layers, N, kv heads, 16, head_dim]`"""
 
 
-def make_cache(config: ModelConfig, blocks: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+def make_cache(model: Architecture, blocks: int, dtype: torch.dtype, device: torch.device) -> KVCache:
     """A zeroed cache of `blocks` blocks and the spare one; on a CPU its pages exist once they are written."""
-    head = (config.num_layers, blocks + 1, config.num_kv_heads)
-    keys = _zeros((*head, config.head_dim, BLOCK), dtype, device)
-    return KVCache(keys, _zeros((*head, BLOCK, config.head_dim), dtype, device))
+    shape = (model.layers, blocks + 1, model.kv_heads)
+    keys = _zeros((*shape, model.head_dim, BLOCK), dtype, device)
+    return KVCache(keys, _zeros((*shape, BLOCK, model.head_dim), dtype, device))
 
 
-def token_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+def token_bytes(model: Architecture, dtype: torch.dtype) -> int:
     """Cache bytes of one token in all layers."""
-    return 2 * config.num_layers * config.kv_size * int(dtype.itemsize)
+    return 2 * model.layers * model.kv_heads * model.head_dim * int(dtype.itemsize)
 
 
 class BlockPool:

@@ -7,12 +7,13 @@ from typing import Protocol
 
 import torch
 
+from rlrun.models.architecture import Architecture
+from rlrun.models.rope_tables import rope_tables
 from rlrun.runner.engines.native.model import native_ops, torch_ops
 from rlrun.runner.engines.native.model.batches import DecodeBatch
 from rlrun.runner.engines.native.model.cache import KVCache
-from rlrun.runner.engines.native.model.config import ModelConfig, weight_shapes
+from rlrun.runner.engines.native.model.config import weight_shapes
 from rlrun.runner.engines.native.model.fused_weights import LayerWeights, ModelWeights, hollow, pack
-from rlrun.runner.engines.native.model.rope_tables import rope_tables
 
 PADDING_WEIGHTS = 100_000_000
 """Rows of padding times weights that cost about as much as making code for a new size."""
@@ -43,7 +44,7 @@ class Model:
 
     def __init__(
         self,
-        config: ModelConfig,
+        architecture: Architecture,
         weights: ModelWeights,
         cache: KVCache,
         length: int,
@@ -51,16 +52,16 @@ class Model:
         wide_head: bool = False,
     ) -> None:
         """`length`: positions of the longest sample. `wide_head`: logits are float32."""
-        self.config = config
+        self.architecture = architecture
         self._wide_head = wide_head and cache.keys.dtype != torch.float32
         self.cache = cache
-        self.native = _kernels_fit(config, cache) and native_ops.load()
+        self.native = _kernels_fit(architecture, cache) and native_ops.load()
         """C++ kernels do the work."""
         self._ops: Operations = native_ops if self.native else torch_ops
-        tables = rope_tables(config.rope, config.head_dim, length)
+        tables = rope_tables(architecture.rope, architecture.head_dim, length)
         self._cos, self._sin = (table.to(cache.keys.device) for table in tables)
         self._parts: list[torch.Tensor | None] = []
-        self._num_weights = sum(prod(shape) for shape in weight_shapes(config).values())
+        self._num_weights = sum(prod(shape) for shape in weight_shapes(architecture).values())
         self.replace_weights(weights)
 
     def padded(self, rows: int) -> int:
@@ -98,12 +99,12 @@ class Model:
         """Process prompts of `lengths` (`batches.packed_prompts`); their last states `[P, H]`."""
         x = self._run_layers(packed, lengths)
         last = torch.tensor(lengths, device=x.device).cumsum(0) - 1
-        return self._ops.rms_norm(x[last], self.weights.norm, self.config.norm_eps)
+        return self._ops.rms_norm(x[last], self.weights.norm, self.architecture.norm_eps)
 
     def states(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """As `prefill`, the states of all tokens `[T, H]`; where every slot is 0, nothing is cached."""
         x = self._run_layers(packed, lengths)
-        return self._ops.rms_norm(x, self.weights.norm, self.config.norm_eps)
+        return self._ops.rms_norm(x, self.weights.norm, self.architecture.norm_eps)
 
     def _run_layers(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """`[T, H]` after the last layer."""
@@ -113,7 +114,7 @@ class Model:
         for index, layer in enumerate(self.weights.layers):
             qkv = self._project(x, layer, index, positions, slots)
             attended = torch_ops.prefill_attention(
-                qkv, self.config.num_heads, self.config.num_kv_heads, list(lengths)
+                qkv, self.architecture.heads, self.architecture.kv_heads, list(lengths)
             )
             x = self._finish_layer(x, attended, layer)
         return x
@@ -130,14 +131,14 @@ class Model:
         for index, layer in enumerate(self.weights.layers):
             qkv = self._project(x, layer, index, positions, slots)
             attended = torch_ops.decode_attention(
-                qkv[:, : self.config.num_heads],
+                qkv[:, : self.architecture.heads],
                 self.cache.keys[index],
                 self.cache.values[index],
                 tables,
                 mask,
             )
             x = self._finish_layer(x, attended, layer)
-        return self._ops.rms_norm(x, self.weights.norm, self.config.norm_eps)
+        return self._ops.rms_norm(x, self.weights.norm, self.architecture.norm_eps)
 
     def _decode_native(self, batch: DecodeBatch) -> torch.Tensor:
         states: torch.Tensor = native_ops.KERNELS.decode(
@@ -151,7 +152,7 @@ class Model:
             self.cache.values,
             self._cos,
             self._sin,
-            self.config.norm_eps,
+            self.architecture.norm_eps,
         )
         return states
 
@@ -176,12 +177,12 @@ class Model:
         slots: torch.Tensor,
     ) -> torch.Tensor:
         """Queries, keys and values `[T, heads + 2 kv heads, D]`, rotated, and cached."""
-        normed = self._ops.rms_norm(x, layer.input_norm, self.config.norm_eps)
-        qkv = torch_ops.linear(normed, layer.qkv, layer.qkv_bias).view(len(x), -1, self.config.head_dim)
+        normed = self._ops.rms_norm(x, layer.input_norm, self.architecture.norm_eps)
+        qkv = torch_ops.linear(normed, layer.qkv, layer.qkv_bias).view(len(x), -1, self.architecture.head_dim)
         self._ops.rope_store(
             qkv,
             (layer.q_norm, layer.k_norm),
-            self.config.norm_eps,
+            self.architecture.norm_eps,
             (self._cos, self._sin, positions),
             (self.cache.keys[index], self.cache.values[index], slots),
         )
@@ -189,11 +190,11 @@ class Model:
 
     def _finish_layer(self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         x = x + torch_ops.linear(attended, layer.output, layer.output_bias)
-        normed = self._ops.rms_norm(x, layer.mlp_norm, self.config.norm_eps)
+        normed = self._ops.rms_norm(x, layer.mlp_norm, self.architecture.norm_eps)
         inner = self._ops.silu_mul(torch_ops.linear(normed, layer.gate_up, layer.gate_up_bias))
         return x + torch_ops.linear(inner, layer.down, layer.down_bias)
 
 
-def _kernels_fit(config: ModelConfig, cache: KVCache) -> bool:
+def _kernels_fit(architecture: Architecture, cache: KVCache) -> bool:
     """The kernels take heads 16 elements at a time, on a CPU."""
-    return cache.keys.device.type == "cpu" and config.head_dim % 16 == 0
+    return cache.keys.device.type == "cpu" and architecture.head_dim % 16 == 0

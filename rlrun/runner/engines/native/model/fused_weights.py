@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from rlrun.runner.engines.native.model.config import ModelConfig, weight_shapes
+from rlrun.models.architecture import Architecture
+from rlrun.runner.engines.native.model.config import weight_shapes
 from rlrun.runner.weights.tensor_slots import end_of, layout, num_bytes
 
 Tensors = Mapping[str, torch.Tensor]
@@ -53,29 +54,29 @@ class ModelWeights:
     """`[V, H]`; the embedding itself where they are tied."""
 
 
-def fuse(named: Tensors, config: ModelConfig) -> ModelWeights:
+def fuse(named: Tensors, model: Architecture) -> ModelWeights:
     """Name the parts. What lies side by side in memory is fused as a view, the rest by a copy."""
     layers = []
-    for index in range(config.num_layers):
+    for index in range(model.layers):
         part = _Part(named, f"model.layers.{index}.")
         layers.append(
             LayerWeights(
                 input_norm=part("input_layernorm.weight"),
                 qkv=part.fused("self_attn", "qkv", "weight"),
-                qkv_bias=part.fused("self_attn", "qkv", "bias") if config.attention_bias else None,
-                q_norm=part("self_attn.q_norm.weight") if config.qk_norm else None,
-                k_norm=part("self_attn.k_norm.weight") if config.qk_norm else None,
+                qkv_bias=part.fused("self_attn", "qkv", "bias") if model.qkv_bias else None,
+                q_norm=part("self_attn.q_norm.weight") if model.qk_norm else None,
+                k_norm=part("self_attn.k_norm.weight") if model.qk_norm else None,
                 output=part("self_attn.o_proj.weight"),
-                output_bias=part("self_attn.o_proj.bias") if config.attention_bias else None,
+                output_bias=part("self_attn.o_proj.bias") if model.output_bias else None,
                 mlp_norm=part("post_attention_layernorm.weight"),
                 gate_up=part.fused("mlp", ("gate", "up"), "weight"),
-                gate_up_bias=part.fused("mlp", ("gate", "up"), "bias") if config.mlp_bias else None,
+                gate_up_bias=part.fused("mlp", ("gate", "up"), "bias") if model.mlp_bias else None,
                 down=part("mlp.down_proj.weight"),
-                down_bias=part("mlp.down_proj.bias") if config.mlp_bias else None,
+                down_bias=part("mlp.down_proj.bias") if model.mlp_bias else None,
             )
         )
     embedding = named["model.embed_tokens.weight"]
-    head = embedding if config.tied else named["lm_head.weight"]
+    head = embedding if model.tied else named["lm_head.weight"]
     return ModelWeights(embedding, tuple(layers), named["model.norm.weight"], head)
 
 
@@ -118,9 +119,9 @@ def hollow(weights: ModelWeights) -> ModelWeights:
     return ModelWeights(norm, layers, norm, norm)
 
 
-def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+def allocate(model: Architecture, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
     """Uninitialised tensors of the whole model in one buffer, laid out so that `fuse` copies nothing."""
-    slots = layout(weight_shapes(config), str(dtype).removeprefix("torch."))
+    slots = layout(weight_shapes(model), str(dtype).removeprefix("torch."))
     buffer = torch.empty(end_of(slots), dtype=torch.uint8, device=device)
     return {
         slot.name: buffer[slot.offset : slot.offset + num_bytes(slot)].view(dtype).view(slot.shape)
@@ -128,7 +129,7 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> d
     }
 
 
-def read_folder(folder: str | Path, config: ModelConfig, into: Tensors) -> None:
+def read_folder(folder: str | Path, model: Architecture, into: Tensors) -> None:
     """Fill `into` from a folder's `*.safetensors`, converting the dtype.
 
     Raises ValueError naming what is missing or shaped otherwise; `into` is untouched then.
@@ -140,14 +141,14 @@ def read_folder(folder: str | Path, config: ModelConfig, into: Tensors) -> None:
         opened = [stack.enter_context(safe_open(str(file), framework="pt")) for file in files]
         where = {name: reader for reader in opened for name in reader.keys()}  # noqa: SIM118
         shapes = {name: tuple(where[name].get_slice(name).get_shape()) for name in where}
-        check_shapes(shapes, config, str(folder))
+        check_shapes(shapes, model, str(folder))
         for name, tensor in into.items():
             tensor.copy_(where[name].get_tensor(name))
 
 
-def check_shapes(shapes: Mapping[str, Sequence[int]], config: ModelConfig, source: str) -> None:
+def check_shapes(shapes: Mapping[str, Sequence[int]], model: Architecture, source: str) -> None:
     """ValueError unless `shapes` holds every weight of the model in its shape; others are ignored."""
-    wanted = weight_shapes(config)
+    wanted = weight_shapes(model)
     missing = [name for name in wanted if name not in shapes]
     if missing:
         raise ValueError(

@@ -114,8 +114,8 @@ class TransformersDecoder(nn.Module):
         if parameters != stored:
             differing = abbreviated(sorted(parameters ^ stored))
             raise ValueError(
-                f"the checkpoint's tensors are not transformers' parameters: {differing}; a model whose tensors "
-                "transformers rearranges cannot be trained here"
+                f"the checkpoint's tensors differ from transformers' parameters: {differing}; a model whose "
+                "tensors transformers rearranges cannot be trained here"
             )
 
 

@@ -91,7 +91,7 @@ def from_columns(columns: Columns) -> dict[int, TrainSequence]:
     return sequences
 
 
-def joined_log_probs(log_probs: Mapping[int, Array]) -> tuple[list[int], list[int], Array]:
+def concatenate_log_probs(log_probs: Mapping[int, Array]) -> tuple[list[int], list[int], Array]:
     """Log-probs by index as places, lengths and one long array."""
     return list(log_probs), [len(one) for one in log_probs.values()], _joined(list(log_probs.values()))
 

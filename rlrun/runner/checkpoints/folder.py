@@ -38,7 +38,7 @@ def newest_step(folder: Path) -> int | None:
     return max(checkpoints_in(folder), default=None)
 
 
-def superfluous(folder: Path, step: int, keep: int) -> list[Path]:
+def checkpoints_to_delete(folder: Path, step: int, keep: int) -> list[Path]:
     """Returns the checkpoints to delete after that of `step` was written, so that `keep` remain.
 
     Links are left out because what they lead to is not the run's to delete, later steps because the run has
@@ -63,7 +63,7 @@ def delete(checkpoint: Path) -> None:
     _remove(doomed)
 
 
-def make_empty(temporary: Path) -> None:
+def create_empty(temporary: Path) -> None:
     """Makes the folder of a checkpoint that is about to be written; a crash may have left an earlier one."""
     _remove(temporary)
     (temporary / TRAINER).mkdir(parents=True)
@@ -77,7 +77,7 @@ def clear_unfinished(folder: Path) -> None:
             _remove(path)
 
 
-def make_way(final: Path) -> None:
+def move_aside(final: Path) -> None:
     """Renames something that is no checkpoint but has the name that one is to get."""
     if not final.exists() and not final.is_symlink():
         return

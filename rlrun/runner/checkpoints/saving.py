@@ -22,10 +22,10 @@ from rlrun.runner.checkpoints.folder import (
     TRAINER,
     checkpoint_of,
     checkpoints_in,
+    checkpoints_to_delete,
+    create_empty,
     delete,
-    make_empty,
-    make_way,
-    superfluous,
+    move_aside,
     temporary_path,
 )
 from rlrun.runner.contracts.errors import JobError
@@ -59,7 +59,7 @@ class Checkpoints:
             return
         temporary = temporary_path(self._folder / step_name(step))
         with self._told(step, temporary):
-            await to_thread(make_empty, temporary)
+            await to_thread(create_empty, temporary)
             if trainer is not None and self._asynchronous:
                 await trainer.begin_save(temporary / TRAINER)
                 self._writing = asyncio.create_task(self._write(trainer, temporary, step, driver))
@@ -110,7 +110,7 @@ class Checkpoints:
         return next(reversed(checkpoints_in(self._folder).values()), None)
 
     def _prune(self, step: int) -> None:
-        for path in superfluous(self._folder, step, self._keep):
+        for path in checkpoints_to_delete(self._folder, step, self._keep):
             try:
                 delete(path)
             except OSError as error:  # the new checkpoint is complete; a disk that fills up says so by itself
@@ -146,7 +146,7 @@ def _complete(temporary: Path, final: Path, driver: dict[str, Any], digests: Dig
     sums[DRIVER] = checksum(data)
     write_text(temporary / CHECKSUMS, checksums_text(sums))
     sync_tree(temporary)
-    make_way(final)
+    move_aside(final)
     temporary.rename(final)
     descriptor = os.open(final.parent, os.O_RDONLY)
     try:

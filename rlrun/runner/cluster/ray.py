@@ -23,10 +23,10 @@ from rlrun.runner.cluster.ray_reservation import Reservation
 from rlrun.runner.cluster.ray_session import join, start_here, take_back_signals
 from rlrun.runner.cluster.scratch import Scratch
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.host.background import cancel_all, in_background, to_its_end
-from rlrun.runner.host.child_processes import children, end, kill
+from rlrun.runner.host.background import cancel_all, finish_when_cancelled, in_background
+from rlrun.runner.host.child_processes import children, end_or_kill, kill
 from rlrun.runner.host.failures import ProcessFailure
-from rlrun.runner.host.segment_files import remove_of
+from rlrun.runner.host.segment_files import remove_segments_of
 from rlrun.specs.sections.cluster import ClusterSpec
 
 Result = TypeVar("Result")
@@ -179,10 +179,10 @@ class Cluster:
             if not self.is_local and self._lost is None:
                 self._reserved.give_back()
             ray.shutdown()
-        end(ours)
+        end_or_kill(ours)
         if self.is_local:
             kill(process.pid for process in self._processes if process.pid is not None)
-        remove_of(pids)
+        remove_segments_of(pids)
 
     def _pids_here(self) -> list[int]:
         """Ids of the processes of this host; those of other hosts mean other processes here."""
@@ -194,4 +194,4 @@ class Cluster:
 
     async def _in_thread(self, function: Any) -> None:
         """Also when this task is cancelled: what is begun here must be known to have ended."""
-        await to_its_end(asyncio.get_running_loop().run_in_executor(self._thread, function))
+        await finish_when_cancelled(asyncio.get_running_loop().run_in_executor(self._thread, function))

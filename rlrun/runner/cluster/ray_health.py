@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from rlrun.runner.cluster.ray_environment import ray
-from rlrun.runner.host.child_processes import end
+from rlrun.runner.host.child_processes import end_or_kill
 
 _ESSENTIAL = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
 _REACHED_SECONDS = 5.0
@@ -43,7 +43,7 @@ def end_ray() -> None:
     """Kill every process of Ray's that we started, and what they started."""
     for process in _started:
         with suppress(psutil.NoSuchProcess):
-            end([*psutil.Process(process.pid).children(recursive=True)], wait=0.0)
+            end_or_kill([*psutil.Process(process.pid).children(recursive=True)], wait=0.0)
         process.kill()
         process.wait()
     _started.clear()

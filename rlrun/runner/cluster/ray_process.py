@@ -10,7 +10,7 @@ from rlrun.runner.cluster.engine_actors import EngineActor, SglangActor
 from rlrun.runner.cluster.placement import BundleSlot
 from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.cluster.trainer_actor import TrainerActor
-from rlrun.runner.host.background import in_time
+from rlrun.runner.host.background import with_deadline
 from rlrun.runner.host.failures import Failure, ProcessFailure
 from rlrun.runner.host.repeated_crashes import fatal_signal
 
@@ -67,7 +67,7 @@ class Process:
         if method == "ping" and self.request.kind.pings_aside:
             called = called.options(concurrency_group=PINGS)
         try:
-            answer = await in_time(called.remote(*args), deadline)
+            answer = await with_deadline(called.remote(*args), deadline)
         except TimeoutError:
             what = f"{method!r} did not end within {deadline:g} s"
             raise ProcessFailure(self.name, "hung", what, self.log) from None
@@ -78,7 +78,9 @@ class Process:
         except ray.exceptions.RayError as error:
             raise ProcessFailure(self.name, "raised", str(error).splitlines()[0], self.log) from error
         if isinstance(answer, Failure):
-            raise ProcessFailure(self.name, "raised", answer.error, self.log, answer.errno, told=answer.told)
+            raise ProcessFailure(
+                self.name, "raised", answer.error, self.log, answer.errno, explained=answer.explained
+            )
         return answer
 
     def share(self, value: Any) -> Any:

@@ -25,7 +25,7 @@ from pathlib import Path
 from rlrun.runner.host.atomic_files import read_bytes, write_json
 from rlrun.runner.host.file_lock import try_lock
 from rlrun.runner.host.process_identity import Owner, boot_id
-from rlrun.runner.host.segment_files import remove_of, remove_stale
+from rlrun.runner.host.segment_files import remove_segments_of, remove_stale_segments
 
 _OWNER = "owner.json"
 _PROCESSES = "processes.json"
@@ -85,7 +85,7 @@ def remove_leftovers() -> None:
             for name in filter(_NAME.fullmatch, [entry.name for entry in os.scandir(above)]):
                 with suppress(OSError, ValueError), _opened(name, above) as folder:
                     _remove_if_left(folder, name, above)
-    remove_stale()
+    remove_stale_segments()
 
 
 def _parents() -> list[Path]:
@@ -119,7 +119,7 @@ def _remove_if_left(folder: int, name: str, above: int) -> None:
         if marker.folder != name or not _has_ended(marker, try_lock(file.fileno())):
             return
         if marker.is_here:
-            remove_of(_pids_that_ended(folder))
+            remove_segments_of(_pids_that_ended(folder))
         _remove(folder, name, above)
         logger.info("removed %s, which a killed launch left behind", name)
 

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from rlrun.converters.folders.checksums import Digests, problems
-from rlrun.runner.batches.columns import Array, Columns, from_columns, joined_log_probs
+from rlrun.runner.batches.columns import Array, Columns, concatenate_log_probs, from_columns
 from rlrun.runner.cluster.actor import Actor, reports_failure
 from rlrun.runner.contracts.carriers import (
     GroupAddress,
@@ -38,7 +38,7 @@ class TrainerActor(Actor):
         """Returns a model's log-probs or values as indices, lengths and one long array; and the seconds."""
         started = time.perf_counter()
         arrays = self._rank.compute(role, output, from_columns(columns), micro_batches)
-        return joined_log_probs(arrays), time.perf_counter() - started
+        return concatenate_log_probs(arrays), time.perf_counter() - started
 
     @reports_failure
     def train(

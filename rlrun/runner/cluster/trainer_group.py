@@ -122,7 +122,7 @@ class TrainerGroup:
 
     async def _next_bucket(self) -> WeightBucket:
         buckets = await self._broadcast("next_bucket")
-        return WeightBucket.joined([bucket for bucket in buckets if bucket is not None])
+        return WeightBucket.merge([bucket for bucket in buckets if bucket is not None])
 
     async def offload(self) -> None:
         """Moves all training state off the devices; until `reload` no other method may be called."""

@@ -125,7 +125,7 @@ class Checksums:
 
     ranks: tuple[Mapping[str, str], ...]
     """By tensor-parallel rank: the first 16 hexadecimal digits of SHA-256, by the server's own name."""
-    left_out: tuple[str, ...]
+    skipped_names: tuple[str, ...]
     """Parts of the names of tensors that are not looked at this time."""
 
 
@@ -142,7 +142,7 @@ class SerializedWeights:
     """Times that every process may read, each time its own payload: an engine may have to start again."""
     checksums: Checksums | None = None
 
-    def share(self, engine: int, engines: int, copy: int = 0) -> "SerializedWeights":
+    def for_engine(self, engine: int, engines: int, copy: int = 0) -> "SerializedWeights":
         """What one of several engines, of equally many processes each, is to read."""
         count, rest = divmod(len(self.payloads), engines * self.copies)
         assert not rest, "as many payloads for each engine"
@@ -161,7 +161,7 @@ class FolderWeights:
     version: int
     changed: str | None = None
     """Folder of what changed since version `since`; None: not known."""
-    since: int = -1
+    changed_since: int = -1
     checksums: Checksums | None = None
 
     def only_changed(self) -> "FolderWeights":
@@ -178,7 +178,7 @@ class StreamedWeights:
     version: int
     readers: int
     """Processes of each engine."""
-    together: bool
+    broadcast: bool
     """All engines take part in every bucket (a broadcast): one that fails breaks it for the others."""
 
 
@@ -188,7 +188,7 @@ class Readers:
 
     engines: tuple[int, ...]
     """Numbers of the engines."""
-    lives: tuple[int, ...]
+    restarts: tuple[int, ...]
     """How often each was started again: its processes are others then."""
     processes: int
     """Of each engine."""
@@ -225,14 +225,14 @@ class WeightBucket:
     """Why it cannot go on."""
 
     @classmethod
-    def joined(cls, parts: Sequence["WeightBucket"]) -> "WeightBucket":
+    def merge(cls, parts: Sequence["WeightBucket"]) -> "WeightBucket":
         """One bucket of the ranks that hand it over, in order: each has payloads for other readers."""
         for part in parts:
             if part.error is not None:
                 return cls(part.version, error=part.error)
         return replace(parts[0], payloads=tuple(payload for part in parts for payload in part.payloads))
 
-    def share(self, engine: int, readers: int) -> "WeightBucket":
+    def for_engine(self, engine: int, readers: int) -> "WeightBucket":
         """What one of several engines, of so many processes each, is to load."""
         return replace(self, payloads=self.payloads[engine * readers : (engine + 1) * readers])
 

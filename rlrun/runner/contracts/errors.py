@@ -29,6 +29,6 @@ class EngineGone(EngineError):
 class BadAnswer(EngineError):
     """An engine answered, but not with what it was asked for; the same may be asked of another engine."""
 
-    def of(self, engine: str, path: str) -> "BadAnswer":
+    def from_engine(self, engine: str, path: str) -> "BadAnswer":
         """The same, once it is known which engine answered so."""
         return BadAnswer(f"{engine} answered {path} with {self}")

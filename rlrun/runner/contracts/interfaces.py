@@ -106,9 +106,9 @@ class RolloutContext:
     """The rollout plugin: a `Rollout` or a `GroupRollout`."""
     deterministic: bool
     """Ask in whole batches, so that answers do not depend on timing."""
-    patience: PausableDeadlines = field(default_factory=PausableDeadlines)
+    deadlines: PausableDeadlines = field(default_factory=PausableDeadlines)
     """The deadlines of what is asked of the engines."""
-    line: PendingRequests = field(default_factory=PendingRequests)
+    pending: PendingRequests = field(default_factory=PendingRequests)
     """The requests that the engines have not answered."""
     record_mask: bool = False
     """Engines return what each trained token was drawn from."""

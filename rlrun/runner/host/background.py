@@ -36,7 +36,7 @@ async def in_background(function: Callable[..., Result], *args: Any, **kwargs: A
     return await future
 
 
-async def to_its_end(work: Awaitable[Result]) -> Result:
+async def finish_when_cancelled(work: Awaitable[Result]) -> Result:
     """What `work` returns. It is not cut short where this is cancelled, which is told when it has ended."""
     working = asyncio.ensure_future(work)
     try:
@@ -46,7 +46,7 @@ async def to_its_end(work: Awaitable[Result]) -> Result:
         raise
 
 
-async def in_time(work: Awaitable[Result], seconds: float) -> Result:
+async def with_deadline(work: Awaitable[Result], seconds: float) -> Result:
     """What `work` returns; TimeoutError past the deadline, but for an answer that is there and was not read,
     since this process itself stood still.
     """

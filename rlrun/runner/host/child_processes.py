@@ -13,7 +13,7 @@ def children() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
-def end(processes: Iterable[psutil.Process], wait: float = _WAIT_SECONDS) -> None:
+def end_or_kill(processes: Iterable[psutil.Process], wait: float = _WAIT_SECONDS) -> None:
     """Give processes `wait` seconds to end by themselves, then kill them."""
     _, left = psutil.wait_procs(list(processes), timeout=wait)
     for process in left:
@@ -29,6 +29,6 @@ def kill(pids: Iterable[int]) -> None:
             psutil.Process(pid).kill()
 
 
-def end_now() -> None:
+def kill_children() -> None:
     """Kill everything that this process started."""
-    end(children(), wait=0.0)
+    end_or_kill(children(), wait=0.0)

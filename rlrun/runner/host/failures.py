@@ -1,6 +1,6 @@
-"""What went wrong in a process of the job, and which of several failures was the first cause.
+"""Describes what went wrong in a process of the job, and finds the first cause among several failures.
 
-When one rank dies, the others fail too, in the collectives they wait in; what a person needs is the first.
+When one rank dies, the others fail too, in the collectives that they wait in. A user needs the first one.
 """
 
 import asyncio
@@ -19,89 +19,94 @@ Result = TypeVar("Result")
 
 LOG_LINES = 20
 _GRACE_SECONDS = 2.0
-"""How long the other processes of a call get to say what they know, once one has failed."""
+"""Once one call has failed, the others have this long to report their own failure, which may be its cause."""
 _CONSEQUENCES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "broken pipe")
-_OF_THE_DEVICE = "cuda error"
+"""Words in the errors of a rank that lost its peers."""
+_DEVICE_ERROR = "cuda error"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of another process, as it crosses the border: plain text, so that it always can."""
+    """An exception of another process, as plain text, because not every exception can be pickled."""
 
     error: str
     """Type and message."""
     trace: str
     errno: int | None
-    """Of the OSError at the root, if it was one."""
-    told: bool = False
-    """A ValueError of rlrun's own: its message says what is wrong, and its trace nothing more."""
+    """The number of the OSError that is the root cause; None for other causes."""
+    explained: bool = False
+    """Whether rlrun's own code raised it as a ValueError: its message explains it without a trace."""
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """Describe the exception being handled."""
+        """Describes the exception that is being handled."""
         root = _os_error(error)
-        trace, told = "".join(traceback.format_exception(error)), _is_ours(error)
+        trace, explained = "".join(traceback.format_exception(error)), _is_own_value_error(error)
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return cls(str(error) if told else text, trace, root.errno if root else None, told)
+        return cls(str(error) if explained else text, trace, root.errno if root else None, explained)
 
 
 class ProcessFailure(JobError):
-    """A process of the job died, or what it was asked to do failed there."""
+    """A process of the job died or hangs, or a call in it failed."""
 
     def __init__(
         self,
         process: str,
         kind: Literal["died", "hung", "raised"],
-        what: str,
+        message: str,
         log: Path,
         errno: int | None = None,
         *,
-        told: bool = False,
+        explained: bool = False,
     ) -> None:
-        """`told`: `what` says it all, and the end of the log is not shown."""
+        """`explained`: `message` is enough, and the end of the log is not shown."""
         verb = {"died": "died", "hung": "hangs", "raised": "failed"}[kind]
         super().__init__(
-            f"{process} {verb}: {what}" if what else f"{process} {verb}",
-            place_of(log) if told else log_end(log),
+            f"{process} {verb}: {message}" if message else f"{process} {verb}",
+            log_location(log) if explained else log_end(log),
         )
         self.kind = kind
         self.errno = errno
 
     @property
-    def rank(self) -> int:
-        """How likely it is the consequence of another failure; 0 is a cause."""
+    def distance_from_cause(self) -> int:
+        """0: the process died or hangs; 1: an error; 2: its connection to others broke."""
         if self.kind != "raised":
             return 0
         return 2 if any(word in str(self).lower() for word in _CONSEQUENCES) else 1
 
     @property
-    def may_pass(self) -> bool:
-        """Whether another try may go well: the process is gone, hangs, or lost the others or its device."""
-        return self.rank != 1 or _OF_THE_DEVICE in str(self).lower()
+    def is_transient(self) -> bool:
+        """Whether another try may succeed: the process died, hangs, or lost its peers or its device."""
+        return self.distance_from_cause != 1 or _DEVICE_ERROR in str(self).lower()
 
     def raise_os_error(self) -> None:
-        """Raise the OSError of the other process as this process's own, if it was one."""
+        """Raises an OSError like that of the other process, if that was the cause."""
         if self.errno is not None:
             raise OSError(self.errno, f"{errno_names.errorcode.get(self.errno, 'error')}: {self}") from self
 
 
 def log_end(log: Path) -> str:
-    """The last lines of a log, and where the whole of it is."""
+    """Returns the last lines of a log, and the path of the whole log."""
     try:
         lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
     except OSError:
         return f"(its log would be {display_path(log)})"
-    return "\n".join([*(f"  {line}" for line in lines), place_of(log)])
+    return "\n".join([*(f"  {line}" for line in lines), log_location(log)])
 
 
-def place_of(log: Path) -> str:
-    """Where the whole of a log is."""
+def log_location(log: Path) -> str:
+    """Returns a line with the path of a log."""
     return f"  (whole log: {display_path(log)})"
 
 
 def first_cause(failures: Sequence[BaseException]) -> BaseException:
-    """The failure to show: a death before an error, an error before a broken connection; then the first."""
-    return min(failures, key=lambda failure: failure.rank if isinstance(failure, ProcessFailure) else 1)
+    """Returns the failure to show: a death before an error, an error before a broken connection, and the
+    earlier one of two of the same kind.
+    """
+    return min(
+        failures, key=lambda error: error.distance_from_cause if isinstance(error, ProcessFailure) else 1
+    )
 
 
 async def run_watched(
@@ -109,15 +114,15 @@ async def run_watched(
     watching_over: Coroutine[Any, Any, None],
     diagnose: Callable[[], Awaitable[ProcessFailure | None]],
 ) -> None:
-    """Run `work` while those watched over are well; the first cause of whatever goes wrong.
+    """Runs `work` until it ends or `watching_over` reports a failure; raises the first cause of a failure.
 
-    `diagnose` names a process that is gone, which explains whatever else failed.
+    `diagnose` returns the death of a process, if one died: it explains every other failure.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(watching_over)
     try:
         await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
-        failures = [error for one in (watching, working) if one.done() and (error := one.exception())]
+        failures = [error for task in (watching, working) if task.done() and (error := task.exception())]
         if failures:
             if (death := await diagnose()) is not None:
                 failures.append(death)
@@ -127,7 +132,7 @@ async def run_watched(
 
 
 async def gather_or_first_cause(calls: Sequence[Awaitable[Result]]) -> list[Result]:
-    """The results of all calls, in order; when some fail, the failure that explains the others."""
+    """Returns the results of all calls, in order. Raises the first cause when some of them fail."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     if not tasks:
         return []
@@ -143,15 +148,15 @@ async def gather_or_first_cause(calls: Sequence[Awaitable[Result]]) -> list[Resu
         await cancel_all(tasks)
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether it is a ValueError with a message that was raised in rlrun's own code."""
+def _is_own_value_error(error: BaseException) -> bool:
+    """Whether the error is a ValueError with a message that rlrun's own code raised."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     module = frames[-1].f_globals.get("__name__", "") if frames else ""
     return isinstance(error, ValueError) and bool(str(error)) and module.startswith("rlrun.")
 
 
 def _os_error(error: BaseException) -> OSError | None:
-    """The OSError that `error` is or was raised from."""
+    """Returns the OSError that `error` is or was raised from; None if there is none."""
     current: BaseException | None = error
     while current is not None:
         if isinstance(current, OSError) and current.errno is not None:

@@ -12,7 +12,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MOST_PID = 1 << 22
+MAX_PID = 1 << 22
 """Linux has no larger process ids."""
 _DEAD = {"Z", "X", "x"}
 """States of a process that has ended, though its parent has not yet asked how."""
@@ -23,7 +23,7 @@ class Owner(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    pid: int = Field(ge=1, le=MOST_PID)
+    pid: int = Field(ge=1, le=MAX_PID)
     host: str
     boot_id: str = ""
     """The kernel draws one each time it starts."""

@@ -22,22 +22,22 @@ _TORCHS = re.compile(r"torch_(\d+)_\d+_\d+")
 _NUMBERS = itertools.count()
 
 
-def new_name(job: str) -> str:
+def new_segment_name(job: str) -> str:
     """A name for a segment that this process writes for `job`."""
     return f"{_PREFIX}{_readable(job)}-{pid_namespace()}.{os.getpid()}-{next(_NUMBERS)}"
 
 
-def is_name(name: str) -> bool:
+def is_segment_name(name: str) -> bool:
     """Whether a segment may be called so: no path, nothing of another program's."""
     return _NAME.fullmatch(name) is not None
 
 
-def is_of(name: str, job: str) -> bool:
+def belongs_to_job(name: str, job: str) -> bool:
     """Whether a segment of this job, or of a part of it called `<job>-…`, may be called so."""
-    return is_name(name) and f"{name}-".startswith(f"{_PREFIX}{_readable(job)}-"[: len(_PREFIX) + 90])
+    return is_segment_name(name) and f"{name}-".startswith(f"{_PREFIX}{_readable(job)}-"[: len(_PREFIX) + 90])
 
 
-def remove_stale(folder: Path = FOLDER) -> list[str]:
+def remove_stale_segments(folder: Path = FOLDER) -> list[str]:
     """Remove this user's segments whose writer was killed, of whatever job; returns their names.
 
     Writers of other containers that share /dev/shm are left alone: their process ids mean nothing here.
@@ -51,7 +51,7 @@ def remove_stale(folder: Path = FOLDER) -> list[str]:
     return removed
 
 
-def remove_of(pids: Iterable[int], folder: Path = FOLDER) -> None:
+def remove_segments_of(pids: Iterable[int], folder: Path = FOLDER) -> None:
     """Remove the shared weights, ours and torch's, that these processes of this host left behind."""
     owners = set(pids)
     for path in _own_files(folder):

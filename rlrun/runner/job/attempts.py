@@ -120,7 +120,7 @@ class Attempts:
     def _bearable(self, failure: ProcessFailure) -> ProcessFailure:
         """The failure, where the trainer is to be started again; it is raised where not."""
         budget = self._loaded.spec.fault_tolerance.trainer_restarts
-        if not failure.may_pass or not budget or self._stop.asked:
+        if not failure.is_transient or not budget or self._stop.asked:
             raise failure
         self._crashes.check(failure, self._progress.step)
         if not self._left:

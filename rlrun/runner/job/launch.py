@@ -22,7 +22,7 @@ from rlrun.runner.checkpoints.reading import DamagedCheckpoint
 from rlrun.runner.cluster.scratch import Scratch, remove_leftovers, scratch_folder
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.host.atomic_files import write_json, write_text
-from rlrun.runner.host.background import in_background, to_its_end
+from rlrun.runner.host.background import finish_when_cancelled, in_background
 from rlrun.runner.host.failures import run_watched
 from rlrun.runner.host.model_files import fetch_model
 from rlrun.runner.job.assembly import start_parts
@@ -151,7 +151,9 @@ async def _run(
         if stop.cause is not None:
             raise JobError(stop.cause)
     finally:
-        await to_its_end(stack.aclose())  # a job that is told to stop while it ends still ends everything
+        await finish_when_cancelled(
+            stack.aclose()
+        )  # a job that is told to stop while it ends still ends everything
 
 
 def _write_specs(loaded: LoadedSpec, folder: RunFolder, locked: dict[str, Any]) -> None:

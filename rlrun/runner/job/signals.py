@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from rlrun.runner.host.child_processes import end_now
+from rlrun.runner.host.child_processes import kill_children
 from rlrun.runner.job.stopping import StopRequest, announcement
 
 INTERRUPTED = 130
@@ -33,7 +33,7 @@ def stop_on_signals(
             else:
                 task.cancel()
         elif loop.time() > first + _SAME_REQUEST_SECONDS:
-            end_now()
+            kill_children()
             os._exit(INTERRUPTED)
 
     def give_up() -> None:

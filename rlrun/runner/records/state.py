@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, FiniteFloat, ValidationError
 
 from rlrun.runner.contracts.errors import RunFolderError
 from rlrun.runner.host.atomic_files import read_bytes
-from rlrun.runner.host.process_identity import MOST_PID, Owner
+from rlrun.runner.host.process_identity import MAX_PID, Owner
 from rlrun.specs.paths import display_path
 
 SILENT_SECONDS = 300.0
@@ -51,7 +51,7 @@ class State(Owner):
     steps: int | None = Field(ge=0, le=_MOST_STEPS)
     metrics: dict[Text, FiniteFloat | None]
     error: Text | None
-    processes: dict[Text, Annotated[int, Field(ge=1, le=MOST_PID)] | None] = Field(default_factory=dict)
+    processes: dict[Text, Annotated[int, Field(ge=1, le=MAX_PID)] | None] = Field(default_factory=dict)
     """Ids of the job's processes, by name, for people to look at."""
     scratch: Text | None = None
     """The job's folder among temporary files, for people to look at."""

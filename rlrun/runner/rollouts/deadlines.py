@@ -43,8 +43,8 @@ async def generate_in_time(
     """
     asking = asyncio.ensure_future(ask(request))
     try:
-        with policy.line.enter(len(request.seeds)) as taken:
-            with policy.patience.held(execution):
+        with policy.pending.enter(len(request.seeds)) as taken:
+            with policy.deadlines.held(execution):
                 events: list[asyncio.Future[Any]] = [asking, taken]
                 await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
             return await _answer(policy, request, asking, seconds)
@@ -56,13 +56,13 @@ async def _answer(
     policy: RolloutContext, request: GenerateRequest, asking: asyncio.Future[list[Generation]], seconds: float
 ) -> list[Generation]:
     try:
-        async with policy.patience.timeout(seconds) as deadline:
+        async with policy.deadlines.timeout(seconds) as deadline:
             return await asyncio.shield(asking)
     except TimeoutError:
         if not deadline.expired():
             raise
         with suppress(TimeoutError):
-            async with policy.patience.timeout(GRACE_SECONDS):
+            async with policy.deadlines.timeout(GRACE_SECONDS):
                 await policy.engines.abort(request)
                 return await asking
         return [nothing("abort") for _ in request.seeds]
@@ -80,7 +80,7 @@ async def run_in_time(
     """
     running = asyncio.ensure_future(run)
     try:
-        async with policy.patience.timeout(seconds) as deadline:
+        async with policy.deadlines.timeout(seconds) as deadline:
             requests.ask = in_time(policy, requests.ask, seconds, deadline)  # before `running` gets its turn
             return await asyncio.shield(running)
     except TimeoutError:
@@ -88,12 +88,12 @@ async def run_in_time(
             raise
         requests.late = True
         with suppress(TimeoutError):
-            async with policy.patience.timeout(GRACE_SECONDS):
+            async with policy.deadlines.timeout(GRACE_SECONDS):
                 await _abort(policy, requests)
                 return await asyncio.shield(running)
         requests.give_up()
         with suppress(TimeoutError):
-            async with policy.patience.timeout(GRACE_SECONDS):
+            async with policy.deadlines.timeout(GRACE_SECONDS):
                 return await running
         raise TimeoutError(f"it took longer than rollout.request_timeout = {seconds:g} s") from None
     finally:

@@ -78,7 +78,7 @@ class GroupProducer:
                 tally.count(request, generations)
             return answers
 
-        capacity = self._policy.line.capacity
+        capacity = self._policy.pending.capacity
         samples = len(prompts) * self._spec.samples_per_prompt
         seconds = self._seconds * math.ceil(samples / (capacity or samples))
         try:

@@ -52,9 +52,9 @@ class PartialSource:
         self._patience = PausableDeadlines()
         self._engines = ResumingEngines(policy.engines, partial(policy.tokenizer.decode_batch, special=True))
         line = PendingRequests(
-            policy.line.capacity
+            policy.pending.capacity
         )  # its own: evaluations do not queue behind parked requests
-        policy = replace(policy, engines=self._engines, patience=self._patience, line=line)
+        policy = replace(policy, engines=self._engines, deadlines=self._patience, pending=line)
         self._answers = GroupProducer(spec, policy, filters)
         self._filters = filters
         self._feed = PromptFeed(prompts)

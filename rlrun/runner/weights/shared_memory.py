@@ -22,7 +22,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from rlrun.runner.contracts.carriers import TensorSlot, WeightManifest
-from rlrun.runner.host.segment_files import FOLDER, ExclusiveLock, is_name, new_name, remove_stale
+from rlrun.runner.host.segment_files import (
+    FOLDER,
+    ExclusiveLock,
+    is_segment_name,
+    new_segment_name,
+    remove_stale_segments,
+)
 from rlrun.runner.weights.fill import SegmentError, copy_all
 from rlrun.runner.weights.tensor_slots import ITEM_SIZE, end_of, layout, num_bytes
 
@@ -48,7 +54,7 @@ class SharedWeights:
         self._wait = wait
         self._turn = 0
         self._segments: list[_Segment] = []
-        remove_stale()
+        remove_stale_segments()
 
     def write(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightManifest:
         """Copies a complete set of weights into the segment whose turn it is.
@@ -58,7 +64,7 @@ class SharedWeights:
         seconds.
         """
         while len(self._segments) < 2:
-            self._segments.append(_Segment.create(new_name(self._job), self._size))
+            self._segments.append(_Segment.create(new_segment_name(self._job), self._size))
         segment = self._segments[self._turn]
         with segment.exclusive(self._wait):
             segment.write_header(-1)  # a writer that is killed in the middle leaves no valid version behind
@@ -130,7 +136,7 @@ class _Segment:
 
     @classmethod
     def open(cls, name: str, size: int) -> "_Segment":
-        if not is_name(name):
+        if not is_segment_name(name):
             raise SegmentError(f"{name!r} is not a segment's name")
         try:
             descriptor = os.open(FOLDER / name, os.O_RDWR | os.O_NOFOLLOW)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.checkpoints.folder import checkpoints_in, clear_unfinished, superfluous
+from rlrun.runner.checkpoints.folder import checkpoints_in, checkpoints_to_delete, clear_unfinished
 from rlrun.runner.checkpoints.reading import read_driver
 from rlrun.runner.checkpoints.saving import Checkpoints
 from tests.runner.loop_fakes import Trainer
@@ -57,8 +57,8 @@ async def test_a_job_saves_and_deletes_its_own_among_strays(tmp_path: Path) -> N
 
 def test_what_is_superfluous(tmp_path: Path) -> None:
     own = [make(tmp_path, f"step-{step}") for step in (2, 4, 6, 8)]
-    assert superfluous(tmp_path, 6, keep=2) == own[:1]
-    assert superfluous(tmp_path, 6, keep=9) == []
+    assert checkpoints_to_delete(tmp_path, 6, keep=2) == own[:1]
+    assert checkpoints_to_delete(tmp_path, 6, keep=9) == []
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])

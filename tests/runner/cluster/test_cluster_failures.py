@@ -39,9 +39,9 @@ def test_a_message_of_our_own_needs_no_trace(tmp_path: Path) -> None:
     log.write_text("Traceback (most recent call last):\n")
     ours, foreign = load(None, "../x"), load(None, "")
     assert isinstance(ours, Failure) and isinstance(foreign, Failure)
-    assert (ours.told, foreign.told) == (True, False)
+    assert (ours.explained, foreign.explained) == (True, False)
     assert foreign.error.startswith("ValueError: invalid literal")
-    told = ProcessFailure("engine 0", "raised", ours.error, log, told=True)
+    told = ProcessFailure("engine 0", "raised", ours.error, log, explained=True)
     assert str(told) == f"engine 0 failed: {ours.error}"
     assert told.details == f"  (whole log: {log})"
 
@@ -94,7 +94,7 @@ def test_a_death_explains_an_error_and_an_error_a_broken_connection(order: int) 
     ],
 )
 def test_what_another_try_may_mend(kind: str, what: str, passes: bool) -> None:
-    assert failure("trainer 0", kind, what).may_pass is passes
+    assert failure("trainer 0", kind, what).is_transient is passes
 
 
 async def test_the_first_cause_may_come_second() -> None:

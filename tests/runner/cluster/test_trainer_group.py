@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlrun.converters.folders.checksums import Digests
-from rlrun.runner.batches.columns import Columns, from_columns, joined_log_probs
+from rlrun.runner.batches.columns import Columns, concatenate_log_probs, from_columns
 from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import (
@@ -54,7 +54,7 @@ class Rank:
         self.told.append(f"{role} {output}")
         factor = {"policy": 1, "reference": 2, "teacher": 3, "critic": 4}[role]
         own = {index: factor * one.advantages for index, one in from_columns(columns).items()}
-        return joined_log_probs(own if self.number in (0, 2) else {}), 1.0 + self.number
+        return concatenate_log_probs(own if self.number in (0, 2) else {}), 1.0 + self.number
 
     def train(self, role: Role, columns: Columns, steps: list[TrainStep]) -> Any:
         self.seen.append(columns)

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from rlrun.runner.host.background import cancel_all, in_background, in_time, to_its_end
+from rlrun.runner.host.background import cancel_all, finish_when_cancelled, in_background, with_deadline
 from rlrun.runner.prompts.prefetcher import Prefetcher
 
 
@@ -48,7 +48,7 @@ async def test_work_that_has_to_be_done_is_not_cut_short() -> None:
         await gate.wait()
         done.append("everything")
 
-    task = asyncio.create_task(to_its_end(end_everything()))
+    task = asyncio.create_task(finish_when_cancelled(end_everything()))
     await begun.wait()
     task.cancel()
     await asyncio.sleep(0)
@@ -66,14 +66,14 @@ async def test_an_answer_that_is_there_is_in_time() -> None:
             await asyncio.sleep(0)
         return "well"
 
-    assert await in_time(unread(), 0.0) == "well"
+    assert await with_deadline(unread(), 0.0) == "well"
 
 
 async def test_no_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlrun.runner.host.background._UNREAD_SECONDS", 0.01)
     silent = asyncio.create_task(asyncio.Event().wait())
     with pytest.raises(TimeoutError):
-        await in_time(silent, 0.01)
+        await with_deadline(silent, 0.01)
     await asyncio.wait([silent])
     assert silent.cancelled()
 

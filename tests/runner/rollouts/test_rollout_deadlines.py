@@ -46,7 +46,7 @@ class Once:
 
 async def test_time_in_the_queue_of_an_engine_does_not_count() -> None:
     engines = OneAtATime(stuck=(0, 1))
-    asked = replace(policy(engines, rollout=Once()), line=PendingRequests(1))
+    asked = replace(policy(engines, rollout=Once()), pending=PendingRequests(1))
 
     executions = Executions(asked, RolloutSettings("rollout", 1, Sampling(max_new_tokens=8), 100, SECONDS))
     left = await asyncio.gather(*(executions.of(prompt(index), engines.generate) for index in range(4)))

@@ -185,7 +185,7 @@ async def test_a_wave_has_the_time_of_every_round_that_engines_need() -> None:
     engines = Engines()
     engines.never = {2}
     spec = SPEC.model_copy(update={"request_timeout": 0.1})
-    asked = replace(policy(engines, deterministic=True), line=PendingRequests(5))
+    asked = replace(policy(engines, deterministic=True), pending=PendingRequests(5))
     rollouts = SynchronousSource(spec, asked, Prompts().ahead(4), Filters([]))
     with pytest.raises(
         JobError, match=r"4 prompts were not answered within 0\.3 s"

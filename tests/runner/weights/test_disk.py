@@ -34,7 +34,7 @@ def test_only_files_that_changed_are_written_and_told_of(tmp_path: Path) -> None
     first = made.write(weights(), 3)
     assert (first.changed, first.size) == (None, 4096)
     second = made.write(weights(**{"2": 7.0}), 4)
-    assert second.since == 3
+    assert second.changed_since == 3
     assert layers(second.changed) == {"2": 7.0, "3": 0.0}
     assert layers(second.only_changed().folder) == layers(second.changed)
     assert layers(second.folder) == {"0": 0.0, "1": 0.0, "2": 7.0, "3": 0.0}

@@ -36,7 +36,7 @@ def test_fused_matrices_are_put_together_from_each_ranks_rows(model: Architectur
     held = torch.cat([q[32:], k[16:], v[16:]])
     expected = hashlib.sha256(held.contiguous().view(-1).view(torch.uint8).numpy()).hexdigest()[:16]
     assert found.ranks[1][f"{layer}.qkv_proj.weight"] == expected
-    assert found.left_out == ()
+    assert found.skipped_names == ()
     assert found.ranks[0].keys() == found.ranks[1].keys()
 
 

@@ -106,11 +106,11 @@ def test_each_rank_hands_over_to_the_process_beside_it() -> None:
     for bucket in buckets:
         parts = [part for rank in ranks if (part := rank.next()) is not None]
         assert [len(part.payloads) for part in parts] == [1, 1, 0, 0, 1, 1]
-        whole = WeightBucket.joined(parts)
+        whole = WeightBucket.merge(parts)
         assert whole.tensors == bucket.slots
         for payload in whole.payloads:
             assert all(torch.equal(one, tensors(7)[name]) for name, one in opened(payload).items())
-        assert whole.share(1, 2).payloads == whole.payloads[2:]
+        assert whole.for_engine(1, 2).payloads == whole.payloads[2:]
     assert {part.tensors for rank in ranks for part in [rank.next()] if part is not None} == {()}
     for sender in senders:
         sender.close()
@@ -124,7 +124,7 @@ def test_what_one_rank_cannot_hand_over_nobody_loads() -> None:
     first, second = streams(1, senders, buckets)
     second._error = "CUDA out of memory"
     parts = [part for part in (first.next(), second.next()) if part is not None]
-    joined = WeightBucket.joined(parts)
+    joined = WeightBucket.merge(parts)
     assert (joined.tensors, joined.payloads, joined.error) == ((), (), "CUDA out of memory")
     for sender in senders:
         sender.close()

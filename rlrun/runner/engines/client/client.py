@@ -183,7 +183,7 @@ class EngineClient:
         try:
             return parse()
         except BadAnswer as error:
-            raise error.of(self.name, path) from None
+            raise error.from_engine(self.name, path) from None
 
     async def check_request(self, body: dict[str, Any]) -> None:
         """Send a /generate body; EngineError, with what the engine has against it, where it refuses."""
@@ -266,7 +266,7 @@ class EngineClient:
     async def _serve(self, checksums: Checksums | None) -> int:
         """Compare, and go on generating; the version that is served."""
         if checksums is not None:
-            body = {"action": "checksum", "skip_tensor_list": checksums.left_out}
+            body = {"action": "checksum", "skip_tensor_list": checksums.skipped_names}
             raw = await self._post("/weights_checker", body)
             ranks = self._table("/weights_checker", raw).get("ranks")
             self._read("/weights_checker", lambda: compare(self.url, checksums, ranks))

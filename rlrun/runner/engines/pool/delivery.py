@@ -94,8 +94,8 @@ class Delivery:
             if times >= own.copies:
                 raise EngineError(f"engine {client.url} was lost {times} times within one step")
             self._read[engine] = times + 1
-            own = own.share(engine, len(self._lives), times)
-        if isinstance(own, FolderWeights) and self._given.get(engine) == own.since:
+            own = own.for_engine(engine, len(self._lives), times)
+        if isinstance(own, FolderWeights) and self._given.get(engine) == own.changed_since:
             own = own.only_changed()
         _check(client, await client.update_weights(own), update.version)
 
@@ -161,14 +161,14 @@ class _Transfer:
             if not _is_culprit(error):  # who is gone or hangs would not hear it
                 refused[engine] = client
         await _each(refused, _give_up)
-        return bool(self._left) and not (failed and self._update.together)
+        return bool(self._left) and not (failed and self._update.broadcast)
 
     async def _begin(self, engine: int, client: EngineClient) -> None:
         first = 1 + self._places[engine] * self._update.readers
         await client.begin_update(self._buckets.group, first)
 
     async def _load(self, bucket: WeightBucket, engine: int, client: EngineClient) -> None:
-        await client.load_bucket(bucket.share(self._places[engine], self._update.readers))
+        await client.load_bucket(bucket.for_engine(self._places[engine], self._update.readers))
 
     async def _end(self, bucket: WeightBucket, engine: int, client: EngineClient) -> None:
         del engine

@@ -67,7 +67,7 @@ class Gateway:
         try:
             return parse_sample(raw, request, number, self._limits)
         except BadAnswer as error:
-            raise error.of(f"an engine behind the {self._connection.name}", "/generate") from None
+            raise error.from_engine(f"an engine behind the {self._connection.name}", "/generate") from None
 
     async def keep(self, seats: Sequence[EngineSlot], budget: Budget, say: Callable[[str], None]) -> None:
         """Return never: keep its list, and start it again when it dies. JobError when no restart is left."""

@@ -205,7 +205,7 @@ class EnginePool:
         try:
             check_versions(answers, oldest, self._given)
         except BadAnswer as error:
-            raise error.of(client.name, "/generate") from None
+            raise error.from_engine(client.name, "/generate") from None
         return answers
 
     async def _generate_one(self, request: GenerateRequest, number: int) -> Generation:
@@ -216,7 +216,7 @@ class EnginePool:
         try:
             check_versions([[generation]], oldest, self._given)
         except BadAnswer as error:
-            raise error.of("an engine behind the router", "/generate") from None
+            raise error.from_engine("an engine behind the router", "/generate") from None
         return generation
 
     @property

@@ -16,7 +16,7 @@ from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.bodies import CONTROL_BYTES
 from rlrun.runner.engines.native.http.server import NativeServer
-from rlrun.runner.host.segment_files import FOLDER, is_of, new_name
+from rlrun.runner.host.segment_files import FOLDER, belongs_to_job, new_segment_name
 from rlrun.runner.weights.shared_memory import SharedWeights
 
 KEY = "sesame"
@@ -177,7 +177,7 @@ async def test_a_segment_that_others_may_write_is_refused(url: str, tiny_folder:
             with pytest.raises(EngineError, match="must be a regular file that only this user owns"):
                 await client.update_weights(update)
             path.chmod(0o600)
-            link = FOLDER / new_name("mine-2")
+            link = FOLDER / new_segment_name("mine-2")
             link.symlink_to(path)
             try:
                 linked = WeightManifest(link.name, update.size, update.version, update.tensors)
@@ -199,12 +199,12 @@ async def test_a_segment_that_others_may_write_is_refused(url: str, tiny_folder:
         ("rlrun-mineral-1.2-3", "mine", False),
         ("rlrun-mi-1.2-3", "mine", False),
         ("mine-1.2-3", "mine", False),
-        (new_name("x" * 300), "x" * 300, True),
-        (new_name("x" * 300 + "-29500"), "x" * 300, True),
+        (new_segment_name("x" * 300), "x" * 300, True),
+        (new_segment_name("x" * 300 + "-29500"), "x" * 300, True),
     ],
 )
 def test_whose_segment_it_is(name: str, job: str, own: bool) -> None:
-    assert is_of(name, job) == own
+    assert belongs_to_job(name, job) == own
 
 
 async def test_folders_that_were_not_named_at_the_start_are_refused(

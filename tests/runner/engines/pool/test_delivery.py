@@ -20,8 +20,8 @@ from rlrun.runner.engines.pool.delivery import Buckets, Delivery, WeightsMoved
 from rlrun.runner.engines.pool.pool import EnginePool
 
 SLOT = TensorSlot("w", "float32", (1,), 0)
-TOGETHER = StreamedWeights(8, 5, 2, together=True)
-APART = StreamedWeights(8, 5, 2, together=False)
+TOGETHER = StreamedWeights(8, 5, 2, broadcast=True)
+APART = StreamedWeights(8, 5, 2, broadcast=False)
 
 
 class Engine:
@@ -74,7 +74,7 @@ class Trainer:
     async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[Buckets]:
         if self.moved:
             raise WeightsMoved
-        self.members.append(" ".join(map("{}.{}".format, readers.engines, readers.lives)))
+        self.members.append(" ".join(map("{}.{}".format, readers.engines, readers.restarts)))
         buckets = [
             WeightBucket(
                 version, (SLOT,), () if self.together else tuple(f"{k}{i}" for i in range(readers.count))
@@ -157,7 +157,7 @@ async def test_another_version_and_other_bytes_fail_at_the_end() -> None:
     engines = [Engine("one"), Engine()]
     engines[1].failures["end"] = EngineError("holds other bytes")
     stale = delivery(2)
-    failures = await deliver(stale, StreamedWeights(8, 5, 2, together=True), engines)
+    failures = await deliver(stale, StreamedWeights(8, 5, 2, broadcast=True), engines)
     assert set(failures) == {1}
 
 
@@ -203,7 +203,7 @@ async def test_where_the_trainer_went_on_a_mended_engine_waits_for_the_next_upda
     await asyncio.sleep(0)
     assert not mending.done()
     trainer.moved = False
-    await pool.update_weights(StreamedWeights(8, 6, 2, together=True))
+    await pool.update_weights(StreamedWeights(8, 6, 2, broadcast=True))
     await asyncio.wait_for(mending, 5)
 
 
@@ -219,7 +219,7 @@ async def test_a_mended_engine_that_refuses_the_update_it_waited_for_is_an_error
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     trainer.moved = False
-    await pool.update_weights(StreamedWeights(8, 6, 2, together=True))
+    await pool.update_weights(StreamedWeights(8, 6, 2, broadcast=True))
     with pytest.raises(EngineError, match="no such parameter"):
         await asyncio.wait_for(mending, 5)
 

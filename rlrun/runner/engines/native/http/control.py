@@ -11,7 +11,7 @@ from rlrun.runner.engines.native.engine.engine import Engine, Part
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.bodies import Handler, error_response, json_response, read_body
 from rlrun.runner.engines.native.http.protocol import parse_manifest, parse_version
-from rlrun.runner.host.segment_files import is_of
+from rlrun.runner.host.segment_files import belongs_to_job
 
 T = TypeVar("T")
 CONTROL_SECONDS = 120.0
@@ -119,7 +119,7 @@ class ControlEndpoints:
                 'load_format must be "shared_memory", with a manifest: this engine unpickles nothing'
             )
         manifest = parse_manifest(body.get("manifest"))
-        if self._setup.job is None or not is_of(manifest.segment, self._setup.job):
+        if self._setup.job is None or not belongs_to_job(manifest.segment, self._setup.job):
             raise ValueError(f"{manifest.segment!r} is not a segment of the job that started this engine")
         await _done(await asyncio.to_thread(self._engine.load_shared, manifest), "taking over weights")
         return self._updated()

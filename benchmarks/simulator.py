@@ -30,7 +30,7 @@ from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.loop import run
-from rlrun.runner.planning.simulation.simulated_engines import World
+from rlrun.runner.planning.simulation.simulated_engines import SimulationSettings
 from rlrun.runner.planning.simulation.simulated_job import simulate, spread_lengths
 from rlrun.runner.rollouts.asynchronous import AsynchronousSource
 from rlrun.runner.rollouts.synchronous import SynchronousSource
@@ -50,7 +50,7 @@ class Rate:
 
 
 LENGTHS = spread_lengths(60, 0.6, 300)
-BASE = World(
+BASE = SimulationSettings(
     engines=2,
     slots=16,
     token_seconds=Rate(0.004, 0.0),
@@ -92,7 +92,7 @@ def main() -> None:
     print(json.dumps(results, indent=2))
 
 
-async def real_step_seconds(world: World, steps: int) -> float:
+async def real_step_seconds(world: SimulationSettings, steps: int) -> float:
     """Mean time of a step of the real loop."""
     engines = EnginePool([SleepingEngine(world) for _ in range(world.engines)])  # type: ignore[list-item]
     policy = RolloutContext(
@@ -145,7 +145,7 @@ def _pack(sequences: Sequence[Any]) -> Any:
 class SleepingTrainer(Trainer):
     """A step takes its time."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulationSettings) -> None:
         super().__init__()
         self._world = world
 
@@ -165,7 +165,7 @@ class SleepingEngine:
 
     url = "asleep"
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulationSettings) -> None:
         self._world = world
         self._slots = asyncio.Semaphore(world.slots)
         self._left: dict[asyncio.Future[None], int] = {}

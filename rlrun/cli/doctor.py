@@ -19,11 +19,11 @@ def command(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from rlrun.runner.planning.doctor import examine
+    from rlrun.runner.planning.doctor import examine_host
 
     console = Console(highlight=False, soft_wrap=True)
     found = []
-    for check in examine(runs_dir):
+    for check in examine_host(runs_dir):
         found.append(check)
         if not as_json:
             sign, style = _SIGNS[check.verdict]

@@ -331,10 +331,10 @@ def test_an_interrupt_is_exit_130(rlrun: Command, monkeypatch: pytest.MonkeyPatc
 
 def test_doctor_tells_what_is_wrong(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = Check("disk", "ok", "plenty"), Check("torch", "bad", "not installed", "pip install torch")
-    monkeypatch.setattr("rlrun.runner.planning.doctor.examine", lambda folder: iter([good, bad]))
+    monkeypatch.setattr("rlrun.runner.planning.doctor.examine_host", lambda folder: iter([good, bad]))
     outcome = rlrun("doctor")
     assert outcome.code == 2
     assert "BAD   torch           not installed  -> pip install torch" in outcome.out
     assert json.loads(rlrun("doctor", "--json").out)[0]["found"] == "plenty"
-    monkeypatch.setattr("rlrun.runner.planning.doctor.examine", lambda folder: iter([good]))
+    monkeypatch.setattr("rlrun.runner.planning.doctor.examine_host", lambda folder: iter([good]))
     assert rlrun("doctor").code == 0

@@ -310,7 +310,7 @@ def test_plan_traces_the_layout_that_the_spec_has(rlrun: Command) -> None:
 def test_plan_of_an_unknown_gpu(rlrun: Command) -> None:
     outcome = rlrun("plan", BASE, "--gpu", "A100")
     assert outcome.code == 2
-    assert "known: L4, RTX-4090" in outcome.err
+    assert "known GPUs: L4, RTX-4090" in outcome.err
 
 
 def test_plan_as_json_has_memory(rlrun: Command) -> None:

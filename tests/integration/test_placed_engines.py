@@ -85,7 +85,7 @@ async def test_who_shares_a_gpu_in_the_plan_shares_it_in_ray(
         requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
         [server] = cluster.launch(requests)
         found: defaultdict[DeviceLocation, set[str]] = defaultdict(set)
-        planned = [*((rank.place,) for rank in plan.ranks), plan.engines[0].places]
+        planned = [*((rank.location,) for rank in plan.ranks), plan.engines[0].locations]
         for places, process in zip(planned, [*ranks, server], strict=True):
             for place_of_it, device in zip(places, await devices(process), strict=True):
                 found[place_of_it].add(device)

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from rlrun.specs.sections.job import Spec
 
 
+_JSON_KEYS = {
+    "location": "place",
+    "locations": "places",
+    "named_engines": "others",
+    "requested_tokens": "wanted_tokens",
+}
+"""The keys of `--json` whose names differ from the fields'; scripts that read them depend on the keys."""
+
+
 def command(
     specs: Specs,
     *,
@@ -161,35 +170,35 @@ def _case(
 ) -> tuple["Case | None", str]:
     """What an estimate looks at; None, with the reason, where the model is not known."""
     from rlrun.plugins.validation import needs_of
-    from rlrun.runner.planning.hardware import USUAL_GPU, find_gpu, this_gpu, this_host
-    from rlrun.runner.planning.planned_model import other_architectures, planned_architecture
-    from rlrun.runner.planning.step_time import Case, Workload, usual_workload
+    from rlrun.runner.planning.hardware import DEFAULT_GPU, find_gpu, local_cpu, local_gpu
+    from rlrun.runner.planning.planned_model import named_engine_architectures, planned_architecture
+    from rlrun.runner.planning.step_time import Case, Workload, default_workload
     from rlrun.specs.sections.model import ModelSpec
 
     if gpu is not None:
         device = find_gpu(gpu)
     elif spec.cluster.gpus_per_node:
-        device = this_gpu() or find_gpu(USUAL_GPU)
+        device = local_gpu() or find_gpu(DEFAULT_GPU)
     else:
-        device = this_host(sum(rank.threads for rank in plan.ranks if rank.place.node == 0))
+        device = local_cpu(sum(rank.threads for rank in plan.ranks if rank.location.node == 0))
     if isinstance(model, ValueError):
         return None, str(model)
     try:
         path = spec.teacher.path if spec.teacher else None
         teacher = planned_architecture(ModelSpec(path=path)) if path else None
-        others = other_architectures(spec)
+        others = named_engine_architectures(spec)
     except ValueError as error:
         return None, str(error)
-    usual = usual_workload(spec)
+    usual = default_workload(spec)
     load = Workload(lengths[0] or usual.prompt, lengths[1] or usual.response)
     return Case(spec, plan, needs_of(spec), model, device, load, teacher, others), ""
 
 
 def _as_dict(planned: _Planned) -> dict[str, Any]:
     plan, case = planned.plan, planned.case
-    found = asdict(plan) | {"optimizer_steps": plan.optimizer_steps}
+    values = asdict(plan, dict_factory=_with_json_keys) | {"optimizer_steps": plan.optimizer_steps}
     if case is None:
-        return found | {"sizing": None, "sizing_reason": planned.reason}
+        return values | {"sizing": None, "sizing_reason": planned.reason}
     from rlrun.runner.planning.sizing import size_job
 
     sizing = size_job(case)
@@ -197,9 +206,13 @@ def _as_dict(planned: _Planned) -> dict[str, Any]:
         "step_seconds": sizing.estimate.step_seconds,
         "device_hours": sizing.estimate.device_hours,
     }
-    shown = asdict(sizing) | {
+    sizing_values = asdict(sizing, dict_factory=_with_json_keys) | {
         "estimate": estimate,
         "device": asdict(case.device),
         "lengths": asdict(case.load),
     }
-    return found | {"sizing": shown}
+    return values | {"sizing": sizing_values}
+
+
+def _with_json_keys(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {_JSON_KEYS.get(name, name): value for name, value in fields}

@@ -10,9 +10,9 @@ from rich.text import Text
 from rlrun.cli.output import table_console
 from rlrun.cli.plan.picture import table
 from rlrun.cli.waiting import waiting
-from rlrun.runner.planning.deep_plan import ON_HOST, Traced, trace
-from rlrun.runner.planning.hardware import gib
-from rlrun.runner.planning.memory import training
+from rlrun.runner.planning.deep_plan import OFFLOADED_PURPOSES, RankTrace, trace_rank
+from rlrun.runner.planning.hardware import format_bytes
+from rlrun.runner.planning.memory import training_phase
 from rlrun.runner.planning.rank_layout import coordinates
 from rlrun.runner.planning.step_time import Case
 from rlrun.specs.derived.sampling_mask import candidates_of
@@ -33,7 +33,7 @@ PLANNED = ("parameters", "gradients", "optimizer", "activations", "logits", "gat
 def print_deep(case: Case, rank: int, as_json: bool) -> None:
     """Trace a rank and show the bytes by purpose; ValueError where that cannot be done."""
     with waiting(f"tracing rank {rank}"):
-        traced = trace(case, rank)
+        traced = trace_rank(case, rank)
     if as_json:
         print(json.dumps(_as_dict(case, traced)))
         return
@@ -43,34 +43,42 @@ def print_deep(case: Case, rank: int, as_json: bool) -> None:
         console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
 
 
-def _table(case: Case, traced: Traced) -> Table:
+def _table(case: Case, traced: RankTrace) -> Table:
     candidates = candidates_of(case.spec, case.needs)
-    planned = training(
+    planned = training_phase(
         case.model, case.spec.trainer, case.plan.max_sample_tokens, gpu=False, candidates=candidates
     )
-    away = ON_HOST[case.spec.trainer.offload]
+    away = OFFLOADED_PURPOSES[case.spec.trainer.offload]
     rows = [
         (
             f"{name}, host memory" if name in away else name,
-            gib(traced.most[name]),
-            "" if name in away else gib(traced.peak.get(name, 0)),
-            gib(planned.part(name)) if name in PLANNED else "",
+            format_bytes(traced.most[name]),
+            "" if name in away else format_bytes(traced.peak.get(name, 0)),
+            format_bytes(planned.part_bytes(name)) if name in PLANNED else "",
             how,
         )
         for name, how in HOW.items()
         if traced.most.get(name)
     ]
-    rows.append(("all of it", "", gib(device_peak(case, traced)), gib(planned.bytes), "at the same time"))
+    rows.append(
+        (
+            "all of it",
+            "",
+            format_bytes(device_peak(case, traced)),
+            format_bytes(planned.bytes),
+            "at the same time",
+        )
+    )
     return table(_title(case, traced), ("memory", "most", "at the peak", "planned", "what"), rows)
 
 
-def device_peak(case: Case, traced: Traced) -> int:
+def device_peak(case: Case, traced: RankTrace) -> int:
     """The most bytes on the rank's device at a time."""
-    away = ON_HOST[case.spec.trainer.offload]
+    away = OFFLOADED_PURPOSES[case.spec.trainer.offload]
     return sum(size for name, size in traced.peak.items() if name not in away)
 
 
-def _title(case: Case, traced: Traced) -> str:
+def _title(case: Case, traced: RankTrace) -> str:
     rank, ranks = traced.request.rank, len(case.plan.ranks)
     places = asdict(coordinates(rank, case.spec.trainer.parallel)).items()
     where = ", ".join(
@@ -79,7 +87,7 @@ def _title(case: Case, traced: Traced) -> str:
     return f"rank {rank} of {ranks}{f' ({where})' if where else ''}, traced"
 
 
-def _assumptions(case: Case, traced: Traced) -> Iterator[str]:
+def _assumptions(case: Case, traced: RankTrace) -> Iterator[str]:
     [first, *others] = traced.request.micro_batches
     tokens = sum(map(sum, first))
     yield f"{1 + len(others)} micro-batches of {tokens:,} tokens in {len(first)} samples; not the first step"
@@ -93,13 +101,13 @@ def _assumptions(case: Case, traced: Traced) -> Iterator[str]:
     )
 
 
-def _as_dict(case: Case, traced: Traced) -> dict[str, object]:
+def _as_dict(case: Case, traced: RankTrace) -> dict[str, object]:
     return {
         "rank": traced.request.rank,
         "ranks": len(case.plan.ranks),
         "micro_batches": traced.request.micro_batches,
         "most": dict(traced.most),
         "peak": dict(traced.peak),
-        "on_host": ON_HOST[case.spec.trainer.offload],
+        "on_host": OFFLOADED_PURPOSES[case.spec.trainer.offload],
         "device_peak": device_peak(case, traced),
     }

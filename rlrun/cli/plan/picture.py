@@ -120,7 +120,7 @@ def _mesh(spec: Spec) -> str:
 
 
 def _processes(plan: Plan) -> list[RankPlan | EnginePlan]:
-    return [*plan.ranks, *plan.engines, *plan.others]
+    return [*plan.ranks, *plan.engines, *plan.named_engines]
 
 
 def _on(plan: Plan, node: int, device: int) -> list[RankPlan | EnginePlan]:
@@ -132,7 +132,7 @@ def _on(plan: Plan, node: int, device: int) -> list[RankPlan | EnginePlan]:
 
 
 def _places(process: RankPlan | EnginePlan) -> tuple[DeviceLocation, ...]:
-    return process.places if isinstance(process, EnginePlan) else (process.place,)
+    return process.locations if isinstance(process, EnginePlan) else (process.location,)
 
 
 def _shape(plan: Plan, node: int, device: int) -> tuple[str, ...]:
@@ -146,11 +146,11 @@ def _cell(spec: Spec, plan: Plan, node: int, device: int) -> str:
 
 
 def _line(process: RankPlan | EnginePlan, spec: Spec, here: DeviceLocation) -> str:
-    threads = f"\n  {process.threads} threads" if process.place.gpu is None else ""
+    threads = f"\n  {process.threads} threads" if process.location.gpu is None else ""
     if isinstance(process, EnginePlan):
-        count = len(process.places)
-        part = f"\n  {process.places.index(here) + 1} of {count}" if count > 1 else ""
-        answers = count == 1 or here == process.place
+        count = len(process.locations)
+        part = f"\n  {process.locations.index(here) + 1} of {count}" if count > 1 else ""
+        answers = count == 1 or here == process.location
         port = f"\n  port {process.port}" if process.port is not None and answers else ""
         return f"{process.name} {process.index}{part}{port}{threads}"
     parallel = spec.trainer.parallel

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rlrun.cli.plan.picture import table
-from rlrun.runner.planning.hardware import gib
+from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import Phase
 from rlrun.runner.planning.sizing import Sizing, size_job
 from rlrun.runner.planning.step_time import (
@@ -32,11 +32,11 @@ def sizing_report(case: Case, price: float | None = None) -> Iterator[Renderable
 
 
 def _phase(case: Case, phase: Phase) -> RenderableType:
-    rows = [(part.name, gib(part.bytes), part.how) for part in phase.parts]
+    rows = [(part.name, format_bytes(part.bytes), part.how) for part in phase.parts]
     share = phase.bytes / case.device.memory
     where = "on the GPU that holds most" if case.spec.cluster.gpus_per_node else "on one host"
-    device = f"{case.device.name} ({gib(case.device.memory)})"
-    title = f"{phase.name}: {gib(phase.bytes)} {where}, {share:.0%} of {device}"
+    device = f"{case.device.name} ({format_bytes(case.device.memory)})"
+    title = f"{phase.name}: {format_bytes(phase.bytes)} {where}, {share:.0%} of {device}"
     return table(title, ("memory", "size", "from"), rows)
 
 
@@ -51,15 +51,27 @@ def _rest(case: Case, sizing: Sizing, price: float | None) -> RenderableType:
             )
         )
     if sizing.reference:
-        rows.append(("reference policy, host memory of a rank", gib(sizing.reference), "between its passes"))
+        rows.append(
+            ("reference policy, host memory of a rank", format_bytes(sizing.reference), "between its passes")
+        )
     if sizing.offloaded:
-        rows.append(("training state, host memory of a rank", gib(sizing.offloaded), "trainer.offload"))
+        rows.append(
+            ("training state, host memory of a rank", format_bytes(sizing.offloaded), "trainer.offload")
+        )
     if sizing.staged:
         rows.append(
-            ("checkpoint's copy, host memory of a rank", gib(sizing.staged), "checkpoint.asynchronous")
+            (
+                "checkpoint's copy, host memory of a rank",
+                format_bytes(sizing.staged),
+                "checkpoint.asynchronous",
+            )
         )
     rows.append(
-        ("disk for checkpoints and the model", gib(sizing.disk), "checkpoint.keep and one in the making")
+        (
+            "disk for checkpoints and the model",
+            format_bytes(sizing.disk),
+            "checkpoint.keep and one in the making",
+        )
     )
     for name, seconds in sizing.estimate.parts.items():
         rows.append((f"{name}, a step", _duration(seconds), "roofline"))

@@ -8,7 +8,7 @@ from rich.text import Text
 from rlrun.cli.output import table_console
 from rlrun.cli.plan.picture import table
 from rlrun.cli.waiting import waiting
-from rlrun.runner.planning.hardware import gib
+from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.simulation.alternatives import STEPS, Alternative, compare_alternatives
 from rlrun.runner.planning.step_time import Case
 from rlrun.runner.planning.sweep import Candidate, sweep
@@ -28,7 +28,7 @@ def print_sweep(case: Case, as_json: bool, price: float | None = None) -> None:
     rows = [
         (
             _layout(each),
-            *(f"{gib(phase.bytes)}" for phase in each.sizing.phases),
+            *(f"{format_bytes(phase.bytes)}" for phase in each.sizing.phases),
             each.sizing.engine.concurrent if each.sizing.engine else "",
             f"{each.sizing.estimate.step_seconds:.3g} s",
             _hours(each.sizing.estimate.device_hours),

@@ -77,7 +77,7 @@ def _native_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process
         port=engine.port,
         threads=engine.threads,
         seed=spec.seed,
-        device="cpu" if engine.place.gpu is None else "cuda",
+        device="cpu" if engine.location.gpu is None else "cuda",
         api_key=what.key,
         job=spec.name if what.is_policy else None,
     )
@@ -100,7 +100,7 @@ def _sleeping_setup(
 
 
 def _sglang_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process, node: int) -> SglangSetup:
-    on_cpu = engine.place.gpu is None
+    on_cpu = engine.location.gpu is None
     section = what.section
     return SglangSetup(
         python=section.python or sys.executable,

@@ -73,7 +73,7 @@ class Placement:
 
 def place(plan: Plan) -> Placement:
     """The placement of a plan's ranks and engines."""
-    processes: list[RankPlan | EnginePlan] = [*plan.ranks, *plan.engines, *plan.others]
+    processes: list[RankPlan | EnginePlan] = [*plan.ranks, *plan.engines, *plan.named_engines]
     keys = [_devices(process, plan) for process in processes]
     sharers: defaultdict[Device, list[RankPlan | EnginePlan]] = defaultdict(list)
     for process, devices in zip(processes, keys, strict=True):
@@ -134,15 +134,15 @@ def _node(device: Device) -> int:
 def _devices(process: RankPlan | EnginePlan, plan: Plan) -> list[Device]:
     """Processes with the same key share a bundle; keys sort by node."""
     if isinstance(process, RankPlan):
-        place = process.place
+        place = process.location
         return [(place.node, process.rank if place.gpu is None else place.gpu, 0)]
-    if process.place.gpu is not None:
-        return [(place.node, place.gpu or 0, 0) for place in process.places]
-    if process in plan.others:
-        return [(process.place.node, plan.others.index(process), 2)]
-    return [(process.place.node, process.index, 0 if plan.colocated else 1)]
+    if process.location.gpu is not None:
+        return [(place.node, place.gpu or 0, 0) for place in process.locations]
+    if process in plan.named_engines:
+        return [(process.location.node, plan.named_engines.index(process), 2)]
+    return [(process.location.node, process.index, 0 if plan.colocated else 1)]
 
 
 def _bundle(sharers: Sequence[RankPlan | EnginePlan]) -> Bundle:
-    on_gpu = sharers[0].place.gpu is not None
+    on_gpu = sharers[0].location.gpu is not None
     return Bundle(max(process.threads for process in sharers), 1.0 if on_gpu else 0.0)

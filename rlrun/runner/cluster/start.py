@@ -141,7 +141,7 @@ def _engines(
             groups[section.name] = _external(spec, section.name, section, wanted)
             continue
         assert model is not None, "a rule asks for the path"
-        pairs = zip(plan.others, cluster.placement.others, strict=True)
+        pairs = zip(plan.named_engines, cluster.placement.others, strict=True)
         plans, seats = zip(*(pair for pair in pairs if pair[0].name == section.name), strict=True)
         processes = cluster.launch(engine_requests(section, plans, seats, folder))
         what = other_served(section, model)

@@ -20,7 +20,7 @@ from rlrun.runner.job.compute_budget import ComputeBudget, gpus_of_job
 from rlrun.runner.job.device_sharing import DeviceSharing, SeparateDevices, SharedDevices
 from rlrun.runner.job.job import BatchSource, Job, RolloutJob
 from rlrun.runner.job.stopping import StopRequest
-from rlrun.runner.planning.hardware import this_gpu
+from rlrun.runner.planning.hardware import local_gpu
 from rlrun.runner.planning.plan import Plan
 from rlrun.runner.records.journal import Journal
 from rlrun.runner.rollouts.asynchronous import AsynchronousSource
@@ -136,7 +136,7 @@ def _evaluation(
 def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> ComputeBudget | None:
     if not spec.cluster.gpus_per_node:
         return None
-    return gpus_of_job(plan, read_model(model.folder, spec.model.implementation), this_gpu())
+    return gpus_of_job(plan, read_model(model.folder, spec.model.implementation), local_gpu())
 
 
 def _device_sharing(spec: Spec, parts: RunningJob) -> DeviceSharing:

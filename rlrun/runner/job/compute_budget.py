@@ -41,11 +41,11 @@ class ComputeBudget:
 
 def gpus_of_job(plan: Plan, model: Architecture, gpu: Device | None) -> ComputeBudget | None:
     """The GPUs of a plan, all like `gpu`; None for a job on CPUs."""
-    if not any(rank.place.gpu is not None for rank in plan.ranks):
+    if not any(rank.location.gpu is not None for rank in plan.ranks):
         return None
     return ComputeBudget(
         trainer=len(plan.ranks),
-        engines=sum(len(engine.places) for engine in plan.engines),
+        engines=sum(len(engine.locations) for engine in plan.engines),
         flops=gpu.flops if gpu else None,
         parameters=active_parameters(model),
         attention=model.layers * model.heads * model.head_dim,

@@ -1,17 +1,20 @@
-"""What forward and backward passes take on a rank, estimated from shapes; `rlrun plan --deep` traces it."""
+"""Estimates the memory of forward and backward passes from shapes; `rlrun plan --deep` traces it instead."""
 
 from rlrun.models.architecture import Architecture
-from rlrun.runner.planning.model_size import Share
+from rlrun.runner.planning.model_size import RankShare
 from rlrun.specs.sections.trainer import TrainerSpec
 
-ITEM = {"float32": 4, "bfloat16": 2}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+"""Bytes of one number, by dtype."""
 KEPT_LOGITS = 64 * 2**20
 """Half-precision logits of at most this size are kept between the passes."""
 
 
-def activation_bytes(model: Architecture, trainer: TrainerSpec, share: Share, tokens: int) -> int:
-    """What forward passes keep for backward passes: of every layer, or of every layer less what is computed
-    again and of one layer everything.
+def activation_bytes(model: Architecture, trainer: TrainerSpec, share: RankShare, tokens: int) -> int:
+    """Returns the bytes that forward passes keep for backward passes.
+
+    Without checkpointing these are all activations of every layer. With it, each layer keeps only what is not
+    recomputed, and the layer whose backward pass runs has all of its activations.
     """
     parallel = trainer.parallel
     shared = parallel.tensor if parallel.sequence_parallel else 1
@@ -19,21 +22,21 @@ def activation_bytes(model: Architecture, trainer: TrainerSpec, share: Share, to
     entry = model.hidden / shared
     match trainer.activation_checkpointing:
         case "none":
-            kept, again = whole + _routing(model, parallel.tensor), 0.0
+            kept, recomputed = whole + _routing(model, parallel.tensor), 0.0
         case "full":
-            kept, again = entry, whole
+            kept, recomputed = entry, whole
         case "selective":
-            kept, again = entry + _selected(model, shared, parallel.tensor), whole
-    in_flight = parallel.pipeline
-    return int(tokens * (share.layers * kept * in_flight + again) * ITEM[trainer.dtype])
+            kept, recomputed = entry + _selected(model, shared, parallel.tensor), whole
+    in_flight = parallel.pipeline  # the first stage has this many micro-batches between forward and backward
+    return int(tokens * (share.layers * kept * in_flight + recomputed) * ITEM_BYTES[trainer.dtype])
 
 
 def _layer(model: Architecture, shared: int, tensor: int) -> float:
-    """A layer's elements for a token:
+    """Returns the number of elements per token in a layer.
 
-    6 hidden (residual stream, norms, their outputs), 4 queries and 6 keys (as made, normed, turned; the
-    attention's output), and 4 feed-forward (gate, up, silu, product); of experts, those a token is routed to,
-    with its hidden state for each of them going in and coming out.
+    These are 6 hidden (residual stream, norms, their outputs), 4 queries and 6 keys (projected, normed,
+    rotated; the attention's output), and 4 feed-forward (gate, up, silu, product). Of the experts only those
+    that a token is routed to count, with the token's hidden state on the way in and out of each of them.
     """
     inner = 4 * model.heads * model.head_dim + 6 * model.kv_heads * model.head_dim
     if experts := model.experts:
@@ -47,9 +50,9 @@ def _layer(model: Architecture, shared: int, tensor: int) -> float:
 
 
 def _routing(model: Architecture, tensor: int) -> float:
-    """What routing keeps for a token beside `_layer`'s share, where nothing is computed again.
+    """Returns the elements per token that routing adds to `_layer` without activation checkpointing.
 
-    Four hidden states for each of its experts, as dry runs show: their results are weighted in float32.
+    Dry runs show four hidden states for each of a token's experts: their results are weighted in float32.
     """
     if model.experts is None:
         return 0.0
@@ -58,8 +61,9 @@ def _routing(model: Architecture, tensor: int) -> float:
 
 
 def _selected(model: Architecture, shared: int, tensor: int) -> float:
-    """What selective checkpointing keeps of a layer: the attention's output and every other matrix product;
-    experts are computed again.
+    """Returns the elements per token that selective checkpointing keeps of a layer.
+
+    It keeps the attention's output and every other matrix product; experts are recomputed.
     """
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     dense = 1 - (len(model.experts.layers) / model.layers if model.experts else 0)
@@ -68,10 +72,11 @@ def _selected(model: Architecture, shared: int, tensor: int) -> float:
 
 
 def logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
-    """A chunk's logits and their slopes, what is kept of them, and the head's own gradient; with float32
-    logits nothing is kept, and weights and gradient of the head have a float32 copy each.
+    """Returns the bytes of a chunk's logits with their gradient, of kept logits, and of the head's gradient.
+
+    With a float32 head no logits are kept, and the head's weights and gradient have a float32 copy each.
     """
-    vocab, item = -(-model.vocab // trainer.parallel.tensor), ITEM[trainer.dtype]
+    vocab, item = -(-model.vocab // trainer.parallel.tensor), ITEM_BYTES[trainer.dtype]
     rows = min(trainer.logits_chunk, tokens)
     if trainer.head_dtype == "float32" and item < 4:
         return rows * vocab * (4 + 4) + vocab * model.hidden * (4 + 4)
@@ -80,8 +85,10 @@ def logit_bytes(model: Architecture, trainer: TrainerSpec, tokens: int) -> int:
 
 
 def mask_bytes(model: Architecture, trainer: TrainerSpec, tokens: int, candidates: int) -> int:
-    """Sampling masks of so many candidates: the pack's ids, and for a chunk of tokens the excluded part of
-    the vocabulary with the rows and columns of the candidates.
+    """Returns the bytes of sampling masks with `candidates` ids per token.
+
+    These are the ids of all tokens of the micro-batch, and for a chunk of tokens the mask of excluded
+    vocabulary with the row and column indices of the candidates.
     """
     vocab, rows = -(-model.vocab // trainer.parallel.tensor), min(trainer.logits_chunk, tokens)
     return tokens * (4 * candidates + 8) + rows * (vocab + 1 + 24 * candidates) if candidates else 0

@@ -1,6 +1,7 @@
-"""`rlrun plan --deep`: what one trainer rank holds, from a dry run of the trainer's own code; needs no torch.
+"""Traces the memory of one trainer rank for `rlrun plan --deep`, in a dry run of the trainer's own code.
 
-The dry run is a process of its own (rlrun.runner.trainer.dry_run.rank), ended at its deadline.
+The dry run is a separate process (rlrun.runner.trainer.dry_run.rank), which is killed at its deadline. This
+module does not import torch.
 """
 
 import json
@@ -16,47 +17,51 @@ from importlib.util import find_spec
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.step_time import Case
 
-SECONDS = 1800.0
-"""Deadline: large models of many layers take minutes."""
-ON_HOST = {"none": (), "optimizer": ("optimizer",), "all": ("parameters", "gradients", "optimizer")}
-"""What `trainer.offload` keeps in host memory."""
+DEADLINE_SECONDS = 1800.0
+"""Deadline of a dry run; large models with many layers take minutes."""
+OFFLOADED_PURPOSES = {
+    "none": (),
+    "optimizer": ("optimizer",),
+    "all": ("parameters", "gradients", "optimizer"),
+}
+"""The purposes of memory that each value of `trainer.offload` moves to host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What to trace."""
+    """A request to trace a rank."""
 
     spec_json: str
     model: Architecture
     rank: int
     micro_batches: tuple[tuple[tuple[int, int], ...], ...]
-    """Sequences as (prompt, response) tokens, of the rank's part of an optimizer step."""
+    """The rank's micro-batches in an optimizer step; each sequence as its (prompt, response) tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
-    """What it came to, in bytes."""
+class RankTrace:
+    """The memory that a dry run measured, in bytes."""
 
     request: DryRun
     most: Mapping[str, int]
-    """By purpose, whenever that was."""
+    """The most that each purpose held at any time."""
     peak: Mapping[str, int]
-    """By purpose, when the device held most."""
+    """What each purpose held when the device's total was highest."""
 
 
-def trace(case: Case, rank: int = 0, seconds: float = SECONDS) -> Traced:
-    """Trace trainer rank `rank`.
+def trace_rank(case: Case, rank: int = 0, seconds: float = DEADLINE_SECONDS) -> RankTrace:
+    """Traces trainer rank `rank`.
 
-    ValueError, with the reason, where the layout cannot be traced; TimeoutError after `seconds`;
-    ModuleNotFoundError where torch is not installed.
+    Raises ValueError, with the reason, if the layout cannot be traced, TimeoutError after `seconds`, and
+    ModuleNotFoundError if torch is not installed.
     """
-    request = dry_run_of(case, rank)
+    request = make_dry_run(case, rank)
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "rlrun.runner.trainer.dry_run.rank"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             input=pickle.dumps(request),
             capture_output=True,
@@ -66,24 +71,28 @@ def trace(case: Case, rank: int = 0, seconds: float = SECONDS) -> Traced:
         )
     except subprocess.TimeoutExpired:
         raise TimeoutError(
-            f"the dry run of rank {request.rank} was not done after {seconds:g} s; fewer layers tell as much"
+            f"the dry run of rank {request.rank} was not finished after {seconds:g} s: plan a model with "
+            "fewer layers, whose memory per layer is the same"
         ) from None
-    if done.returncode:
-        reason = (done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+    if process.returncode:
+        reason = (process.stderr.decode(errors="replace").strip().splitlines() or ["no error output"])[-1]
         raise ValueError(f"this layout cannot be traced: {reason}")
-    answer = json.loads(done.stdout.decode().splitlines()[-1])
+    answer = json.loads(process.stdout.decode().splitlines()[-1])
     if "error" in answer:
         raise ValueError(f"this layout cannot be traced: {answer['error']}")
-    return Traced(request, answer["most"], answer["peak"])
+    return RankTrace(request, answer["most"], answer["peak"])
 
 
-def dry_run_of(case: Case, rank: int = 0) -> DryRun:
-    """The request: full micro-batches of samples of mean length, or one of the longest where that is more."""
+def make_dry_run(case: Case, rank: int = 0) -> DryRun:
+    """Returns a request with full micro-batches of samples of mean length.
+
+    If the longest sample does not fit a full micro-batch, each micro-batch has one such sample instead.
+    """
     spec, plan = case.spec, case.plan
     if rank >= len(plan.ranks):
-        raise ValueError(f"--rank {rank}: there are ranks 0 to {len(plan.ranks) - 1}")
+        raise ValueError(f"--rank {rank} does not exist: the ranks are 0 to {len(plan.ranks) - 1}")
     if case.model.stored_tensors:
-        raise ValueError('layers of model.implementation = "transformers" are not traced')
+        raise ValueError('--deep cannot trace layers of model.implementation = "transformers"')
     response = case.load.response / (case.load.prompt + case.load.response)
     budget = max(plan.micro_batch_tokens, plan.max_sample_tokens)
     mean = round(case.load.prompt + case.load.response)
@@ -93,18 +102,19 @@ def dry_run_of(case: Case, rank: int = 0) -> DryRun:
 
 
 def _sequences(budget: int, length: int, response: float) -> Iterable[tuple[int, int]]:
-    """Sequences of `length` tokens that fill a micro-batch, a last one being shorter; `response`: the share
-    of a sequence that is not prompt.
+    """Yields sequences of `length` tokens that fill a micro-batch; the last one may be shorter.
+
+    `response` is the share of each sequence that is not prompt.
     """
     while budget >= 2:
         tokens = min(length, budget)
-        responding = min(max(round(tokens * response), 1), tokens - 1)
-        yield tokens - responding, responding
+        response_tokens = min(max(round(tokens * response), 1), tokens - 1)
+        yield tokens - response_tokens, response_tokens
         budget -= tokens
 
 
 def _count(case: Case, budget: int) -> int:
-    """Micro-batches to trace: as many as a step has, unless more would change nothing."""
+    """Returns the number of micro-batches to trace: those of an optimizer step, up to a steady state."""
     parallel = case.spec.trainer.parallel
     samples = case.plan.batch.global_batch_size / parallel.data_degree
     count = math.ceil(samples * (case.load.prompt + case.load.response) / budget)

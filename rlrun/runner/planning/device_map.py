@@ -1,4 +1,4 @@
-"""Which device each process of a job lies on, and how many threads it computes with; pure arithmetic."""
+"""Assigns each process of a job to a device, and divides the cores among processes; pure arithmetic."""
 
 import os
 from collections import Counter
@@ -12,54 +12,57 @@ from rlrun.specs.sections.job import Spec
 
 @dataclass(frozen=True, slots=True)
 class DeviceLocation:
-    """A device: a GPU of a node, or a share of a node's cores."""
+    """Identifies a device: a GPU of a node, or a share of a node's cores."""
 
     node: int
     gpu: int | None
     """Number of the GPU on its node; None on CPU."""
 
 
-Places = tuple[DeviceLocation, ...]
+DeviceLocations = tuple[DeviceLocation, ...]
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
+    """Returns the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def place_ranks(spec: Spec, layout: Layout) -> list[DeviceLocation]:
-    """GPUs in order, so that neighbouring ranks, which talk most, share a node."""
+    """Returns the device of each trainer rank.
+
+    GPUs are taken in order, so that neighbouring ranks, which exchange most data, share a node.
+    """
     if layout.gpus:
         return [_gpu(number, spec) for number in range(layout.ranks)]
     return _spread(layout.ranks, spec.cluster.nodes)
 
 
-def local_ranks(ranks: Sequence[DeviceLocation]) -> list[int]:
-    """Each rank's number among those of its node."""
-    seen: Counter[int] = Counter()
+def local_ranks(locations: Sequence[DeviceLocation]) -> list[int]:
+    """Returns each rank's number among the ranks of its node."""
+    ranks_per_node: Counter[int] = Counter()
     numbers = []
-    for place in ranks:
-        numbers.append(seen[place.node])
-        seen[place.node] += 1
+    for location in locations:
+        numbers.append(ranks_per_node[location.node])
+        ranks_per_node[location.node] += 1
     return numbers
 
 
-def place_engines(spec: Spec, layout: Layout) -> list[Places]:
-    """On the ranks' own GPUs when colocated, else on those after them."""
+def place_engines(spec: Spec, layout: Layout) -> list[DeviceLocations]:
+    """Returns the devices of each policy engine: the ranks' GPUs if colocated, else the GPUs after them."""
     if layout.gpus:
-        return _in_a_row(layout.first_engine, (layout.engine_gpus,) * layout.engines, spec)
-    return [(place,) for place in _spread(layout.engines, spec.cluster.nodes)]
+        return _consecutive_gpus(layout.first_engine, (layout.engine_gpus,) * layout.engines, spec)
+    return [(location,) for location in _spread(layout.engines, spec.cluster.nodes)]
 
 
-def place_others(spec: Spec, layout: Layout) -> list[Places]:
-    """On the last GPUs, or spread over the nodes."""
+def place_named_engines(spec: Spec, layout: Layout) -> list[DeviceLocations]:
+    """Returns the devices of each engine of `[[engines]]`: the last GPUs, or CPUs spread over the nodes."""
     if layout.gpus:
-        return _in_a_row(layout.first_named_engine, layout.named_engine_gpus, spec)
-    return [(place,) for place in _spread(len(layout.named_engine_gpus), spec.cluster.nodes)]
+        return _consecutive_gpus(layout.first_named_engine, layout.named_engine_gpus, spec)
+    return [(location,) for location in _spread(len(layout.named_engine_gpus), spec.cluster.nodes)]
 
 
-def _in_a_row(first: int, sizes: Sequence[int], spec: Spec) -> list[Places]:
-    """GPUs of engines of these sizes, one engine after the other."""
+def _consecutive_gpus(first: int, sizes: Sequence[int], spec: Spec) -> list[DeviceLocations]:
+    """Returns the GPUs of engines with the given numbers of GPUs, one engine after the other."""
     firsts = accumulate(sizes, initial=first)
     return [
         tuple(_gpu(begin + number, spec) for number in range(size))
@@ -72,26 +75,39 @@ def _gpu(number: int, spec: Spec) -> DeviceLocation:
 
 
 def _spread(count: int, nodes: int) -> list[DeviceLocation]:
-    """`count` processes over the nodes, in blocks that differ by one at most."""
+    """Spreads `count` processes over the nodes, in blocks whose sizes differ by at most one."""
     return [DeviceLocation(number * nodes // count, None) for number in range(count)]
 
 
 def share_threads(
-    spec: Spec, layout: Layout, places: tuple[list[DeviceLocation], list[Places], list[Places]], cores: int
+    spec: Spec,
+    layout: Layout,
+    locations: tuple[list[DeviceLocation], list[DeviceLocations], list[DeviceLocations]],
+    cores: int,
 ) -> tuple[list[int], list[int], list[int]]:
-    """Threads of each rank, each engine, each of the others: those who work at the same time on a node share
-    its cores, a server of several GPUs as many times.
+    """Returns the number of threads of each rank, each policy engine and each named engine.
+
+    Processes that work at the same time on a node share its cores equally; a server over several GPUs gets
+    one share per GPU. Colocated ranks and engines take turns, so each side may use the cores of the other.
     """
-    ranks: list[Places] = [(place,) for place in places[0]]
-    engines, others = places[1:]
+    ranks: list[DeviceLocations] = [(location,) for location in locations[0]]
+    engines, named_engines = locations[1:]
 
-    def shares(owners: Sequence[Places], at_work: Sequence[Places]) -> list[int]:
-        sharers = Counter(place.node for places in at_work for place in places)
-        return [spec.cluster.threads or max(1, cores // sharers[places[0].node]) for places in owners]
+    def thread_counts(processes: Sequence[DeviceLocations], active: Sequence[DeviceLocations]) -> list[int]:
+        sharers = Counter(location.node for process in active for location in process)
+        return [spec.cluster.threads or max(1, cores // sharers[process[0].node]) for process in processes]
 
-    everyone = [*ranks, *engines, *others]
     if not layout.colocated:
-        return shares(ranks, everyone), shares(engines, everyone), shares(others, everyone)
-    busier = max(ranks, engines, key=lambda owners: sum(len(places) for places in owners))
-    with_ranks, with_engines = [*ranks, *others], [*engines, *others]
-    return shares(ranks, with_ranks), shares(engines, with_engines), shares(others, [*busier, *others])
+        active = [*ranks, *engines, *named_engines]
+        return (
+            thread_counts(ranks, active),
+            thread_counts(engines, active),
+            thread_counts(named_engines, active),
+        )
+    # named engines work beside ranks in some phases and beside policy engines in others: assume the fuller
+    busier = max(ranks, engines, key=lambda processes: sum(len(process) for process in processes))
+    return (
+        thread_counts(ranks, [*ranks, *named_engines]),
+        thread_counts(engines, [*engines, *named_engines]),
+        thread_counts(named_engines, [*busier, *named_engines]),
+    )

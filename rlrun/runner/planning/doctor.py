@@ -1,6 +1,6 @@
-"""Whether this host can run jobs: each thing found, whether it will do, and the cure where it won't.
+"""Checks whether this host can run jobs: what was found, whether it suffices, and the cure if it does not.
 
-Looks, and changes nothing. What would import torch runs in a process of its own.
+The checks change nothing on the host. torch is imported in a separate process.
 """
 
 import json
@@ -24,13 +24,13 @@ RAY_PORT = 6379
 _SANDBOX_CURES = {
     "unshare": "allow user namespaces: sysctl user.max_user_namespaces=10000, on Ubuntu also "
     "kernel.apparmor_restrict_unprivileged_userns=0; in a container --cap-add SYS_ADMIN",
-    "mount_setattr": "read-only mounts need Linux 5.12",
+    "mount_setattr": "use Linux 5.12 or newer, which has read-only bind mounts",
     "mount": "on Ubuntu sysctl kernel.apparmor_restrict_unprivileged_userns=0; in a container "
     "--security-opt apparmor=unconfined",
-    "seccomp": "a kernel with CONFIG_SECCOMP_FILTER",
-    "system calls": "a host with x86-64 or aarch64 processors",
+    "seccomp": "use a kernel with CONFIG_SECCOMP_FILTER",
+    "system calls": "use a host with x86-64 or aarch64 processors",
 }
-"""Cures by a part of the problem, the first that fits."""
+"""Cures by a word of the problem; the first word that occurs in it counts."""
 OPEN_FILES = 4096
 SMALL_DISK, SMALL_SHARED = 20 * GIB, 2 * GIB
 _REQUIREMENT = re.compile(
@@ -47,7 +47,7 @@ print(json.dumps({"cuda": cuda, "built": torch.version.cuda, "threads": torch.ge
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the doctor's report."""
+    """The result of one check, which is a line of the doctor's report."""
 
     subject: str
     verdict: Verdict
@@ -55,50 +55,54 @@ class Check:
     cure: str = ""
 
 
-def examine(folder: Path) -> Iterator[Check]:
-    """Every check of this host; `folder` is where runs would go."""
-    yield python(sys.version_info[:2])
-    yield from packages(_installed())
+def examine_host(folder: Path) -> Iterator[Check]:
+    """Yields every check of this host; `folder` is the one for run folders."""
+    yield check_python(sys.version_info[:2])
+    yield from check_packages(_installed())
     if "torch" in _installed():
-        yield from torch_and_gpus(_ask_torch(), driver_gpus())
-    yield sglang(_installed().get("sglang"))
-    yield compiler(shutil.which("c++") or shutil.which("g++") or shutil.which("clang++"))
-    yield disk(folder, shutil.disk_usage(_existing(folder)).free)
-    yield shared_memory(shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None)
-    yield port(RAY_PORT, in_use=_in_use(RAY_PORT))
-    yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    yield from sandbox(*_try_sandbox())
+        yield from check_torch_and_gpus(_ask_torch(), driver_gpus())
+    yield check_sglang(_installed().get("sglang"))
+    yield check_compiler(shutil.which("c++") or shutil.which("g++") or shutil.which("clang++"))
+    yield check_disk(folder, shutil.disk_usage(_existing(folder)).free)
+    yield check_shared_memory(shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None)
+    yield check_port(RAY_PORT, in_use=_in_use(RAY_PORT))
+    yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield from check_sandbox(*_try_sandbox())
 
 
-def python(version: tuple[int, ...]) -> Check:
-    """The interpreter."""
+def check_python(version: tuple[int, ...]) -> Check:
+    """Checks the interpreter's version."""
     found = ".".join(map(str, version))
     if version < (3, 11):
         return Check("Python", "bad", found, "install Python 3.11 or newer, and rlrun in it")
     return Check("Python", "ok", found)
 
 
-def packages(installed: dict[str, str], needed: tuple[str, ...] | None = None) -> Iterator[Check]:
-    """What running jobs needs, against the versions that the project is tested with."""
+def check_packages(installed: dict[str, str], needed: tuple[str, ...] | None = None) -> Iterator[Check]:
+    """Compares the installed packages with the versions that running a job requires."""
     for requirement in needed if needed is not None else tuple(metadata.requires("rlrun") or ()):
-        found = _REQUIREMENT.match(requirement)
-        if found is None or found["extra"] != "run":
+        match = _REQUIREMENT.match(requirement)
+        if match is None or match["extra"] != "run":
             continue
-        name, sign, wanted = found["name"], found["sign"], found["version"]
-        have = installed.get(name.lower().replace("_", "-"))
-        cure = f"pip install '{name}{sign}{wanted}'"
-        if have is None:
+        name, sign, required = match["name"], match["sign"], match["version"]
+        version = installed.get(name.lower().replace("_", "-"))
+        cure = f"pip install '{name}{sign}{required}'"
+        if version is None:
             yield Check(name, "bad", "not installed", cure)
-        elif sign == "==" and have.partition("+")[0] != wanted:
-            yield Check(name, "note", f"{have}; tested with {wanted}", cure)
-        elif sign == ">=" and _numbers(have) < _numbers(wanted):
-            yield Check(name, "bad", f"{have}; at least {wanted} is needed", cure)
+        elif sign == "==" and version.partition("+")[0] != required:
+            yield Check(name, "note", f"{version}; tested with {required}", cure)
+        elif sign == ">=" and _numbers(version) < _numbers(required):
+            yield Check(name, "bad", f"{version}; at least {required} is required", cure)
         else:
-            yield Check(name, "ok", have)
+            yield Check(name, "ok", version)
 
 
-def torch_and_gpus(answer: dict[str, object] | str, driver: list[str]) -> Iterator[Check]:
-    """What torch sees, against what the driver sees; `answer` is text where torch could not be asked."""
+def check_torch_and_gpus(answer: dict[str, object] | str, driver: list[str]) -> Iterator[Check]:
+    """Compares the GPUs that torch sees with those that the driver sees.
+
+    `answer` is what torch reports, or the reason why it could not be imported. `driver` has the driver's
+    names.
+    """
     if isinstance(answer, str):
         yield Check(
             "torch", "bad", f"fails to import: {answer}", "pip install --force-reinstall 'rlrun[run]'"
@@ -108,11 +112,12 @@ def torch_and_gpus(answer: dict[str, object] | str, driver: list[str]) -> Iterat
     assert isinstance(gpus, list)
     if driver and not gpus:
         cure = (
-            f"this torch was built for CUDA {answer['built']}: update the driver, or see CUDA_VISIBLE_DEVICES"
+            f"this torch was built for CUDA {answer['built']}: update the driver, or check "
+            "CUDA_VISIBLE_DEVICES"
             if answer["built"]
             else "this torch was built without CUDA: install the CUDA wheel"
         )
-        yield Check("GPUs", "bad", f"the driver has {len(driver)} ({driver[0]}), torch sees none", cure)
+        yield Check("GPUs", "bad", f"the driver has {len(driver)} ({driver[0]}) and torch sees none", cure)
     elif gpus:
         yield Check("GPUs", "ok", f"{len(gpus)}: {', '.join(sorted(set(gpus)))}, CUDA {answer['built']}")
         nccl = answer["nccl"]
@@ -123,72 +128,79 @@ def torch_and_gpus(answer: dict[str, object] | str, driver: list[str]) -> Iterat
         yield Check("GPUs", "note", "none: jobs run on the CPU", "set cluster.gpus_per_node = 0")
 
 
-def sglang(version: str | None) -> Check:
-    """The other engine."""
+def check_sglang(version: str | None) -> Check:
+    """Checks whether SGLang is installed; the native engine does not need it."""
     if version is None:
-        return Check("SGLang", "note", "not installed here: the native engine runs without it")
+        return Check("SGLang", "note", "not installed: only the native engine is available")
     return Check("SGLang", "ok", version)
 
 
-def compiler(path: str | None) -> Check:
-    """For the CPU's own operators."""
+def check_compiler(path: str | None) -> Check:
+    """Checks for the compiler that builds rlrun's CPU operators."""
     if path is None:
-        cure = "install g++ or clang++: on CPUs it makes generation several times as fast"
-        return Check("C++ compiler", "note", "none: plain torch operators", cure)
+        cure = "install g++ or clang++: with compiled operators generation on CPUs is several times as fast"
+        return Check("C++ compiler", "note", "none: jobs use plain torch operators", cure)
     return Check("C++ compiler", "ok", path)
 
 
-def disk(folder: Path, free: int) -> Check:
-    """Room for checkpoints."""
+def check_disk(folder: Path, free: int) -> Check:
+    """Checks that the disk has room for checkpoints."""
     found = f"{free / GIB:,.0f} GiB free under {folder}"
     if free < SMALL_DISK:
-        cure = "rlrun plan says how much a job needs; `runs_dir` may lie elsewhere"
+        cure = "rlrun plan says how much a job needs; `runs_dir` may name another disk"
         return Check("disk", "note", found, cure)
     return Check("disk", "ok", found)
 
 
-def shared_memory(free: int | None) -> Check:
-    """Weights go from trainer to engines by way of /dev/shm."""
+def check_shared_memory(free: int | None) -> Check:
+    """Checks /dev/shm, through which weights go from the trainer to the engines."""
     if free is None:
-        return Check("/dev/shm", "bad", "not there", "weights pass through it: mount a tmpfs")
+        return Check("/dev/shm", "bad", "does not exist", "weights pass through it: mount a tmpfs there")
     found = f"{free / GIB:,.1f} GiB free"
     if free < SMALL_SHARED:
-        cure = "two copies of the weights must fit: docker run --shm-size=…, or mount a larger tmpfs"
+        cure = "it must hold two copies of the weights: docker run --shm-size=…, or mount a larger tmpfs"
         return Check("/dev/shm", "note", found, cure)
     return Check("/dev/shm", "ok", found)
 
 
-def port(number: int, *, in_use: bool) -> Check:
-    """Ray's own port: one that is taken is another cluster."""
+def check_port(number: int, *, in_use: bool) -> Check:
+    """Checks Ray's usual port, which is in use if a Ray cluster runs on this host."""
     if in_use:
-        cure = 'to join that cluster: cluster.address = "HOST:6379"; jobs without an address use other ports'
-        return Check(f"port {number}", "note", "in use: a Ray cluster, perhaps", cure)
+        cure = (
+            'to join that cluster, set cluster.address = "HOST:6379"; jobs without an address use other ports'
+        )
+        return Check(f"port {number}", "note", "in use, probably by a Ray cluster", cure)
     return Check(f"port {number}", "ok", "free")
 
 
-def open_files(limit: int) -> Check:
-    """Ray and HTTP connections take many."""
+def check_open_files(limit: int) -> Check:
+    """Checks the limit of open files; Ray and HTTP connections need many."""
     if 0 <= limit < OPEN_FILES:
         return Check("open files", "note", f"at most {limit}", f"ulimit -n {OPEN_FILES * 16}")
     return Check("open files", "ok", "unlimited" if limit < 0 else f"at most {limit}")
 
 
-def sandbox(problem: str, memory: MemoryHeldBy) -> Iterator[Check]:
-    """What the reward `code` and the tool `python` can enforce here; `problem`: why nothing, or empty."""
+def check_sandbox(problem: str, memory: MemoryHeldBy) -> Iterator[Check]:
+    """Reports which limits the sandbox of the reward `code` and the tool `python` can enforce on this host.
+
+    `problem` says why there is no sandbox, and is empty if there is one.
+    """
     if problem:
         cures = (cure for part, cure in _SANDBOX_CURES.items() if part in problem)
         cure = next(cures, "it needs Linux 5.12 or newer, as root or with user namespaces (docs/sandbox.md)")
-        yield Check("sandbox", "note", f"no code reward and no python tool: {problem}", cure)
+        found = f"the reward code and the tool python are not available: {problem}"
+        yield Check("sandbox", "note", found, cure)
         return
     yield Check("sandbox", "ok", "namespaces, read-only mounts, seccomp")
     if memory == "a cgroup":
-        yield Check("sandbox memory", "ok", "a cgroup holds all processes of a program")
+        yield Check("sandbox memory", "ok", "a cgroup limits all processes of a program together")
     elif memory == "watching":
-        found = "no memory cgroup can be made here: the processes of a program are summed every 5 ms"
+        found = "no memory cgroup can be created: the memory of a program's processes is summed every 5 ms"
         yield Check("sandbox memory", "note", found, "systemd-run --user --scope rlrun …, or run as root")
     else:
-        found = "each process of a program is limited, all of them together are not"
-        yield Check("sandbox memory", "note", found, "a kernel with CONFIG_PROC_CHILDREN, or memory cgroups")
+        found = "each process of a program is limited, but not all of them together"
+        cure = "use a kernel with CONFIG_PROC_CHILDREN, or memory cgroups"
+        yield Check("sandbox memory", "note", found, cure)
 
 
 def _try_sandbox() -> tuple[str, MemoryHeldBy]:
@@ -200,24 +212,24 @@ def _try_sandbox() -> tuple[str, MemoryHeldBy]:
 
 def _installed() -> dict[str, str]:
     return {
-        (each.name or "").lower().replace("_", "-"): each.version
-        for each in metadata.distributions()
-        if each.name
+        distribution.name.lower().replace("_", "-"): distribution.version
+        for distribution in metadata.distributions()
+        if distribution.name
     }
 
 
 def _ask_torch() -> dict[str, object] | str:
-    """torch's own answer, or why there is none."""
+    """Returns torch's answers about this host, or the reason why it gave none."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=120, check=True
         )
-        answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        answer: dict[str, object] = json.loads(process.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return "no answer within 120 s"
     except (subprocess.CalledProcessError, ValueError, IndexError) as error:
-        written = getattr(error, "stderr", "") or str(error)
-        return str(written).strip().splitlines()[-1] if str(written).strip() else "no output"
+        message = str(getattr(error, "stderr", "") or error).strip()
+        return message.splitlines()[-1] if message else "no output"
     return answer
 
 
@@ -228,9 +240,9 @@ def _in_use(number: int) -> bool:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
-    return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
+    """Returns the folder, or its nearest parent that exists."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:4])
+    return tuple(int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])[:4])

@@ -1,4 +1,4 @@
-"""What devices can do: makers' figures of dense bfloat16 products, memory and its bandwidth."""
+"""Knows the speed and memory of devices, from the makers' figures for dense bfloat16 products."""
 
 import os
 import subprocess
@@ -12,21 +12,21 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU, or one host's CPU."""
+    """One GPU, or the CPU of one host."""
 
     name: str
     memory: int
     """Bytes."""
     flops: float
-    """Dense bfloat16 products, operations a second."""
+    """Operations per second in dense bfloat16 matrix products."""
     bandwidth: float
-    """Of its memory, bytes a second."""
+    """Bytes per second to and from its memory."""
     link: float
-    """To the other devices of its node, bytes a second one way."""
+    """Bytes per second to the other devices of its node, in one direction."""
 
 
-def _gpu(name: str, gib: float, tera_flops: float, tera_bytes: float, giga_link: float) -> Device:
-    return Device(name, int(gib * GIB), tera_flops * 1e12, tera_bytes * 1e12, giga_link * 1e9)
+def _gpu(name: str, format_bytes: float, tera_flops: float, tera_bytes: float, giga_link: float) -> Device:
+    return Device(name, int(format_bytes * GIB), tera_flops * 1e12, tera_bytes * 1e12, giga_link * 1e9)
 
 
 GPUS: Mapping[str, Device] = {
@@ -42,51 +42,52 @@ GPUS: Mapping[str, Device] = {
         _gpu("B200", 178, 2250, 8.0, 900),
     )
 }
-"""Memory is what a process finds free on an idle one."""
+"""The GPUs that rlrun knows; `memory` is what a process finds free on an idle one."""
 
 
-def gib(count: float) -> str:
-    """Bytes as people read them."""
+def format_bytes(count: float) -> str:
+    """Formats a number of bytes, as in `3.5 GiB`."""
     if count < 0.1 * GIB:
         return f"{count / 2**20:.3g} MiB"
     return f"{count / GIB:.3g} GiB" if count < 1000 * GIB else f"{count / GIB:,.0f} GiB"
 
 
-USUAL_GPU = "H100-80GB"
+DEFAULT_GPU = "H100-80GB"
 CORE_FLOPS, CPU_BANDWIDTH = 1e11, 2e10
-"""Of one CPU thread, and of a host's memory: modest server CPUs."""
+"""Speed of one CPU thread and of a host's memory: those of modest server CPUs."""
 
 
 def find_gpu(name: str) -> Device:
-    """The GPU of that name, or the only one whose name begins so. ValueError for another."""
-    wanted = name.upper()
-    fitting = [gpu for gpu in GPUS.values() if gpu.name.startswith(wanted)]
-    if exact := [gpu for gpu in fitting if gpu.name == wanted] or (fitting if len(fitting) == 1 else []):
-        return exact[0]
-    meant = nearest(name, GPUS)
-    guess = f"did you mean {meant}? " if meant else ""
-    raise ValueError(f"no GPU is known as {name}; {guess}known: {', '.join(GPUS)}")
+    """Returns the GPU with this name, or the only one whose name starts with it; else raises ValueError."""
+    prefix = name.upper()
+    matches = [gpu for gpu in GPUS.values() if gpu.name.startswith(prefix)]
+    exact = [gpu for gpu in matches if gpu.name == prefix]
+    if exact or len(matches) == 1:
+        return (exact or matches)[0]
+    suggestion = nearest(name, GPUS)
+    hint = f"did you mean {suggestion}? " if suggestion else ""
+    raise ValueError(f"unknown GPU {name}; {hint}known GPUs: {', '.join(GPUS)}")
 
 
 def driver_gpus() -> list[str]:
-    """The GPUs of this host by their driver's names; none where there is no driver."""
+    """Returns the names that the driver gives this host's GPUs; empty without a driver."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return found.splitlines()
+    return output.splitlines()
 
 
-def this_gpu() -> Device | None:
-    """The GPU of this host; None where there is none or it is not known."""
+def local_gpu() -> Device | None:
+    """Returns the first GPU of this host; None if there is none or rlrun does not know it."""
     words = " ".join(driver_gpus()[:1]).replace("-", " ").split()
-    fitting = [gpu for gpu in GPUS.values() if gpu.name.split("-")[-1 if "RTX" in gpu.name else 0] in words]
-    sized = [gpu for gpu in fitting if gpu.name.partition("-")[2] in "".join(words)]
-    return (sized or fitting)[-1] if fitting else None
+    matches = [gpu for gpu in GPUS.values() if gpu.name.split("-")[-1 if "RTX" in gpu.name else 0] in words]
+    same_size = [gpu for gpu in matches if gpu.name.partition("-")[2] in "".join(words)]
+    return (same_size or matches)[-1] if matches else None
 
 
-def this_host(threads: int) -> Device:
-    """The CPU of this host, for processes of that many threads in all."""
+def local_cpu(threads: int) -> Device:
+    """Returns the CPU of this host as a device, for processes that have `threads` threads together."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device(f"CPU, {threads} threads", memory, CORE_FLOPS * threads, CPU_BANDWIDTH, CPU_BANDWIDTH)

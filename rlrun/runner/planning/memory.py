@@ -1,14 +1,15 @@
-"""How much memory a job takes on each device in each phase, from its spec and the model's config.json.
+"""Counts the memory of one rank or engine from the spec and the model's config.json.
 
-Parameters, gradients, optimizer state and KV cache are counted; activations are estimated, and say so.
+Parameters, gradients, optimizer state and KV cache are exact counts; activations are estimates and are
+labelled as such.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rlrun.models.architecture import Architecture
-from rlrun.runner.planning.activations import ITEM, activation_bytes, logit_bytes, mask_bytes
-from rlrun.runner.planning.model_size import Share, largest_share, parameter_count
+from rlrun.runner.planning.activations import ITEM_BYTES, activation_bytes, logit_bytes, mask_bytes
+from rlrun.runner.planning.model_size import RankShare, largest_share, parameter_count
 from rlrun.specs.sections.companions import CriticSpec, TeacherSpec, companion_layout
 from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.optimizer import OptimizerSpec
@@ -17,12 +18,12 @@ from rlrun.specs.sections.trainer import TrainerSpec
 CACHE_BLOCK = 16
 """Tokens in a block of the native engine's KV cache."""
 CACHE_SHARE = 0.5
-"""Of the memory that is free when an engine starts, the native engine's cache takes at most this."""
+"""The largest share of the memory free at an engine's start that the native engine's cache takes."""
 SGLANG_SHARE = 0.85
-"""Of a whole device, SGLang's weights and cache take this, where `mem_fraction_static` does not say."""
-_COMPUTED_AGAIN = {"none": "nothing", "selective": "a part", "full": "all but layers' inputs"}
-CONTEXT = 1536 * 2**20
-"""CUDA's and NCCL's own memory in a process."""
+"""The share of a device that SGLang's weights and cache take unless `mem_fraction_static` sets another."""
+_RECOMPUTED = {"none": "nothing", "selective": "a part", "full": "everything except layers' inputs"}
+CUDA_CONTEXT_BYTES = 1536 * 2**20
+"""Memory that CUDA and NCCL take in each process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,82 +33,84 @@ class Part:
     name: str
     bytes: int
     how: str
-    """Where the number comes from."""
+    """How the number was computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What is in a device's memory at the same time."""
+    """A phase of a job, and the parts that are in a device's memory during it."""
 
     name: str
     parts: tuple[Part, ...]
 
     @property
     def bytes(self) -> int:
-        """In all."""
+        """Bytes of all parts together."""
         return sum(part.bytes for part in self.parts)
 
-    def part(self, name: str) -> int:
-        """Bytes of one part; 0 where there is none of that name."""
+    def part_bytes(self, name: str) -> int:
+        """Returns the bytes of the parts with the given name; 0 if the phase has none."""
         return sum(part.bytes for part in self.parts if part.name == name)
 
 
-def training(
+def training_phase(
     model: Architecture, trainer: TrainerSpec, longest: int = 0, *, gpu: bool, candidates: int = 0
 ) -> Phase:
-    """The rank that holds most, in the backward pass of a full micro-batch, or of one sample of `longest`
-    tokens where that is more; where micro-batches have a number of samples, all of them as long.
+    """Returns the memory of the fullest rank during the backward pass of its largest micro-batch.
+
+    That is a full one, or a single sample of `longest` tokens if it is larger. If `micro_batch_size` counts
+    samples, all of them are assumed to have `longest` tokens. `candidates` is the number of ids per token in
+    sampling masks.
     """
     samples, context = trainer.micro_batch_size, trainer.parallel.context
-    most = max(trainer.max_tokens_per_rank * context, longest) if samples is None else samples * longest
-    tokens = -(-most // context)
+    largest = max(trainer.max_tokens_per_rank * context, longest) if samples is None else samples * longest
+    tokens = -(-largest // context)
     share = largest_share(model, trainer.parallel, trainer.freeze)
     alone = trainer.parallel.world_size == 1
-    item = ITEM[trainer.dtype]
+    item = ITEM_BYTES[trainer.dtype]
     parts = list(_state(share, trainer, trainer.offload if gpu else "none"))
     if not alone:
         gathered = 3 * share.block * item
-        parts.append(Part("gathered layers", gathered, "two layers and one's gradient, whole, between ranks"))
-    how = f"estimated: {_COMPUTED_AGAIN[trainer.activation_checkpointing]} is recomputed"
+        parts.append(Part("gathered layers", gathered, "two whole layers and the gradient of one"))
+    how = f"estimated: {_RECOMPUTED[trainer.activation_checkpointing]} is recomputed"
     parts += [
-        Part(
-            "activations",
-            activation_bytes(model, trainer, share, tokens),
-            how,
-        ),
+        Part("activations", activation_bytes(model, trainer, share, tokens), how),
         Part("logits", logit_bytes(model, trainer, tokens), f"{trainer.logits_chunk} tokens at a time"),
-        Part("sampling masks", mask_bytes(model, trainer, tokens, candidates), f"{candidates} of each token"),
-        *([Part("CUDA and NCCL", CONTEXT, "assumed")] if gpu else []),
+        Part("sampling masks", mask_bytes(model, trainer, tokens, candidates), f"{candidates} ids per token"),
+        *([Part("CUDA and NCCL", CUDA_CONTEXT_BYTES, "assumed")] if gpu else []),
     ]
     return Phase("training", tuple(part for part in parts if part.bytes))
 
 
-def _state(share: Share, spec: TrainerSpec, offload: str) -> Iterator[Part]:
-    """What a rank holds on its device between forward and backward passes. What is offloaded comes by: a few
-    parameters' optimizer state when activations are gone, a layer's shard while it is gathered.
+def _state(share: RankShare, spec: TrainerSpec, offload: str) -> Iterator[Part]:
+    """Yields the training state that a rank keeps on its device between passes.
+
+    Offloaded state is not counted: it visits the device a few parameters at a time when the activations are
+    gone, or as one layer's shard while that layer is gathered.
     """
-    alone, item = spec.parallel.world_size == 1, ITEM[spec.dtype]
+    alone, item = spec.parallel.world_size == 1, ITEM_BYTES[spec.dtype]
     copies = (item if alone else 0) if offload == "all" else 4 + (item if alone and item < 4 else 0)
     yield Part("parameters", share.parameters * copies, f"{share.parameters:,} × {copies} bytes")
     if offload != "all":
         yield Part("gradients", share.trained * 4, f"{share.trained:,} × 4 bytes")
     if offload == "none":
         state = optimizer_bytes(share, spec)
-        yield Part("optimizer", state, f"{spec.optimizer}: {state / max(share.trained, 1):.3g} bytes each")
+        per_parameter = state / max(share.trained, 1)
+        yield Part("optimizer", state, f"{spec.optimizer}: {per_parameter:.3g} bytes per parameter")
 
 
-def critic(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, gpu: bool) -> Part:
-    """A critic's parameters, gradients and optimizer state."""
+def critic_part(model: Architecture, trainer: TrainerSpec, spec: CriticSpec, *, gpu: bool) -> Part:
+    """Returns the memory of a critic's parameters, gradients and optimizer state on one rank."""
     share = critic_share(model, trainer, spec)
-    own = trainer.model_copy(
+    critics_trainer = trainer.model_copy(
         update={"optimizer": spec.optimizer, "parallel": companion_layout(spec.parallel, _ranks(trainer))}
     )
-    size = sum(part.bytes for part in _state(share, own, trainer.offload if gpu else "none"))
+    size = sum(part.bytes for part in _state(share, critics_trainer, trainer.offload if gpu else "none"))
     return Part("critic", size, f"{share.parameters:,} parameters, trained by {spec.optimizer}")
 
 
-def critic_share(model: Architecture, trainer: TrainerSpec, spec: CriticSpec) -> Share:
-    """Of the policy with a value head for a head."""
+def critic_share(model: Architecture, trainer: TrainerSpec, spec: CriticSpec) -> RankShare:
+    """Returns a rank's largest share of a critic: the policy with a value head in place of the LM head."""
     return largest_share(replace(model, tied=True), companion_layout(spec.parallel, _ranks(trainer)))
 
 
@@ -115,15 +118,15 @@ def _ranks(trainer: TrainerSpec) -> int:
     return trainer.parallel.world_size
 
 
-def teacher(model: Architecture, trainer: TrainerSpec, spec: TeacherSpec) -> Part:
-    """A teacher's parameters."""
+def teacher_part(model: Architecture, trainer: TrainerSpec, spec: TeacherSpec) -> Part:
+    """Returns the memory of a teacher's parameters on one rank."""
     share = largest_share(model, companion_layout(spec.parallel, _ranks(trainer)))
-    item = ITEM[trainer.dtype] if _ranks(trainer) == 1 else 4
+    item = ITEM_BYTES[trainer.dtype] if _ranks(trainer) == 1 else 4
     return Part("teacher", share.parameters * item, f"{share.parameters:,} × {item} bytes")
 
 
-def optimizer_bytes(share: Share, spec: OptimizerSpec) -> int:
-    """Optimizer state of a share."""
+def optimizer_bytes(share: RankShare, spec: OptimizerSpec) -> int:
+    """Returns the bytes of the optimizer state for a rank's share."""
     match spec.optimizer:
         case "adamw":
             return share.trained * 8
@@ -134,25 +137,28 @@ def optimizer_bytes(share: Share, spec: OptimizerSpec) -> int:
 
 
 def cache_token_bytes(model: Architecture, dtype: str) -> int:
-    """KV cache of one token in all layers; latent attention keeps one vector and the key's rotated part."""
+    """Returns the bytes of one token's KV cache over all layers.
+
+    Latent attention caches one latent vector and the rotated part of the key instead of keys and values.
+    """
     if model.latent is not None:
-        return model.layers * (model.latent.kv_rank + model.latent.rotated_dim) * ITEM[dtype]
-    return 2 * model.layers * model.kv_heads * model.head_dim * ITEM[dtype]
+        return model.layers * (model.latent.kv_rank + model.latent.rotated_dim) * ITEM_BYTES[dtype]
+    return 2 * model.layers * model.kv_heads * model.head_dim * ITEM_BYTES[dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """An engine's memory and what fits into its cache."""
+    """An engine's memory and how much fits into its KV cache."""
 
     phase: Phase
     cache_tokens: int
     concurrent: int
-    """Samples of full length that are decoded at a time; shorter ones make room for more."""
-    wanted_tokens: int
-    """Cache that the spec asks for."""
+    """Samples of full length that are decoded at a time; of shorter samples more fit."""
+    requested_tokens: int
+    """Tokens of cache that the spec asks for."""
 
 
-def generating(
+def size_engine(
     model: Architecture,
     engine: EngineSpec,
     longest: int,
@@ -161,31 +167,36 @@ def generating(
     *,
     head_copy: bool = False,
 ) -> EngineMemory:
-    """An engine whose samples have at most `longest` tokens.
+    """Returns the memory of an engine whose samples have at most `longest` tokens.
 
-    `free`: bytes that are free on its device when it starts; None: enough. `share`: of what the weights leave
-    of it, for the cache. `head_copy`: it makes a float32 copy of its head.
+    `free` is the number of bytes free on its device when it starts; None means that there are enough. `share`
+    is the part of the memory left by the weights that the cache may take. `head_copy` says that the engine
+    makes a float32 copy of its head.
     """
-    each = cache_token_bytes(model, engine.dtype)
-    wanted = engine.max_cache_tokens or engine.max_running * (longest + 2 * CACHE_BLOCK)
-    weights = parameter_count(model) * ITEM[engine.dtype]
+    token_bytes = cache_token_bytes(model, engine.dtype)
+    requested = engine.max_cache_tokens or engine.max_running * (longest + 2 * CACHE_BLOCK)
+    weights = parameter_count(model) * ITEM_BYTES[engine.dtype]
     head = model.vocab * model.hidden * 4 if head_copy and engine.dtype != "float32" else 0
-    left = None if free is None else max(free - weights - head, 0)
-    tokens = wanted if left is None else min(wanted, int(left * share) // each // CACHE_BLOCK * CACHE_BLOCK)
-    blocks = -(-tokens // CACHE_BLOCK) + 2  # the spare one, and one for the block that a sample begins
+    tokens = requested
+    if free is not None:
+        cache_bytes = int(max(free - weights - head, 0) * share)
+        tokens = min(requested, cache_bytes // token_bytes // CACHE_BLOCK * CACHE_BLOCK)
+    blocks = -(-tokens // CACHE_BLOCK) + 2  # the engine's spare block, and the one that a new sample begins
     phase = Phase(
         "generation",
         (
-            Part("weights", weights, f"{parameter_count(model):,} × {ITEM[engine.dtype]} bytes"),
+            Part("weights", weights, f"{parameter_count(model):,} × {ITEM_BYTES[engine.dtype]} bytes"),
             *([Part("float32 head", head, "trainer.head_dtype")] if head else []),
-            Part("KV cache", blocks * CACHE_BLOCK * each, f"{tokens:,} tokens × {each:,} bytes"),
+            Part(
+                "KV cache", blocks * CACHE_BLOCK * token_bytes, f"{tokens:,} tokens × {token_bytes:,} bytes"
+            ),
         ),
     )
-    return EngineMemory(phase, tokens, min(engine.max_running, tokens // longest), wanted)
+    return EngineMemory(phase, tokens, min(engine.max_running, tokens // longest), requested)
 
 
-def times(phase: Phase, processes: int) -> Phase:
-    """So many processes on one device."""
+def multiply_phase(phase: Phase, processes: int) -> Phase:
+    """Returns the phase of several equal processes on one device."""
     if processes == 1:
         return phase
     parts = (Part(part.name, part.bytes * processes, f"{processes} × ({part.how})") for part in phase.parts)

@@ -1,4 +1,7 @@
-"""How much of a model each trainer rank holds, tensor by tensor from its config.json; needs no torch."""
+"""Counts a model's parameters, and how many of them each trainer rank holds, from its config.json.
+
+The count goes tensor by tensor and does not need torch.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,37 +11,39 @@ from math import prod
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import HfTensor, hf_tensors
-from rlrun.runner.planning.rank_layout import stage_layers, stages_of
+from rlrun.runner.planning.rank_layout import stage_layers, stages_of_rank
 from rlrun.specs.sections.trainer import ParallelSpec
 
 _WHOLE = (".router.", ".wq_a.", ".wkv_a.")
-"""Matrices that tensor parallelism leaves whole: routers, and the way into latent vectors."""
+"""Matrices that tensor parallelism does not split: routers, and the projections to latent vectors."""
 _EMBEDDINGS = ("tok_embeddings.weight", "model.embed_tokens.weight")
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Numbers that one rank holds."""
+class RankShare:
+    """The part of a model that one rank holds."""
 
     parameters: int
-    """All of them."""
+    """Number of parameters."""
     trained: int
-    """Those that have a gradient."""
+    """Number of parameters that have a gradient."""
     hidden: int
-    """Trained ones in the matrices of layers (Muon's), experts left out."""
+    """Number of trained parameters in the layers' matrices, without experts: those that Muon updates."""
     layers: int
-    """Layers that the rank computes."""
+    """Number of layers that the rank computes."""
     block: int
-    """The largest piece that is gathered whole for its computation: a layer, or embedding or head."""
+    """Number of parameters in the largest block that FSDP gathers at once: a layer, the embedding or the
+    head.
+    """
     first: bool
-    """It has the embedding."""
+    """Whether it has the embedding."""
     last: bool
-    """It has the head."""
+    """Whether it has the head."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """A parameter: one tensor, or a layer's experts, of which there are `count`."""
+    """One tensor, or the `count` equal tensors of a layer's experts."""
 
     tensor: HfTensor
     count: int
@@ -50,48 +55,51 @@ class _Stack:
 
 @cache
 def parameter_count(model: Architecture) -> int:
-    """Parameters of the whole model."""
+    """Returns the number of parameters of the whole model."""
     return sum(stack.size for stack in _stacks(model))
 
 
 @cache
 def active_parameters(model: Architecture) -> int:
-    """Parameters that a token is multiplied by: of the experts those it is routed to; no embedding."""
-    counted = 0
+    """Returns the number of parameters that each token is multiplied by.
+
+    Of the experts only those that a token is routed to count; the embedding is a lookup and does not.
+    """
+    active = 0
     for stack in _stacks(model):
         size = stack.size
         if stack.tensor.is_routed_expert and model.experts:
             size = size * model.experts.per_token // model.experts.count
-        counted += 0 if stack.tensor.parameter in _EMBEDDINGS and not model.tied else size
-    return counted
+        active += 0 if stack.tensor.parameter in _EMBEDDINGS and not model.tied else size
+    return active
 
 
 @cache
 def _stacks(model: Architecture) -> tuple[_Stack, ...]:
-    counts: dict[tuple[str, tuple[int, ...], str], list[HfTensor]] = {}
+    stacks: dict[tuple[str, tuple[int, ...], str], list[HfTensor]] = {}
     for tensor in hf_tensors(model):
         kind = tensor.name.rsplit(".", 2)[-2] if tensor.expert is not None else tensor.name
-        counts.setdefault((tensor.parameter, tensor.shape, kind), []).append(tensor)
-    return tuple(_Stack(tensors[0], len(tensors)) for tensors in counts.values())
+        stacks.setdefault((tensor.parameter, tensor.shape, kind), []).append(tensor)
+    return tuple(_Stack(tensors[0], len(tensors)) for tensors in stacks.values())
 
 
-def largest_share(model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = ()) -> Share:
-    """The share of the rank that holds most. `frozen`: patterns of HF names (`trainer.freeze`)."""
-    return max(shares(model, parallel, frozen), key=lambda share: share.parameters)
+def largest_share(model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = ()) -> RankShare:
+    """Returns the share of the rank that holds most; `frozen` has patterns of HF names (`trainer.freeze`)."""
+    return max(rank_shares(model, parallel, frozen), key=lambda share: share.parameters)
 
 
-def shares(model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = ()) -> Iterator[Share]:
-    """The share of a rank at each place of the pipeline; ranks that differ elsewhere hold as much."""
-    stages = stage_layers(model.layers, parallel.stages)
-    tensors = _stacks(model)
-    for place in range(parallel.pipeline):
-        held = stages_of(place, parallel)
-        first, last = 0 in held, parallel.stages - 1 in held
-        layers = {layer for stage in held for layer in stages[stage]}
-        mine = [
-            each for each in tensors if _belongs(each.tensor, layers, first or (model.tied and last), last)
-        ]
-        yield _share(mine, parallel, frozen, len(layers), first=first, last=last)
+def rank_shares(
+    model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = ()
+) -> Iterator[RankShare]:
+    """Yields the share of each pipeline rank; ranks that differ only in other dimensions hold as much."""
+    layers_of_stage = stage_layers(model.layers, parallel.stages)
+    for pipeline_rank in range(parallel.pipeline):
+        stages = stages_of_rank(pipeline_rank, parallel)
+        first, last = 0 in stages, parallel.stages - 1 in stages
+        layers = {layer for stage in stages for layer in layers_of_stage[stage]}
+        embedding = first or (model.tied and last)  # a tied head away from the embedding has a copy of it
+        stacks = [stack for stack in _stacks(model) if _belongs(stack.tensor, layers, embedding, last)]
+        yield _share(stacks, parallel, frozen, len(layers), first=first, last=last)
 
 
 def _share(
@@ -102,20 +110,20 @@ def _share(
     *,
     first: bool,
     last: bool,
-) -> Share:
-    sizes = [_part(stack, parallel) for stack in stacks]
-    trained = [not any(fnmatchcase(each.tensor.name, pattern) for pattern in frozen) for each in stacks]
+) -> RankShare:
+    sizes = [_sharded_size(stack, parallel) for stack in stacks]
+    trained = [not any(fnmatchcase(stack.tensor.name, pattern) for pattern in frozen) for stack in stacks]
     blocks: dict[str, int] = {}
     for stack in stacks:
-        name = ".".join(_own_name(stack.tensor).split(".")[:2])
-        blocks[name] = blocks.get(name, 0) + _gathered(stack, parallel)
-    return Share(
+        name = ".".join(_decoder_name(stack.tensor).split(".")[:2])
+        blocks[name] = blocks.get(name, 0) + _gathered_size(stack, parallel)
+    return RankShare(
         parameters=sum(sizes),
-        trained=sum(size for size, counts in zip(sizes, trained, strict=True) if counts),
+        trained=sum(size for size, is_trained in zip(sizes, trained, strict=True) if is_trained),
         hidden=sum(
             size
-            for size, counts, each in zip(sizes, trained, stacks, strict=True)
-            if counts and _is_hidden(each.tensor)
+            for size, is_trained, stack in zip(sizes, trained, stacks, strict=True)
+            if is_trained and _is_hidden(stack.tensor)
         ),
         layers=layers,
         block=max(blocks.values()),
@@ -125,23 +133,26 @@ def _share(
 
 
 def _belongs(tensor: HfTensor, layers: set[int], embedding: bool, last: bool) -> bool:
-    """A tied head away from its embedding is a copy of it."""
-    kind, _, rest = _own_name(tensor).partition(".")
+    """Returns whether a tensor is on a rank with the given layers, and with or without embedding and head."""
+    kind, _, inner_name = _decoder_name(tensor).partition(".")
     if kind == "layers":
-        return int(rest.partition(".")[0]) in layers
+        return int(inner_name.partition(".")[0]) in layers
     return embedding if kind == "tok_embeddings" else last
 
 
-def _part(stack: _Stack, parallel: ParallelSpec) -> int:
-    """What one rank keeps: FSDP's shards lie over the context ranks too, experts over whoever shares them."""
-    data = parallel.fsdp * parallel.context
+def _sharded_size(stack: _Stack, parallel: ParallelSpec) -> int:
+    """Returns the numbers that one rank keeps between passes.
+
+    FSDP shards over the context ranks too, and experts also over the tensor ranks.
+    """
+    shards = parallel.fsdp * parallel.context
     if stack.tensor.is_routed_expert:
-        return -(-stack.size // (data * parallel.tensor))
-    return -(-_gathered(stack, parallel) // data)
+        return -(-stack.size // (shards * parallel.tensor))
+    return -(-_gathered_size(stack, parallel) // shards)
 
 
-def _gathered(stack: _Stack, parallel: ParallelSpec) -> int:
-    """What one rank computes with: its tensor-parallel slice, or its experts."""
+def _gathered_size(stack: _Stack, parallel: ParallelSpec) -> int:
+    """Returns the numbers that one rank computes with: its tensor-parallel slice, or its experts."""
     tensor = stack.tensor
     if tensor.is_routed_expert:
         return -(-stack.size // parallel.expert)
@@ -150,9 +161,11 @@ def _gathered(stack: _Stack, parallel: ParallelSpec) -> int:
 
 
 def _is_hidden(tensor: HfTensor) -> bool:
-    return not tensor.is_routed_expert and len(tensor.shape) > 1 and _own_name(tensor).startswith("layers.")
+    return (
+        not tensor.is_routed_expert and len(tensor.shape) > 1 and _decoder_name(tensor).startswith("layers.")
+    )
 
 
-def _own_name(tensor: HfTensor) -> str:
-    """transformers' modules are one level further down."""
+def _decoder_name(tensor: HfTensor) -> str:
+    """Returns a tensor's name in the decoder; transformers' modules have a prefix more."""
     return tensor.parameter.removeprefix("model.")

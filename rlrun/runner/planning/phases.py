@@ -1,83 +1,85 @@
-"""What is in a device's memory at the same time, phase by phase: trainer, engines, other models' engines.
+"""Adds up what is in a device's memory at the same time, phase by phase.
 
-GPUs    colocated, in turns   training │ weight update │ generation, each beside what the others leave there
-        colocated             training and generation, each beside what the other keeps
-        apart                 training on some, generation on others; other models' engines on theirs
-CPU     everything on one host, ranks and engines as often as its fullest node has them
+GPUs    colocated, in turns   training │ weight update │ generation, each beside what the other side keeps
+        colocated             training and generation, each beside all memory of the other side
+        disaggregated         training on some GPUs, generation on others, `[[engines]]` on their own
+CPU     all processes of the fullest node share its host memory
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlrun.runner.planning.engine_memory import other_engines, policy_engine
-from rlrun.runner.planning.memory import CONTEXT, EngineMemory, Part, Phase
-from rlrun.runner.planning.rank_memory import Ranks, ranks_memory
+from rlrun.runner.planning.engine_memory import named_engine_phases, policy_engine_memory
+from rlrun.runner.planning.memory import CUDA_CONTEXT_BYTES, EngineMemory, Part, Phase
+from rlrun.runner.planning.rank_memory import RankMemory, rank_memory
 from rlrun.runner.planning.step_time import Case
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """A job's memory, on the fullest device of each kind; on CPU, on the fullest node."""
+class JobMemory:
+    """A job's memory on the fullest device of each kind; on CPU, on the fullest node."""
 
     phases: tuple[Phase, ...]
     engine: EngineMemory | None
     """None without rollouts."""
 
 
-def job_memory(case: Case) -> Memory:
-    """All phases of a job. Engines of other models have GPUs, and so phases, of their own; a host they share
-    with everybody.
+def job_memory(case: Case) -> JobMemory:
+    """Returns all phases of a job.
+
+    Engines of `[[engines]]` have their own GPUs, and so their own phases. On CPU they share the host with
+    every other process and are a part of each phase.
     """
-    ranks, others = ranks_memory(case), list(other_engines(case))
-    apart = others if case.on_gpu else []
-    beside = (
-        [] if case.on_gpu else [Part(f"engines of {one.name}", one.bytes, "all of them") for one in others]
+    ranks, named_engines = rank_memory(case), list(named_engine_phases(case))
+    own_phases = named_engines if case.on_gpu else []
+    parts_on_host = (
+        []
+        if case.on_gpu
+        else [Part(f"engines of {phase.name}", phase.bytes, "all of them") for phase in named_engines]
     )
     shared = case.plan.colocated or not case.on_gpu
-    left = case.device.memory - sum(part.bytes for part in beside)
+    free = case.device.memory - sum(part.bytes for part in parts_on_host)
     if shared:
-        left -= ranks.kept if sleeps(case.spec) else ranks.waiting
-    engine, rollout = policy_engine(case, left)
+        free -= ranks.after_release if sleeps(case.spec) else ranks.during_generation
+    engine, rollout = policy_engine_memory(case, free)
     phases = [ranks.training] if rollout is None else [ranks.training, rollout]
     if rollout is not None and shared:
         phases = (_in_turns if sleeps(case.spec) else _together)(case, ranks, rollout)
-    phases = [Phase(phase.name, (*phase.parts, *beside)) for phase in phases]
-    return Memory((*phases, *apart), engine)
+    phases = [Phase(phase.name, (*phase.parts, *parts_on_host)) for phase in phases]
+    return JobMemory((*phases, *own_phases), engine)
 
 
-def _in_turns(case: Case, ranks: Ranks, rollout: Phase) -> list[Phase]:
-    """Where engines sleep while the trainer works, and it leaves while they do; both are there for an update
-    of the weights.
+def _in_turns(case: Case, ranks: RankMemory, rollout: Phase) -> list[Phase]:
+    """Returns the phases of a job whose trainer and engines release their memory to each other.
+
+    Both are in memory during a weight update.
     """
-    context = CONTEXT if case.on_gpu else 0
+    context = CUDA_CONTEXT_BYTES if case.on_gpu else 0
     weights = (part for part in rollout.parts if part.name == "weights")
     update = Phase("weight update", (*weights, *_buckets(case)))
+    trainer = "trainer, memory released" if case.on_gpu else "trainer"
     return [
         _beside(ranks.training, "engines, asleep", context),
-        _beside(update, "trainer", ranks.waiting + context),
-        _beside(rollout, "trainer, which has left" if case.on_gpu else "trainer", ranks.kept + context),
+        _beside(update, "trainer", ranks.during_generation + context),
+        _beside(rollout, trainer, ranks.after_release + context),
     ]
 
 
-def _together(case: Case, ranks: Ranks, rollout: Phase) -> list[Phase]:
-    """Where everybody keeps what he has."""
+def _together(case: Case, ranks: RankMemory, rollout: Phase) -> list[Phase]:
+    """Returns the phases of a job whose trainer and engines keep their memory while the other side works."""
     buckets = tuple(_buckets(case))
+    training = Phase("training", (*ranks.training.parts, *buckets))
+    generation = Phase("generation", (*rollout.parts, *buckets))
     return [
-        _beside(
-            Phase("training", (*ranks.training.parts, *buckets)),
-            "engines, which keep their memory",
-            rollout.bytes,
-        ),
-        _beside(
-            Phase("generation", (*rollout.parts, *buckets)), "trainer, which keeps its state", ranks.waiting
-        ),
+        _beside(training, "engines, which keep their memory", rollout.bytes),
+        _beside(generation, "trainer, which keeps its state", ranks.during_generation),
     ]
 
 
 def _buckets(case: Case) -> Iterator[Part]:
-    """Weights on their way, where that is on the devices."""
+    """Yields the buckets of a weight update if they are on the devices."""
     if buckets_on_gpus(case.spec) and (size := bucket_bytes(case.spec)) is not None:
         yield Part("weight buckets", 2 * size, "2 × engine.weight_bucket")
 

@@ -1,8 +1,8 @@
-"""What a job will do and where, worked out from its spec before anything is started.
+"""Derives what a job will do, and on which devices, from its spec.
 
     spec, number of rows, cores of a node -> Plan: batch equation, steps, ranks and engines on nodes and GPUs
 
-Pure: `rlrun plan` shows it, the cluster carries it out.
+The plan is pure data: `rlrun plan` shows it, and `runner/cluster` starts the processes that it lists.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from rlrun.plugins.validation import needs_of
 from rlrun.runner.planning.device_map import (
     DeviceLocation,
-    Places,
+    DeviceLocations,
     available_cores,
     local_ranks,
     place_engines,
-    place_others,
+    place_named_engines,
     place_ranks,
     share_threads,
 )
@@ -32,19 +32,23 @@ from rlrun.specs.sections.job import Spec
 class RankPlan:
     """One trainer rank.
 
-    Example: `RankPlan(3, 1, 3, 3, Coordinates(0, 0, 1, 0, 1), Place(0, 3), 3, 4)` of fsdp 2 × tensor 2.
+    Example: `RankPlan(3, 1, 3, 3, Coordinates(0, 0, 1, 0, 1), DeviceLocation(0, 3), 3, 4)` is the last rank
+    of fsdp 2 × tensor 2.
     """
 
     rank: int
     data_rank: int
-    """Which part of the samples it sees: ranks apart in pipeline, context or tensor alone see the same."""
+    """The part of the samples that it sees; ranks that differ only in pipeline, context or tensor see the
+    same.
+    """
     teacher_data_rank: int
-    """The same in the teacher's layout, should there be one."""
+    """Its data rank in the layout of the teacher, if the job has one."""
     critic_data_rank: int
+    """Its data rank in the layout of the critic, if the job has one."""
     coordinates: Coordinates
-    place: DeviceLocation
+    location: DeviceLocation
     local_rank: int
-    """Number among the trainer ranks of its node."""
+    """Its number among the trainer ranks of its node."""
     threads: int
     """CPU threads."""
 
@@ -54,25 +58,25 @@ class EnginePlan:
     """One engine that the job starts."""
 
     name: str
-    """`engine` for those that generate, else the name in `[[engines]]`."""
+    """`engine` for the policy's engines, else the name in `[[engines]]`."""
     index: int
-    """Among those of its name."""
-    places: tuple[DeviceLocation, ...]
-    """Its GPUs, by node; one place on CPU."""
+    """Its number among the engines of its name."""
+    locations: DeviceLocations
+    """Its GPUs, ordered by node; a single location on CPU."""
     threads: int
-    """CPU threads of each of its processes there."""
+    """CPU threads of each of its processes."""
     port: int | None
-    """Where it listens; None: a free port."""
+    """The port that it listens on; None lets the system choose a free one."""
 
     @property
-    def place(self) -> DeviceLocation:
-        """The first of its devices, on the node that answers."""
-        return self.places[0]
+    def location(self) -> DeviceLocation:
+        """Its first device, on the node that answers requests."""
+        return self.locations[0]
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Nodes that it lies on, the one that answers first."""
-        return tuple(dict.fromkeys(place.node for place in self.places))
+        """The nodes that it uses, starting with the one that answers requests."""
+        return tuple(dict.fromkeys(location.node for location in self.locations))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,52 +84,55 @@ class Plan:
     """Everything derived from a spec."""
 
     batch: BatchNumbers
-    """P, n, G, S of a rollout step."""
+    """P, n, G and S of a step."""
     steps: int | None
-    """Rollout steps (SFT: optimizer steps); None while the spec counts epochs of unknown length."""
+    """Number of steps (SFT: optimizer steps); None if the spec counts epochs and the number of rows is
+    unknown.
+    """
     ranks: tuple[RankPlan, ...]
     engines: tuple[EnginePlan, ...]
-    """Empty for an algorithm without rollouts."""
-    others: tuple[EnginePlan, ...]
-    """Of `[[engines]]`; on devices of their own."""
+    """The policy's engines; empty for an algorithm without rollouts."""
+    named_engines: tuple[EnginePlan, ...]
+    """The engines of `[[engines]]`, which have their own devices."""
     colocated: bool
-    """Ranks and engines take turns on the same devices."""
+    """Whether ranks and engines share the same devices."""
     rollout: bool
-    """Engines generate: the job's own, or external ones."""
+    """Whether engines generate: the job's own, or external ones."""
     max_sample_tokens: int
-    """Prompt and response at their longest, in training or evaluation."""
+    """Length of the longest prompt with the longest response, in training or evaluation."""
     micro_batch_tokens: int
-    """Token budget of one packed micro-batch (a longer sample is alone in its own), or so many samples at
-    their longest.
+    """Token budget of one packed micro-batch (a longer sample has a micro-batch to itself), or the tokens of
+    `trainer.micro_batch_size` samples of the greatest length.
     """
     cache_tokens: int
-    """KV cache of each engine; 0 without engines."""
+    """Tokens in the KV cache of each engine; 0 without engines."""
 
     @property
     def optimizer_steps(self) -> int | None:
-        """Of the whole job."""
+        """Number of optimizer steps of the whole job; None if `steps` is."""
         return None if self.steps is None else self.steps * self.batch.optimizer_steps
 
 
 def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> Plan:
-    """The plan of a valid spec.
+    """Returns the plan of a valid spec.
 
-    `rows`: usable rows of the dataset, where known. `cores`: of each node; None: as many as this process may
-    use. Raises ValueError, with the numbers, where the spec asks for more than there is.
+    `rows` is the number of usable rows of the dataset, if known. `cores` is the number of cores of each node;
+    None takes the cores that this process may use. Raises ValueError, with the numbers, if the spec asks for
+    more than exists.
     """
     rollout = needs_of(spec).rollout
     batch = batch_numbers(spec, rollout)
     layout = layout_of(spec, rollout)
-    places = place_ranks(spec, layout), place_engines(spec, layout), place_others(spec, layout)
-    threads = share_threads(spec, layout, places, cores or available_cores())
+    locations = place_ranks(spec, layout), place_engines(spec, layout), place_named_engines(spec, layout)
+    threads = share_threads(spec, layout, locations, cores or available_cores())
     longest = longest_sample(spec)
-    engines = tuple(_engines("engine", spec.engine, places[1], threads[1]))
+    engines = tuple(_engines("engine", spec.engine, locations[1], threads[1]))
     return Plan(
         batch=batch,
         steps=_steps(spec, batch, rows),
-        ranks=tuple(_ranks(spec, layout, places[0], threads[0])),
+        ranks=tuple(_ranks(spec, layout, locations[0], threads[0])),
         engines=engines,
-        others=tuple(_others(spec, places[2], threads[2])),
+        named_engines=tuple(_named_engines(spec, locations[2], threads[2])),
         colocated=layout.colocated,
         rollout=rollout,
         max_sample_tokens=longest,
@@ -135,38 +142,41 @@ def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> 
 
 
 def _ranks(
-    spec: Spec, layout: Layout, places: Sequence[DeviceLocation], threads: Sequence[int]
+    spec: Spec, layout: Layout, locations: Sequence[DeviceLocation], threads: Sequence[int]
 ) -> Iterator[RankPlan]:
     parallel = spec.trainer.parallel
     teacher = companion_layout(None if spec.teacher is None else spec.teacher.parallel, layout.ranks)
     critic = companion_layout(spec.critic.parallel, layout.ranks)
-    for rank, (place, local, own) in enumerate(zip(places, local_ranks(places), threads, strict=True)):
+    ranks = zip(locations, local_ranks(locations), threads, strict=True)
+    for rank, (location, local_rank, thread_count) in enumerate(ranks):
         yield RankPlan(
             rank=rank,
             data_rank=data_rank(rank, parallel),
             teacher_data_rank=data_rank(rank, teacher),
             critic_data_rank=data_rank(rank, critic),
             coordinates=coordinates(rank, parallel),
-            place=place,
-            local_rank=local,
-            threads=own,
+            location=location,
+            local_rank=local_rank,
+            threads=thread_count,
         )
 
 
 def _engines(
-    name: str, section: EngineSpec, places: Sequence[Places], threads: Sequence[int]
+    name: str, section: EngineSpec, locations: Sequence[DeviceLocations], threads: Sequence[int]
 ) -> Iterator[EnginePlan]:
-    """Of one section."""
-    for index, (own, count) in enumerate(zip(places, threads, strict=True)):
-        yield EnginePlan(name, index, own, count, section.port and section.port + index)
+    """Yields the engines of one section; their ports count up from the section's."""
+    for index, (devices, thread_count) in enumerate(zip(locations, threads, strict=True)):
+        yield EnginePlan(name, index, devices, thread_count, section.port and section.port + index)
 
 
-def _others(spec: Spec, places: Sequence[Places], threads: Sequence[int]) -> Iterator[EnginePlan]:
-    """Of each section of `[[engines]]` that the job starts."""
+def _named_engines(
+    spec: Spec, locations: Sequence[DeviceLocations], threads: Sequence[int]
+) -> Iterator[EnginePlan]:
+    """Yields the engines of every section of `[[engines]]` that the job starts."""
     first = 0
     for section in filter(starts_with_job, spec.engines):
-        part = slice(first, first := first + (section.count or 1))
-        yield from _engines(section.name, section, places[part], threads[part])
+        section_slice = slice(first, first := first + (section.count or 1))
+        yield from _engines(section.name, section, locations[section_slice], threads[section_slice])
 
 
 def _micro_batch_tokens(spec: Spec, longest: int) -> int:
@@ -182,7 +192,7 @@ def _steps(spec: Spec, batch: BatchNumbers, rows: int | None) -> int | None:
         return None
     if rows < batch.prompts:
         raise ValueError(
-            f"the dataset has {rows} usable rows, fewer than the {batch.prompts} of one step: "
-            "an epoch would have no step; lower the batch size or add data"
+            f"the dataset has {rows} usable rows and a step needs {batch.prompts}, so an epoch would have no "
+            "step: lower the batch size or add data"
         )
     return spec.trainer.epochs * (rows // batch.prompts)

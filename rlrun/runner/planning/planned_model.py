@@ -1,4 +1,4 @@
-"""Models of a plan, by their config.json alone."""
+"""Reads the architectures of a plan's models from their config.json, without their weights."""
 
 from pathlib import Path
 
@@ -12,24 +12,30 @@ from rlrun.specs.sections.model import ModelSpec
 
 
 def planned_architecture(spec: ModelSpec) -> Architecture:
-    """The model's architecture, from its folder or the hub's config.json alone.
+    """Returns a model's architecture, read from its folder or from the config.json on the hub.
 
-    ValueError, with the reason, where neither is at hand or the family is not supported.
+    Raises ValueError, with the reason, if neither is available or the family is not supported.
     """
     folder = Path(spec.path)
     if folder.is_dir():
         return read_model(folder, spec.implementation)
     if spec.implementation == "transformers":
-        raise ValueError(f"{spec.path} is sized from its weights' headers: download it, and give its folder")
+        raise ValueError(
+            f"{spec.path} is not a folder, and a transformers model is sized from the headers of its "
+            "weights: download it and give its folder as model.path"
+        )
     try:
         folder = download(spec.path, ["config.json"], spec.revision)
     except ValueError as error:
-        raise ValueError(f"the hub does not give {spec.path}'s config.json: {error}") from None
+        raise ValueError(f"the config.json of {spec.path} could not be downloaded: {error}") from None
     return read_architecture(folder)
 
 
-def other_architectures(spec: Spec) -> dict[str, Architecture]:
-    """Those of `[[engines]]` that the job starts, by name. ValueError as for the policy's."""
+def named_engine_architectures(spec: Spec) -> dict[str, Architecture]:
+    """Returns the architecture of every model in `[[engines]]` that the job starts, by the engine's name.
+
+    Raises ValueError as `planned_architecture` does.
+    """
     return {
         section.name: planned_architecture(ModelSpec(path=section.path, revision=section.revision))
         for section in spec.engines

@@ -1,8 +1,7 @@
-"""Which place a rank has in the parallel layout, which layers its stages hold, and which models divide by it;
-needs no torch.
+"""Maps ranks to their coordinates in the parallel layout, and layers to pipeline stages; needs no torch.
 
-Ranks are numbered with the pipeline outermost, then replicas, shards, context and, varying fastest, tensor:
-neighbours talk most.
+Ranks are numbered with the pipeline outermost, then replicas, shards, context and, varying fastest, tensor,
+so that ranks that communicate most have neighbouring numbers.
 """
 
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ from rlrun.models.architecture import Architecture
 from rlrun.specs.sections.trainer import ParallelSpec
 
 V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")
-"""The first and the last stage lie on the same rank."""
+"""Schedules that put the first and the last stage on the same rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """A rank's place in the mesh [pipeline, replicate, fsdp, context, tensor]."""
+    """A rank's coordinates in the mesh [pipeline, replicate, fsdp, context, tensor]."""
 
     pipeline: int
     replicate: int
@@ -26,43 +25,44 @@ class Coordinates:
 
 
 def coordinates(rank: int, parallel: ParallelSpec) -> Coordinates:
-    """Where rank `rank` lies."""
-    rest, tensor = divmod(rank, parallel.tensor)
-    rest, context = divmod(rest, parallel.context)
-    rest, fsdp = divmod(rest, parallel.fsdp)
-    pipeline, replicate = divmod(rest, parallel.replicate)
+    """Returns the coordinates of a rank."""
+    quotient, tensor = divmod(rank, parallel.tensor)
+    quotient, context = divmod(quotient, parallel.context)
+    quotient, fsdp = divmod(quotient, parallel.fsdp)
+    pipeline, replicate = divmod(quotient, parallel.replicate)
     return Coordinates(pipeline, replicate, fsdp, context, tensor)
 
 
 def data_rank(rank: int, parallel: ParallelSpec) -> int:
-    """Which data-parallel slice rank `rank` trains on; ranks that differ in pipeline, context or tensor alone
-    share one.
-    """
-    place = coordinates(rank, parallel)
-    return place.replicate * parallel.fsdp + place.fsdp
+    """Returns the data rank of a rank; ranks that differ only in pipeline, context or tensor share one."""
+    position = coordinates(rank, parallel)
+    return position.replicate * parallel.fsdp + position.fsdp
 
 
 def is_data_rank_leader(rank: int, parallel: ParallelSpec) -> bool:
-    """Whether a rank answers for its data rank: the first of its context- and tensor-parallel groups on the
-    pipeline's last stage.
+    """Returns whether a rank reports the results of its data rank.
+
+    It is the first of its context- and tensor-parallel groups on the pipeline's last stage.
     """
-    place = coordinates(rank, parallel)
-    last = parallel.stages - 1 in stages_of(place.pipeline, parallel)
-    return place.context == place.tensor == 0 and last
+    position = coordinates(rank, parallel)
+    has_last_stage = parallel.stages - 1 in stages_of_rank(position.pipeline, parallel)
+    return position.context == position.tensor == 0 and has_last_stage
 
 
-def stages_of(place: int, parallel: ParallelSpec) -> tuple[int, ...]:
-    """Which stages lie on the pipeline's rank number `place`, in the order of the layers."""
+def stages_of_rank(pipeline_rank: int, parallel: ParallelSpec) -> tuple[int, ...]:
+    """Returns the stages that a pipeline rank has, in the order of the layers."""
     if parallel.stages == parallel.pipeline:
-        return (place,)
+        return (pipeline_rank,)
     if parallel.pipeline_schedule in V_SCHEDULES:
-        return place, parallel.stages - 1 - place
-    return place, place + parallel.pipeline
+        return pipeline_rank, parallel.stages - 1 - pipeline_rank
+    return pipeline_rank, pipeline_rank + parallel.pipeline
 
 
 def stage_layers(layers: int, stages: int) -> list[range]:
-    """Layers of each stage: as even as can be, with the last stage and then the first, which also have the
-    head and the embedding, among the smaller ones.
+    """Returns the layers of each stage, divided as evenly as possible.
+
+    If they do not divide evenly, the last stage, which has the head, is the first to get a layer fewer, then
+    the first stage, which has the embedding.
     """
     sizes = [layers // stages] * stages
     for stage in [*range(1, stages - 1), 0, stages - 1][: layers % stages]:
@@ -71,8 +71,8 @@ def stage_layers(layers: int, stages: int) -> list[range]:
     return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-def schedulable(micro_batches: int, parallel: ParallelSpec) -> int:
-    """The number of micro-batches, at least `micro_batches`, that the schedule can run."""
+def schedulable_micro_batches(micro_batches: int, parallel: ParallelSpec) -> int:
+    """Returns the smallest number of micro-batches, at least `micro_batches`, that the schedule can run."""
     if parallel.pipeline_schedule in ("1F1B", "DualPipeV"):
         return max(micro_batches, parallel.stages)
     interleaved = parallel.pipeline_schedule.startswith("Interleaved")
@@ -82,20 +82,24 @@ def schedulable(micro_batches: int, parallel: ParallelSpec) -> int:
 
 
 def token_multiple(parallel: ParallelSpec) -> int:
-    """A micro-batch's tokens must divide by this: context parallelism cuts them into pieces of one size, and
-    sequence and expert parallelism each piece once more.
+    """Returns the number that must divide a micro-batch's tokens.
+
+    Context parallelism cuts them into equal pieces, and sequence and expert parallelism cut each piece again.
     """
-    pieces = 2 * parallel.context if balanced(parallel) else parallel.context
+    pieces = 2 * parallel.context if uses_balanced_context(parallel) else parallel.context
     return pieces * parallel.tensor
 
 
-def balanced(parallel: ParallelSpec) -> bool:
-    """Whether each context-parallel rank holds an early and a late piece."""
+def uses_balanced_context(parallel: ParallelSpec) -> bool:
+    """Returns whether each context-parallel rank holds an early and a late piece of the tokens.
+
+    With causal attention late tokens cost more, so that the pairing balances the work.
+    """
     return parallel.context > 1 and parallel.context_balance == "head_tail"
 
 
 def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "trainer") -> None:
-    """ValueError where the architecture does not divide by the degrees of `[section.parallel]`."""
+    """Raises ValueError if the architecture does not divide by the degrees of `[section.parallel]`."""
     sizes = {
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
@@ -113,6 +117,6 @@ def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "tr
             raise ValueError(f"{section}.parallel.tensor = {parallel.tensor} does not divide {name} = {size}")
     if parallel.stages > model.layers:
         raise ValueError(
-            f"trainer.parallel.pipeline = {parallel.pipeline} with {parallel.pipeline_schedule} needs "
-            f"{parallel.stages} layers, the model has {model.layers}"
+            f"trainer.parallel.pipeline = {parallel.pipeline} with {parallel.pipeline_schedule} needs at "
+            f"least {parallel.stages} layers, and the model has {model.layers}"
         )

@@ -1,79 +1,90 @@
-"""What a job's trainer ranks take: on the fullest device, and of its host's memory."""
+"""Counts the memory of a job's trainer ranks: on the fullest device, and in host memory."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlrun.runner.planning.memory import Part, Phase, critic, teacher, times, training
+from rlrun.runner.planning.memory import (
+    Part,
+    Phase,
+    critic_part,
+    multiply_phase,
+    teacher_part,
+    training_phase,
+)
 from rlrun.runner.planning.step_time import Case
-from rlrun.runner.planning.storage import staged
+from rlrun.runner.planning.storage import checkpoint_copy_bytes
 from rlrun.specs.derived.sampling_mask import candidates_of
 
-KEPT = (
+PERSISTENT_PARTS = (
     "parameters",
     "optimizer",
     "critic",
     "teacher",
     "reference",
-    "checkpoint in the making",
+    "unfinished checkpoint",
     "CUDA and NCCL",
 )
-"""What ranks hold while others work."""
+"""Memory that ranks keep while engines generate, by the part's name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
-    """All ranks on one device, bytes of them together."""
+class RankMemory:
+    """The memory of all ranks on one device, in bytes."""
 
     training: Phase
-    waiting: int
-    """What they hold while engines work."""
-    kept: int
-    """What they leave there when they have given their memory away."""
+    during_generation: int
+    """Memory that the ranks hold while engines work."""
+    after_release: int
+    """Memory that remains in use after the ranks have released theirs to colocated engines."""
 
 
-def ranks_memory(case: Case) -> Ranks:
-    """The ranks of the fullest device. A GPU has one; a host has all of a node, and what others keep in host
-    memory beside them.
+def rank_memory(case: Case) -> RankMemory:
+    """Returns the memory of the ranks on the fullest device.
+
+    A GPU has one rank. On CPU the device is a node's host memory: it has all ranks of the node, with the
+    copies that ranks on GPUs keep in host memory.
     """
     candidates = candidates_of(case.spec, case.needs)
-    found = training(
+    training = training_phase(
         case.model, case.spec.trainer, case.plan.max_sample_tokens, gpu=case.on_gpu, candidates=candidates
     )
-    copies = () if case.on_gpu else _copies(case)
-    each = Phase(found.name, (*found.parts, *_companions(case), *copies))
+    host_copies = () if case.on_gpu else _host_copies(case)
+    rank = Phase(training.name, (*training.parts, *_companions(case), *host_copies))
     count = 1 if case.on_gpu else case.most_on_a_node(case.plan.ranks)
-    waiting = count * sum(each.part(name) for name in KEPT)
-    # host memory is not left for the host
-    return Ranks(times(each, count), waiting, each.part("CUDA and NCCL") if case.on_gpu else waiting)
+    persistent = count * sum(rank.part_bytes(name) for name in PERSISTENT_PARTS)
+    # on CPU there is no other memory to release it to
+    after_release = rank.part_bytes("CUDA and NCCL") if case.on_gpu else persistent
+    return RankMemory(multiply_phase(rank, count), persistent, after_release)
 
 
 def reference_bytes(case: Case) -> int:
-    """Host memory of a rank for the reference policy: as large as the policy where that is not offloaded."""
+    """Returns the host memory per rank for the reference policy: as much as the policy without offloading."""
     if not case.needs.reference or case.spec.reference.engine is not None:
         return 0
-    at_home = case.spec.trainer.model_copy(update={"offload": "none"})
-    return training(case.model, at_home, gpu=False).part("parameters")
+    without_offload = case.spec.trainer.model_copy(update={"offload": "none"})
+    return training_phase(case.model, without_offload, gpu=False).part_bytes("parameters")
 
 
 def staged_bytes(case: Case) -> int:
-    """Host memory of a rank for its copy of a checkpoint that is written while training goes on."""
+    """Returns the host memory per rank for its copy of a checkpoint that is written during training."""
     if not case.spec.checkpoint.asynchronous:
         return 0
-    size = staged(case.model, case.spec.trainer, case.spec.critic if case.needs.critic else None)
+    critic = case.spec.critic if case.needs.critic else None
+    size = checkpoint_copy_bytes(case.model, case.spec.trainer, critic)
     return size + (reference_bytes(case) if case.spec.reference.update_interval else 0)
 
 
-def _copies(case: Case) -> Iterator[Part]:
+def _host_copies(case: Case) -> Iterator[Part]:
     if size := reference_bytes(case):
         yield Part("reference", size, "between its passes")
     if size := staged_bytes(case):
-        yield Part("checkpoint in the making", size, "checkpoint.asynchronous")
+        yield Part("unfinished checkpoint", size, "checkpoint.asynchronous")
 
 
 def _companions(case: Case) -> Iterator[Part]:
-    """Other models on the trainer's devices."""
+    """Yields the critic and the teacher, which share the trainer's devices."""
     spec = case.spec
     if case.needs.critic:
-        yield critic(case.model, spec.trainer, spec.critic, gpu=case.on_gpu)
+        yield critic_part(case.model, spec.trainer, spec.critic, gpu=case.on_gpu)
     if case.teacher is not None and spec.teacher is not None:
-        yield teacher(case.teacher, spec.trainer, spec.teacher)
+        yield teacher_part(case.teacher, spec.trainer, spec.teacher)

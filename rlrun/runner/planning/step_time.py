@@ -1,7 +1,7 @@
-"""How long a step takes and what a job costs, by roofline: the work over what devices reach in practice.
+"""Estimates the time of a step and the cost of a job with a roofline model.
 
-Good to a factor of two, and good for comparing layouts. `rlrun plan` states the efficiencies and lengths that
-it assumes.
+The estimate divides the work by the speed that devices reach in practice. It is right to a factor of two,
+which is enough to compare layouts. `rlrun plan` prints the efficiencies and lengths that it assumes.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from rlrun.models.architecture import Architecture
 from rlrun.plugins.types import Needs
-from rlrun.runner.planning.activations import ITEM
+from rlrun.runner.planning.activations import ITEM_BYTES
 from rlrun.runner.planning.hardware import Device
 from rlrun.runner.planning.memory import cache_token_bytes
 from rlrun.runner.planning.model_size import active_parameters, parameter_count
@@ -21,20 +21,22 @@ from rlrun.specs.derived.weight_sync import buckets_on_gpus
 from rlrun.specs.sections.job import Spec
 
 TRAIN_EFFICIENCY = 0.35
-"""Of the peak of matrix products, in forward and backward passes over packed sequences."""
+"""Share of peak FLOPs that forward and backward passes over packed sequences reach."""
 PREFILL_EFFICIENCY = 0.5
+"""Share of peak FLOPs that prefill reaches."""
 DECODE_EFFICIENCY = 0.5
-"""Of the memory's bandwidth, or of the peak of products, in decoding."""
+"""Share of the memory bandwidth, or of peak FLOPs, that decoding reaches."""
 LINK_EFFICIENCY = 0.7
+"""Share of a link's bandwidth that collectives reach."""
 NETWORK = 5e10
-"""Bytes a second between nodes, for each GPU: 400 Gbit/s."""
+"""Bytes per second between nodes for each GPU: 400 Gbit/s."""
 HOST_LINK = 2e10
-"""Bytes a second between a GPU and its host."""
+"""Bytes per second between a GPU and its host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Mean lengths, tokens."""
+    """Mean lengths in tokens."""
 
     prompt: float
     response: float
@@ -42,33 +44,33 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One step and the whole job."""
+    """The time of one step and of the whole job."""
 
     parts: Mapping[str, float]
-    """Seconds of a step by what they are spent on."""
+    """Seconds per step of each kind of work."""
     devices: int
-    """GPUs, or one CPU."""
+    """Number of GPUs; on CPU, the number of nodes."""
     steps: int | None
 
     @property
     def step_seconds(self) -> float:
-        """One step; its parts follow each other."""
+        """Seconds of one step, whose parts are assumed to follow each other."""
         return sum(self.parts.values())
 
     @property
     def device_hours(self) -> float | None:
-        """Of the whole job; None where the number of steps is not known."""
+        """GPU-hours of the whole job; None if the number of steps is not known."""
         return None if self.steps is None else self.step_seconds * self.steps * self.devices / 3600
 
 
-def usual_workload(spec: Spec) -> Workload:
-    """Half of the longest response and a quarter of the longest prompt."""
+def default_workload(spec: Spec) -> Workload:
+    """Returns the assumed mean lengths: half of the longest response and a quarter of the longest prompt."""
     return Workload(spec.rollout.prompt_limit / 4, spec.rollout.max_response_tokens / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What an estimate looks at."""
+    """A planned job with everything that an estimate of its memory and time depends on."""
 
     spec: Spec
     plan: Plan
@@ -77,22 +79,22 @@ class Case:
     device: Device
     load: Workload
     teacher: Architecture | None = None
-    others: Mapping[str, Architecture] = field(default_factory=dict)
-    """By name of `[[engines]]`."""
+    named_models: Mapping[str, Architecture] = field(default_factory=dict)
+    """The models of `[[engines]]`, by the engine's name."""
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a device is a GPU; it is a whole host otherwise."""
+        """Whether a device is a GPU; otherwise a device is a whole host."""
         return self.spec.cluster.gpus_per_node > 0
 
     def most_on_a_node(self, processes: Sequence[RankPlan | EnginePlan]) -> int:
-        """Processes on the node that has most of them."""
+        """Returns the largest number of these processes on any one node."""
         nodes = range(self.spec.cluster.nodes)
-        return max(sum(each.place.node == node for each in processes) for node in nodes)
+        return max(sum(process.location.node == node for process in processes) for node in nodes)
 
 
 def estimate(case: Case, concurrent: int) -> Estimate:
-    """The estimate of a job; `concurrent`: samples an engine decodes at a time."""
+    """Returns the estimated time of a job whose engines decode `concurrent` samples at a time."""
     spec, plan = case.spec, case.plan
     parts: dict[str, float] = {}
     if plan.engines:
@@ -105,78 +107,100 @@ def estimate(case: Case, concurrent: int) -> Estimate:
 
 
 def generation_seconds(case: Case, samples: float, concurrent: int) -> float:
-    """One engine's part of a step: prompts in one go, then waves of `concurrent` samples token by token."""
+    """Returns the seconds of one engine per step: prefill, then decoding in waves of `concurrent` samples."""
     running = max(1.0, min(samples, concurrent))
     prefill = prompt_seconds(case) * samples / case.plan.batch.samples_per_prompt
     return prefill + samples * case.load.response / running * decode_seconds(case, running)
 
 
 def prompt_seconds(case: Case) -> float:
-    """One prompt through an engine; its samples share it."""
-    flops = case.device.flops * _devices(case)
+    """Returns the seconds of one prompt's prefill, which all of its samples share."""
+    flops = case.device.flops * _engine_devices(case)
     return 2 * active_parameters(case.model) * case.load.prompt / (flops * PREFILL_EFFICIENCY)
 
 
 def decode_seconds(case: Case, running: float) -> float:
-    """One token for each of `running` samples: weights and caches are read once, each token is multiplied."""
+    """Returns the seconds in which an engine makes one token for each of `running` samples.
+
+    It reads the weights and the samples' caches once and multiplies every token: the slower of both counts.
+    """
     model, dtype = case.model, case.spec.engine.dtype
     cache = running * (case.load.prompt + case.load.response / 2) * cache_token_bytes(model, dtype)
-    reads = (parameter_count(model) * ITEM[dtype] + cache) / case.device.bandwidth
+    reads = (parameter_count(model) * ITEM_BYTES[dtype] + cache) / case.device.bandwidth
     products = 2 * active_parameters(model) * running / case.device.flops
-    return max(reads, products) / (_devices(case) * DECODE_EFFICIENCY)
+    return max(reads, products) / (_engine_devices(case) * DECODE_EFFICIENCY)
 
 
-def _devices(case: Case) -> int:
-    """Of one engine, which share its work; what they tell each other meanwhile is not counted."""
+def _engine_devices(case: Case) -> int:
+    """Returns the number of devices that share an engine's work; their communication is not counted."""
     return gpus_of(case.spec.engine) if case.spec.cluster.gpus_per_node else 1
 
 
 def step_training_seconds(case: Case) -> float:
-    """All passes of a step over all its samples."""
+    """Returns the seconds of all passes of a step over its samples."""
     tokens = case.plan.batch.samples * (case.load.prompt + case.load.response)
     return _passes(case) / 3 * training_seconds(case, tokens)
 
 
 def training_seconds(case: Case, tokens: float) -> float:
-    """Forward and backward over a step's tokens: products, or what FSDP gathers meanwhile; then the traffic
-    that waits for products (tensor parallelism), and the pipeline's idle ends.
+    """Returns the seconds of forward and backward passes over `tokens` tokens.
+
+    FSDP's gathers overlap with matrix products, so the slower of both counts. Tensor-parallel collectives
+    wait for products and come on top, and the pipeline's bubble stretches everything.
     """
     spec, model, parallel = case.spec, case.model, case.spec.trainer.parallel
-    mine = tokens / parallel.data_degree
-    lengths = case.load.prompt + case.load.response
-    products = 6 * active_parameters(model) + 6 * model.layers * model.heads * model.head_dim * lengths
-    group = parallel.tensor * parallel.context * parallel.pipeline
-    compute = mine * products / group / (case.device.flops * TRAIN_EFFICIENCY)
+    data_rank_tokens = tokens / parallel.data_degree
+    sample_tokens = case.load.prompt + case.load.response
+    flops_per_token = (
+        6 * active_parameters(model) + 6 * model.layers * model.heads * model.head_dim * sample_tokens
+    )
+    ranks_per_sample = parallel.tensor * parallel.context * parallel.pipeline
+    compute = data_rank_tokens * flops_per_token / ranks_per_sample / (case.device.flops * TRAIN_EFFICIENCY)
     budget: float = spec.trainer.max_tokens_per_rank * parallel.context
     if spec.trainer.micro_batch_size is not None:
-        budget = spec.trainer.micro_batch_size * lengths
-    micro_batches = max(1, math.ceil(mine / budget))
-    weights = parameter_count(model) * ITEM[spec.trainer.dtype] / (parallel.tensor * parallel.pipeline)
-    sharded = parallel.fsdp * parallel.context
-    gathered = 3 * micro_batches * weights * (sharded - 1) / sharded / _link(case, sharded * parallel.tensor)
-    exchanged = 8 * model.layers / parallel.pipeline * mine / parallel.context * model.hidden
-    exchanged *= ITEM[spec.trainer.dtype] * (parallel.tensor - 1) / parallel.tensor
+        budget = spec.trainer.micro_batch_size * sample_tokens
+    micro_batches = max(1, math.ceil(data_rank_tokens / budget))
     bubble = 1 + (parallel.pipeline - 1) / micro_batches
-    return (max(compute, gathered) + exchanged / _link(case, parallel.tensor)) * bubble
+    return (
+        max(compute, _gather_seconds(case, micro_batches)) + _tensor_seconds(case, data_rank_tokens)
+    ) * bubble
+
+
+def _gather_seconds(case: Case, micro_batches: int) -> float:
+    """Returns the seconds of FSDP's traffic: two gathers and one reduction of the weights per micro-batch."""
+    spec, parallel = case.spec, case.spec.trainer.parallel
+    weights = (
+        parameter_count(case.model) * ITEM_BYTES[spec.trainer.dtype] / (parallel.tensor * parallel.pipeline)
+    )
+    shards = parallel.fsdp * parallel.context
+    return 3 * micro_batches * weights * (shards - 1) / shards / _link(case, shards * parallel.tensor)
+
+
+def _tensor_seconds(case: Case, tokens: float) -> float:
+    """Returns the seconds of tensor-parallel collectives: eight hidden states per token and layer."""
+    model, parallel = case.model, case.spec.trainer.parallel
+    elements = 8 * model.layers / parallel.pipeline * tokens / parallel.context * model.hidden
+    sent = elements * ITEM_BYTES[case.spec.trainer.dtype] * (parallel.tensor - 1) / parallel.tensor
+    return sent / _link(case, parallel.tensor)
 
 
 def sync_seconds(case: Case) -> float:
-    """Weights by way of host memory, or gathered on each GPU and copied there."""
+    """Returns the seconds of a weight update through host memory, or gathered and copied on the GPUs."""
     rate = _link(case, len(case.plan.ranks)) if buckets_on_gpus(case.spec) else HOST_LINK
-    return parameter_count(case.model) * ITEM[case.spec.engine.dtype] / rate
+    return parameter_count(case.model) * ITEM_BYTES[case.spec.engine.dtype] / rate
 
 
 def _passes(case: Case) -> float:
-    """Forward passes of a step, a backward pass counted as two."""
-    several = case.plan.batch.optimizer_steps > 1
-    denominator = old_log_probs_of(case.spec, corrected=case.needs.trainer_log_probs)
-    old = case.needs.old_log_probs and denominator == "trainer" and several
-    critic = 4.0 if case.needs.critic else 0.0  # values, and an update of its own
-    larger = active_parameters(case.teacher) / active_parameters(case.model) if case.teacher else 0.0
-    return 3.0 + old + case.needs.reference + critic + larger
+    """Returns the number of forward passes of the policy per step; a backward pass counts as two."""
+    several_steps = case.plan.batch.optimizer_steps > 1
+    source = old_log_probs_of(case.spec, corrected=case.needs.trainer_log_probs)
+    old_policy = case.needs.old_log_probs and source == "trainer" and several_steps
+    critic = 4.0 if case.needs.critic else 0.0  # one pass for values, three for its update
+    teacher = active_parameters(case.teacher) / active_parameters(case.model) if case.teacher else 0.0
+    return 3.0 + old_policy + case.needs.reference + critic + teacher
 
 
 def _link(case: Case, ranks: int) -> float:
-    """Bytes a second between neighbours in a group of ranks."""
-    inside = ranks <= max(case.spec.cluster.gpus_per_node, 1)
-    return (case.device.link if inside else min(case.device.link, NETWORK)) * LINK_EFFICIENCY
+    """Returns the bytes per second between neighbours in a group of ranks."""
+    within_node = ranks <= max(case.spec.cluster.gpus_per_node, 1)
+    return (case.device.link if within_node else min(case.device.link, NETWORK)) * LINK_EFFICIENCY

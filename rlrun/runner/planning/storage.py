@@ -1,4 +1,4 @@
-"""What a job keeps of its models apart from devices: in host memory, and on disk."""
+"""Counts what a job stores outside of its devices: in host memory and on disk."""
 
 from rlrun.models.architecture import Architecture
 from rlrun.runner.planning.memory import critic_share, optimizer_bytes
@@ -7,30 +7,30 @@ from rlrun.specs.sections.companions import CriticSpec
 from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
 
 
-def offloaded(model: Architecture, trainer: TrainerSpec) -> int:
-    """Host memory of a rank for the policy's state that `trainer.offload` keeps there."""
+def offloaded_bytes(model: Architecture, trainer: TrainerSpec) -> int:
+    """Returns the host memory per rank for the policy's training state that `trainer.offload` moves there."""
     share = largest_share(model, trainer.parallel, trainer.freeze)
     state = optimizer_bytes(share, trainer)
     masters = share.parameters * 4 + share.trained * 4
     return {"none": 0, "optimizer": state, "all": masters + state}[trainer.offload]
 
 
-def staged(model: Architecture, trainer: TrainerSpec, critic: CriticSpec | None) -> int:
-    """What a rank copies of itself for a checkpoint: float32 parameters and optimizer state."""
+def checkpoint_copy_bytes(model: Architecture, trainer: TrainerSpec, critic: CriticSpec | None) -> int:
+    """Returns the size of a rank's copy for a checkpoint: its float32 parameters and optimizer state."""
     share = largest_share(model, trainer.parallel, trainer.freeze)
     size = share.parameters * 4 + optimizer_bytes(share, trainer)
     if critic is not None:
-        own = critic_share(model, trainer, critic)
-        size += own.parameters * 4 + optimizer_bytes(own, critic)
+        critics_share = critic_share(model, trainer, critic)
+        size += critics_share.parameters * 4 + optimizer_bytes(critics_share, critic)
     return size
 
 
 def checkpoint_bytes(model: Architecture, trainer: TrainerSpec) -> int:
-    """One checkpoint on disk: float32 parameters and optimizer state of the whole model."""
+    """Returns the size of one checkpoint on disk: float32 parameters and optimizer state of the model."""
     whole = largest_share(model, ParallelSpec(), trainer.freeze)
     return whole.parameters * 4 + optimizer_bytes(whole, trainer)
 
 
 def export_bytes(model: Architecture) -> int:
-    """The final model as a Hugging Face folder."""
+    """Returns the size of the final model as a Hugging Face folder."""
     return parameter_count(model) * {"float32": 4}.get(model.dtype, 2)

@@ -1,8 +1,8 @@
-"""Other layouts of the same job on the same GPUs: which fit, and which would be fastest."""
+"""Sizes every layout of a job on the same GPUs, and sorts them by fit and speed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from math import log
 
 from rlrun.models.architecture import Architecture
@@ -19,26 +19,26 @@ from rlrun.specs.sections.trainer import ParallelSpec
 DEGREES = (1, 2, 4, 8, 16)
 _MODEL_PARALLEL = ("tensor", "pipeline", "context", "expert")
 TRAINER_SHARES = (0.25, 0.5, 0.75)
-"""Of the GPUs, where engines have their own."""
+"""The shares of the GPUs that the trainer gets in disaggregated layouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One layout."""
+    """One layout and what it would need."""
 
     case: Case
     sizing: Sizing
 
     @property
     def fits(self) -> bool:
-        """No phase needs more than a device has, and the cache holds a sample."""
+        """Whether every phase fits a device's memory and the KV cache holds at least one sample."""
         engine = self.sizing.engine
-        within = all(phase.bytes <= self.case.device.memory for phase in self.sizing.phases)
-        return within and (engine is None or engine.concurrent > 0)
+        memory_suffices = all(phase.bytes <= self.case.device.memory for phase in self.sizing.phases)
+        return memory_suffices and (engine is None or engine.concurrent > 0)
 
     @property
     def settings(self) -> dict[str, object]:
-        """What to set in the spec."""
+        """The keys of the spec that select this layout, with their values."""
         spec = self.case.spec
         parallel = spec.trainer.parallel
         names = ("fsdp", "tensor", "pipeline", "context", "expert")
@@ -49,21 +49,20 @@ class Candidate:
 
 
 def sweep(case: Case) -> list[Candidate]:
-    """Every layout that the spec's other settings and the model allow, those that fit first, then by time."""
-    cases = (replace(case, spec=spec, plan=make_plan(spec)) for spec in layouts(case))
-    found = [Candidate(each, size_job(each)) for each in cases]
-    return sorted(found, key=_rank)
+    """Returns every layout that the spec and the model allow: first those that fit, then by time per step."""
+    cases = (replace(case, spec=spec, plan=make_plan(spec)) for spec in candidate_specs(case))
+    return sorted((Candidate(case, size_job(case)) for case in cases), key=_sort_key)
 
 
-def _rank(candidate: Candidate) -> tuple[bool, int, int, float]:
-    """Estimates within 2 % of each other count as the same: then the simpler layout comes first."""
+def _sort_key(candidate: Candidate) -> tuple[bool, int, int, float]:
+    """Treats times within 2 % of each other as equal; of those the layout with fewer degrees comes first."""
     seconds = candidate.sizing.estimate.step_seconds
     degrees = candidate.case.spec.trainer.parallel.model_dump(include=set(_MODEL_PARALLEL)).values()
     return not candidate.fits, round(log(seconds) / 0.02), sum(degree > 1 for degree in degrees), seconds
 
 
-def layouts(case: Case) -> Iterator[Spec]:
-    """Specs that differ from the case's in layout, placement and the size of a server alone."""
+def candidate_specs(case: Case) -> Iterator[Spec]:
+    """Yields specs that differ from the case's only in layout, placement and size of an engine."""
     spec = case.spec
     gpus = spec.cluster.nodes * spec.cluster.gpus_per_node
     splits = [(gpus, "colocated")]
@@ -71,17 +70,17 @@ def layouts(case: Case) -> Iterator[Spec]:
         splits += [(int(gpus * share), "disaggregated") for share in TRAINER_SHARES if gpus * share >= 1]
     for ranks, placement in dict.fromkeys(splits):
         cluster = spec.cluster.model_copy(update={"placement": placement})
-        rooms = gpus if placement == "colocated" else gpus - ranks
-        for tensor, parallel in product(_server_sizes(rooms, case), _meshes(ranks, spec, case.model)):
+        engine_gpus = gpus if placement == "colocated" else gpus - ranks
+        for tensor, parallel in product(_server_sizes(engine_gpus, case), _meshes(ranks, spec, case.model)):
             engine = spec.engine.model_copy(update={"count": None, "tensor": tensor})
             trainer = spec.trainer.model_copy(update={"parallel": parallel})
-            changed = spec.model_copy(update={"trainer": trainer, "cluster": cluster, "engine": engine})
-            if not _objections(changed, case):
-                yield changed
+            candidate = spec.model_copy(update={"trainer": trainer, "cluster": cluster, "engine": engine})
+            if not _breaks_a_rule(candidate, case):
+                yield candidate
 
 
 def _server_sizes(gpus: int, case: Case) -> list[int]:
-    """Degrees of tensor parallelism of the servers that share so many GPUs."""
+    """Returns the tensor-parallel degrees of servers that can divide this many GPUs among themselves."""
     spec = case.spec
     if spec.engine.type != "sglang" or not case.plan.engines:
         return [spec.engine.tensor]
@@ -96,15 +95,15 @@ def _server_sizes(gpus: int, case: Case) -> list[int]:
 
 
 def _meshes(ranks: int, spec: Spec, model: Architecture) -> Iterator[ParallelSpec]:
-    """Tensor parallelism inside a node; the ranks that are left over shard."""
-    inside = [degree for degree in DEGREES if degree <= max(spec.cluster.gpus_per_node, 1)]
-    for tensor in inside:
+    """Yields layouts whose tensor and context groups stay within a node; FSDP takes the remaining factor."""
+    degrees_in_node = [degree for degree in DEGREES if degree <= max(spec.cluster.gpus_per_node, 1)]
+    for tensor in degrees_in_node:
         if model.heads % tensor or model.kv_heads % tensor:
             continue
         for pipeline in DEGREES:
-            for context in inside:
-                fsdp, rest = divmod(ranks, tensor * pipeline * context)
-                if rest or not fsdp or pipeline > model.layers:
+            for context in degrees_in_node:
+                fsdp, remainder = divmod(ranks, tensor * pipeline * context)
+                if remainder or not fsdp or pipeline > model.layers:
                     continue
                 for expert in _expert_degrees(fsdp * context * tensor, model):
                     yield ParallelSpec(
@@ -118,8 +117,7 @@ def _expert_degrees(ranks: int, model: Architecture) -> list[int]:
     return [degree for degree in DEGREES if not ranks % degree and not model.experts.count % degree]
 
 
-def _objections(spec: Spec, case: Case) -> bool:
-    """Whether a rule of the spec speaks against it."""
-    own = (finding for rule in (*RULES, *ROLLOUT_RULES) for finding in rule(spec))
-    others = (finding for rule in ALGORITHM_RULES for finding in rule(spec, case.needs))
-    return any(True for _ in own) or any(True for _ in others)
+def _breaks_a_rule(spec: Spec, case: Case) -> bool:
+    findings = (finding for rule in (*RULES, *ROLLOUT_RULES) for finding in rule(spec))
+    algorithm_findings = (finding for rule in ALGORITHM_RULES for finding in rule(spec, case.needs))
+    return any(True for _ in chain(findings, algorithm_findings))

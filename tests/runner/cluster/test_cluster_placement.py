@@ -91,7 +91,7 @@ def test_engines_of_other_models_have_devices_of_their_own() -> None:
         document = spec({}, cluster).model_dump() | {"engines": others}
         plan = make_plan(Spec.model_validate(document), cores=6 if not cluster else 3)
         placement = place(plan)
-        assert [(one.name, one.index) for one in plan.others] == [("judge", 0), ("judge", 1)]
+        assert [(one.name, one.index) for one in plan.named_engines] == [("judge", 0), ("judge", 1)]
         assert list(placement.bundles) == bundles
         assert list(placement.others) == [(seat,) for seat in seats]
         assert placement.ranks[0].bundle == placement.engines[0][0].bundle == 0

@@ -8,17 +8,17 @@ import pytest
 from rlrun.runner.planning.doctor import (
     GIB,
     Check,
-    compiler,
-    disk,
-    examine,
-    open_files,
-    packages,
-    port,
-    python,
-    sandbox,
-    sglang,
-    shared_memory,
-    torch_and_gpus,
+    check_compiler,
+    check_disk,
+    check_open_files,
+    check_packages,
+    check_port,
+    check_python,
+    check_sandbox,
+    check_sglang,
+    check_shared_memory,
+    check_torch_and_gpus,
+    examine_host,
 )
 
 NEEDED = (
@@ -34,21 +34,21 @@ ON_GPU = {"cuda": True, "built": "12.8", "threads": 1, "nccl": [2, 27, 3], "gpus
 @pytest.mark.parametrize(
     ("check", "verdict", "words"),
     [
-        (python((3, 10)), "bad", "3.10"),
-        (python((3, 12)), "ok", "3.12"),
-        (sglang(None), "note", "not installed here"),
-        (sglang("0.5.23"), "ok", "0.5.23"),
-        (compiler(None), "note", "plain torch operators"),
-        (compiler("/usr/bin/c++"), "ok", "/usr/bin/c++"),
-        (disk(Path("runs"), 500 * GIB), "ok", "500 GiB free"),
-        (disk(Path("runs"), GIB), "note", "1 GiB free"),
-        (shared_memory(None), "bad", "not there"),
-        (shared_memory(64 * 2**20), "note", "0.1 GiB free"),
-        (shared_memory(50 * GIB), "ok", "50.0 GiB free"),
-        (port(6379, in_use=True), "note", "in use"),
-        (port(6379, in_use=False), "ok", "free"),
-        (open_files(1024), "note", "at most 1024"),
-        (open_files(-1), "ok", "unlimited"),
+        (check_python((3, 10)), "bad", "3.10"),
+        (check_python((3, 12)), "ok", "3.12"),
+        (check_sglang(None), "note", "only the native engine"),
+        (check_sglang("0.5.23"), "ok", "0.5.23"),
+        (check_compiler(None), "note", "plain torch operators"),
+        (check_compiler("/usr/bin/c++"), "ok", "/usr/bin/c++"),
+        (check_disk(Path("runs"), 500 * GIB), "ok", "500 GiB free"),
+        (check_disk(Path("runs"), GIB), "note", "1 GiB free"),
+        (check_shared_memory(None), "bad", "does not exist"),
+        (check_shared_memory(64 * 2**20), "note", "0.1 GiB free"),
+        (check_shared_memory(50 * GIB), "ok", "50.0 GiB free"),
+        (check_port(6379, in_use=True), "note", "in use"),
+        (check_port(6379, in_use=False), "ok", "free"),
+        (check_open_files(1024), "note", "at most 1024"),
+        (check_open_files(-1), "ok", "unlimited"),
     ],
 )
 def test_checks(check: Check, verdict: str, words: str) -> None:
@@ -72,20 +72,20 @@ def test_checks(check: Check, verdict: str, words: str) -> None:
     ],
 )
 def test_what_the_sandbox_can_enforce(problem: str, memory: Any, verdicts: list[str], cure: str) -> None:
-    checks = list(sandbox(problem, memory))
+    checks = list(check_sandbox(problem, memory))
     assert [check.verdict for check in checks] == verdicts
     assert cure in checks[-1].cure
 
 
 def test_packages_against_the_tested_versions() -> None:
     installed = {"torch": "2.14.1+cpu", "ray": "2.9.1"}
-    torch, ray = packages(installed, NEEDED)
+    torch, ray = check_packages(installed, NEEDED)
     assert (torch.verdict, torch.found) == ("ok", "2.14.1+cpu")
     assert (ray.verdict, ray.cure) == ("bad", "pip install 'ray>=2.50'")
-    torch, ray = packages({"torch": "2.13.0", "ray": "2.60.0"}, NEEDED)
+    torch, ray = check_packages({"torch": "2.13.0", "ray": "2.60.0"}, NEEDED)
     assert (torch.verdict, torch.found) == ("note", "2.13.0; tested with 2.14.1")
     assert ray.verdict == "ok"
-    assert [each.found for each in packages({}, NEEDED)] == ["not installed"] * 2
+    assert [each.found for each in check_packages({}, NEEDED)] == ["not installed"] * 2
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_packages_against_the_tested_versions() -> None:
     ],
 )
 def test_torch_against_the_driver(answer: Any, driver: list[str], verdicts: list[str], words: str) -> None:
-    found = list(torch_and_gpus(answer, driver))
+    found = list(check_torch_and_gpus(answer, driver))
     assert [each.verdict for each in found] == verdicts
     assert words in found[0].found
 
 
 def test_this_host_is_examined(tmp_path: Path) -> None:
-    found = {check.subject: check for check in examine(tmp_path / "not" / "there")}
+    found = {check.subject: check for check in examine_host(tmp_path / "not" / "there")}
     assert {"Python", "torch", "ray", "GPUs", "SGLang", "disk", "/dev/shm", "open files"} <= found.keys()
     assert found["Python"].verdict == "ok"

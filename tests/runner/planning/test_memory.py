@@ -13,9 +13,9 @@ from rlrun.models.config_json import architecture, read_architecture
 from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.planning.memory import generating, optimizer_bytes, training
-from rlrun.runner.planning.model_size import active_parameters, largest_share, parameter_count, shares
-from rlrun.runner.planning.storage import checkpoint_bytes, offloaded
+from rlrun.runner.planning.memory import optimizer_bytes, size_engine, training_phase
+from rlrun.runner.planning.model_size import active_parameters, largest_share, parameter_count, rank_shares
+from rlrun.runner.planning.storage import checkpoint_bytes, offloaded_bytes
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.parameters.parameters import Parameters
@@ -79,16 +79,16 @@ def test_a_ranks_parameters_are_those_of_a_traced_run(
 ) -> None:
     """GiB that torchtitan's fake backend allocates on each of 64 ranks."""
     spec = TrainerSpec(steps=1, parallel=ParallelSpec(**layout))
-    phase = training(model, spec, gpu=True)
-    assert phase.part("parameters") / GIB == pytest.approx(traced, rel=0.05)
-    assert phase.part("gradients") == phase.part("parameters")
-    assert phase.part("optimizer") == 2 * phase.part("parameters")
+    phase = training_phase(model, spec, gpu=True)
+    assert phase.part_bytes("parameters") / GIB == pytest.approx(traced, rel=0.05)
+    assert phase.part_bytes("gradients") == phase.part_bytes("parameters")
+    assert phase.part_bytes("optimizer") == 2 * phase.part_bytes("parameters")
 
 
 @pytest.mark.parametrize("layout", [{"fsdp": 4}, {"pipeline": 2, "fsdp": 2}, {"tensor": 2, "context": 2}])
 def test_shares_add_up_to_the_model(layout: dict[str, int]) -> None:
     parallel = ParallelSpec(**layout)
-    held = sum(share.parameters for share in shares(QWEN3_8B, parallel)) * parallel.world_size
+    held = sum(share.parameters for share in rank_shares(QWEN3_8B, parallel)) * parallel.world_size
     assert held / parallel.pipeline == pytest.approx(parameter_count(QWEN3_8B), rel=0.001)
 
 
@@ -106,10 +106,10 @@ def test_training_state_is_as_large_as_planned(tmp_path: Path, family: str, dtyp
     optimizer.step()
     held = {tensor for holder in parameters.holders for tensor in holder.values()}
     moments = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
-    phase = training(model, TrainerSpec(steps=1, dtype=dtype), gpu=False)
-    assert phase.part("parameters") == pytest.approx(sum(each.nbytes for each in held), rel=0.1)
-    assert phase.part("gradients") == pytest.approx(sum(each.grad.nbytes for each in masters), rel=0.1)
-    assert phase.part("optimizer") == pytest.approx(sum(each.nbytes for each in moments), rel=0.1)
+    phase = training_phase(model, TrainerSpec(steps=1, dtype=dtype), gpu=False)
+    assert phase.part_bytes("parameters") == pytest.approx(sum(each.nbytes for each in held), rel=0.1)
+    assert phase.part_bytes("gradients") == pytest.approx(sum(each.grad.nbytes for each in masters), rel=0.1)
+    assert phase.part_bytes("optimizer") == pytest.approx(sum(each.nbytes for each in moments), rel=0.1)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -122,31 +122,33 @@ def test_an_engine_is_as_large_as_planned(
     setup = EngineSetup(model_folder=str(folder), dtype=dtype, max_length=100, device="cpu", **limits)
     loaded = load(setup)
     cache = loaded.scheduler.model.cache
-    planned = generating(read_architecture(folder), EngineSpec(dtype=dtype, **limits), 100, None)
+    planned = size_engine(read_architecture(folder), EngineSpec(dtype=dtype, **limits), 100, None)
     assert planned.cache_tokens == loaded.cache_tokens
-    assert planned.phase.part("KV cache") == pytest.approx(cache.keys.nbytes + cache.values.nbytes, rel=0.1)
+    assert planned.phase.part_bytes("KV cache") == pytest.approx(
+        cache.keys.nbytes + cache.values.nbytes, rel=0.1
+    )
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    assert planned.phase.part("weights") == pytest.approx(
+    assert planned.phase.part_bytes("weights") == pytest.approx(
         stored * (1 if dtype == "float32" else 0.5), rel=0.1
     )
 
 
 def test_a_float32_head_takes_copies_and_wider_logits() -> None:
     def logits(**settings: Any) -> int:
-        return training(QWEN3_8B, TrainerSpec(steps=1, **settings), gpu=True).part("logits")
+        return training_phase(QWEN3_8B, TrainerSpec(steps=1, **settings), gpu=True).part_bytes("logits")
 
     vocabulary, head = QWEN3_8B.vocab, QWEN3_8B.vocab * QWEN3_8B.hidden
     wide = logits(head_dtype="float32", logits_chunk=512)
     assert wide - logits(logits_chunk=512) == 512 * vocabulary * 2 + head * (8 - 2)
     assert logits(head_dtype="float32", dtype="float32") == logits(dtype="float32")
-    engines = [generating(QWEN3_8B, EngineSpec(), 100, None, head_copy=copy) for copy in (False, True)]
+    engines = [size_engine(QWEN3_8B, EngineSpec(), 100, None, head_copy=copy) for copy in (False, True)]
     assert engines[1].phase.bytes - engines[0].phase.bytes == head * 4
 
 
 def test_sampling_masks_take_their_ids_and_the_excluded_part_of_a_chunk() -> None:
     def masks(candidates: int, chunk: int) -> int:
         spec = TrainerSpec(steps=1, max_tokens_per_rank=1000, logits_chunk=chunk)
-        return training(QWEN3_8B, spec, gpu=True, candidates=candidates).part("sampling masks")
+        return training_phase(QWEN3_8B, spec, gpu=True, candidates=candidates).part_bytes("sampling masks")
 
     lengths = np.full(1000, 50, np.int32)
     support = Support.of(SamplingMask(np.zeros(50_000, np.int32), lengths), torch.device("cpu"))
@@ -160,9 +162,9 @@ def test_sampling_masks_take_their_ids_and_the_excluded_part_of_a_chunk() -> Non
 def test_what_is_offloaded_lies_on_the_host() -> None:
     def state(offload: Any, *, gpu: bool = True, **layout: int) -> list[int]:
         spec = TrainerSpec(steps=1, offload=offload, parallel=ParallelSpec(**layout))
-        phase = training(QWEN3_8B, spec, gpu=gpu)
-        parts = [phase.part(name) for name in ("parameters", "gradients", "optimizer")]
-        return [*parts, offloaded(QWEN3_8B, spec)]
+        phase = training_phase(QWEN3_8B, spec, gpu=gpu)
+        parts = [phase.part_bytes(name) for name in ("parameters", "gradients", "optimizer")]
+        return [*parts, offloaded_bytes(QWEN3_8B, spec)]
 
     size = parameter_count(QWEN3_8B)
     assert state("none") == [6 * size, 4 * size, 8 * size, 0]
@@ -192,16 +194,16 @@ def test_muon_keeps_one_moment_of_hidden_matrices() -> None:
 
 def test_a_cache_takes_half_of_what_is_free_at_most() -> None:
     weights = parameter_count(QWEN3_8B) * 2
-    small = generating(QWEN3_8B, EngineSpec(), 2048, weights + 8 * GIB)
-    assert small.phase.part("KV cache") == pytest.approx(4 * GIB, rel=0.01)
+    small = size_engine(QWEN3_8B, EngineSpec(), 2048, weights + 8 * GIB)
+    assert small.phase.part_bytes("KV cache") == pytest.approx(4 * GIB, rel=0.01)
     assert small.concurrent == small.cache_tokens // 2048 == 14
-    assert generating(QWEN3_8B, EngineSpec(), 2048, weights).concurrent == 0
+    assert size_engine(QWEN3_8B, EngineSpec(), 2048, weights).concurrent == 0
 
 
 def test_activations_shrink_with_the_layout() -> None:
     def activations(**layout: int) -> int:
         spec = TrainerSpec(steps=1, parallel=ParallelSpec(**layout))
-        return training(QWEN3_8B, spec, gpu=True).part("activations")
+        return training_phase(QWEN3_8B, spec, gpu=True).part_bytes("activations")
 
     assert activations() == activations(fsdp=8) == 4 * activations(tensor=4)
     assert activations(pipeline=2) == activations()  # half the layers, of two micro-batches in flight
@@ -232,7 +234,9 @@ def test_activations_are_near_what_a_dry_run_says(
 ) -> None:
     """GiB by `rlrun plan --deep`: of docs/parallelism.md, and of a DeepSeek-V3 with full recomputation."""
     spec = TrainerSpec.model_validate({"steps": 1, "max_tokens_per_rank": 16384} | settings)
-    assert training(model, spec, gpu=True).part("activations") == pytest.approx(traced * GIB, rel=0.15)
+    assert training_phase(model, spec, gpu=True).part_bytes("activations") == pytest.approx(
+        traced * GIB, rel=0.15
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +247,7 @@ def test_experts_keep_what_a_dry_run_says_where_nothing_is_computed_again(
 ) -> None:
     """Bytes by `rlrun plan --deep`, for 3413 tokens."""
     spec = TrainerSpec(steps=1, max_tokens_per_rank=3413, activation_checkpointing="none")
-    planned = training(architecture(config), spec, gpu=True).part("activations")
+    planned = training_phase(architecture(config), spec, gpu=True).part_bytes("activations")
     assert planned == pytest.approx(traced, rel=0.1)
 
 
@@ -251,7 +255,7 @@ def test_activations_shrink_with_what_is_computed_again() -> None:
     def activations(kind: str, layers: int) -> int:
         spec = TrainerSpec.model_validate({"steps": 1, "activation_checkpointing": kind})
         model = replace(QWEN3_8B, layers=layers)
-        return training(model, spec, gpu=True).part("activations")
+        return training_phase(model, spec, gpu=True).part_bytes("activations")
 
     assert activations("full", 36) < activations("selective", 36) < activations("none", 36)
     hidden = QWEN3_8B.hidden * TrainerSpec(steps=1).max_tokens_per_rank * 2
@@ -264,7 +268,9 @@ def test_a_checkpoint_has_parameters_and_moments() -> None:
 
 def test_micro_batches_of_a_number_of_samples_are_as_long_as_samples_may_be() -> None:
     def activations(**settings: Any) -> int:
-        return training(QWEN3_8B, TrainerSpec(steps=1, **settings), 1000, gpu=True).part("activations")
+        return training_phase(QWEN3_8B, TrainerSpec(steps=1, **settings), 1000, gpu=True).part_bytes(
+            "activations"
+        )
 
     assert activations(micro_batch_size=4) == activations(max_tokens_per_rank=4000)
     shared = ParallelSpec(context=2)

@@ -30,7 +30,7 @@ def test_epochs_are_counted_when_the_rows_are_known() -> None:
     assert make_plan(spec).steps is None
     assert make_plan(spec).optimizer_steps is None
     assert make_plan(spec, rows=100).steps == 6
-    with pytest.raises(ValueError, match="31 usable rows, fewer than the 32 of one step"):
+    with pytest.raises(ValueError, match="31 usable rows and a step needs 32"):
         make_plan(spec, rows=31)
 
 
@@ -71,7 +71,7 @@ def test_cores_are_shared_by_those_who_work_at_once(
     spec = spec_of(trainer={"parallel": {"fsdp": ranks}}, engine={"count": engines}, cluster=cluster)
     plan = make_plan(spec, cores=cores)
     assert ([rank.threads for rank in plan.ranks], [engine.threads for engine in plan.engines]) == threads
-    assert all(rank.place == DeviceLocation(0, None) for rank in plan.ranks)
+    assert all(rank.location == DeviceLocation(0, None) for rank in plan.ranks)
 
 
 def test_threads_of_the_spec_win() -> None:
@@ -82,18 +82,18 @@ def test_threads_of_the_spec_win() -> None:
 def test_cpu_nodes_get_neighbouring_ranks_and_an_engine_each() -> None:
     spec = spec_of(cluster={"nodes": 2, "address": "h:1"}, trainer={"parallel": {"fsdp": 4}})
     plan = make_plan(spec, cores=8)
-    assert [(rank.place.node, rank.local_rank, rank.threads) for rank in plan.ranks] == [
+    assert [(rank.location.node, rank.local_rank, rank.threads) for rank in plan.ranks] == [
         (0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 4),
     ]  # fmt: skip
-    assert [(engine.place.node, engine.threads) for engine in plan.engines] == [(0, 8), (1, 8)]
+    assert [(engine.location.node, engine.threads) for engine in plan.engines] == [(0, 8), (1, 8)]
 
 
 def test_colocated_gpus_hold_a_rank_and_an_engine_each() -> None:
     cluster = {"nodes": 2, "gpus_per_node": 2, "address": "h:1"}
     plan = make_plan(spec_of(cluster=cluster, trainer={"parallel": {"fsdp": 4}}))
     places = [DeviceLocation(0, 0), DeviceLocation(0, 1), DeviceLocation(1, 0), DeviceLocation(1, 1)]
-    assert [rank.place for rank in plan.ranks] == places
-    assert [engine.place for engine in plan.engines] == places
+    assert [rank.location for rank in plan.ranks] == places
+    assert [engine.location for engine in plan.engines] == places
 
 
 def test_disaggregated_engines_take_the_gpus_that_are_left() -> None:
@@ -101,8 +101,8 @@ def test_disaggregated_engines_take_the_gpus_that_are_left() -> None:
     plan = make_plan(
         spec_of(cluster=cluster, trainer={"parallel": {"fsdp": 3, "tensor": 2}}, engine={"port": 4000})
     )
-    assert [rank.place.gpu for rank in plan.ranks] == [0, 1, 2, 3, 4, 5]
-    assert [(engine.place, engine.port) for engine in plan.engines] == [
+    assert [rank.location.gpu for rank in plan.ranks] == [0, 1, 2, 3, 4, 5]
+    assert [(engine.location, engine.port) for engine in plan.engines] == [
         (DeviceLocation(0, 6), 4000),
         (DeviceLocation(0, 7), 4001),
     ]
@@ -196,7 +196,7 @@ def test_servers_of_several_gpus(name: str) -> None:
     plan = make_plan(
         spec_of(cluster=cluster, trainer={"parallel": parallel}, engine={"type": "sglang"} | engine), cores=8
     )
-    assert [[(place.node, place.gpu) for place in each.places] for each in plan.engines] == places
+    assert [[(place.node, place.gpu) for place in each.locations] for each in plan.engines] == places
 
 
 def test_processes_of_a_server_share_cores_with_the_ranks_beside_it() -> None:
@@ -252,7 +252,7 @@ def test_other_models_may_take_several_gpus_too() -> None:
     judge = {"name": "judge", "path": "j", "type": "sglang", "tensor": 2}
     document = spec_of(cluster={"gpus_per_node": 3}).model_dump() | {"engines": [judge]}
     plan = make_plan(Spec.model_validate(document))
-    assert plan.others[0].places == (DeviceLocation(0, 1), DeviceLocation(0, 2))
+    assert plan.named_engines[0].locations == (DeviceLocation(0, 1), DeviceLocation(0, 2))
 
 
 def test_demonstrations_need_no_engine() -> None:

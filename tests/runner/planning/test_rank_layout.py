@@ -5,9 +5,9 @@ from rlrun.runner.planning.rank_layout import (
     coordinates,
     data_rank,
     is_data_rank_leader,
-    schedulable,
+    schedulable_micro_batches,
     stage_layers,
-    stages_of,
+    stages_of_rank,
     token_multiple,
 )
 from rlrun.specs.sections.trainer import ParallelSpec
@@ -36,7 +36,7 @@ def test_pipelines_are_outermost_and_share_their_data():
 )
 def test_the_rank_of_the_last_stage_speaks(schedule, stages, speaking):
     parallel = ParallelSpec(pipeline=3, pipeline_schedule=schedule)
-    assert [stages_of(place, parallel) for place in range(3)] == stages
+    assert [stages_of_rank(place, parallel) for place in range(3)] == stages
     assert [rank for rank in range(3) if is_data_rank_leader(rank, parallel)] == speaking
 
 
@@ -63,7 +63,7 @@ def test_stages_have_as_many_layers_each(layers, stages, sizes):
 )
 def test_empty_micro_batches_fill_up_what_a_schedule_needs(schedule, counts):
     parallel = ParallelSpec(pipeline=2, pipeline_schedule=schedule)
-    assert {count: schedulable(count, parallel) for count in counts} == counts
+    assert {count: schedulable_micro_batches(count, parallel) for count in counts} == counts
 
 
 def test_micro_batches_divide_by_what_cuts_them():

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun.runner.planning.simulation.simulated_engines import World
+from rlrun.runner.planning.simulation.simulated_engines import SimulationSettings
 from rlrun.runner.planning.simulation.simulated_job import simulate, spread_lengths
 
 
-def same(length: int) -> World:
+def same(length: int) -> SimulationSettings:
     """Everything takes its time and nothing varies: 2 engines of 4 slots, 4 groups of 2."""
-    return World(
+    return SimulationSettings(
         engines=2,
         slots=4,
         token_seconds=lambda running: 0.01,
@@ -90,7 +90,7 @@ def test_asynchronously_a_slow_group_is_not_waited_for() -> None:
 def test_any_world(  # noqa: PLR0917
     engines: int, slots: int, prompts: int, samples: int, more: int, staleness: int, seed: int
 ) -> None:
-    world = World(
+    world = SimulationSettings(
         engines=engines,
         slots=slots,
         token_seconds=lambda running: 0.01 + 0.001 * running,

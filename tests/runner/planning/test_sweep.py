@@ -13,8 +13,8 @@ def test_layouts_use_every_gpu_and_fit_the_model() -> None:
     assert len(found) > 20
     for each in found:
         spec, plan = each.case.spec, each.case.plan
-        devices = {(rank.place.node, rank.place.gpu) for rank in plan.ranks}
-        devices |= {(engine.place.node, engine.place.gpu) for engine in plan.engines}
+        devices = {(rank.location.node, rank.location.gpu) for rank in plan.ranks}
+        devices |= {(engine.location.node, engine.location.gpu) for engine in plan.engines}
         assert len(devices) == 8
         assert plan.batch.global_batch_size % spec.trainer.parallel.data_degree == 0
         assert case().model.kv_heads % spec.trainer.parallel.tensor == 0
@@ -36,8 +36,8 @@ def test_servers_of_several_gpus_are_tried_too() -> None:
     assert {each.case.spec.engine.tensor for each in found} >= {1, 2, 4}
     for each in found:
         assert each.settings["engine.tensor"] == each.case.spec.engine.tensor
-        devices = {place.gpu for engine in each.case.plan.engines for place in engine.places}
-        assert len(devices) == sum(len(engine.places) for engine in each.case.plan.engines)
+        devices = {place.gpu for engine in each.case.plan.engines for place in engine.locations}
+        assert len(devices) == sum(len(engine.locations) for engine in each.case.plan.engines)
 
 
 def test_experts_are_shared_out_only_where_there_are_some() -> None:

@@ -1,9 +1,9 @@
-"""A case as a world to simulate, and the splits and modes worth comparing."""
+"""Simulates the best layout of each split of the GPUs, in each rollout mode, to compare them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlrun.runner.planning.simulation.simulated_engines import World
+from rlrun.runner.planning.simulation.simulated_engines import SimulationSettings
 from rlrun.runner.planning.simulation.simulated_job import SimulationResult, simulate, spread_lengths
 from rlrun.runner.planning.sizing import Sizing, running_samples
 from rlrun.runner.planning.step_time import (
@@ -16,14 +16,14 @@ from rlrun.runner.planning.step_time import (
 from rlrun.runner.planning.sweep import Candidate, sweep
 
 STEPS = 8
-"""Steps that a simulation runs for."""
+"""Number of steps that a simulation runs."""
 STALENESS = (0, 1, 2)
-"""`rollout.max_staleness` where engines have their own GPUs; 0 is `mode = "sync"`."""
+"""The values of `rollout.max_staleness` to try if engines have their own GPUs; 0 is `mode = "sync"`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A layout, and how its steps went."""
+    """A layout and the result of its simulation."""
 
     candidate: Candidate
     max_staleness: int
@@ -31,16 +31,16 @@ class Alternative:
 
     @property
     def device_hours(self) -> float | None:
-        """Of the whole job."""
+        """GPU-hours of the whole job; None if the number of steps is not known."""
         spec, steps = self.candidate.case.spec, self.candidate.case.plan.steps
         devices = spec.cluster.nodes * spec.cluster.gpus_per_node
         return None if steps is None else self.outcome.step_seconds * steps * devices / 3600
 
 
-def world_of(case: Case, sizing: Sizing, spread: float, max_staleness: int) -> World:
-    """The case in numbers; responses are log-normal around the case's mean length."""
+def simulation_settings(case: Case, sizing: Sizing, spread: float, max_staleness: int) -> SimulationSettings:
+    """Returns the settings that simulate a case; response lengths are log-normal around the case's mean."""
     rollout, batch = case.spec.rollout, case.plan.batch
-    return World(
+    return SimulationSettings(
         engines=len(case.plan.engines),
         slots=running_samples(case, sizing.engine),
         token_seconds=lambda running: decode_seconds(case, running),
@@ -56,13 +56,13 @@ def world_of(case: Case, sizing: Sizing, spread: float, max_staleness: int) -> W
 
 
 def compare_alternatives(case: Case, spread: float) -> Iterator[Alternative]:
-    """The fastest layout that fits for each split of the GPUs, in each mode that the split allows."""
-    seen = set()
+    """Yields the fastest layout that fits for each split of the GPUs, in each mode that the split allows."""
+    simulated_splits = set()
     for candidate in sweep(case):
         split = len(candidate.case.plan.ranks), candidate.case.plan.colocated
-        if split in seen or not candidate.fits or not candidate.case.plan.engines:
+        if split in simulated_splits or not candidate.fits or not candidate.case.plan.engines:
             continue
-        seen.add(split)
+        simulated_splits.add(split)
         for staleness in STALENESS[:1] if candidate.case.plan.colocated else STALENESS:
-            world = world_of(candidate.case, candidate.sizing, spread, staleness)
-            yield Alternative(candidate, staleness, simulate(world, STEPS))
+            settings = simulation_settings(candidate.case, candidate.sizing, spread, staleness)
+            yield Alternative(candidate, staleness, simulate(settings, STEPS))

@@ -1,113 +1,124 @@
-"""A job as a simulation of events: engines that decode samples of different lengths, a trainer, who waits.
+"""Simulates a job as events, to find how long engines and trainer wait for each other.
 
-Samples run on the engine with the fewest of them, at most `slots` at a time; each engine makes one token for
-every sample it runs in `token_seconds(running)`. In turns, a step trains on the first P groups that finish
-(rlrun.runner.rollouts.synchronous); asynchronously, engines go on while the trainer works
-(rlrun.runner.rollouts.asynchronous).
+Samples run on the engine with the fewest of them, at most `slots` at a time; an engine makes one token for
+each of its running samples in `token_seconds(running)`. In synchronous mode a step trains on the first P
+groups that finish (rlrun.runner.rollouts.synchronous); in asynchronous mode engines continue while the
+trainer works (rlrun.runner.rollouts.asynchronous).
 """
 
 import random
 from dataclasses import dataclass
 from math import log, sqrt
 
-from rlrun.runner.planning.simulation.simulated_engines import Lengths, SimulatedGeneration, World
+from rlrun.runner.planning.simulation.simulated_engines import (
+    Lengths,
+    SimulatedGeneration,
+    SimulationSettings,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What a simulation has shown, over all its steps."""
+    """The averages of a simulation over its steps."""
 
     step_seconds: float
-    """From one step's weights to the next's, on average."""
+    """Mean time from one weight update to the next."""
     waiting_seconds: float
-    """Of a step, for its batch; in turns, that is all of its generation."""
+    """Mean time per step that the trainer waits for its batch; in synchronous mode, all of generation."""
     trainer_waits: float
-    """Share of the time in which the trainer has nothing to do."""
+    """Share of the time in which the trainer waits."""
     engines_idle: float
-    """Share of the engines' slots that were empty, in all."""
+    """Share of the engines' slots that are empty, over time."""
     staleness: float
-    """Weight versions between the first token of a group and its training, on average."""
+    """Mean number of versions between the start of a group and the training on it."""
     tokens: int
-    """Response tokens trained on."""
+    """Number of response tokens trained on."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """What happened so far."""
+    """The sums of a simulation so far."""
 
     waited: float = 0.0
-    ages: float = 0.0
+    staleness: float = 0.0
     tokens: int = 0
 
 
-def simulate(world: World, steps: int) -> SimulationResult:
-    """Run `steps` steps."""
-    generation, record = SimulatedGeneration(world), _Record()
-    run = _asynchronously if world.max_staleness else _in_turns
-    run(world, steps, generation, record)
-    groups = steps * world.prompts
+def simulate(settings: SimulationSettings, steps: int) -> SimulationResult:
+    """Simulates `steps` steps."""
+    generation, record = SimulatedGeneration(settings), _Record()
+    run = _run_asynchronous if settings.max_staleness else _run_synchronous
+    run(settings, steps, generation, record)
+    groups = steps * settings.prompts
     return SimulationResult(
         step_seconds=generation.now / steps,
         waiting_seconds=record.waited / steps,
         trainer_waits=record.waited / generation.now,
-        engines_idle=1.0 - generation.busy() / (world.engines * world.slots * generation.now),
-        staleness=record.ages / groups,
+        engines_idle=1.0 - generation.busy() / (settings.engines * settings.slots * generation.now),
+        staleness=record.staleness / groups,
         tokens=record.tokens,
     )
 
 
-def _in_turns(world: World, steps: int, generation: SimulatedGeneration, record: _Record) -> None:
+def _run_synchronous(
+    settings: SimulationSettings, steps: int, generation: SimulatedGeneration, record: _Record
+) -> None:
     group = 0
     for _ in range(steps):
-        wanted_at = generation.now
-        for _ in range(world.oversample):
+        wait_start = generation.now
+        for _ in range(settings.oversample):
             generation.submit(group)
             group += 1
-        for _ in range(world.prompts):
+        for _ in range(settings.prompts):
             finished = generation.next_finished()
             assert finished is not None
-            record.tokens += _tokens(world, finished)
-        record.waited += generation.now - wanted_at
+            record.tokens += _tokens(settings, finished)
+        record.waited += generation.now - wait_start
         generation.stop()
-        generation.next_finished(generation.now + world.train_seconds + world.sync_seconds)
+        generation.next_finished(generation.now + settings.train_seconds + settings.sync_seconds)
 
 
-def _asynchronously(world: World, steps: int, generation: SimulatedGeneration, record: _Record) -> None:
-    """Room for `max_staleness` batches while the trainer works, and for one more while it waits."""
+def _run_asynchronous(
+    settings: SimulationSettings, steps: int, generation: SimulatedGeneration, record: _Record
+) -> None:
+    """Keeps `max_staleness` batches in flight while the trainer works, and one more while it waits."""
     ready: list[tuple[int, int]] = []
-    begun: dict[int, int] = {}
+    start_versions: dict[int, int] = {}
 
-    def fill(room: int, version: int) -> None:
-        while generation.in_flight + len(ready) < room:
-            group = len(begun)
-            begun[group] = version
+    def fill(capacity: int, version: int) -> None:
+        while generation.in_flight + len(ready) < capacity:
+            group = len(start_versions)
+            start_versions[group] = version
             generation.submit(group)
 
     for version in range(steps):
-        wanted_at = generation.now
-        fill((world.max_staleness + 1) * world.prompts, version)
-        while len(ready) < world.prompts:
+        wait_start = generation.now
+        fill((settings.max_staleness + 1) * settings.prompts, version)
+        while len(ready) < settings.prompts:
             finished = generation.next_finished()
             assert finished is not None
-            ready.append((begun[finished], finished))
-        record.waited += generation.now - wanted_at
+            ready.append((start_versions[finished], finished))
+        record.waited += generation.now - wait_start
         ready.sort()
-        for age, group in ready[: world.prompts]:
-            record.ages += version - age
-            record.tokens += _tokens(world, group)
-        del ready[: world.prompts]
-        fill(world.max_staleness * world.prompts, version)
-        done = generation.now + world.train_seconds + world.sync_seconds
-        while (finished := generation.next_finished(done)) is not None:
-            ready.append((begun[finished], finished))
+        for start_version, group in ready[: settings.prompts]:
+            record.staleness += version - start_version
+            record.tokens += _tokens(settings, group)
+        del ready[: settings.prompts]
+        fill(settings.max_staleness * settings.prompts, version)
+        training_end = generation.now + settings.train_seconds + settings.sync_seconds
+        while (finished := generation.next_finished(training_end)) is not None:
+            ready.append((start_versions[finished], finished))
 
 
-def _tokens(world: World, group: int) -> int:
-    return sum(world.lengths(group, number) for number in range(world.samples_per_prompt))
+def _tokens(settings: SimulationSettings, group: int) -> int:
+    return sum(settings.lengths(group, number) for number in range(settings.samples_per_prompt))
 
 
 def spread_lengths(mean: float, spread: float, longest: int, seed: int = 0) -> Lengths:
-    """Log-normal lengths of that mean and that ratio of deviation to mean, cut at `longest`."""
+    """Returns a function that draws log-normal lengths, cut at `longest`.
+
+    `spread` is the standard deviation divided by the mean.
+    """
     sigma = sqrt(log(1 + spread**2))
     centre = log(mean) - sigma**2 / 2
 

@@ -24,7 +24,7 @@ from rlrun.plugins.protocols import Algorithm
 from rlrun.plugins.registry import build
 from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.contracts.carriers import TrainSequence
-from rlrun.runner.planning.deep_plan import ON_HOST, DryRun
+from rlrun.runner.planning.deep_plan import OFFLOADED_PURPOSES, DryRun
 from rlrun.runner.trainer.compat.meshes import FakeStore
 from rlrun.runner.trainer.dry_run.fakes import booked_apart, even_routing, gpu_kernels
 from rlrun.runner.trainer.dry_run.memory_trace import (
@@ -78,7 +78,7 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             router_dtype=spec.trainer.moe.router_dtype,
             head_dtype=spec.trainer.head_dtype,
         )
-        ledger = MemoryTrace(ON_HOST[spec.trainer.offload])
+        ledger = MemoryTrace(OFFLOADED_PURPOSES[spec.trainer.offload])
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         for context in (fake, ledger, booked_apart(ledger), even_routing()):
             stack.enter_context(context)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rlrun.models.architecture import Architecture
-from rlrun.runner.planning.rank_layout import check_layout, stage_layers, stages_of
+from rlrun.runner.planning.rank_layout import check_layout, stage_layers, stages_of_rank
 from rlrun.runner.trainer.compat.data_parallel import shard_data_parallel
 from rlrun.runner.trainer.compat.layouts import set_sharding
 from rlrun.runner.trainer.compat.meshes import ParallelDims
@@ -58,7 +58,7 @@ def build_model(
     ranges = stage_layers(model.layers, parallel.stages)
     place = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()
     decoders = []
-    for stage in stages_of(place, parallel):
+    for stage in stages_of_rank(place, parallel):
         with torch.device("meta"), _default_dtype(torch.float32 if dims is not None else dtype):
             decoder: PackedDecoder = config.build()
         _prune(decoder, ranges[stage], first=stage == 0, last=stage == parallel.stages - 1)

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from rlrun.runner.planning.rank_layout import stages_of
+from rlrun.runner.planning.rank_layout import stages_of_rank
 from rlrun.runner.trainer.optim.optimizers import Optimizer
 from rlrun.runner.trainer.parameters.parameters import EMBEDDING, HEAD, Parameters
 from rlrun.specs.sections.trainer import ParallelSpec
@@ -20,7 +20,7 @@ class TiedHead:
         self._head = parameters.masters.get(HEAD)
         self._stages = stages
         last = next(
-            rank for rank in range(parallel.pipeline) if parallel.stages - 1 in stages_of(rank, parallel)
+            rank for rank in range(parallel.pipeline) if parallel.stages - 1 in stages_of_rank(rank, parallel)
         )
         self._partner = last if self._embedding is not None else 0
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from rlrun.models.architecture import Architecture
 from rlrun.runner.contracts.carriers import TrainSequence
-from rlrun.runner.planning.rank_layout import schedulable, stages_of
+from rlrun.runner.planning.rank_layout import schedulable_micro_batches, stages_of_rank
 from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.model.decoder import DecoderInputs, PackedDecoder, place_of
@@ -35,7 +35,7 @@ class PipelinedPolicy(Policy):
         super().__init__(decoders, model, dims, settings)
         parallel = settings.parallel
         self._group_of_stages = dims.get_mesh("pp").get_group()
-        self._stages = stages_of(dist.get_rank(self._group_of_stages), parallel)
+        self._stages = stages_of_rank(dist.get_rank(self._group_of_stages), parallel)
         self._hidden = model.hidden
         self._split = dims.tp if parallel.sequence_parallel else 1
         self._schedules: dict[bool, tuple[Shape, Schedule]] = {}
@@ -84,7 +84,7 @@ class PipelinedPolicy(Policy):
 
     def _packs(self, batches: Sequence[Sequence[TrainSequence]]) -> list[Pack]:
         """Packs of one size, as many as the schedule can run; the last ones may be empty."""
-        empty = schedulable(len(batches), self._settings.parallel) - len(batches)
+        empty = schedulable_micro_batches(len(batches), self._settings.parallel) - len(batches)
         lengths = [[len(sequence.tokens) for sequence in sequences] for sequences in batches]
         size = max(packed_size(each, self.multiple) for each in lengths)
         return [self.pack(sequences, size) for sequences in [*batches, *([()] * empty)]]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlrun.models.architecture import Architecture
 from rlrun.runner.contracts.carriers import TrainSequence
-from rlrun.runner.planning.rank_layout import balanced, token_multiple
+from rlrun.runner.planning.rank_layout import token_multiple, uses_balanced_context
 from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.compat.meshes import ParallelDims, get_spmd_context
 from rlrun.runner.trainer.model.decoder import DecoderInputs, PackedDecoder, place_of
@@ -77,7 +77,7 @@ class Policy:
         if dims is not None and dims.cp > 1:
             self._group = dims.get_mesh("cp").get_group()
             rank = dist.get_rank(self._group)
-            self._part = ContextPart(rank, dims.cp, balanced(settings.parallel))
+            self._part = ContextPart(rank, dims.cp, uses_balanced_context(settings.parallel))
 
     def log_probs(
         self, batches: Sequence[Sequence[TrainSequence]], routes: Routes | None = None

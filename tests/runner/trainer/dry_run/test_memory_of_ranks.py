@@ -11,8 +11,8 @@ import pytest
 
 from rlrun.models.config_json import read_architecture
 from rlrun.runner.planning.deep_plan import DryRun
-from rlrun.runner.planning.memory import training
-from rlrun.runner.planning.model_size import shares
+from rlrun.runner.planning.memory import training_phase
+from rlrun.runner.planning.model_size import rank_shares
 from rlrun.runner.trainer.dry_run.rank import dry_run
 from rlrun.specs.sections.trainer import ParallelSpec, TrainerSpec
 from tests.runner.trainer.trainer_cases import make_spec, run_ranks
@@ -65,11 +65,11 @@ def test_ranks_hold_what_is_planned(
 ) -> None:
     family, layout = LAYOUTS[number]
     model, parallel = read_architecture(folders[family]), ParallelSpec(**layout)
-    phase = training(model, TrainerSpec(steps=1, dtype="float32", parallel=parallel), gpu=False)
+    phase = training_phase(model, TrainerSpec(steps=1, dtype="float32", parallel=parallel), gpu=False)
     for name in HELD:
-        assert phase.part(name) == pytest.approx(max(rank[name] for rank in together[number]), rel=0.1)
+        assert phase.part_bytes(name) == pytest.approx(max(rank[name] for rank in together[number]), rel=0.1)
     if parallel.pipeline > 1:
-        places = [share.parameters * 4 for share in shares(model, parallel)]
+        places = [share.parameters * 4 for share in rank_shares(model, parallel)]
         assert places == pytest.approx([rank["parameters"] for rank in together[number]], rel=0.1)
 
 

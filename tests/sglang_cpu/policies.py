@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.contracts.carriers import Readers, WeightBucket, WeightUpdate
-from rlrun.runner.engines.pool.delivery import Buckets
+from rlrun.runner.engines.pool.transfer import WeightStream
 from rlrun.runner.weights.writer import WeightSource, WeightWriter
 from rlrun.specs.sections.job import Spec
 
@@ -51,10 +51,10 @@ class LocalPolicy:
         return update
 
     @asynccontextmanager
-    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[Buckets]:
+    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[WeightStream]:
         """As a trainer does."""
         del version
-        yield Buckets(await asyncio.to_thread(self.writer.begin, readers), self._next)
+        yield WeightStream(await asyncio.to_thread(self.writer.begin, readers), self._next)
 
     async def _next(self) -> WeightBucket:
         bucket = await asyncio.to_thread(self.writer.next_bucket)

@@ -25,7 +25,8 @@ from rlrun.runner.contracts.carriers import (
     WeightBucket,
     WeightUpdate,
 )
-from rlrun.runner.engines.pool.delivery import Buckets, WeightsMoved
+from rlrun.runner.engines.pool.delivery import WeightsMoved
+from rlrun.runner.engines.pool.transfer import WeightStream
 from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause
 
 PASS_SECONDS = 4 * 3600.0
@@ -109,7 +110,7 @@ class TrainerGroup:
         return update
 
     @asynccontextmanager
-    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[Buckets]:
+    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[WeightStream]:
         """Hands over the announced weights bucket by bucket; the policy is not trained meanwhile.
 
         WeightsMoved where the ranks no longer have this version.
@@ -118,7 +119,9 @@ class TrainerGroup:
             if version != self._written:
                 raise WeightsMoved(f"the trainer no longer has weights {version}")
             groups = await self._broadcast("begin_weights", readers)
-            yield Buckets(next((group for group in groups if group is not None), None), self._next_bucket)
+            yield WeightStream(
+                next((group for group in groups if group is not None), None), self._next_bucket
+            )
 
     async def _next_bucket(self) -> WeightBucket:
         buckets = await self._broadcast("next_bucket")

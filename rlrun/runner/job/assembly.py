@@ -13,7 +13,7 @@ from rlrun.runner.cluster.scratch import Scratch
 from rlrun.runner.cluster.start import Models, Processes, start_processes
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.interfaces import Timed
-from rlrun.runner.engines.pool.gateway import Gateway, gateway_of
+from rlrun.runner.engines.pool.gateway import Gateway, make_gateway
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.host.background import in_background
 from rlrun.runner.host.failures import gather_or_first_cause
@@ -82,14 +82,14 @@ async def start_parts(
     await gather_or_first_cause([reading, starting, scoring])  # what is wrong with files is told best first
     stack.push_async_callback(reading.result().close)
     started = starting.result()
-    gateway = gateway_of(spec, model, folder)
+    gateway = make_gateway(spec, model, folder)
     pools = _pools(spec, started, gateway)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
     policy = pools.pop("", None)
     if gateway is not None and policy is not None:
         stack.push_async_callback(gateway.close)
-        await gateway.start(policy.seats)
+        await gateway.start(policy.slots)
     trainer = trainer_of(started, policy) if plan.ranks else None
     inputs = reading.result()
     return RunningJob(plan, steps, inputs, cluster, started, trainer, policy, pools, scorer, saved, gateway)
@@ -97,12 +97,14 @@ async def start_parts(
 
 def _pools(spec: Spec, started: Processes, gateway: Gateway | None) -> dict[str, EnginePool]:
     """By name of `[[engines]]`, "" for the policy's."""
-    mended = spec.fault_tolerance.engine_restarts > 0
+    supervised = spec.fault_tolerance.engine_restarts > 0
     others = started.others.items()
-    pools = {name: EnginePool(group.clients, mended=mended) for name, group in others if group.clients}
+    pools = {
+        name: EnginePool(group.clients, supervised=supervised) for name, group in others if group.clients
+    }
     if clients := started.engines.clients:
-        ask_one = None if gateway is None else gateway.generate
-        pools[""] = EnginePool(clients, mended=mended, ask_one=ask_one)
+        send_sample = None if gateway is None else gateway.generate
+        pools[""] = EnginePool(clients, supervised=supervised, send_sample=send_sample)
     return pools
 
 

@@ -115,7 +115,7 @@ def _policy(spec: Spec, parts: RunningJob) -> RolloutContext | None:
         spec.seed,
         inputs.rollout,
         spec.deterministic,
-        pending=PendingRequests(spec.engine.max_running * len(pool.seats)),
+        pending=PendingRequests(spec.engine.max_running * len(pool.slots)),
         record_mask=records_mask(spec, needs_of(spec)),
     )
 

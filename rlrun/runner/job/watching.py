@@ -7,7 +7,7 @@ from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.start import Handle
 from rlrun.runner.cluster.start_engines import EngineHandle
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.engines.pool.supervisor import Budget, Supervisor
+from rlrun.runner.engines.pool.supervisor import RestartBudget, Supervisor
 from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause
 from rlrun.runner.job.assembly import RunningJob
 from rlrun.runner.job.stopping import StopRequest, announcement
@@ -46,10 +46,10 @@ async def watch_engines(spec: Spec, parts: RunningJob, say: Callable[[str], None
     engines = _every_engine(parts)
     if not engines:
         await asyncio.Event().wait()
-    budget = Budget(spec.fault_tolerance.engine_restarts)
+    budget = RestartBudget(spec.fault_tolerance.engine_restarts)
     ways = []
     if parts.gateway is not None and parts.pool is not None:
-        ways = [parts.gateway.keep(parts.pool.seats, budget, say)]
+        ways = [parts.gateway.supervise(parts.pool.slots, budget, say)]
     if not spec.fault_tolerance.engine_restarts:
         await gather_or_first_cause([*ways, *(engine.watch() for engine in engines)])
     pools = [(parts.pool, parts.started.engines.handles)] if parts.pool is not None else []

@@ -1,4 +1,4 @@
-"""An engine's seat in its pool, which stays when the engine is lost and started again."""
+"""An engine's slot in its pool, which remains when the engine is lost and started again."""
 
 import asyncio
 from typing import get_args
@@ -9,48 +9,54 @@ from rlrun.runner.host.background import cancel_all
 
 
 class EngineSlot:
-    """One engine: how it is reached, how much it has to do, and whether it can be asked."""
+    """One engine: its client, its load, and whether it can be sent requests.
+
+    `up`     it gets requests
+    `down`   it is lost; its supervisor starts it again
+    neither  it was started again, and gets requests after the next update of the weights
+    """
 
     def __init__(self, client: EngineClient) -> None:
         self.client = client
         self.load = 0
-        self.waits = False
-        """For the next update of the weights; it is well otherwise."""
+        """Samples that run on it."""
+        self.awaits_update = False
+        """Whether it is well and waits for the next update of the weights."""
         self.cause: str | None = None
-        """Why it was lost, where that is known."""
+        """Why it was lost, if the pool knows."""
         self.up = asyncio.Event()
         self.down = asyncio.Event()
         self.up.set()
-        self._asleep: set[Tag] = set()
-        """What it has no memory for."""
+        self._released: set[Tag] = set()
+        """The memory that it has released."""
 
-    def lose(self, cause: str | None = None) -> None:
-        """Ask it nothing more."""
+    def mark_down(self, cause: str | None = None) -> None:
+        """Marks the engine as lost: it gets no more requests."""
         self.cause = cause
-        self.waits = False
+        self.awaits_update = False
         self.up.clear()
         self.down.set()
 
-    def find(self) -> None:
-        """Ask it again."""
-        self.waits = False
+    def mark_up(self) -> None:
+        """Marks the engine as well: it gets requests."""
+        self.awaits_update = False
         self.cause = None
         self.down.clear()
         self.up.set()
 
-    async def replace(self, client: EngineClient) -> None:
-        """The engine was started again: awake, and reached by another client."""
-        await self.client.close()
-        self.client = client
-        self._asleep = set()
-
-    def wait_for_update(self) -> None:
-        """It is well, and asked nothing before it has the next weights."""
-        self.waits = True
+    def mark_awaiting_update(self) -> None:
+        """Marks the engine as well, but without weights: it gets requests after the next update."""
+        self.awaits_update = True
         self.down.clear()
 
-    async def updated(self) -> None:
-        """Return once the next update went well. EngineError when it did not."""
+    async def replace_client(self, client: EngineClient) -> None:
+        """Takes the client of an engine that was started again, which has all its memory."""
+        await self.client.close()
+        self.client = client
+        self._released = set()
+
+    async def wait_for_update(self) -> None:
+        """Returns when the engine serves the next update. Raises EngineError when that update fails."""
         events = [asyncio.ensure_future(event.wait()) for event in (self.up, self.down)]
         try:
             await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
@@ -59,16 +65,16 @@ class EngineSlot:
         if self.down.is_set():
             raise EngineError(self.cause or f"engine {self.client.url} was lost")
 
-    async def release(self) -> None:
-        """Have it give away the memory that it still has."""
-        tags = [tag for tag in get_args(Tag) if tag not in self._asleep]
+    async def release_memory(self) -> None:
+        """Aborts what runs and releases all memory that the engine still holds."""
+        tags = [tag for tag in get_args(Tag) if tag not in self._released]
         if tags:
             await self.client.settle()
             await self.client.release_memory(tags)
-            self._asleep = set(get_args(Tag))
+            self._released = set(get_args(Tag))
 
-    async def take_back(self, tag: Tag) -> None:
-        """Have it take that memory again, if it gave it away."""
-        if tag in self._asleep:
+    async def resume_memory(self, tag: Tag) -> None:
+        """Allocates one kind of memory again, if it was released."""
+        if tag in self._released:
             await self.client.resume_memory([tag])
-            self._asleep.discard(tag)
+            self._released.discard(tag)

@@ -1,7 +1,9 @@
-"""The way to engines by a router of the sglang-router package: it chooses who generates, a sample at a time.
+"""Sends samples through a router of the sglang-router package, which chooses the engine of each sample.
 
-samples ──▶ router ──▶ one of the engines on its list      all but generation goes to engines directly
-an engine is found, lost ──▶ put on the list, taken off
+    EnginePool ──sample──▶ Gateway ──▶ router process ──▶ one of the engines on its list
+    EngineSlot ──up, down──▶ Gateway ──POST, DELETE /workers──▶ router's list
+
+Only generation goes through the router; all other calls go to the engines directly.
 """
 
 import asyncio
@@ -19,7 +21,7 @@ from rlrun.runner.engines.client.connection import Connection
 from rlrun.runner.engines.client.parsing import NO_LIMITS, ModelLimits, most_bytes, parse_sample
 from rlrun.runner.engines.client.wire import sample_body
 from rlrun.runner.engines.pool.engine_slot import EngineSlot
-from rlrun.runner.engines.pool.supervisor import Budget
+from rlrun.runner.engines.pool.supervisor import RestartBudget
 from rlrun.runner.engines.process.sglang_router import RouterServer, RouterSetup
 from rlrun.runner.host.background import in_background
 from rlrun.runner.host.failures import gather_or_first_cause, log_end
@@ -30,37 +32,37 @@ from rlrun.specs.reading.secret_references import reveal
 from rlrun.specs.sections.job import Spec
 
 _ANSWER_SECONDS = 60.0
-"""Beyond a sample's own deadline, for its engine to answer with what it has."""
+"""Time beyond a sample's own deadline for its engine to answer with the tokens so far."""
 _LIST_SECONDS = 60.0
-"""Deadline for the router to have changed its list."""
+"""Deadline for the router to change its list of engines."""
 _CALL_SECONDS = 30.0
-_LOOK_SECONDS = 0.1
+_LIST_POLL_SECONDS = 0.1
 _WATCH_SECONDS = 1.0
 
 
 class Gateway:
-    """The router: its process, its list, and samples by way of it. `start` it first, and `close` it."""
+    """Runs the router's process, keeps its list of engines, and sends it samples. `start` it before use."""
 
     def __init__(self, setup: RouterSetup, limits: ModelLimits = NO_LIMITS) -> None:
-        """`limits`: what the answers of the engines are held to."""
+        """`limits`: the bounds that the engines' answers are checked against."""
         self._setup = setup
         self._limits = limits
         self._server: RouterServer | None = None
         self._connection: Connection | None = None
-        self._names: dict[str, str] = {}
-        """What the router calls the engines on its list, by URL."""
+        self._worker_ids: dict[str, str] = {}
+        """The router's id of each engine on its list, by URL."""
 
-    async def start(self, seats: Sequence[EngineSlot]) -> None:
-        """Start it, and give it these engines. JobError, with its own last error, if it does not come up."""
+    async def start(self, slots: Sequence[EngineSlot]) -> None:
+        """Starts the router with these engines. JobError, with the router's last error, if that fails."""
         try:
             await self._launch()
-            await gather_or_first_cause([self._put_on(seat) for seat in seats])
+            await gather_or_first_cause([self._add(slot) for slot in slots])
         except (EngineError, TimeoutError, OSError) as error:
             raise self._failure(error) from error
 
     async def generate(self, request: GenerateRequest, number: int) -> Generation:
-        """Sample `number` of a request. EngineGone: the engine that it chose is gone, or it is itself."""
-        assert self._connection is not None, "started first"
+        """Returns sample `number` of a request. Raises EngineGone when its engine or the router is gone."""
+        assert self._connection is not None, "`start` comes first"
         body, seconds = sample_body(request, number), self._setup.request_timeout
         most = most_bytes([request], self._limits)
         raw = await self._connection.call("POST", "/generate", body, seconds, safe=False, most=most)
@@ -69,21 +71,26 @@ class Gateway:
         except BadAnswer as error:
             raise error.from_engine(f"an engine behind the {self._connection.name}", "/generate") from None
 
-    async def keep(self, seats: Sequence[EngineSlot], budget: Budget, say: Callable[[str], None]) -> None:
-        """Return never: keep its list, and start it again when it dies. JobError when no restart is left."""
+    async def supervise(
+        self, slots: Sequence[EngineSlot], budget: RestartBudget, say: Callable[[str], None]
+    ) -> None:
+        """Keeps the list, and starts the router again when it dies.
+
+        Never returns; raises JobError when the budget is used up.
+        """
         while True:
             try:
-                await gather_or_first_cause([self._watch(), *(self._keep_listed(seat) for seat in seats)])
+                await gather_or_first_cause([self._watch(), *(self._keep_listed(slot) for slot in slots)])
             except (EngineError, TimeoutError) as error:
                 failure = self._failure(error)
-                if not budget.left:
+                if not budget.remaining:
                     raise failure from error
-                budget.left -= 1
-                say(f"{failure}; starting it again ({budget.left} restarts left)")
-            await self.start([seat for seat in seats if seat.up.is_set()])
+                budget.remaining -= 1
+                say(f"{failure}; starting it again ({budget.remaining} restarts left)")
+            await self.start([slot for slot in slots if slot.up.is_set()])
 
     async def close(self) -> None:
-        """End it."""
+        """Ends the router."""
         if self._connection is not None:
             await self._connection.close()
         if self._server is not None:
@@ -91,9 +98,9 @@ class Gateway:
 
     async def _launch(self) -> None:
         await self.close()
-        self._names = {}
+        self._worker_ids = {}
         self._server = RouterServer(self._setup)
-        self._server.launch()  # in this thread: the router ends with the one that starts it
+        self._server.launch()  # not in a worker thread: the router is killed when its thread ends
         url = await in_background(self._server.wait)
         self._connection = Connection(url, self._setup.api_key, "router")
 
@@ -103,40 +110,46 @@ class Gateway:
             await asyncio.sleep(_WATCH_SECONDS)
             await in_background(self._server.check)
 
-    async def _keep_listed(self, seat: EngineSlot) -> None:
+    async def _keep_listed(self, slot: EngineSlot) -> None:
+        """Keeps this engine on the router's list while it is up. Never returns."""
         while True:
-            await seat.up.wait()
-            client = seat.client
-            await self._put_on(seat)
-            if seat.client is client:  # else it was lost, and found again, meanwhile
-                await seat.down.wait()
-            await self._take_off(client.url)
+            await slot.up.wait()
+            client = slot.client
+            await self._add(slot)
+            if slot.client is client:  # otherwise it was lost and readmitted while it was being added
+                await slot.down.wait()
+            await self._remove(client.url)
 
-    async def _put_on(self, seat: EngineSlot) -> None:
-        """Return when the router knows this engine, or the engine is lost."""
-        client = seat.client
-        if client.url in self._names:
+    async def _add(self, slot: EngineSlot) -> None:
+        """Returns when the router lists this engine, or the engine is lost."""
+        client = slot.client
+        if client.url in self._worker_ids:
             return
         added = await self._call("POST", "/workers", {"url": client.url, "api_key": client.api_key})
-        self._names[client.url] = added["worker_id"]
-        await self._until(lambda listed: client.url in listed or not seat.up.is_set(), f"take {client.url}")
+        self._worker_ids[client.url] = added["worker_id"]
+        await self._wait_for_list(
+            lambda listed: client.url in listed or not slot.up.is_set(), f"add {client.url}"
+        )
 
-    async def _take_off(self, url: str) -> None:
-        """Return when the router does not know this engine any more."""
-        await self._call("DELETE", f"/workers/{self._names.pop(url)}")
-        await self._until(lambda listed: url not in listed, f"forget {url}")
+    async def _remove(self, url: str) -> None:
+        """Returns when the router no longer lists this engine."""
+        await self._call("DELETE", f"/workers/{self._worker_ids.pop(url)}")
+        await self._wait_for_list(lambda listed: url not in listed, f"remove {url}")
 
-    async def _until(self, so: Callable[[set[str]], bool], what: str) -> None:
-        """Return when its list of engines is so. TimeoutError where it does not get there."""
+    async def _wait_for_list(self, is_done: Callable[[set[str]], bool], change: str) -> None:
+        """Returns when the router's list of healthy engines satisfies `is_done`.
+
+        Raises TimeoutError, which names the change, after _LIST_SECONDS.
+        """
         try:
             async with asyncio.timeout(_LIST_SECONDS):
                 while True:
                     answer = await self._call("GET", "/workers")
-                    if so({worker["url"] for worker in answer["workers"] if worker["is_healthy"]}):
+                    if is_done({worker["url"] for worker in answer["workers"] if worker["is_healthy"]}):
                         return
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_LIST_POLL_SECONDS)
         except TimeoutError:
-            raise TimeoutError(f"the router did not {what} within {_LIST_SECONDS:g} s") from None
+            raise TimeoutError(f"the router did not {change} within {_LIST_SECONDS:g} s") from None
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         assert self._connection is not None
@@ -144,13 +157,14 @@ class Gateway:
         return dict(table(read_json(await self._connection.call(method, path, raw, _CALL_SECONDS)), path))
 
     def _failure(self, error: Exception) -> JobError:
-        """What ends the job, with the end of the router's log."""
+        """Returns the error that ends the job, with the end of the router's log."""
         return JobError(str(error), log_end(self._setup.log))
 
 
-def gateway_of(spec: Spec, model: ModelFiles, folder: RunFolder) -> Gateway | None:
-    """The way to the engines of the policy, whose files are `model`, that the spec asks for; None where the
-    pool chooses them itself.
+def make_gateway(spec: Spec, model: ModelFiles, folder: RunFolder) -> Gateway | None:
+    """Returns a gateway to the policy's engines if the spec asks for a router; None where the pool routes.
+
+    `model`: the policy's files.
     """
     engine = spec.engine
     if engine.type != "sglang" or engine.router == "rlrun":

@@ -1,5 +1,10 @@
-"""All engines of a job as one. An engine that is lost is asked nothing until it is mended; what it was asked
-is asked again.
+"""All engines of one model as one: requests are spread over them, and weights reach all of them.
+
+    rollouts ──GenerateRequest──▶ EnginePool ──Router──▶ one engine (or a Gateway chooses it)
+    loop ──WeightUpdate──▶ EnginePool ──ServedWeights──▶ every engine
+    Supervisor ──client of a restarted engine──▶ EnginePool.readmit
+
+A lost engine gets no requests until it is readmitted; the requests that it had are sent again.
 """
 
 import asyncio
@@ -10,219 +15,185 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, WeightUpdate
-from rlrun.runner.contracts.errors import BadAnswer, EngineError
+from rlrun.runner.contracts.errors import BadAnswer
 from rlrun.runner.engines.client.client import EngineClient, Tag
-from rlrun.runner.engines.client.parsing import check_versions
-from rlrun.runner.engines.pool.delivery import BucketSource, Delivery, Failures, WeightsMoved
+from rlrun.runner.engines.pool.delivery import BucketSource
 from rlrun.runner.engines.pool.engine_slot import EngineSlot
 from rlrun.runner.engines.pool.routing import Router
+from rlrun.runner.engines.pool.served_weights import ServedWeights
 from rlrun.runner.host.failures import gather_or_first_cause
 
 SCORED_TOGETHER = 16
-"""Sequences in one call for their log-probs."""
+"""Sequences per call for their log-probs."""
 
 SendSample = Callable[[GenerateRequest, int], Awaitable[Generation]]
-"""For one sample of a request, by its number among the request's seeds."""
+"""Generates one sample of a request, given its number among the request's seeds."""
 
 
 class EnginePool:
-    """Routes requests over engines, and tells all of them what concerns all."""
+    """Spreads requests over engines, and controls all of them together."""
 
     def __init__(
-        self, clients: Sequence[EngineClient], *, mended: bool = False, ask_one: SendSample | None = None
+        self,
+        clients: Sequence[EngineClient],
+        *,
+        supervised: bool = False,
+        send_sample: SendSample | None = None,
     ) -> None:
-        """`mended`: somebody starts engines again that are lost, and calls `mend`; else a lost engine is an
-        error of whoever asked it. `ask_one`: how samples are asked for where something else than the pool
-        chooses the engine.
+        """`supervised`: a Supervisor starts lost engines again and readmits them; otherwise a lost engine is
+        an error of the request. `send_sample`: sends a sample through a gateway that chooses the engine.
         """
         assert clients, "a pool needs an engine"
-        self._ask_one = ask_one
-        self._router = Router(clients, mended=mended)
-        self._mended = mended
-        self._delivery = Delivery(len(clients))
-        self._weights: WeightUpdate | None = None
-        self._confirmed = 0
-        """The version that all engines which are up serve at least."""
-        self._updating = asyncio.Lock()
+        self._send_sample = send_sample
+        self._router = Router(clients, supervised=supervised)
+        self._weights = ServedWeights(self._router, supervised=supervised)
         self._awake = asyncio.Event()
         self._awake.set()
 
     @property
-    def seats(self) -> Sequence[EngineSlot]:
-        """Of the engines, by number."""
-        return self._router.seats
+    def slots(self) -> Sequence[EngineSlot]:
+        """The engines' slots, in the order of their numbers."""
+        return self._router.slots
 
     @property
     def vocabulary(self) -> int:
-        """Token numbers of the served model are below this."""
-        return min(seat.client.vocabulary for seat in self._router.seats)
+        """Token ids of the served model are below this."""
+        return min(slot.client.vocabulary for slot in self.slots)
 
     def take_bad_answers(self) -> int:
-        """How many answers were not what an engine was asked for, since this was last asked."""
+        """Returns the number of bad answers since the last call."""
         count, self._router.bad_answers = self._router.bad_answers, 0
         return count
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
-        """The n samples of one request: on the engine that answered its session last, whose cache begins
-        with the same tokens, unless it is clearly busier than another; else on that with the fewest samples
-        running. Or each wherever `ask_one` has it made.
+        """Returns the n samples of one request, from the engine that suits its session best.
+
+        Where a gateway chooses the engines, each sample may come from another one.
         """
-        if self._ask_one is not None:
-            asks = [partial(self._generate_one, request, number) for number in range(len(request.seeds))]
-            return await gather_or_first_cause([self._router.ask_chosen(ask) for ask in asks])
-        ask = partial(self._generate_with, requests=[request])
-        answer = await self._router.ask_any(request.session, len(request.seeds), ask)
-        return answer[0]
+        if self._send_sample is not None:
+            calls = [partial(self._generate_sample, request, number) for number in range(len(request.seeds))]
+            return await gather_or_first_cause([self._router.dispatch_by_gateway(call) for call in calls])
+        call = partial(self._generate_with, requests=[request])
+        [generations] = await self._router.dispatch(request.session, len(request.seeds), call)
+        return generations
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
-        """All requests, one call an engine: which runs what together depends on nothing but their order."""
-        seats = self._router.seats
-        size = -(-len(requests) // len(seats)) or 1
-        parts = [requests[start : start + size] for start in range(0, len(requests), size)]
-        answers = await asyncio.gather(*map(self._generate_on, seats, parts))
-        return [generations for part in answers for generations in part]
+        """Returns the samples of all requests, sent as one call per engine.
 
-    async def abort(self, request: GenerateRequest) -> None:
-        """End a running request, whichever engine has it; it answers with what it has."""
-        await self._router.tell_all(lambda seat: seat.client.abort(request))
+        Which requests run together depends only on their order, so that deterministic runs repeat.
+        """
+        size = -(-len(requests) // len(self.slots)) or 1
+        shares = [requests[start : start + size] for start in range(0, len(requests), size)]
+        answers = await asyncio.gather(*map(self._generate_on, self.slots, shares))
+        return [generations for share in answers for generations in share]
 
     async def score(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        """Log-probs `[T - 1]` of each sequence's own tokens from the second on, at temperature 1."""
-        parts = [sequences[at : at + SCORED_TOGETHER] for at in range(0, len(sequences), SCORED_TOGETHER)]
-        answers = await asyncio.gather(*(self._score(part) for part in parts))
-        return [values for part in answers for values in part]
+        """Returns log-probs `[T - 1]` of each sequence's own tokens from the second on, at temperature 1."""
+        starts = range(0, len(sequences), SCORED_TOGETHER)
+        answers = await asyncio.gather(*(self._score(sequences[at : at + SCORED_TOGETHER]) for at in starts))
+        return [log_probs for answer in answers for log_probs in answer]
 
-    async def _score(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        return await self._router.ask_any("", len(sequences), lambda client: client.score(sequences))
+    async def abort(self, request: GenerateRequest) -> None:
+        """Ends a running request on whichever engine has it; it is answered with the tokens so far."""
+        await self._router.broadcast(lambda slot: slot.client.abort(request))
 
     async def abort_all(self) -> None:
-        """End every running request; each answers with what it has."""
-        await self._router.tell_all(lambda seat: seat.client.abort_all())
+        """Ends every running request; each is answered with the tokens so far."""
+        await self._router.broadcast(lambda slot: slot.client.abort_all())
 
     async def sleep(self) -> None:
-        """Give the memory of weights and cache away until `wake`; what runs is aborted."""
+        """Aborts what runs and releases the memory of weights and cache until `wake`."""
         self._awake.clear()
-        await self._router.tell_all(lambda seat: seat.release())
+        await self._router.broadcast(lambda slot: slot.release_memory())
 
     async def wake(self, tag: Tag) -> None:
-        """Have that memory again: for weights that are about to be given, or to generate."""
-        await self._router.tell_all(lambda seat: seat.take_back(tag))
+        """Allocates that memory again: the weights' before an update, the cache's before generating."""
+        await self._router.broadcast(lambda slot: slot.resume_memory(tag))
         if tag == "kv_cache":
             self._awake.set()
 
-    async def awake(self) -> None:
-        """Return once engines are not asleep: there is memory for one to start."""
+    async def wait_until_awake(self) -> None:
+        """Returns when the engines are not asleep, so that there is memory to start one."""
         await self._awake.wait()
 
     async def health(self) -> dict[str, bool]:
-        """Whether each engine works, by URL."""
-        states = await asyncio.gather(*(seat.client.health() for seat in self._router.seats))
-        return {seat.client.url: state for seat, state in zip(self._router.seats, states, strict=True)}
+        """Returns whether each engine works, by URL."""
+        states = await asyncio.gather(*(slot.client.health() for slot in self.slots))
+        return {slot.client.url: state for slot, state in zip(self.slots, states, strict=True)}
 
     async def update_weights(self, update: WeightUpdate) -> int:
-        """Serve new weights from the next forward pass on; the version that every engine confirmed.
+        """Makes all engines serve new weights; returns the version that they confirmed.
 
-        An engine that is lost gets them when it is mended. One that refuses them, or holds others than were
-        sent, is lost as well; where nobody mends it, that is an error.
+        A lost engine gets the weights when it is readmitted. An engine that refuses them, or holds other
+        bytes than were sent, is marked down too; where engines are not supervised, that is an error.
         """
-        async with self._updating:
-            self._weights = update
-            asked = [
-                number for number, seat in enumerate(self._router.seats) if seat.up.is_set() or seat.waits
-            ]
-            failures = await self._deliver(update, asked)
-            if failures and not self._mended:
-                raise next(iter(failures.values()))
-            self._confirmed = update.version
-            for number in asked:
-                if number in failures:
-                    self._router.seats[number].lose(str(failures[number]))
-                elif self._router.seats[number].waits:
-                    self._router.find(number)
-        return update.version
+        return await self._weights.update(update)
 
     @property
     def version(self) -> int | None:
-        """Of the weights that the engines serve; None where they were given none."""
-        return None if self._weights is None else self._weights.version
+        """Version of the weights that the engines were given last; None before the first update."""
+        return self._weights.version
 
     def connect(self, source: BucketSource) -> None:
-        """From now on this trainer hands over weights that are streamed."""
-        self._delivery.source = source
+        """Sets the trainer that streams weights."""
+        self._weights.connect(source)
 
     def forget_weights(self) -> None:
-        """The update of before is no longer to be had; an engine that is mended waits for the next."""
-        self._weights, self._confirmed = None, 0
+        """Drops the last update; restarted engines wait for the next one."""
+        self._weights.forget()
 
-    async def lost(self, engine: int) -> None:
-        """Return once this engine is lost."""
-        await self._router.seats[engine].down.wait()
+    async def wait_until_down(self, engine: int) -> None:
+        """Returns when this engine is lost."""
+        await self.slots[engine].down.wait()
 
     def cause(self, engine: int) -> str | None:
-        """Why this engine was lost, where the pool found out."""
-        return self._router.seats[engine].cause
+        """Returns why this engine was lost, if the pool knows."""
+        return self.slots[engine].cause
 
-    def lose(self, engine: int) -> None:
-        """Ask this engine nothing more."""
-        self._router.seats[engine].lose(self._router.seats[engine].cause)
+    def mark_down(self, engine: int) -> None:
+        """Sends this engine no more requests; keeps the cause if there is one."""
+        self.slots[engine].mark_down(self.slots[engine].cause)
 
-    async def mend(self, engine: int, client: EngineClient) -> None:
-        """Ask this engine again, by another client, as soon as it serves the weights that the others do.
+    async def readmit(self, engine: int, client: EngineClient) -> None:
+        """Sends requests to a restarted engine again, once it serves the weights that the others serve.
 
-        Where the trainer has others by now that is after the next update. EngineError when it refuses them.
+        Where the trainer has newer weights by now, that is after the next update. Raises EngineError when the
+        engine refuses the weights.
         """
-        seat = self._router.seats[engine]
-        async with self._updating:
-            await seat.replace(client)
-            self._delivery.forget(engine)
-            try:
-                failures = {} if self._weights is None else await self._deliver(self._weights, [engine])
-            except WeightsMoved:
-                seat.wait_for_update()
-            else:
-                if failures:
-                    raise EngineError(str(failures[engine]))
-                self._router.find(engine)
-        if seat.waits:
-            await seat.updated()
+        await self._weights.readmit(engine, client)
 
     async def close(self) -> None:
-        """Close the connections; the engines go on."""
-        await asyncio.gather(*(seat.client.close() for seat in self._router.seats))
+        """Closes the connections; the engines keep running."""
+        await asyncio.gather(*(slot.client.close() for slot in self.slots))
+
+    async def _score(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+        return await self._router.dispatch("", len(sequences), lambda client: client.score(sequences))
 
     async def _generate_on(
-        self, seat: EngineSlot, requests: Sequence[GenerateRequest]
+        self, slot: EngineSlot, requests: Sequence[GenerateRequest]
     ) -> list[list[Generation]]:
         samples = sum(len(request.seeds) for request in requests)
-        return await self._router.ask(seat, samples, partial(self._generate_with, requests=requests))
+        return await self._router.dispatch_to(slot, samples, partial(self._generate_with, requests=requests))
 
     async def _generate_with(
         self, client: EngineClient, requests: Sequence[GenerateRequest]
     ) -> list[list[Generation]]:
-        """What this engine makes of requests; BadAnswer where it claims weights that it cannot have."""
-        oldest = self._confirmed
+        """Returns this engine's samples; raises BadAnswer where it claims weights that it cannot have."""
+        confirmed = self._weights.confirmed  # before the call: an update may be confirmed while it runs
         answers = await client.generate_batch(requests)
         try:
-            check_versions(answers, oldest, self._given)
+            self._weights.check(answers, confirmed)
         except BadAnswer as error:
             raise error.from_engine(client.name, "/generate") from None
         return answers
 
-    async def _generate_one(self, request: GenerateRequest, number: int) -> Generation:
-        """The same for one sample, by an engine that something else chooses."""
-        assert self._ask_one is not None
-        oldest = self._confirmed
-        generation = await self._ask_one(request, number)
+    async def _generate_sample(self, request: GenerateRequest, number: int) -> Generation:
+        """Returns one sample from an engine that the gateway chooses, checked in the same way."""
+        assert self._send_sample is not None
+        confirmed = self._weights.confirmed
+        generation = await self._send_sample(request, number)
         try:
-            check_versions([[generation]], oldest, self._given)
+            self._weights.check([[generation]], confirmed)
         except BadAnswer as error:
             raise error.from_engine("an engine behind the router", "/generate") from None
         return generation
-
-    @property
-    def _given(self) -> int | None:
-        """The newest weights that engines were given; None: not known."""
-        return None if self._weights is None else self._weights.version
-
-    async def _deliver(self, update: WeightUpdate, engines: Sequence[int]) -> Failures:
-        return await self._delivery.deliver(update, {one: self._router.seats[one].client for one in engines})

@@ -1,162 +1,167 @@
-"""Which engine a request goes to, and what becomes of it when that engine is gone or answers badly."""
+"""Sends requests to engines, and sends them again when an engine is gone or answers badly.
+
+dispatch ──SessionAffinity──▶ slot ──▶ engine ──answer──▶ caller
+    ▲                                    ├─ EngineGone: the slot is marked down, another one is chosen
+    └────────────────────────────────────┴─ BadAnswer: another one is chosen, up to ATTEMPTS times
+"""
 
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from rlrun.runner.contracts.errors import BadAnswer, EngineGone
 from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.pool.affinity import SessionAffinity
 from rlrun.runner.engines.pool.engine_slot import EngineSlot
 
-BUSIER = 8
-"""Samples that an engine may run more than another and still be asked again by a session it knows: reading a
-conversation anew costs more than a few more rows in a batch."""
-SESSIONS = 65_536
-"""Sessions whose engine is remembered."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
-"""Seconds before another choice is asked for, where the first is gone; doubles, times 0.5 to 1.5."""
+"""Seconds before a gateway is called again when the engine that it chose is gone. The pause doubles each time
+and is multiplied by a random factor from 0.5 to 1.5."""
 ATTEMPTS = 3
-"""How often a request is asked in all while what comes back is a bad answer."""
+"""How often a request is sent in all while the answers are bad."""
 
 Answer = TypeVar("Answer")
 logger = logging.getLogger(__name__)
 
 
 class Router:
-    """Chooses among engines and asks them; one that turns out to be gone is lost, where somebody mends it."""
+    """Chooses engines and sends them requests. It marks an engine that is gone as down."""
 
-    def __init__(self, clients: Sequence[EngineClient], *, mended: bool) -> None:
-        """`mended`: somebody starts engines again; else one that is gone is an error of whoever asked it."""
-        self.seats = [EngineSlot(client) for client in clients]
+    def __init__(self, clients: Sequence[EngineClient], *, supervised: bool) -> None:
+        """`supervised`: lost engines are started again, so requests wait for them; otherwise an engine that
+        is gone is an error of the request.
+        """
+        self.slots = [EngineSlot(client) for client in clients]
         """In the order of the engines' numbers."""
-        self._mended = mended
-        self._changed = asyncio.Event()
         self.bad_answers = 0
-        """Bad answers since somebody last asked for their number."""
-        self._told = False
-        self._last: dict[str, EngineSlot] = {}
-        """Which engine answered a session last; the sessions that were longest silent come first."""
+        """Bad answers since the count was last reset."""
+        self._supervised = supervised
+        self._slot_came_up = asyncio.Event()
+        self._affinity = SessionAffinity()
+        self._has_warned = False
 
-    async def ask_any(
+    async def dispatch(
         self, session: str, load: int, call: Callable[[EngineClient], Awaitable[Answer]]
     ) -> Answer:
-        """An engine's answer: of the one that answered this session last, whose cache begins with the same
-        tokens, unless it is clearly busier than another; else of that with the fewest samples running.
+        """Returns the answer of the engine that suits this session best (see SessionAffinity).
 
-        `load`: samples that this adds. An engine that answers badly is asked again only where no other is
-        up; BadAnswer, the last, when no attempt is left.
+        `load`: the number of samples that the call adds. An engine that answered badly gets the request again
+        only if no other engine is up. Raises the last BadAnswer after the last attempt.
         """
         refused: list[EngineSlot] = []
         while True:
-            seat = await self._free(session, refused)
-            answer = await self._try(seat, load, call, refused)
+            up = await self._slots_up()
+            slot = self._affinity.choose(session, [slot for slot in up if slot not in refused] or up)
+            answer = await self._try(slot, load, call, refused)
             if answer is not None:
                 return answer
 
-    async def ask(
-        self, seat: EngineSlot, load: int, call: Callable[[EngineClient], Awaitable[Answer]]
+    async def dispatch_to(
+        self, slot: EngineSlot, load: int, call: Callable[[EngineClient], Awaitable[Answer]]
     ) -> Answer:
-        """The answer of this engine and no other, whenever it is up. BadAnswer when no attempt is left."""
+        """Returns the answer of this engine, waiting for it while it is down.
+
+        Raises the last BadAnswer after the last attempt.
+        """
         refused: list[EngineSlot] = []
         while True:
-            await seat.up.wait()
-            answer = await self._try(seat, load, call, refused)
+            await slot.up.wait()
+            answer = await self._try(slot, load, call, refused)
             if answer is not None:
                 return answer
 
-    async def ask_chosen(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
-        """The answer of an engine that somebody else chooses; of another, where that one is gone or answers
-        badly. BadAnswer when no attempt is left.
+    async def dispatch_by_gateway(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Returns the answer to a call for which a gateway chooses the engine.
+
+        The call is repeated where that engine is gone or answers badly. Raises the last BadAnswer after the
+        last attempt.
         """
-        pause, refused = FIRST_PAUSE, 0
+        pause, bad_answers = FIRST_PAUSE, 0
         while True:
             try:
                 return await call()
             except BadAnswer as error:
-                refused += 1
-                self._note(error, refused)
+                bad_answers += 1
+                self._count_bad_answer(error, bad_answers)
                 continue
             except EngineGone as error:
-                if not self._mended:
+                if not self._supervised:
                     raise
-                for seat in self.seats:
-                    if seat.up.is_set() and f"{seat.client.url}/" in str(error):
-                        seat.lose()
+                self._mark_down_if_named(str(error))
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            await self._up()
+            await self._slots_up()
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def tell_all(self, call: Callable[[EngineSlot], Awaitable[None]]) -> None:
-        """Tell every engine that is up."""
-        await asyncio.gather(*(self._tell(seat, call) for seat in self.seats if seat.up.is_set()))
+    async def broadcast(self, call: Callable[[EngineSlot], Awaitable[None]]) -> None:
+        """Makes this call on every engine that is up."""
+        await asyncio.gather(*(self._call_or_mark_down(slot, call) for slot in self._up()))
 
-    def find(self, engine: int) -> None:
-        """Ask this engine again."""
-        self.seats[engine].find()
-        self._changed.set()
+    def mark_up(self, engine: int) -> None:
+        """Sends requests to this engine again."""
+        self.slots[engine].mark_up()
+        self._slot_came_up.set()
 
-    async def _free(self, session: str, refused: Collection[EngineSlot]) -> EngineSlot:
-        """Where a request of this session goes, once an engine is up; one that it `refused` comes last."""
-        up = await self._up()
-        up = [seat for seat in up if seat not in refused] or up
-        seat = min(up, key=lambda seat: seat.load)
-        if session:
-            prompt = session.partition("/")[0]
-            last = self._last.pop(session, None) or self._last.get(prompt, seat)
-            if last in up and last.load <= seat.load + BUSIER:
-                seat = last
-            self._last[session] = seat
-            self._last.setdefault(prompt, seat)
-            while len(self._last) > SESSIONS:
-                del self._last[next(iter(self._last))]
-        return seat
+    def _up(self) -> list[EngineSlot]:
+        return [slot for slot in self.slots if slot.up.is_set()]
 
-    async def _up(self) -> list[EngineSlot]:
-        """The engines that are up, once there is one."""
-        while not (up := [seat for seat in self.seats if seat.up.is_set()]):
-            self._changed.clear()
-            await self._changed.wait()
+    async def _slots_up(self) -> list[EngineSlot]:
+        """Returns the slots that are up, waiting until there is one."""
+        while not (up := self._up()):
+            self._slot_came_up.clear()
+            await self._slot_came_up.wait()
         return up
 
     async def _try(
         self,
-        seat: EngineSlot,
+        slot: EngineSlot,
         load: int,
         call: Callable[[EngineClient], Awaitable[Answer]],
         refused: list[EngineSlot],
     ) -> Answer | None:
-        """The answer; None when the engine is lost, and somebody mends it, or when it joins the `refused`."""
-        client = seat.client
-        seat.load += load
+        """Returns the answer, or None where the request has to be sent again.
+
+        None means that the engine is down (if it is supervised), or that it answered badly and was added to
+        `refused`.
+        """
+        client = slot.client
+        slot.load += load
         try:
             return await call(client)
         except EngineGone:
-            if not self._mended:
+            if not self._supervised:
                 raise
-            if client is seat.client:
-                seat.lose()
+            if client is slot.client:  # otherwise the engine was started again while the call was failing
+                slot.mark_down()
             return None
         except BadAnswer as error:
-            refused.append(seat)
-            self._note(error, len(refused))
+            refused.append(slot)
+            self._count_bad_answer(error, len(refused))
             return None
         finally:
-            seat.load -= load
+            slot.load -= load
 
-    def _note(self, error: BadAnswer, times: int) -> None:
-        """Count a bad answer; it is raised where it was the last attempt. The console shows the first."""
-        level, self._told = (logging.INFO if self._told else logging.WARNING), True
+    def _count_bad_answer(self, error: BadAnswer, attempt: int) -> None:
+        """Counts and logs a bad answer; raises it after the last attempt. Only the first one is a warning."""
+        level, self._has_warned = (logging.INFO if self._has_warned else logging.WARNING), True
         self.bad_answers += 1
-        logger.log(level, "%s; attempt %d of %d", error, times, ATTEMPTS)
-        if times == ATTEMPTS:
+        logger.log(level, "%s; attempt %d of %d", error, attempt, ATTEMPTS)
+        if attempt == ATTEMPTS:
             raise error
 
-    async def _tell(self, seat: EngineSlot, call: Callable[[EngineSlot], Awaitable[None]]) -> None:
+    def _mark_down_if_named(self, message: str) -> None:
+        """Marks the engine down whose address the router's message names; a message may name none."""
+        for slot in self._up():
+            if f"{slot.client.url}/" in message:
+                slot.mark_down()
+
+    async def _call_or_mark_down(
+        self, slot: EngineSlot, call: Callable[[EngineSlot], Awaitable[None]]
+    ) -> None:
         try:
-            await call(seat)
+            await call(slot)
         except EngineGone:
-            if not self._mended:
+            if not self._supervised:
                 raise
-            seat.lose()
+            slot.mark_down()

@@ -1,4 +1,4 @@
-"""A teacher or a reference that engines serve: its log-probs of the policy's samples."""
+"""A teacher or reference that engines serve: computes its log-probs of the policy's samples."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,17 @@ from rlrun.runner.prompts.shared_vocabulary import known_tokens
 
 
 class ServedModel:
-    """Asks a pool of engines whose model stays as it is."""
+    """A frozen model, served by a pool of engines."""
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
 
     async def log_probs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
-        """`[R]` log-probs of each sequence's response, at temperature 1."""
+        """Returns log-probs `[R]` of each sequence's response, at temperature 1."""
         vocabulary = self._pool.vocabulary
-        found = await self._pool.score([known_tokens(one.tokens, vocabulary) for one in sequences])
-        # entry t is of token t + 1
+        scores = await self._pool.score([known_tokens(sequence.tokens, vocabulary) for sequence in sequences])
+        # A pool's entry t is the log-prob of token t + 1, so the response begins at prompt_length - 1.
         return [
-            values[sequence.prompt_length - 1 :] for values, sequence in zip(found, sequences, strict=True)
+            log_probs[sequence.prompt_length - 1 :]
+            for log_probs, sequence in zip(scores, sequences, strict=True)
         ]

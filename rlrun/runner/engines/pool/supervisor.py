@@ -1,7 +1,7 @@
-"""Keeps a job's engines alive: one that dies, hangs or cannot be reached is killed, started again and given
-the current weights, while the others go on.
+"""Keeps a pool's engines alive: one that dies, hangs or cannot be reached is killed, started again and given
+the current weights, while the other engines keep working.
 
-    watch ──▶ lost ──▶ kill, start again (a budget, a pause that grows) ──▶ weights ──▶ asked again
+    watch ──▶ lost ──▶ kill and restart (limited by a budget, with growing pauses) ──▶ weights ──▶ readmitted
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from rlrun.runner.host.failures import gather_or_first_cause
 from rlrun.runner.host.repeated_crashes import Crashes
 
 FIRST_PAUSE = 1.0
-"""Seconds before the next start of an engine that did not come up; doubles each time."""
+"""Seconds before an engine that did not come up is started again; doubles each time."""
 CAUSE_SECONDS = 5.0
-"""How long whoever watches an engine has to say what it died of, once a connection to it broke."""
+"""After a connection to an engine broke, how long to wait for its watch to report what it died of."""
 
 
 class Restartable(Protocol):
@@ -27,79 +27,91 @@ class Restartable(Protocol):
 
     @property
     def name(self) -> str:
-        """As messages call it: `engine 0`."""
+        """Its name in messages: `engine 0`."""
 
     async def watch(self) -> None:
-        """Return never; JobError as soon as it is gone or not well."""
+        """Never returns; raises JobError as soon as the engine is gone or unhealthy."""
 
     async def restart(self) -> EngineClient:
-        """Kill what is left of it and start it again. JobError where it does not come up."""
+        """Kills what remains of the engine and starts it again. JobError where it does not come up."""
 
 
-class Budget:
-    """Restarts that are left, of all engines of a job together."""
+class RestartBudget:
+    """The remaining restarts of all engines of a job together."""
 
     def __init__(self, restarts: int) -> None:
-        self.left = restarts
+        self.remaining = restarts
 
 
 class Supervisor:
-    """Watches every engine of a pool."""
+    """Watches and restarts every engine of a pool."""
 
     def __init__(
-        self, pool: EnginePool, engines: Sequence[Restartable], budget: Budget, say: Callable[[str], None]
+        self,
+        pool: EnginePool,
+        engines: Sequence[Restartable],
+        budget: RestartBudget,
+        say: Callable[[str], None],
     ) -> None:
-        """`budget` may be shared with others; `say` tells the user."""
+        """`budget`: may be shared with other supervisors. `say`: prints a message for the user."""
         self._pool = pool
         self._engines = engines
         self._budget = budget
         self._say = say
 
     async def run(self) -> None:
-        """Return never; JobError, the last failure, when no restart is left."""
-        await gather_or_first_cause([self._keep(number) for number in range(len(self._engines))])
+        """Never returns; raises the last failure as JobError when the budget is used up."""
+        await gather_or_first_cause([self._supervise(number) for number in range(len(self._engines))])
 
-    async def _keep(self, number: int) -> None:
-        engine, crashes, served = self._engines[number], Crashes(), 0
+    async def _supervise(self, number: int) -> None:
+        engine, crashes, restarts = self._engines[number], Crashes(), 0
         while True:
-            failure = await self._failure(number)
+            failure = await self._wait_for_failure(number)
             since = time.monotonic()
-            self._pool.lose(number)
-            place = self._pool.version
-            await self._mend(number, failure, crashes, served if place is None else place)
-            served += 1
+            self._pool.mark_down(number)
+            version = self._pool.version
+            progress = restarts if version is None else version
+            await self._restart(number, failure, crashes, progress)
+            restarts += 1
             self._say(f"{engine.name} is back after {time.monotonic() - since:.1f} s")
 
-    async def _mend(self, number: int, failure: JobError, crashes: Crashes, place: int) -> None:
-        """Start it again until it serves the current weights. `place` changes when the job makes progress."""
+    async def _restart(self, number: int, failure: JobError, crashes: Crashes, progress: int) -> None:
+        """Restarts an engine until it serves the current weights.
+
+        `progress`: a number that changes when the job makes progress. Two crashes without progress in between
+        are not worth a third start.
+        """
         engine, pause = self._engines[number], FIRST_PAUSE
-        while self._budget.left:
-            crashes.check(failure, place)
-            self._budget.left -= 1
-            self._say(f"{failure}; starting {engine.name} again ({self._budget.left} restarts left)")
-            await self._pool.awake()
+        while self._budget.remaining:
+            crashes.check(failure, progress)
+            self._budget.remaining -= 1
+            self._say(f"{failure}; starting {engine.name} again ({self._budget.remaining} restarts left)")
+            await self._pool.wait_until_awake()
             try:
-                return await self._pool.mend(number, await engine.restart())
+                return await self._pool.readmit(number, await engine.restart())
             except JobError as error:
                 failure = error
             await asyncio.sleep(pause)
             pause *= 2
         raise failure
 
-    async def _failure(self, number: int) -> JobError:
-        """Wait for what ends this engine."""
+    async def _wait_for_failure(self, number: int) -> JobError:
+        """Returns the failure that ends this engine, found by its watch or by a request of the pool.
+
+        A broken connection says little, so the watch is given CAUSE_SECONDS to find the cause.
+        """
         engine = self._engines[number]
-        watching = asyncio.ensure_future(engine.watch())
-        lost = asyncio.ensure_future(self._pool.lost(number))
+        watch = asyncio.ensure_future(engine.watch())
+        down = asyncio.ensure_future(self._pool.wait_until_down(number))
         try:
-            await asyncio.wait([watching, lost], return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait([watching], timeout=CAUSE_SECONDS)
-            if not watching.done():
+            await asyncio.wait([watch, down], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([watch], timeout=CAUSE_SECONDS)
+            if not watch.done():
                 cause = self._pool.cause(number)
                 return EngineGone(f"{engine.name}: {cause}" if cause else f"{engine.name} cannot be reached")
-            error = watching.exception()
+            error = watch.exception()
             if not isinstance(error, JobError):
                 raise error or AssertionError("a watch ends with an error")
             return error
         finally:
-            await cancel_all([watching, lost])
+            await cancel_all([watch, down])

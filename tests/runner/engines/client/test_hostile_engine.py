@@ -145,7 +145,7 @@ async def test_a_sample_is_asked_of_another_engine_and_the_bad_answer_is_counted
 async def test_an_engine_is_asked_three_times_where_there_is_no_other() -> None:
     bad = Engine(log_prob=None)
     async with serving(bad) as clients:
-        pool = EnginePool(clients, mended=True)
+        pool = EnginePool(clients, supervised=True)
         message = (
             r"^engine 0 at http.* answered /generate with log-prob null at token 0 of sample r-0; it must be"
         )

@@ -7,9 +7,9 @@ import numpy as np
 
 from rlrun.plugins.generation import Generation, Sampling
 from rlrun.runner.contracts.carriers import GenerateRequest
-from rlrun.runner.engines.pool import routing
+from rlrun.runner.engines.pool import affinity
+from rlrun.runner.engines.pool.affinity import MAX_EXTRA_LOAD
 from rlrun.runner.engines.pool.pool import EnginePool
-from rlrun.runner.engines.pool.routing import BUSIER
 
 
 class Client:
@@ -43,7 +43,7 @@ async def pool_with_load(samples: int) -> tuple[EnginePool, list[Client], asynci
 
 
 async def test_a_session_stays_with_its_engine() -> None:
-    made, [first, second], busy = await pool_with_load(BUSIER)
+    made, [first, second], busy = await pool_with_load(MAX_EXTRA_LOAD)
     turn = asyncio.create_task(made.generate(request("a.1", "a")))
     await asyncio.sleep(0)
     await made.generate(request("b.0", "b"))
@@ -54,19 +54,19 @@ async def test_a_session_stays_with_its_engine() -> None:
 
 
 async def test_a_session_leaves_an_engine_that_is_busier_or_down() -> None:
-    made, [first, second], busy = await pool_with_load(BUSIER + 1)
+    made, [first, second], busy = await pool_with_load(MAX_EXTRA_LOAD + 1)
     await made.generate(request("a.1", "a"))
     first.gate.set()
     await busy
     await made.generate(request("a.2", "a"))
-    made.lose(1)
+    made.mark_down(1)
     await made.generate(request("a.3", "a"))
     assert second.asked == ["a.1", "a.2"]
     assert first.asked == ["a.0", "other", "a.3"]
 
 
 async def test_executions_of_one_prompt_begin_where_it_is_cached() -> None:
-    made, [first, second], busy = await pool_with_load(BUSIER)
+    made, [first, second], busy = await pool_with_load(MAX_EXTRA_LOAD)
     begun = [asyncio.create_task(made.generate(request(f"a/{n}", f"a/{n}"))) for n in range(3)]
     await asyncio.sleep(0)
     first.gate.set()
@@ -76,8 +76,8 @@ async def test_executions_of_one_prompt_begin_where_it_is_cached() -> None:
 
 
 async def test_sessions_that_ended_long_ago_are_forgotten(monkeypatch) -> None:
-    monkeypatch.setattr(routing, "SESSIONS", 3)
+    monkeypatch.setattr(affinity, "MAX_SESSIONS", 3)
     made = EnginePool([Client("only")])  # type: ignore[list-item]
     for number in range(5):
         await made.generate(request("r", f"s{number}"))
-    assert list(made._router._last) == ["s2", "s3", "s4"]
+    assert list(made._router._affinity._last) == ["s2", "s3", "s4"]

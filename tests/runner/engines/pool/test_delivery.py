@@ -16,8 +16,9 @@ from rlrun.runner.contracts.carriers import (
     WeightBucket,
 )
 from rlrun.runner.contracts.errors import EngineError, EngineGone
-from rlrun.runner.engines.pool.delivery import Buckets, Delivery, WeightsMoved
+from rlrun.runner.engines.pool.delivery import Delivery, WeightsMoved
 from rlrun.runner.engines.pool.pool import EnginePool
+from rlrun.runner.engines.pool.transfer import WeightStream
 
 SLOT = TensorSlot("w", "float32", (1,), 0)
 TOGETHER = StreamedWeights(8, 5, 2, broadcast=True)
@@ -71,7 +72,7 @@ class Trainer:
         self.error: str | None = None
 
     @asynccontextmanager
-    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[Buckets]:
+    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[WeightStream]:
         if self.moved:
             raise WeightsMoved
         self.members.append(" ".join(map("{}.{}".format, readers.engines, readers.restarts)))
@@ -90,7 +91,7 @@ class Trainer:
         async def following() -> WeightBucket:
             return next(stream)
 
-        yield Buckets(group, following)
+        yield WeightStream(group, following)
 
 
 def delivery(engines: int, trainer: Trainer | None = None) -> Delivery:
@@ -180,25 +181,25 @@ async def test_payloads_are_read_once_and_end_with_their_copies() -> None:
 
 async def test_a_pool_loses_who_failed_and_gives_it_the_weights_when_it_is_mended() -> None:
     engines, trainer = [Engine(), Engine()], Trainer()
-    pool = EnginePool(engines, mended=True)  # type: ignore[arg-type]
+    pool = EnginePool(engines, supervised=True)  # type: ignore[arg-type]
     pool.connect(trainer)
     engines[1].failures["end"] = EngineError("holds other bytes")
     assert await pool.update_weights(TOGETHER) == 5
-    await pool.lost(1)
+    await pool.wait_until_down(1)
     assert pool.cause(1) == "holds other bytes"
-    await pool.mend(1, Engine())  # type: ignore[arg-type]
+    await pool.readmit(1, Engine())  # type: ignore[arg-type]
     assert trainer.members[-1] == "1.2"
     assert pool.cause(1) is None
 
 
 async def test_where_the_trainer_went_on_a_mended_engine_waits_for_the_next_update() -> None:
     trainer = Trainer()
-    pool = EnginePool([Engine(), Engine()], mended=True)  # type: ignore[list-item]
+    pool = EnginePool([Engine(), Engine()], supervised=True)  # type: ignore[list-item]
     pool.connect(trainer)
     await pool.update_weights(TOGETHER)
-    pool.lose(0)
+    pool.mark_down(0)
     trainer.moved = True
-    mending = asyncio.create_task(pool.mend(0, Engine()))  # type: ignore[arg-type]
+    mending = asyncio.create_task(pool.readmit(0, Engine()))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not mending.done()
@@ -210,12 +211,12 @@ async def test_where_the_trainer_went_on_a_mended_engine_waits_for_the_next_upda
 async def test_a_mended_engine_that_refuses_the_update_it_waited_for_is_an_error() -> None:
     trainer, mended = Trainer(), Engine()
     mended.failures["load"] = EngineError("no such parameter")
-    pool = EnginePool([Engine(), Engine()], mended=True)  # type: ignore[list-item]
+    pool = EnginePool([Engine(), Engine()], supervised=True)  # type: ignore[list-item]
     pool.connect(trainer)
     await pool.update_weights(TOGETHER)
-    pool.lose(0)
+    pool.mark_down(0)
     trainer.moved = True
-    mending = asyncio.create_task(pool.mend(0, mended))  # type: ignore[arg-type]
+    mending = asyncio.create_task(pool.readmit(0, mended))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     trainer.moved = False

@@ -20,7 +20,7 @@ from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.http import protocol
 from rlrun.runner.engines.pool.gateway import Gateway
 from rlrun.runner.engines.pool.pool import EnginePool
-from rlrun.runner.engines.pool.supervisor import Budget
+from rlrun.runner.engines.pool.supervisor import RestartBudget
 from rlrun.runner.engines.process.sglang_router import router_arguments
 from rlrun.runner.engines.sleeping.server import SleepingServer
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
@@ -70,12 +70,14 @@ def engine(start_engine: StartEngine) -> str:
 
 
 @asynccontextmanager
-async def by_router(folder: Path, *urls: str) -> AsyncIterator[tuple[Gateway, EnginePool]]:
+async def through_gateway(folder: Path, *urls: str) -> AsyncIterator[tuple[Gateway, EnginePool]]:
     """A router that knows these engines, and a pool that asks for samples by way of it."""
     gateway = Gateway(router_setup(folder, policy="round_robin"))
-    pool = EnginePool([EngineClient(url, 60, 30) for url in urls], mended=True, ask_one=gateway.generate)
+    pool = EnginePool(
+        [EngineClient(url, 60, 30) for url in urls], supervised=True, send_sample=gateway.generate
+    )
     try:
-        await gateway.start(pool.seats)
+        await gateway.start(pool.slots)
         yield gateway, pool
     finally:
         await gateway.close()
@@ -84,7 +86,7 @@ async def by_router(folder: Path, *urls: str) -> AsyncIterator[tuple[Gateway, En
 
 async def listed(gateway: Gateway, *urls: str) -> None:
     """Return when the router's list is this."""
-    await gateway._until(lambda found: found == set(urls), f"list {urls}")
+    await gateway._wait_for_list(lambda found: found == set(urls), f"list {urls}")
 
 
 ENDED = "the router (sglang-router) ended (signal SIGKILL): "
@@ -97,7 +99,7 @@ def kill(gateway: Gateway) -> None:
 
 
 async def test_samples_are_those_that_engines_make_without_it(tmp_path: Path, engine: str) -> None:
-    async with by_router(tmp_path, engine) as (_, pool), EngineClient(engine, 60, 30) as client:
+    async with through_gateway(tmp_path, engine) as (_, pool), EngineClient(engine, 60, 30) as client:
         routed, direct = await pool.generate(request("a")), await client.generate(request("b"))
         assert [one.tokens.tolist() for one in routed] == [one.tokens.tolist() for one in direct]
         assert [one.log_probs.tolist() for one in routed] == [one.log_probs.tolist() for one in direct]
@@ -109,7 +111,7 @@ async def test_samples_are_those_that_engines_make_without_it(tmp_path: Path, en
 async def test_an_abort_finds_the_samples_whichever_engine_has_them(
     tmp_path: Path, engine: str, start_engine: StartEngine
 ) -> None:
-    async with by_router(tmp_path, engine, start_engine()[1]) as (_, pool):
+    async with through_gateway(tmp_path, engine, start_engine()[1]) as (_, pool):
         endless = request("endless", 4, **ENDLESS)
         running = asyncio.create_task(pool.generate(endless))
         while not running.done():
@@ -122,20 +124,20 @@ async def test_an_engine_that_is_lost_leaves_the_list_and_one_that_returns_joins
     tmp_path: Path, engine: str, start_engine: StartEngine
 ) -> None:
     process, dying = start_engine()
-    async with by_router(tmp_path, engine, dying) as (gateway, pool):
+    async with through_gateway(tmp_path, engine, dying) as (gateway, pool):
         await listed(gateway, engine, dying)
-        keeping = asyncio.create_task(gateway.keep(pool.seats, Budget(0), print))
+        keeping = asyncio.create_task(gateway.supervise(pool.slots, RestartBudget(0), print))
         running = asyncio.create_task(
             pool.generate(request("r", 4, min_new_tokens=1000, max_new_tokens=1000))
         )
         await asyncio.sleep(0)
         process.kill()
-        await pool.lost(1)  # found out by a sample that was there
+        await pool.wait_until_down(1)  # found out by a sample that was there
         assert [len(one.tokens) for one in await running] == [1000] * 4
         await listed(gateway, engine)
 
         again = start_engine()[1]
-        await pool.mend(1, EngineClient(again, 60, 30))
+        await pool.readmit(1, EngineClient(again, 60, 30))
         await listed(gateway, engine, again)
         assert not keeping.done()
         await cancel_all([keeping])
@@ -145,8 +147,8 @@ async def test_a_router_that_dies_is_started_again_while_restarts_are_left(
     tmp_path: Path, engine: str
 ) -> None:
     said: list[str] = []
-    async with by_router(tmp_path, engine) as (gateway, pool):
-        keeping = asyncio.create_task(gateway.keep(pool.seats, Budget(1), said.append))
+    async with through_gateway(tmp_path, engine) as (gateway, pool):
+        keeping = asyncio.create_task(gateway.supervise(pool.slots, RestartBudget(1), said.append))
         kill(gateway)
         assert len(await pool.generate(request("after"))) == 4
         [line] = said

@@ -16,7 +16,7 @@ from rlrun.runner.contracts.carriers import (
 from rlrun.runner.contracts.errors import EngineError, EngineGone, JobError
 from rlrun.runner.engines.pool import supervisor as supervisor_module
 from rlrun.runner.engines.pool.pool import EnginePool
-from rlrun.runner.engines.pool.supervisor import Budget, Supervisor
+from rlrun.runner.engines.pool.supervisor import RestartBudget, Supervisor
 
 
 class Client:
@@ -95,8 +95,8 @@ def manifest(version: int) -> WeightManifest:
     return WeightManifest("rlrun-x", 64, version, ())
 
 
-def pool_of(*clients: Client, mended: bool = True) -> EnginePool:
-    return EnginePool(clients, mended=mended)  # type: ignore[arg-type]
+def pool_of(*clients: Client, supervised: bool = True) -> EnginePool:
+    return EnginePool(clients, supervised=supervised)  # type: ignore[arg-type]
 
 
 async def turns(count: int = 50) -> None:
@@ -127,7 +127,7 @@ async def test_what_a_lost_engine_was_asked_is_asked_of_another() -> None:
 async def test_without_anybody_to_mend_it_a_lost_engine_is_an_error() -> None:
     gone = Client("a")
     gone.gone = True
-    pool = pool_of(gone, mended=False)
+    pool = pool_of(gone, supervised=False)
     with pytest.raises(EngineGone):
         await pool.generate(request("x"))
     with pytest.raises(EngineGone):
@@ -140,7 +140,7 @@ async def test_a_mended_engine_first_gets_the_weights_of_the_others() -> None:
     first.gone = True
     assert await pool.update_weights(manifest(7)) == 7
     assert second.version == 7
-    await pool.mend(0, again)  # type: ignore[arg-type]
+    await pool.readmit(0, again)  # type: ignore[arg-type]
     assert again.version == 7
     assert first.closed
     await pool.generate(request("x"))
@@ -156,7 +156,7 @@ async def test_a_batch_waits_for_its_own_engine() -> None:
     await turns()
     assert not running.done()
     assert second.asked == ["y"]
-    await pool.mend(0, again)  # type: ignore[arg-type]
+    await pool.readmit(0, again)  # type: ignore[arg-type]
     assert len(await running) == 2
     assert again.asked == ["x"]
 
@@ -168,10 +168,10 @@ async def test_every_start_reads_a_payload_of_its_own() -> None:
     assert (first.payloads, second.payloads) == (["a"], ["b"])
     for payload in "df":
         again = Client("c")
-        await pool.mend(1, again)  # type: ignore[arg-type]
+        await pool.readmit(1, again)  # type: ignore[arg-type]
         assert again.payloads == [payload]
     with pytest.raises(EngineError, match="lost 3 times within one step"):
-        await pool.mend(1, Client("d"))  # type: ignore[arg-type]
+        await pool.readmit(1, Client("d"))  # type: ignore[arg-type]
 
 
 async def test_an_engine_that_crashes_twice_at_the_same_weights_is_not_started_a_third_time() -> None:
@@ -182,7 +182,7 @@ async def test_an_engine_that_crashes_twice_at_the_same_weights_is_not_started_a
     await pool.update_weights(manifest(2))
     engine.died.set()
     with pytest.raises(JobError, match="crashed with SIGILL at the same place before"):
-        await Supervisor(pool, [engine], Budget(3), said.append).run()  # type: ignore[list-item]
+        await Supervisor(pool, [engine], RestartBudget(3), said.append).run()  # type: ignore[list-item]
     assert len(said) == 1
 
 
@@ -190,7 +190,7 @@ async def test_an_engine_that_dies_is_started_again_and_serves() -> None:
     said: list[str] = []
     first, again = Client("a"), Client("b")
     pool, engine = pool_of(first), Engine([JobError("no port"), again])
-    watching = asyncio.create_task(Supervisor(pool, [engine], Budget(3), said.append).run())  # type: ignore[list-item]
+    watching = asyncio.create_task(Supervisor(pool, [engine], RestartBudget(3), said.append).run())  # type: ignore[list-item]
     await pool.update_weights(manifest(2))
     first.gone = True
     engine.died.set()
@@ -207,7 +207,7 @@ async def test_the_last_failure_ends_the_job_when_no_restart_is_left() -> None:
     pool, engine = pool_of(Client("a")), Engine([JobError("no port")])
     engine.died.set()
     with pytest.raises(JobError, match="no port"):
-        await Supervisor(pool, [engine], Budget(1), lambda text: None).run()  # type: ignore[list-item]
+        await Supervisor(pool, [engine], RestartBudget(1), lambda text: None).run()  # type: ignore[list-item]
 
 
 async def test_an_engine_whose_connection_breaks_is_started_again_though_it_seems_well() -> None:
@@ -215,7 +215,7 @@ async def test_an_engine_whose_connection_breaks_is_started_again_though_it_seem
     broken, again = Client("a"), Client("b")
     broken.gone = True
     pool, engine = pool_of(broken), Engine([again])
-    watching = asyncio.create_task(Supervisor(pool, [engine], Budget(1), said.append).run())  # type: ignore[list-item]
+    watching = asyncio.create_task(Supervisor(pool, [engine], RestartBudget(1), said.append).run())  # type: ignore[list-item]
     await pool.generate(request("x"))
     assert said[0].startswith("engine 0 cannot be reached; ")
     watching.cancel()
@@ -235,7 +235,7 @@ async def test_engines_sleep_once_and_wake_by_parts() -> None:
 
 async def test_an_engine_that_dies_in_its_sleep_is_started_when_there_is_memory_for_it() -> None:
     pool, engine = pool_of(Client("a")), Engine([Client("b")])
-    watching = asyncio.create_task(Supervisor(pool, [engine], Budget(1), lambda text: None).run())  # type: ignore[list-item]
+    watching = asyncio.create_task(Supervisor(pool, [engine], RestartBudget(1), lambda text: None).run())  # type: ignore[list-item]
     await pool.sleep()
     engine.died.set()
     await turns(500)

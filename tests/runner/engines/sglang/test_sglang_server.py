@@ -238,8 +238,8 @@ async def test_other_bytes_and_another_version_than_were_sent_are_named(
 
 async def test_samples_by_way_of_a_router_are_the_servers_own(client: EngineClient, tmp_path: Path) -> None:
     gateway = Gateway(router_setup(tmp_path))
-    pool = EnginePool([client], ask_one=gateway.generate)
-    await gateway.start(pool.seats)
+    pool = EnginePool([client], send_sample=gateway.generate)
+    await gateway.start(pool.slots)
     greedy = request(temperature=0.0)
     for routed, direct in zip(await pool.generate(greedy), await client.generate(greedy), strict=True):
         np.testing.assert_array_equal(routed.tokens, direct.tokens)

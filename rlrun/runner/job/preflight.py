@@ -39,7 +39,7 @@ def check_files(loaded: LoadedSpec) -> None:
     """Raises SpecError with everything that is wrong with the files of the model and the data."""
     findings = [*_model(loaded.spec), *_data(loaded.spec)]
     if findings:
-        raise SpecError([loaded.composition.place(finding) for finding in findings])
+        raise SpecError([loaded.composition.locate(finding) for finding in findings])
 
 
 def fitted_to_model(spec: Spec) -> Spec:

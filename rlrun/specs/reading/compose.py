@@ -1,4 +1,8 @@
-"""Many sources to one document: `extends`, several files, profiles, `--set`; then variables. Later wins."""
+"""Merges all sources of a spec into one document.
+
+The order is: the files that a file extends, the file, further files, profiles, `--set`. A later source
+overrides an earlier one. Variables are substituted at the end.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,19 +14,19 @@ from rlrun.specs.paths import absolute_path, display_path, path_kind, suggest_pa
 from rlrun.specs.problems.findings import Finding, Problem, Source, problem_at, problem_without_place
 from rlrun.specs.problems.positions import KeyPath, Mark, find_positions
 from rlrun.specs.reading.composition import Composition
-from rlrun.specs.reading.expansion import apply_profiles, substitute_variables
 from rlrun.specs.reading.overlay import Origin, merge_document
+from rlrun.specs.reading.profiles import apply_profiles
 from rlrun.specs.reading.syntax import parse
-from rlrun.specs.reading.variables import variable_names
+from rlrun.specs.reading.variables import substitute_variables, variable_names
 
 STANDARD_INPUT = Path("/dev/stdin")
-"""A spec that is piped in; its relative paths are relative to the working folder."""
+"""Path of a spec that is piped in. Its relative paths start from the working folder."""
 
 
 def compose(
     paths: Sequence[Path], overrides: Sequence[str] = (), profiles: Sequence[str] = ()
 ) -> Composition:
-    """Read files left to right, each on top of what it extends, then profiles, then `--set` overrides."""
+    """Returns the merged document of the files, the profiles and the `--set` overrides."""
     composition = Composition()
     for path in paths:
         _add_file(composition, path, display_path(path), ())
@@ -34,20 +38,21 @@ def compose(
 
 
 def _add_file(composition: Composition, path: Path, name: str, chain: tuple[Path, ...]) -> None:
+    """Merges a file after the files that it extends. `chain`: the files that led here by `extends`."""
     try:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
-        composition.fail(_unreadable(path, name, error))
+        composition.add_unreadable(_unreadable(path, name, error))
         return
     except UnicodeDecodeError as error:
         message = f"not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
-        composition.fail(problem_without_place(message, name, "save the file as UTF-8"))
+        composition.add_unreadable(problem_without_place(message, name, "save the file as UTF-8"))
         return
     folder = Path.cwd() if path == STANDARD_INPUT else path.parent.absolute()
     source = Source(name, text, folder)
     parsed = parse(source)
     for problem in parsed.problems:
-        composition.fail(problem)
+        composition.add_unreadable(problem)
     marks = find_positions(parsed.text)
     _add_bases(composition, parsed.data.pop("extends", []), source, marks, (*chain, path.resolve()))
     composition.files.append(source)
@@ -61,24 +66,25 @@ def _add_bases(
     marks: dict[KeyPath, Mark],
     chain: tuple[Path, ...],
 ) -> None:
-    """Merge what a file extends, in order; `marks` gives the place of each name."""
-    named = [bases] if isinstance(bases, str) else bases if isinstance(bases, list) else [None]
-    for number, base in enumerate(named):
+    """Merges the files that a file extends, in order. `marks` has the position of each name."""
+    base_names = [bases] if isinstance(bases, str) else bases if isinstance(bases, list) else [None]
+    for number, base in enumerate(base_names):
         mark = marks.get(("extends", number)) or marks["extends",]
         path: KeyPath = ("extends", number) if isinstance(bases, list) else ("extends",)
         if not isinstance(base, str):
             cure = 'write `extends = "FILE"` or `extends = ["FILE", "FILE"]`'
             finding = Finding(path, "must be a file name or an array of file names", cure, found=base)
-            composition.fail(problem_at(finding, source, mark.value_start, mark.value_end))
+            composition.add_unreadable(problem_at(finding, source, mark.value_start, mark.value_end))
             continue
         file = absolute_path(base, source.folder)
-        if trouble := _base_trouble(path, base, file, chain):
-            composition.fail(problem_at(trouble, source, mark.value_start, mark.value_end))
+        if base_finding := _check_base(path, base, file, chain):
+            composition.add_unreadable(problem_at(base_finding, source, mark.value_start, mark.value_end))
         else:
             _add_file(composition, file, display_path(file), chain)
 
 
-def _base_trouble(path: KeyPath, base: str, file: Path, chain: tuple[Path, ...]) -> Finding | None:
+def _check_base(path: KeyPath, base: str, file: Path, chain: tuple[Path, ...]) -> Finding | None:
+    """Returns a finding where the extended file does not exist, or extends itself through `chain`."""
     if path_kind(file) != "file":
         suggestion = suggest_path(base, file)
         cure = (
@@ -88,18 +94,18 @@ def _base_trouble(path: KeyPath, base: str, file: Path, chain: tuple[Path, ...])
         )
         return Finding(path, f"there is no file {file}", cure, suggestion, base)
     if file.resolve() in chain:
-        circle = " -> ".join(each.name for each in (*chain[chain.index(file.resolve()) :], file))
-        return Finding(path, f"a file extends itself: {circle}", "remove one of the links", found=base)
+        cycle = " -> ".join(link.name for link in (*chain[chain.index(file.resolve()) :], file))
+        return Finding(path, f"a file extends itself: {cycle}", "remove one of the links", found=base)
     return None
 
 
 def _add_override(composition: Composition, override: str) -> None:
-    """`a.b=value` with a TOML value; what is not one is taken as a string."""
+    """Merges `a.b=value`. A value that is not valid TOML is a string."""
     key, equals, value = override.partition("=")
     name = f"--set {key.strip()}" if equals and key.strip() else "--set"
     source = Source(name, override, Path.cwd())
     if not equals or not key.strip():
-        composition.fail(
+        composition.add_unreadable(
             problem_without_place(f"{override!r} has no key or no value", name, "write --set key.path=value")
         )
         return
@@ -111,7 +117,7 @@ def _add_override(composition: Composition, override: str) -> None:
         try:
             data = tomli.loads(text)
         except tomli.TOMLDecodeError:
-            composition.fail(
+            composition.add_unreadable(
                 problem_without_place(f"{key!r} is not a key path", name, "write --set key.path=value")
             )
             return
@@ -121,7 +127,7 @@ def _add_override(composition: Composition, override: str) -> None:
         ("profiles", "choose one: --profile NAME"),
     ):
         if key in data:
-            composition.fail(problem_without_place(f"`{key}` cannot be set here", name, cure))
+            composition.add_unreadable(problem_without_place(f"`{key}` cannot be set here", name, cure))
             return
     composition.overrides.append(source)
     _merge(composition, data, source, find_positions(text))
@@ -143,7 +149,7 @@ def _merge(
     origins = {path: Origin(source, mark) for path, mark in marks.items() if path[:1] != ("extends",)}
     composition.referenced.update(variable_names(data))
     for problem in merge_document(composition.data, composition.origins, data, origins):
-        composition.fail(problem)
+        composition.add_unreadable(problem)
 
 
 def _unreadable(path: Path, name: str, error: OSError) -> Problem:

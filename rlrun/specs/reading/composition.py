@@ -1,4 +1,4 @@
-"""The merged document, and what it was merged from."""
+"""The merged document of a spec, with the position of every key in its sources."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,35 +11,41 @@ from rlrun.specs.reading.overlay import Origin
 
 @dataclass(slots=True)
 class Composition:
-    """The merged document, before anyone has checked what it says."""
+    """The merged document before its values are checked."""
 
     data: dict[str, Any] = field(default_factory=dict)
+    """The document."""
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
+    """Where each key was set."""
     problems: list[Problem] = field(default_factory=list)
+    """Files, statements and arguments that could not be read."""
     files: list[Source] = field(default_factory=list)
-    """Every file read, in the order of merging; the last one is what the user named last."""
+    """All files, in the order of merging. The last one is the file that the user named last."""
     overrides: list[Source] = field(default_factory=list)
-    """Every `--set`."""
+    """All `--set` arguments."""
     complete: bool = True
-    """False when a file or statement could not be read: a missing key may only be unreadable."""
+    """False if a file or statement could not be read. A key that seems to be missing may then be in it."""
     findings: list[Finding] = field(default_factory=list)
-    """What is wrong with variables and profiles."""
+    """Mistakes in variables and profiles."""
     variables: dict[str, Any] = field(default_factory=dict)
-    """`[vars]`."""
+    """The table `[vars]`."""
     used: dict[KeyPath, str] = field(default_factory=dict)
-    """Where a variable was put in, and which."""
+    """Keys whose value contained a variable, with the name of the variable."""
     referenced: set[str] = field(default_factory=set)
-    """Variables that any source refers to, overridden keys included."""
+    """Names of variables that any source refers to, including keys that a later source overrides."""
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """For each profile that nobody asked for, the document with that profile on top."""
+    """For each profile that was not chosen, the document merged with it. They are checked as well."""
 
-    def fail(self, problem: Problem) -> None:
-        """Note a problem that keeps something from being read."""
+    def add_unreadable(self, problem: Problem) -> None:
+        """Adds a problem because of which a part of the document could not be read."""
         self.problems.append(problem)
         self.complete = False
 
-    def place(self, finding: Finding) -> Problem:
-        """A finding where its key was written, else another key that takes part, else the table around it."""
+    def locate(self, finding: Finding) -> Problem:
+        """Returns the finding as a problem at the position of its key.
+
+        Where the key was not written, that is the position of a related key, or of the table around it.
+        """
         path = next((path for path in (finding.path, *finding.related) if path in self.origins), finding.path)
         for depth in range(len(path), 0, -1):
             if origin := self.origins.get(path[:depth]):
@@ -54,5 +60,5 @@ class Composition:
 
 
 def origin_location(origin: Origin) -> str:
-    """`file:line` of an origin."""
+    """Returns `file:line` of an origin."""
     return f"{origin.source.name}:{line_and_column(origin.source.text, origin.mark.key_start)[0]}"

@@ -1,4 +1,4 @@
-"""What differs between two documents, value by value."""
+"""Compares two documents value by value."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from rlrun.specs.reading.reference import as_toml
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One value; None stands for a key that is not there or not set."""
+    """A value that differs between two documents. None means that the key is missing or not set."""
 
     key: str
-    """Dotted."""
+    """Dotted key path."""
     before: Any
     after: Any
 
@@ -21,25 +21,25 @@ class Difference:
 
 
 def find_differences(before: Any, after: Any, key: str = "") -> Iterator[Difference]:
-    """Values that differ, tables and arrays of tables gone through; an array of values is one value."""
+    """Yields the values that differ, also inside tables and arrays of tables; other arrays are one value."""
     if before == after and type(before) is type(after):
         return
-    parts = [_parts(value) for value in (before, after)]
-    if all(part is None for part in parts) or any(
-        part is None and value is not None for part, value in zip(parts, (before, after), strict=True)
+    tables = [_as_table(value) for value in (before, after)]
+    if all(table is None for table in tables) or any(
+        table is None and value is not None for table, value in zip(tables, (before, after), strict=True)
     ):
         if before != after:
             yield Difference(key, before, after)
         return
-    old, new = (part or {} for part in parts)
+    old, new = (table or {} for table in tables)
     for name in dict.fromkeys((*old, *new)):
         yield from find_differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
 
 
-def _parts(value: Any) -> dict[str, Any] | None:
-    """The parts of a table, or of an array of tables; None for any other value."""
+def _as_table(value: Any) -> dict[str, Any] | None:
+    """Returns a table, or an array of tables by index, as a dict; None for any other value."""
     if isinstance(value, dict):
         return value
-    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        return {str(number): each for number, each in enumerate(value)}
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        return {str(number): item for number, item in enumerate(value)}
     return None

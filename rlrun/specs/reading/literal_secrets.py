@@ -1,8 +1,8 @@
-"""Secrets that a spec holds itself, where it should refer to them: `${env:NAME}`.
+"""Finds secrets that are written literally in a spec, instead of as a reference `${env:NAME}`.
 
-What a spec holds goes into `spec.toml`, `spec.lock.json` and every tracker. A literal where only a secret can
-be (`api_key`, an Authorization header, the password of a URL) is refused; what merely looks like one is a
-warning, since a dataset may be called that.
+All values of a spec are written to `spec.toml`, `spec.lock.json` and every tracker. A literal in a place that
+is only for secrets (`api_key`, an Authorization header, the password of a URL) is an error. Text that only
+looks like a secret is a warning, because it may be the name of a dataset.
 """
 
 import math
@@ -19,12 +19,12 @@ _KEY = re.compile(
     r"(access|api|auth|bearer|hf|hub|refresh|write)_token)$",
     re.IGNORECASE,
 )
-"""Names of keys that hold nothing but secrets."""
+"""Names of keys whose values are always secrets."""
 _HEADER = re.compile(r"^((proxy-)?authorization|cookie|.*(api-?key|token|secret|password))$", re.IGNORECASE)
 _PASSWORD = re.compile(
     r"[a-z][a-z0-9+.-]*://(?!\$\{env:\w+\}@)[^/\s:@]*:(?P<secret>[^/\s@]+)@", re.IGNORECASE
 )
-"""In a URL: `https://user:password@host`, but not `https://${env:CREDENTIALS}@host`."""
+"""Matches a password in a URL: `https://user:password@host`, but not `https://${env:CREDENTIALS}@host`."""
 _QUERY = re.compile(
     r"[?&](api_?key|(access_)?token|secret|password|sig|signature)=(?P<secret>[^&\s#]+)", re.IGNORECASE
 )
@@ -36,15 +36,15 @@ _KNOWN = re.compile(
     r"eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----|"
     r"(?:[Bb]earer|[Bb]asic) +(?=[A-Za-z._~+/=-]*\d)[A-Za-z0-9._~+/=-]{8,})"
 )
-"""Keys of OpenAI, Hugging Face, GitHub, GitLab, AWS, Google, Slack, NVIDIA and others; JWTs; PEM."""
+"""Matches keys of OpenAI, Hugging Face, GitHub, GitLab, AWS, Google, Slack, NVIDIA and others; JWTs; PEM."""
 _RUN = re.compile(r"(?<![A-Za-z0-9])[A-Za-z0-9]{24,}(?![A-Za-z0-9])")
 _BITS = 3.5
-"""Entropy per character from which a mixed run of letters and digits is taken for drawn at random."""
+"""Entropy per character, in bits, from which a run of letters and digits counts as random."""
 _CURE = 'export it as an environment variable and write "REFERENCE", also with --set, which `ps` shows'
 
 
 def literal_secrets(value: Any, path: KeyPath = ()) -> Iterator[Finding]:
-    """Literals where a reference belongs: keys, headers and passwords of URLs."""
+    """Yields literals where a reference is required: secret keys, secret headers and passwords in URLs."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from literal_secrets(inner, (*path, key))
@@ -52,20 +52,20 @@ def literal_secrets(value: Any, path: KeyPath = ()) -> Iterator[Finding]:
         for number, inner in enumerate(value):
             yield from literal_secrets(inner, (*path, number))
     elif isinstance(value, str) and value.strip():
-        yield from _refused(value, path)
+        yield from _literal_findings(value, path)
 
 
 def mask_secrets(text: str) -> str:
-    """The text without what looks like a secret in it, for logs and messages."""
+    """Returns the text with everything that looks like a secret masked, for logs and messages."""
 
-    def change(found: re.Match[str]) -> str:
-        start, end = (at - found.start() for at in found.span("secret"))
-        return found[0] if "${env:" in found["secret"] else f"{found[0][:start]}***{found[0][end:]}"
+    def mask(match: re.Match[str]) -> str:
+        start, end = (position - match.start() for position in match.span("secret"))
+        return match[0] if "${env:" in match["secret"] else f"{match[0][:start]}***{match[0][end:]}"
 
-    return _KNOWN.sub("***", _QUERY.sub(change, _PASSWORD.sub(change, text)))
+    return _KNOWN.sub("***", _QUERY.sub(mask, _PASSWORD.sub(mask, text)))
 
 
-def _refused(text: str, path: KeyPath) -> Iterator[Finding]:
+def _literal_findings(text: str, path: KeyPath) -> Iterator[Finding]:
     name = str(next((part for part in reversed(path) if isinstance(part, str)), ""))
     if "${env:" not in text:
         if "headers" in path[:-1] and _HEADER.match(name):
@@ -76,13 +76,13 @@ def _refused(text: str, path: KeyPath) -> Iterator[Finding]:
             yield _finding(path, f"{name} is a secret", "${env:" + _variable(name) + "}")
             return
     if any(
-        "${env:" not in found["secret"] for pattern in (_PASSWORD, _QUERY) for found in pattern.finditer(text)
+        "${env:" not in match["secret"] for pattern in (_PASSWORD, _QUERY) for match in pattern.finditer(text)
     ):
         if path[0] in ("engine", "engines"):
-            cure = 'leave it out of the address, and set `api_key = "${env:NAME}"`'
-            yield Finding(path, _message("the URL holds a secret"), cure, secret=True)
+            cure = 'remove it from the URL, and set `api_key = "${env:NAME}"`'
+            yield Finding(path, _message("the URL contains a secret"), cure, secret=True)
         else:
-            yield _finding(path, "the URL holds a secret", "https://user:${env:PASSWORD}@host")
+            yield _finding(path, "the URL contains a secret", "https://user:${env:PASSWORD}@host")
 
 
 def _finding(path: KeyPath, what: str, reference: str) -> Finding:
@@ -98,7 +98,7 @@ def _variable(name: str) -> str:
 
 
 def secret_warnings(sources: Sequence[Source]) -> Iterator[Problem]:
-    """What looks like a secret anywhere in files and `--set`, comments and unused profiles included."""
+    """Yields text that looks like a secret in files and `--set`, including comments and unused profiles."""
     for source in sources:
         for start, end in _suspects(source.text):
             message = "this looks like a secret, and is written to the run folder and sent to trackers"
@@ -109,16 +109,19 @@ def secret_warnings(sources: Sequence[Source]) -> Iterator[Problem]:
 
 
 def _suspects(text: str) -> Iterator[tuple[int, int]]:
-    known = [found.span() for found in _KNOWN.finditer(text)]
-    yield from known
-    for found in _RUN.finditer(text):
-        inside = any(start <= found.start() < end for start, end in known)
-        if not inside and _is_random(found[0]):
-            yield found.span()
+    known_keys = [match.span() for match in _KNOWN.finditer(text)]
+    yield from known_keys
+    for match in _RUN.finditer(text):
+        inside = any(start <= match.start() < end for start, end in known_keys)
+        if not inside and _is_random(match[0]):
+            yield match.span()
 
 
 def _is_random(text: str) -> bool:
-    """Whether letters of both cases and digits are mixed as a generator mixes them; a hash in hex is not."""
+    """Returns whether the text looks randomly generated: letters of both cases and digits, with high entropy.
+
+    A hexadecimal hash does not count, because it has letters of one case only.
+    """
     kinds = (str.isupper, str.islower, str.isdigit)
     if not all(any(map(kind, text)) for kind in kinds):
         return False

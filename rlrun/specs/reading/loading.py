@@ -1,10 +1,10 @@
-"""From TOML files to a `Spec`, or to everything that is wrong with them, in one pass.
+"""Loads TOML files into a `Spec`, and reports every mistake in one pass.
 
     files, profiles, --set, variables -> compose -> sections (pydantic) -> plugins, references, paths -> rules
     across sections -> Spec
 
-Every check reports findings by key path; the composition knows where each key was written. A check whose keys
-are broken already stays silent, so that one mistake is one problem.
+Checks report findings by key path, and the composition knows where each key was written. A check is skipped
+if one of its keys is already known to be wrong, so that one mistake is reported once.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,61 +36,63 @@ from rlrun.specs.sections.job import Spec
 
 @dataclass(slots=True)
 class PluginReport:
-    """What a look at the plugins a spec names has shown."""
+    """The result of checking the plugins that a spec names."""
 
     findings: list[Finding] = field(default_factory=list)
     paths: list[tuple[KeyPath, PathMarker]] = field(default_factory=list)
-    """Parameters that are paths."""
+    """Plugin parameters that are paths."""
     demands: Demands | None = None
-    """What the algorithm asks for; None when it could not be made."""
+    """The needs of the algorithm; None where the algorithm could not be created."""
 
 
 OWN_KEYS = frozenset(KeyIndex(Spec).paths()) - {"engine.api_key", "engines.api_key"}
-"""Dotted keys of the spec's own sections, less those that hold secrets."""
+"""Dotted keys of the spec's own sections, without those for secrets."""
 
 PluginCheck = Callable[[Mapping[str, Any], Explainer], PluginReport]
-"""Given the merged document, looks at the plugins it names."""
+"""Checks the plugins that the merged document names."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSpec:
-    """A valid spec, and where each of its keys was written."""
+    """A valid spec, and the position of each of its keys."""
 
     spec: Spec
     composition: Composition
 
     def problem(self, key: str, message: str, cure: str | None = None) -> Problem:
-        """A problem that shows later, at the place of its key: `problem("data.path", "has no rows")`."""
-        return self.composition.place(Finding(_path(key), message, cure))
+        """Returns a problem that was found after loading, at the position of its key.
+
+        Example: `problem("data.path", "has no rows")`.
+        """
+        return self.composition.locate(Finding(_path(key), message, cure))
 
     def origin(self, key: str) -> str:
-        """Which file and line set a key: `job.toml:12`, `--set trainer.lr:1`, or `default`.
+        """Returns which file and line set a key: `job.toml:12`, `--set trainer.lr:1`, or `default`.
 
-        With the variable that gave the value, and where that was set: `job.toml:12, size from base.toml:3`.
+        If the value came from a variable, its name and origin follow: `job.toml:12, size from base.toml:3`.
         """
         path = _path(key)
-        found = self._origin(path)
-        if found is None:
+        key_origin = self._origin(path)
+        if key_origin is None:
             return "default"
         name = self.composition.used.get(path)
         variable = self._origin(("vars", name)) if name else None
-        return (
-            f"{origin_location(found)}, {name} from {origin_location(variable)}"
-            if variable
-            else origin_location(found)
-        )
+        location = origin_location(key_origin)
+        return f"{location}, {name} from {origin_location(variable)}" if variable else location
 
     def unset_references(self) -> list[Problem]:
-        """References to environment variables that are not set here."""
-        return [self.composition.place(finding) for finding in unset_references(self.composition.data)]
+        """Returns a problem for each reference to an environment variable that is not set in this process."""
+        return [self.composition.locate(finding) for finding in unset_references(self.composition.data)]
 
     def warnings(self) -> list[Problem]:
-        """What looks like a secret in the files and in `--set`, a ratio that ignores stale samples, and
-        external engines that may compute logits in another precision.
+        """Returns the warnings about a valid spec.
+
+        They concern text that looks like a secret in the files and in `--set`, a ratio that ignores stale
+        samples, and external engines that may compute logits in another precision.
         """
         secrets = secret_warnings([*self.composition.files, *self.composition.overrides])
         findings = [*stale_ratio(self.spec), *external_heads(self.spec)]
-        return [*secrets, *(self.composition.place(finding) for finding in findings)]
+        return [*secrets, *(self.composition.locate(finding) for finding in findings)]
 
     def _origin(self, path: KeyPath) -> Origin | None:
         return self.composition.origins.get(path)
@@ -104,23 +106,24 @@ def load_spec(
     *,
     planning: bool = False,
 ) -> LoadedSpec:
-    """Load, merge and check a spec; without `plugin_check`, plugins and their parameters are taken on trust.
+    """Loads, merges and checks a spec.
 
-    `profiles`: names of those to lay on top. `planning`: nothing will be launched, so that nodes need no
-    cluster yet. Raises SpecError with every problem found.
+    `plugin_check`: checks plugins and their parameters; without it they are not checked. `profiles`: names of
+    the profiles to merge. `planning`: skips the checks that only matter for a launch. Raises SpecError with
+    every problem found.
     """
     composition = compose(paths, overrides, profiles)
     data = deepcopy(composition.data)
     findings, report = _document_findings(data, plugin_check)
     findings += _resolve_paths(composition, data, [*_own_paths(Spec, data), *report.paths])
-    unread = {finding.path for finding in composition.findings}
-    findings = [finding for finding in findings if finding.path not in unread]
+    reported = {finding.path for finding in composition.findings}
+    findings = [finding for finding in findings if finding.path not in reported]
     findings = [*composition.findings, *findings, *_variant_findings(composition, plugin_check)]
     if not composition.complete:
         findings = [finding for finding in findings if _was_written(finding, composition)]
     else:
         findings += rule_findings(data, findings, report.demands, planning=planning)
-    problems = [*composition.problems, *(composition.place(finding) for finding in findings)]
+    problems = [*composition.problems, *(composition.locate(finding) for finding in findings)]
     if problems:
         raise SpecError(_in_order(problems, composition))
     return LoadedSpec(validate_spec(data), composition)
@@ -129,7 +132,7 @@ def load_spec(
 def _document_findings(
     data: dict[str, Any], plugin_check: PluginCheck | None
 ) -> tuple[list[Finding], PluginReport]:
-    """What is wrong with each table of a document by itself, and what its plugins say."""
+    """Returns the findings about each table of a document by itself, and the report of its plugins."""
     explainer = Explainer(data, KeyIndex(Spec))
     report = plugin_check(data, explainer) if plugin_check else PluginReport()
     findings = [
@@ -143,11 +146,11 @@ def _document_findings(
 
 
 def _variant_findings(composition: Composition, plugin_check: PluginCheck | None) -> Iterator[Finding]:
-    """What is wrong with keys of profiles that nobody asked for this time."""
+    """Yields findings about the keys of profiles that were not chosen."""
     for name, data in composition.variants.items():
         for finding in _document_findings(data, plugin_check)[0]:
             path = ("profiles", name, *finding.path)
-            if path in composition.origins and not any(path == other.path for other in composition.findings):
+            if path in composition.origins and not any(path == known.path for known in composition.findings):
                 yield replace(finding, path=path)
 
 
@@ -160,7 +163,7 @@ def _section_findings(data: dict[str, Any], explainer: Explainer) -> list[Findin
 
 
 def _dates(value: Any, path: KeyPath = ()) -> Iterator[Finding]:
-    """TOML's dates and times: no setting is one, and as JSON they would pass for strings."""
+    """Yields dates and times, which no setting accepts; validation as JSON takes them for strings."""
     if isinstance(value, (date, time)):
         cure = f'write it in quotation marks: "{value}"'
         yield Finding(path, f"must not be a date or time, found {value}", cure, None, str(value))
@@ -170,21 +173,21 @@ def _dates(value: Any, path: KeyPath = ()) -> Iterator[Finding]:
 
 
 def _own_paths(model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> list[tuple[KeyPath, PathMarker]]:
-    """The paths of the spec's own sections that the document gives."""
-    found: list[tuple[KeyPath, PathMarker]] = []
+    """Returns the keys of the document that the spec's own sections declare as paths."""
+    paths: list[tuple[KeyPath, PathMarker]] = []
     if not isinstance(data, dict):
-        return found
-    found += [((*prefix, name), marker) for name, marker in path_fields(model) if name in data]
-    for name, each in model.model_fields.items():
-        for inner in section_models(each.annotation):
-            found += _own_paths(inner, data.get(name), (*prefix, name))
-    return found
+        return paths
+    paths += [((*prefix, name), marker) for name, marker in path_fields(model) if name in data]
+    for name, model_field in model.model_fields.items():
+        for inner in section_models(model_field.annotation):
+            paths += _own_paths(inner, data.get(name), (*prefix, name))
+    return paths
 
 
 def _resolve_paths(
     composition: Composition, data: dict[str, Any], paths: Sequence[tuple[KeyPath, PathMarker]]
 ) -> list[Finding]:
-    """Replace paths in `data` by absolute ones, each seen from the file that set it."""
+    """Replaces paths in `data` by absolute ones, each relative to the file that set it."""
     findings = []
     for path, marker in paths:
         table = table_at(data, path[:-1])
@@ -202,17 +205,21 @@ def _resolve_paths(
 
 
 def _was_written(finding: Finding, composition: Composition) -> bool:
-    """Whether the key is there, so that the finding is not about something that could not be read."""
+    """Returns whether the key was written; a key that seems to be missing may be in an unreadable part."""
     return finding.path in composition.origins
 
 
 def _in_order(problems: Sequence[Problem], composition: Composition) -> list[Problem]:
-    """By file, then by line; each once."""
+    """Returns the problems without duplicates, sorted by file, line and column."""
     files = [source.name for source in composition.files]
     unique = list(dict.fromkeys(problems))
     return sorted(
         unique,
-        key=lambda each: (files.index(each.file) if each.file in files else -1, each.line, each.column),
+        key=lambda problem: (
+            files.index(problem.file) if problem.file in files else -1,
+            problem.line,
+            problem.column,
+        ),
     )
 
 

@@ -1,7 +1,8 @@
-"""Lays one document on another, and keeps track of which source set what.
+"""Merges one document into another, and records which source set each key.
 
-Tables merge key by key; anything else is replaced. A plugin's table whose `type` changes is replaced as a
-whole: the parameters of one plugin mean nothing to another. Kinds of engine share keys, so `[engine]` merges.
+Tables are merged key by key; any other value is replaced. A plugin's table whose `type` changes is replaced
+as a whole, because the parameters of one plugin have no meaning for another. `[engine]` is always merged,
+because its types share their keys.
 """
 
 import re
@@ -19,14 +20,14 @@ _DEFAULT_TYPES: dict[KeyPath, Any] = {
     for model in section_models(field.annotation)
     if "type" in model.model_fields and get_origin(field.annotation) is None
 }
+"""Default `type` of each table that names a plugin."""
 _SHARED_KEYS: set[KeyPath] = {("engine",)}
-
-
+"""Tables whose types share their keys."""
 _INDEX = re.compile(r"[0-9]{1,6}")
 
 
 class Origin(NamedTuple):
-    """Where a key path was set."""
+    """The position where a key was set."""
 
     source: Source
     mark: Mark
@@ -38,63 +39,62 @@ def merge_document(
     over: dict[str, Any],
     over_origins: dict[KeyPath, Origin],
 ) -> list[Problem]:
-    """Merge the document `over` into `base`, and its origins into `base`'s, in place.
+    """Merges the document `over` into `base`, and its origins into `base`'s, in place.
 
-    Gives back what could not be merged: elements that an array does not have.
+    Returns a problem for each key that refers to an element that an array does not have.
     """
-    overlay = _Overlay(base_origins, over_origins)
-    overlay.lay(base, over, (), ())
-    return overlay.problems
+    merge = _Merge(base_origins, over_origins)
+    merge.merge_table(base, over, (), ())
+    return merge.problems
 
 
 @dataclass(frozen=True, slots=True)
-class _Overlay:
-    """One merge under way."""
+class _Merge:
+    """Merges one document into another."""
 
-    kept: dict[KeyPath, Origin]
-    """Of the result."""
-    origins: dict[KeyPath, Origin]
-    """Of the document on top, by path as it wrote them."""
+    base_origins: dict[KeyPath, Origin]
+    """Origins of the keys of the result; updated in place."""
+    over_origins: dict[KeyPath, Origin]
+    """Origins of the keys of the document that is merged in, by their paths in that document."""
     problems: list[Problem] = field(default_factory=list)
 
-    def lay(self, base: Any, over: dict[str, Any], here: KeyPath, there: KeyPath) -> None:
-        """Merge table `over`, written at `there`, into the table or array `base` at `here`.
+    def merge_table(self, base: Any, over: dict[str, Any], base_path: KeyPath, over_path: KeyPath) -> None:
+        """Merges the table `over` at `over_path` into the table or array `base` at `base_path`.
 
-        The two differ where a source writes `rewards.0` for the first of several `[[rewards]]`.
+        The paths differ where a source writes the string `rewards.0` for the first of several `[[rewards]]`.
         """
         for key, value in over.items():
             if isinstance(base, list) and int(key) >= len(base):
-                self._refuse(
-                    (*there, key), f"{there[-1]} has no element {key}: it has {len(base)}, counted from 0"
-                )
+                message = f"{over_path[-1]} has no element {key}: it has {len(base)}, counted from 0"
+                self._add_problem((*over_path, key), message)
                 continue
-            place: Any = int(key) if isinstance(base, list) else key
-            old = base[place] if isinstance(base, list) else base.get(place)
-            path = (*here, place)
+            index: Any = int(key) if isinstance(base, list) else key
+            old = base[index] if isinstance(base, list) else base.get(index)
+            path = (*base_path, index)
             if isinstance(value, dict) and (
                 _merges(old, value, _DEFAULT_TYPES.get(path))
                 or (path in _SHARED_KEYS and isinstance(old, dict))
             ):
-                self.kept[path] = self.origins[*there, key]
-                self.lay(old, value, path, (*there, key))
+                self.base_origins[path] = self.over_origins[*over_path, key]
+                self.merge_table(old, value, path, (*over_path, key))
             else:
-                base[place] = value
-                self._replace_origins(path, (*there, key))
+                base[index] = value
+                self._replace_origins(path, (*over_path, key))
 
-    def _refuse(self, path: KeyPath, message: str) -> None:
-        source, mark = self.origins[path]
+    def _add_problem(self, path: KeyPath, message: str) -> None:
+        source, mark = self.over_origins[path]
         self.problems.append(problem_at(Finding(path, message), source, mark.key_start, mark.key_end))
 
-    def _replace_origins(self, here: KeyPath, there: KeyPath) -> None:
-        for path in [path for path in self.kept if path[: len(here)] == here]:
-            del self.kept[path]
-        for path, origin in self.origins.items():
-            if path[: len(there)] == there:
-                self.kept[*here, *path[len(there) :]] = origin
+    def _replace_origins(self, base_path: KeyPath, over_path: KeyPath) -> None:
+        for path in [path for path in self.base_origins if path[: len(base_path)] == base_path]:
+            del self.base_origins[path]
+        for path, origin in self.over_origins.items():
+            if path[: len(over_path)] == over_path:
+                self.base_origins[*base_path, *path[len(over_path) :]] = origin
 
 
 def _merges(old: Any, new: dict[str, Any], default_type: str | None) -> bool:
-    """Whether a new table is laid on the old value, rather than taking its place."""
+    """Returns whether a new table is merged into the old value, rather than replacing it."""
     if isinstance(old, list):
         return bool(new) and all(_INDEX.fullmatch(key) for key in new)
     if not isinstance(old, dict):

@@ -1,16 +1,39 @@
-"""`[profiles.NAME]`: variants of a job, each laid on top when `--profile NAME` asks for it."""
+"""`[profiles.NAME]`: variants of a job, which `--profile NAME` merges into the spec."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
-from rlrun.specs.problems.findings import Finding, format_value
+from rlrun.specs.problems.findings import Finding, format_value, problem_without_place
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
-from rlrun.specs.reading.overlay import Origin
+from rlrun.specs.reading.composition import Composition
+from rlrun.specs.reading.overlay import Origin, merge_document
+
+
+def apply_profiles(composition: Composition, chosen: Sequence[str]) -> None:
+    """Merges the chosen profiles into the document, and each other profile into a copy of it."""
+    written = composition.data.pop("profiles", {})
+    composition.findings += profile_findings(written)
+    profiles = valid_profiles(written, composition.findings)
+    for name in chosen:
+        if name not in profiles and name not in (written if isinstance(written, dict) else {}):
+            message, cure, meant = unknown_profile(name, profiles)
+            composition.add_unreadable(problem_without_place(message, f"--profile {name}", cure, meant))
+    plain = deepcopy(composition.data)
+    for name in dict.fromkeys(chosen):
+        if name in profiles:
+            origins = origins_of(name, composition.origins)
+            merge_document(composition.data, composition.origins, deepcopy(profiles[name]), origins)
+    for name, table in profiles.items():
+        if name not in chosen:
+            variant, origins = deepcopy(plain), dict(composition.origins)
+            merge_document(variant, origins, deepcopy(table), origins_of(name, composition.origins))
+            composition.variants[name] = variant
 
 
 def profile_findings(profiles: object) -> Iterator[Finding]:
-    """What is wrong with the tables themselves: profiles that are no tables, or that hold profiles."""
+    """Yields findings about profiles that are not tables, or that contain `profiles` or `extends`."""
     if not isinstance(profiles, dict):
         cure = "write [profiles.NAME]"
         yield Finding(("profiles",), f"must be a table, found {format_value(profiles)}", cure, found=profiles)
@@ -28,22 +51,22 @@ def profile_findings(profiles: object) -> Iterator[Finding]:
 
 
 def unknown_profile(name: str, profiles: Mapping[str, Any]) -> tuple[str, str, str | None]:
-    """Message, cure and suggestion for a profile that no file has."""
+    """Returns the message, cure and suggestion for a profile that no file defines."""
     meant = nearest(name, profiles)
-    known = ", ".join(profiles) or "none"
+    defined = ", ".join(profiles) or "none"
     guess = f'did you mean "{meant}"? ' if meant else ""
-    return f'there is no profile "{name}"', f"{guess}(profiles in the files: {known})", meant
+    return f'there is no profile "{name}"', f"{guess}(profiles in the files: {defined})", meant
 
 
 def origins_of(name: str, origins: Mapping[KeyPath, Origin]) -> dict[KeyPath, Origin]:
-    """Origins of a profile's keys, by the path they take in the spec."""
+    """Returns the origins of a profile's keys, by the path that each key has in the spec."""
     return {
         path[2:]: origin for path, origin in origins.items() if path[:2] == ("profiles", name) and path[2:]
     }
 
 
 def valid_profiles(profiles: object, broken: Sequence[Finding]) -> dict[str, dict[str, Any]]:
-    """The profiles that nothing is wrong with."""
+    """Returns the profiles without findings."""
     bad = {finding.path[1] for finding in broken if len(finding.path) > 1}
     tables = profiles if isinstance(profiles, dict) else {}
     return {name: table for name, table in tables.items() if name not in bad}

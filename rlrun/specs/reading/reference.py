@@ -1,4 +1,5 @@
-"""What a section takes, told from its model: for the documentation, `rlrun plugins show` and `rlrun init`."""
+"""Lists the keys of a section from its model, for the documentation, `rlrun plugins show` and `rlrun
+init`."""
 
 import json
 import types
@@ -17,11 +18,11 @@ class Setting:
     """One key of a section."""
 
     name: str
-    """Dotted where the key belongs to a table inside the section: `parallel.fsdp`."""
+    """The key; dotted for a key of a table inside the section: `parallel.fsdp`."""
     type: str
-    """`whole number ≥ 1`, `"sync" or "async"`, `array of strings`."""
+    """Type in words: `whole number ≥ 1`, `"sync" or "async"`, `array of strings`."""
     default: str
-    """As TOML writes it; `required`, or `unset` for None."""
+    """Default in TOML; `required` for a key without one, and `unset` for None."""
     about: str
     """The field's docstring on one line."""
 
@@ -37,21 +38,21 @@ _BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
 
 def list_settings(model: type[BaseModel], prefix: str = "") -> list[Setting]:
-    """The keys of a section and of the single tables inside it; arrays of tables stand on their own."""
-    found = []
+    """Returns the keys of a section and of the tables inside it, but not those of arrays of tables."""
+    settings = []
     for name, field in model.model_fields.items():
         inner = next(section_models(field.annotation), None)
         is_single = inner is not None and get_origin(field.annotation) is not tuple
         if not is_single or field.default is None:
             about = field_docstrings(model).get(name, "").replace("None:", "Unset:")
-            found.append(Setting(prefix + name, _type_of(field), _default_of(field), about))
+            settings.append(Setting(prefix + name, _type_of(field), _default_of(field), about))
         if inner is not None and is_single:
-            found.extend(list_settings(inner, f"{prefix}{name}."))
-    return found
+            settings.extend(list_settings(inner, f"{prefix}{name}."))
+    return settings
 
 
 def as_toml(value: Any) -> str:
-    """A value as TOML writes it; None is `unset`."""
+    """Returns a value in TOML; None is `unset`."""
     if value is None:
         return "unset"
     if isinstance(value, bool):
@@ -84,13 +85,13 @@ def _bound(field: FieldInfo, name: str) -> float | None:
 def _name_of(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return " or ".join(_name_of(each) for each in arguments if each is not type(None))
+        return " or ".join(_name_of(argument) for argument in arguments if argument is not type(None))
     if origin is Annotated:
         return _name_of(arguments[0])
     if origin is Literal:
         return " or ".join(map(as_toml, arguments))
     if origin in (list, tuple):
-        inner = dict.fromkeys(_name_of(each) for each in arguments if each is not ...)
+        inner = dict.fromkeys(_name_of(argument) for argument in arguments if argument is not ...)
         return f"array of {' and '.join(inner)}s"
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, (BaseModel, dict))):
         return "table"

@@ -1,7 +1,7 @@
-"""`${env:NAME}`: secrets that a spec refers to and never holds.
+"""`${env:NAME}`: references from a spec to secrets in environment variables.
 
-A reference stays a reference in the loaded spec, and so in everything written to disk; `reveal` puts in the
-value at the moment it is used.
+The loaded spec contains the reference, and so does everything that is written to disk. `reveal` replaces it
+by the value when the value is used.
 """
 
 import os
@@ -18,17 +18,17 @@ _UNFOLLOWED = tuple(
     for engine in ("engine", "engines")
     for table in (f"{engine}.sglang", f"{engine}.sglang_router", "model.chat_template_args")
 )
-"""Tables of free keys that are no place for secrets: arguments of a server are on its command line."""
+"""Tables whose references are not followed, because arguments of a server are visible on its command line."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def reveal(value: Any, environment: Mapping[str, str] = os.environ) -> Any:
-    """`value` with every reference in its strings replaced; tables and arrays are copied.
+    """Returns a copy of `value` with every reference in its strings replaced by the secret.
 
-    Raises ValueError, naming the variable, where it is not set.
+    Raises ValueError with the name of the variable where a variable is not set.
     """
     if isinstance(value, str):
-        return _REFERENCE.sub(lambda found: _lookup(found["name"], environment), value)
+        return _REFERENCE.sub(lambda match: _lookup(match["name"], environment), value)
     if isinstance(value, Mapping):
         return {key: reveal(inner, environment) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -37,51 +37,51 @@ def reveal(value: Any, environment: Mapping[str, str] = os.environ) -> Any:
 
 
 def redact_secrets(text: str, referring: Any, environment: Mapping[str, str] = os.environ) -> str:
-    """`text` with the reference in place of each secret that `referring`, a spec, refers to.
+    """Returns `text` with each secret that the spec `referring` refers to replaced by its reference.
 
-    Values of fewer than six characters stay: they are in half of all words.
+    Values of fewer than six characters are not replaced, because they occur in ordinary words.
     """
-    for _, found in _references(referring):
-        value = environment.get(found["name"], "") if found["kind"] == "env" else ""
+    for _, reference in _references(referring):
+        value = environment.get(reference["name"], "") if reference["kind"] == "env" else ""
         if len(value) >= 6:
-            text = text.replace(value, found[0])
+            text = text.replace(value, reference[0])
     return text
 
 
 def wrong_references(value: Any, own_keys: Collection[str]) -> Iterator[Finding]:
-    """References that nobody would follow, whatever the environment.
+    """Yields references that are not valid, or at keys whose references are never followed.
 
-    `own_keys`: dotted keys of the spec's own sections, array numbers left out, less those that are given
-    secrets, as plugins are.
+    `own_keys`: dotted keys of the spec's own sections, without array indices and without the keys for
+    secrets.
     """
-    for path, found in _references(value):
+    for path, reference in _references(value):
         key = ".".join(part for part in path if isinstance(part, str))
-        if found["kind"] == "var":  # one that leads nowhere is told by rlrun.specs.reading.variables
+        if reference["kind"] == "var":  # rlrun.specs.reading.variables reports undefined variables
             continue
-        if found["kind"] != "env" or not _NAME.fullmatch(found["name"]):
-            message = f"{found[0]} is not a reference that rlrun knows"
-            cure = "write `${env:NAME}` for a secret, `${var:NAME}` for one of [vars]"
-            yield Finding(path, message, cure, "${env:NAME}", found.string)
+        if reference["kind"] != "env" or not _NAME.fullmatch(reference["name"]):
+            message = f"{reference[0]} is not a valid reference"
+            cure = "write `${env:NAME}` for a secret, `${var:NAME}` for a variable of [vars]"
+            yield Finding(path, message, cure, "${env:NAME}", reference.string)
         elif key in own_keys or key.startswith(_UNFOLLOWED):
             message = (
-                f"{found[0]} is not looked up here: only plugins, api_key and environment are given secrets"
+                f"{reference[0]} is not looked up here: secrets are only for plugins, api_key and environment"
             )
             cure = "write the value itself, or a variable: `${var:NAME}`"
-            yield Finding(path, message, cure, None, found.string)
+            yield Finding(path, message, cure, None, reference.string)
 
 
 def unset_references(value: Any, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """References to variables that are not set here: an error for a launch, not for a validation."""
-    for path, found in _references(value):
-        if found["kind"] == "env" and found["name"] not in environment:
+    """Yields references to variables that are not set: an error for a launch, not for `rlrun validate`."""
+    for path, reference in _references(value):
+        if reference["kind"] == "env" and reference["name"] not in environment:
             yield Finding(
-                path, f"the environment variable {found['name']} is not set", "export it, then launch"
+                path, f"the environment variable {reference['name']} is not set", "export it, then launch"
             )
 
 
 def _references(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, re.Match[str]]]:
     if isinstance(value, str):
-        yield from ((path, found) for found in _REFERENCE.finditer(value))
+        yield from ((path, match) for match in _REFERENCE.finditer(value))
     elif isinstance(value, (Mapping, list, tuple)):
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _references(inner, (*path, key))

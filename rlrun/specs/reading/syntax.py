@@ -1,7 +1,7 @@
-"""Parses TOML and goes on after a syntax error, so that one pass finds them all.
+"""Parses TOML, and continues after a syntax error, so that one pass finds all of them.
 
-The statement at fault is blanked out (with the keys below it, when it is a table header) and the rest parsed
-again: line numbers stay what they are.
+The wrong statement is replaced by blanks (for a table header, with the keys below it), and the text is parsed
+again. Line numbers therefore stay the same.
 """
 
 import re
@@ -23,16 +23,16 @@ _NOTHING = {"None", "null", "nil", "none", ""}
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What could be read of a source."""
+    """The readable part of a source."""
 
     data: dict[str, Any]
     text: str
-    """The text that `data` came from: the source with statements at fault blanked out."""
+    """The text of `data`: the source with wrong statements blanked out."""
     problems: tuple[Problem, ...]
 
 
 def parse(source: Source) -> Parsed:
-    """Parse a source; every syntax error that can be told from the ones before it becomes a problem."""
+    """Parses a source, with a problem per syntax error that does not follow from an earlier one."""
     text = source.text
     problems: list[Problem] = []
     while True:
@@ -49,7 +49,7 @@ def parse(source: Source) -> Parsed:
 
 
 def _statement_start(text: str, line: int) -> int:
-    """First line of the statement that fails on `line`: everything before it parses."""
+    """Returns the first line of the statement that fails on `line`: the text before it parses."""
     lines = text.split("\n")
     for first in range(line, 1, -1):
         try:
@@ -61,7 +61,7 @@ def _statement_start(text: str, line: int) -> int:
 
 
 def _without(text: str, first: int, last: int) -> str:
-    """The text, as long as it was, without lines `first` to `last` and the keys of a header there."""
+    """Returns the text with lines `first` to `last`, and the keys below a header there, blanked out."""
     lines = text.split("\n")
     if lines[first - 1].lstrip().startswith("["):
         while last < len(lines) and not lines[last].lstrip().startswith("["):
@@ -72,7 +72,7 @@ def _without(text: str, first: int, last: int) -> str:
 
 def _problem(source: Source, text: str, error: tomli.TOMLDecodeError, first: int, line: int) -> Problem:
     lines = text.split("\n")
-    line_start = sum(len(each) + 1 for each in lines[: first - 1])
+    line_start = sum(len(earlier) + 1 for earlier in lines[: first - 1])
     start = (
         error.pos
         if first == line and not error.msg.startswith(_TWICE)
@@ -88,18 +88,16 @@ def _indent(line: str) -> int:
 
 
 def _explain(message: str, statement: str, before: str) -> tuple[str, str | None]:
-    """What tomli says, in the words of someone who writes a spec, and a cure where one is known."""
-    if message.startswith(
-        ("Cannot overwrite", "Cannot declare", "Cannot mutate", "Cannot redefine", "Duplicate")
-    ):
+    """Returns tomli's message in the words of a spec's author, and a cure where there is one."""
+    if message.startswith(_TWICE):
         return _twice(statement, before)
     if statement.lstrip().startswith("{"):
         cure = "write the spec in TOML; `rlrun init --data FILE` writes one that reads a file of rows"
         return "this is JSON, not a spec", cure
     if _COLON.match(statement) and "=" not in statement.split(":", maxsplit=1)[0]:
         return "a key and its value must be separated by an equals sign", "write `key = value`"
-    if message == "Invalid value" and (found := _VALUE.fullmatch(statement)):
-        return _invalid_value(found["key"], found["value"])
+    if message == "Invalid value" and (assignment := _VALUE.fullmatch(statement)):
+        return _invalid_value(assignment["key"], assignment["value"])
     if message.startswith("Unclosed array"):
         return "this array is not closed", "add the missing `]`"
     if message.startswith(("Unterminated string", "Illegal character '\\n'")) or message == 'Expected "\'"':
@@ -109,9 +107,9 @@ def _explain(message: str, statement: str, before: str) -> tuple[str, str | None
     if message.startswith("Expected ']'"):
         return "this header is not closed", "add the missing `]`"
     if message.startswith("Expected newline"):
-        number = _VALUE.fullmatch(statement)
-        if number and (number_cure := _number_cure(number["key"], number["value"])):
-            return f"{number['value']} is not a TOML value", number_cure
+        assignment = _VALUE.fullmatch(statement)
+        if assignment and (number_cure := _number_cure(assignment["key"], assignment["value"])):
+            return f"{assignment['value']} is not a TOML value", number_cure
         return "this line has more than one key and one value", "write each key and value on its own line"
     return f"not TOML: {message[0].lower()}{message[1:]}", None
 
@@ -127,27 +125,27 @@ def _invalid_value(key: str, value: str) -> tuple[str, str]:
 
 
 def _number_cure(key: str, value: str) -> str | None:
-    """How to write a number with commas, a unit, zeros before it or a semicolon after it; else None."""
+    """Returns how to write a number with commas, a unit, leading zeros or a semicolon in TOML; else None."""
     if value.endswith(";"):
-        return f"lines of TOML end without a semicolon: `{key} = {value.rstrip('; ')}`"
+        return f"remove the semicolon: `{key} = {value.rstrip('; ')}`"
     if re.fullmatch(r"\d{1,3}(,\d{3})+", value):
-        return f"numbers have no commas: `{key} = {value.replace(',', '')}`"
+        return f"write numbers without commas: `{key} = {value.replace(',', '')}`"
     if re.fullmatch(r"\d+,\d+(e[+-]?\d+)?", value):
-        return f"decimals have a dot: `{key} = {value.replace(',', '.')}`"
+        return f"write decimals with a dot: `{key} = {value.replace(',', '.')}`"
     if re.fullmatch(r"0+\d+", value):
-        return f"numbers have no zeros before them: `{key} = {value.lstrip('0')}`"
-    if found := re.fullmatch(r"(\d+)\.(e[+-]?\d+)?", value):
-        return f"a digit follows the dot: `{key} = {found[1]}.0{found[2] or ''}`"
-    if found := re.fullmatch(r"(\d+)_*([kKmMgG])[iI]?[bB]?", value):
-        digits = found[1] + "_000" * ("kmg".index(found[2].lower()) + 1)
-        return f"numbers have no units: `{key} = {digits}`"
+        return f"write numbers without leading zeros: `{key} = {value.lstrip('0')}`"
+    if decimal := re.fullmatch(r"(\d+)\.(e[+-]?\d+)?", value):
+        return f"a digit must follow the dot: `{key} = {decimal[1]}.0{decimal[2] or ''}`"
+    if with_unit := re.fullmatch(r"(\d+)_*([kKmMgG])[iI]?[bB]?", value):
+        digits = with_unit[1] + "_000" * ("kmg".index(with_unit[2].lower()) + 1)
+        return f"write numbers without units: `{key} = {digits}`"
     return None
 
 
 def _twice(statement: str, before: str) -> tuple[str, str]:
-    """A key or table that is there already; says where."""
-    found = re.match(r"\s*\[*\s*([\w.\"'-]+)", statement)
-    name = found[1] if found else "this"
+    """Returns message and cure for a key or table that is already defined, with the line where it is."""
+    name_match = re.match(r"\s*\[*\s*([\w.\"'-]+)", statement)
+    name = name_match[1] if name_match else "this"
     marks = find_positions(before)
     path = _path_of(name, statement, marks)
     first = f" (first in line {line_and_column(before, marks[path].key_start)[0]})" if path in marks else ""
@@ -160,5 +158,5 @@ def _path_of(name: str, statement: str, marks: dict[KeyPath, Any]) -> KeyPath:
     path = tuple(name.split("."))
     if statement.lstrip().startswith("[") or not marks:
         return path
-    tables = [known for known in marks if known[-len(path) :] == path]
-    return tables[-1] if tables else path
+    candidates = [marked for marked in marks if marked[-len(path) :] == path]
+    return candidates[-1] if candidates else path

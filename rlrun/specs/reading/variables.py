@@ -1,12 +1,12 @@
-"""`${var:NAME}`: values that a spec names once, under `[vars]`, and uses in many places.
+"""`${var:NAME}`: values that a spec defines once, under `[vars]`, and uses at several keys.
 
-A string that is nothing but one reference takes the variable's own type: `batch_size = "${var:size}"` is a
-whole number where `size` is. `${var:NAME=default}` stands for the default where nobody sets the variable.
+A string that consists of a single reference takes the variable's type: `batch_size = "${var:size}"` is a
+whole number if `size` is one. `${var:NAME=default}` is the default if the variable is not defined.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tomli
@@ -14,21 +14,42 @@ import tomli
 from rlrun.specs.problems.findings import Finding, format_value
 from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
+from rlrun.specs.reading.composition import Composition
 
 _REFERENCE = re.compile(r"\$\{var:(?P<name>[^}=]*)(?P<default>=[^}]*)?\}")
 
 
+def substitute_variables(composition: Composition) -> None:
+    """Replaces the references in the document, and in its variants with profiles that were not chosen."""
+    variables = composition.data.pop("vars", {})
+    composition.findings += variable_findings(variables, composition.referenced)
+    composition.variables = variables if isinstance(variables, dict) else {}
+    substitution = Substitution(composition.variables)
+    composition.data = substitution.apply(composition.data)
+    composition.findings += substitution.findings
+    composition.used = substitution.used
+    for name, variant in composition.variants.items():
+        variant_variables = variant.pop("vars", {})
+        variant_substitution = Substitution(variant_variables if isinstance(variant_variables, dict) else {})
+        composition.variants[name] = variant_substitution.apply(variant)
+        composition.findings += [
+            replace(finding, path=("profiles", name, *finding.path))
+            for finding in variant_substitution.findings
+            if ("profiles", name, *finding.path) in composition.origins
+        ]
+
+
 def variable_names(value: Any) -> Iterator[str]:
-    """Every variable that strings in `value` refer to."""
+    """Yields the name of every variable that strings in `value` refer to."""
     if isinstance(value, str):
-        yield from (found["name"] for found in _REFERENCE.finditer(value))
+        yield from (match["name"] for match in _REFERENCE.finditer(value))
     elif isinstance(value, (dict, list)):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from variable_names(inner)
 
 
 def toml_value(text: str) -> Any:
-    """`text` as a TOML value, or as a string where it is none."""
+    """Returns `text` as a TOML value, or as a string where it is not valid TOML."""
     try:
         value = tomli.loads(f"value = {text}")
     except tomli.TOMLDecodeError:
@@ -38,16 +59,16 @@ def toml_value(text: str) -> Any:
 
 @dataclass(slots=True)
 class Substitution:
-    """Puts variables into a document."""
+    """Replaces the references to variables in a document."""
 
     variables: Mapping[str, Any]
     findings: list[Finding] = field(default_factory=list)
-    """References that lead nowhere."""
+    """References that could not be replaced."""
     used: dict[KeyPath, str] = field(default_factory=dict)
-    """Where a variable was put in, and which."""
+    """Keys whose value contained a variable, with the name of the variable."""
 
     def apply(self, value: Any, path: KeyPath = ()) -> Any:
-        """`value` with every reference replaced; what cannot be stays and is a finding."""
+        """Returns `value` with references replaced; one that cannot be is kept, with a finding."""
         if isinstance(value, dict):
             return {key: self.apply(inner, (*path, key)) for key, inner in value.items()}
         if isinstance(value, list):
@@ -56,7 +77,7 @@ class Substitution:
             return value
         if whole := _REFERENCE.fullmatch(value):
             return self._value(whole, path)
-        return _REFERENCE.sub(lambda found: self._text(found, path), value)
+        return _REFERENCE.sub(lambda match: self._text(match, path), value)
 
     def _value(self, reference: re.Match[str], path: KeyPath) -> Any:
         name, default = reference["name"], reference["default"]
@@ -83,7 +104,7 @@ class Substitution:
 
 
 def variable_findings(variables: object, referenced: set[str]) -> Iterator[Finding]:
-    """What is wrong with `[vars]` itself: no table, variables in variables, variables that nobody uses."""
+    """Yields findings about `[vars]`: not a table, references to variables, variables without use."""
     if not isinstance(variables, dict):
         yield Finding(
             ("vars",), f"must be a table, found {format_value(variables)}", "write [vars]", found=variables
@@ -94,7 +115,7 @@ def variable_findings(variables: object, referenced: set[str]) -> Iterator[Findi
             message = "a variable cannot refer to another variable"
             yield Finding(("vars", name), message, "write the value itself", found=value)
         elif name not in referenced:
-            used = sorted(referenced - set(variables))
-            meant = nearest(name, used)
+            undefined = sorted(referenced - set(variables))
+            meant = nearest(name, undefined)
             cure = f"did you mean `{meant}`?" if meant else f"use it as `${{var:{name}}}`, or remove it"
             yield Finding(("vars", name), "has no effect: nothing refers to it", cure, meant, at_value=False)

@@ -23,7 +23,7 @@ REFUSED = {
     "variable": ({"engine": {"environment": {"HF_TOKEN": "x"}}}, "HF_TOKEN is", "${env:HF_TOKEN}"),
     "bearer": ({"x": {"headers": {"Authorization": "Bearer x"}}}, "header Auth", "Bearer ${env:TOKEN}"),
     "header": ({"rewards": [{"headers": {"X-API-Key": "x"}}]}, "header X-API-Key", "${env:TOKEN}"),
-    "password": ({"rewards": [{"url": "http://me:x@host/"}]}, "the URL holds a secret", URL),
+    "password": ({"rewards": [{"url": "http://me:x@host/"}]}, "the URL contains a secret", URL),
     "password without a name": ({"trackers": [{"tracking_uri": "https://:x@host"}]}, "the URL holds", URL),
     "of a database": ({"data": {"path": "postgresql+psycopg://me:x@host/db"}}, "the URL holds", URL),
     "query": ({"rewards": [{"url": "https://host/score?n=1&api_key=x"}]}, "the URL holds", URL),

@@ -35,10 +35,10 @@ def test_what_only_looks_like_a_reference_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"trackers": [{"key": "${secret:X}"}]}, "not a reference that rlrun knows"),
-        ({"trackers": [{"key": "${env:A-B}"}]}, "not a reference that rlrun knows"),
-        ({"cluster": {"address": "${env:HOST}"}}, "only plugins, api_key and environment are given secrets"),
-        ({"rewards": [{"type": "${env:HOST}"}]}, "only plugins, api_key and environment are given secrets"),
+        ({"trackers": [{"key": "${secret:X}"}]}, "not a valid reference"),
+        ({"trackers": [{"key": "${env:A-B}"}]}, "not a valid reference"),
+        ({"cluster": {"address": "${env:HOST}"}}, "secrets are only for plugins, api_key and environment"),
+        ({"rewards": [{"type": "${env:HOST}"}]}, "secrets are only for plugins, api_key and environment"),
     ],
 )
 def test_references_nobody_would_follow(data: object, message: str) -> None:

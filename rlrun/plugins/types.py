@@ -1,4 +1,4 @@
-"""What plugins are given and give back.
+"""The dataclasses that plugins receive and return.
 
     data source -> Row -> (tokenised by the framework) Prompt -> rollout -> Sample, n to a Group
     -> rewards, filters -> advantages -> trainer
@@ -32,22 +32,22 @@ class Row:
     """
 
     id: str
-    """Unique in its dataset; stable across runs."""
+    """Unique in its dataset, and the same in every run."""
     prompt: str | Sequence[Message]
     """Plain text (one user message when a chat template is applied), or the messages themselves."""
     label: Any = None
-    """What rewards compare with; None where they need nothing."""
+    """The value that rewards compare the response with; None if they need none."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else the rewards need; JSON values."""
+    """Anything else that the rewards need, as JSON values."""
     response: str | None = None
-    """The demonstration, for SFT and DPO; None for prompts that the policy answers."""
+    """The demonstration, for SFT and DPO; None if the policy answers the prompt."""
     rejected: str | None = None
-    """The answer that `response` was preferred to, for DPO."""
+    """The worse response of the pair, for DPO."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenised row at its place in the run."""
+    """A tokenised row, and its position in the run."""
 
     row: Row
     index: int
@@ -64,13 +64,13 @@ class Status(StrEnum):
     TRUNCATED = "truncated"
     """The token budget."""
     ABORTED = "aborted"
-    """Cut short by us."""
+    """rlrun ended the request early."""
     FAILED = "failed"
     """An engine or environment error; never trained on, always counted."""
 
     @property
     def is_finished(self) -> bool:
-        """There is an answer that can be scored."""
+        """Whether there is a response that can be scored."""
         return self in (Status.COMPLETED, Status.TRUNCATED)
 
 
@@ -85,7 +85,21 @@ class VersionSpan:
 
 @dataclass(slots=True)
 class Sample:
-    """One completion of a prompt."""
+    """One response to a prompt.
+
+    Example, with R = 2; the scorer sets `reward` and `rewards` later:
+
+        Sample(
+            id="17-0",
+            prompt=prompt,
+            tokens=np.array([19, 2], np.int32),
+            log_probs=np.array([-0.1, -1.2], np.float32),
+            loss_mask=np.array([1, 1], np.float32),
+            versions=(VersionSpan(version=3, start=0, end=2),),
+            status=Status.COMPLETED,
+            text="4",
+        )
+    """
 
     id: str
     """`<prompt index>-<number in the group>`."""
@@ -95,37 +109,39 @@ class Sample:
     log_probs: NDArray[np.float32]
     """`[R]` float32 engine log-probs at the sampling temperature, over `sampling_mask` where there is one."""
     loss_mask: NDArray[np.float32]
-    """`[R]` 1 where the policy made the token and is trained on it, else 0."""
+    """`[R]` 1 for tokens that the policy generated and is trained on, 0 for all others."""
     versions: tuple[VersionSpan, ...]
-    """Which weights made which tokens; covers `[0, R)`."""
+    """Which weights generated which tokens; the spans cover `[0, R)`."""
     status: Status
     text: str
     """The response decoded, without the stop token."""
     execution_id: str = ""
-    """Samples of one agent execution share it and count once in the loss; "" means the sample's own id."""
+    """Id of the execution; samples with the same id count once in the loss. "": the sample's own id."""
     reward: float = float("nan")
     """Weighted sum of the rewards; NaN until scored."""
     rewards: dict[str, float] = field(default_factory=dict)
-    """Each reward by its plugin's name."""
+    """Every reward by the name of its plugin."""
     failure: str | None = None
-    """Why the sample failed, or its reward's error."""
+    """Why the sample failed, or the error of its reward; None for neither."""
     info: dict[str, Any] = field(default_factory=dict)
-    """What the rollout noted, for rewards and for the record: JSON values."""
+    """Notes of the rollout for rewards and for the saved samples, as JSON values."""
     experts: NDArray[np.int16] | None = None
-    """`[P + R - 1, layers × K]` the experts that the engine sent each token to; None unless
+    """`[P + R - 1, layers × K]` experts that the engine sent each token to; None unless
     `trainer.moe.routing_replay = "engine"`."""
     sampling_mask: SamplingMask | None = None
-    """The tokens that each of the R was drawn from; None unless `rollout.sampling_mask` is in effect."""
+    """The tokens that each token was drawn from; None unless `rollout.sampling_mask` is in effect."""
     policy_log_probs: NDArray[np.float32] | None = None
-    """`[R]` of the policy before the update, for advantages; None unless `needs.policy_log_probs`."""
+    """`[R]` log-probs of the policy before the update, for advantages; None unless
+    `needs.policy_log_probs`."""
     reference_log_probs: NDArray[np.float32] | None = None
-    """`[R]` of the reference policy, for advantages; None unless `needs.reference`."""
+    """`[R]` log-probs of the reference, for advantages; None unless `needs.reference`."""
     teacher_log_probs: NDArray[np.float32] | None = None
-    """`[R]` of the teacher; None unless `needs.teacher`."""
+    """`[R]` log-probs of the teacher, for advantages; None unless `needs.teacher`."""
     values: NDArray[np.float32] | None = None
-    """`[R]` what the critic expects from before each token on; None unless `needs.critic`."""
+    """`[R]` the critic's value before each token; None unless `needs.critic`."""
     value_after: float | None = None
-    """What the critic expects after the last token, had the sample not ended; None unless `needs.critic`."""
+    """The critic's value after the last token, as if the sample had not ended; None unless
+    `needs.critic`."""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -135,27 +151,31 @@ class Sample:
 
     @property
     def execution(self) -> str:
-        """What names its execution: its own id where it is the only sample of one."""
+        """Returns the id of the execution, which is the sample's own id if it is the only one."""
         return self.execution_id or self.id
 
     @property
     def made(self) -> NDArray[np.bool_]:
-        """`[R]` whether the policy made a token: what it was given has neither mask nor log-prob.
+        """Returns `[R]`, whether the policy generated a token. Tokens that it was given, such as a tool's
+        result, have neither a loss mask nor a log-prob.
 
-        A token that was the only candidate has log-prob 0.
+        A generated token that was the only candidate has log-prob 0, but a sampling mask.
         """
         made: NDArray[np.bool_] = (self.loss_mask > 0) | (self.log_probs != 0)
         return made if self.sampling_mask is None else made | (self.sampling_mask.lengths > 0)
 
     @property
     def oldest_version(self) -> int:
-        """The oldest weights that made a token of this sample (-1 for an empty response)."""
+        """Returns the oldest version that generated a token of this sample; -1 for an empty response."""
         return min((span.version for span in self.versions), default=-1)
 
 
 @dataclass(slots=True)
 class Group:
-    """The n samples of one prompt."""
+    """The n samples of one prompt.
+
+    Example: `Group(prompt, samples=[first, second, third, fourth])`, whose ids are "17-0" to "17-3"
+    """
 
     prompt: Prompt
     samples: list[Sample]
@@ -166,67 +186,67 @@ class Buffered:
     """A group of an earlier step that waits in the buffer of partial rollouts."""
 
     index: int
-    """Of its prompt in the run."""
+    """The prompt's position in the run."""
     finished: bool
-    """It is scored and may be trained on; else it is to be generated further."""
+    """Whether it is scored and can be trained on. Otherwise its samples are continued."""
     tokens: int
-    """Response tokens so far, of all its samples."""
+    """Response tokens of all its samples so far."""
     oldest_version: int
-    """The oldest weights that made one of them; -1 where there is none."""
+    """The oldest version that generated one of these tokens; -1 if there are none."""
 
 
 Rewarded = float | Mapping[str, float | str]
-"""A reward's answer for one sample: a number, or named values of which the spec's `key` picks one number.
+"""A reward's result for one sample: a number, or named values, one of which the spec's `key` selects.
 
-Text in a table is for people: `rlrun score` shows it."""
+Values that are text are only shown, by `rlrun score`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A filter's verdict against a group, or against some of its samples, which then are no part of it.
+    """A filter's decision to drop a group, or to remove some of its samples.
 
     Example: `Drop("too_long", samples=(0, 3))`
     """
 
     reason: str
-    """Names the metric: `rollout/dropped/<filter>/<reason>` of groups, `rollout/dropped_samples/…` of
-    samples."""
+    """Last part of the metric: `rollout/dropped/<filter>/<reason>` counts groups,
+    `rollout/dropped_samples/<filter>/<reason>` counts samples."""
     samples: tuple[int, ...] | None = None
-    """Places in `group.samples`; None: the whole group."""
+    """Indices in `group.samples`; None: the whole group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A filter's verdict against samples of a group: they are not trained on, and their rewards still count
-    in the group's statistics.
+    """A filter's decision not to train on some samples, whose rewards still count in the group's statistics.
 
     Example: `Mask("repetition", samples=(2,))`
     """
 
     reason: str
-    """Names the metric `rollout/masked_samples/<filter>/<reason>`."""
+    """Last part of the metric `rollout/masked_samples/<filter>/<reason>`."""
     samples: tuple[int, ...]
-    """Places in `group.samples`."""
+    """Indices in `group.samples`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What an algorithm's loss sees of one micro-batch: response tokens of packed samples, concatenated.
+    """The inputs of an algorithm's loss for one micro-batch: the concatenated response tokens of its samples.
 
-    T response tokens of B samples. Every field is a torch tensor; their methods suffice: no need to
-    import torch.
+    There are T response tokens of B samples. Every field is a torch tensor with all its methods, so that an
+    algorithm does not have to import torch.
     """
 
     log_probs: Any
-    """`[T]` float32 of the policy, with gradient, at the sampling temperature; over the sampling mask where
-    there is one, as all other log-probs."""
+    """`[T]` float32 log-probs of the policy, with gradient, at the sampling temperature. Like all other
+    log-probs they are over the sampling mask, where there is one."""
     entropy: Any
-    """`[T]` float32 of the distribution that `log_probs` are of: the full vocabulary's, or that of the tokens
-    that top-k and top-p left (`rollout.sampling_mask`); with gradient only under `needs.entropy_grad`."""
+    """`[T]` float32 entropy of the distribution of `log_probs`: over the whole vocabulary, or over the tokens
+    that remain after top-k and top-p (`rollout.sampling_mask`). It has a gradient only with
+    `needs.entropy_grad`."""
     old_log_probs: Any
-    """`[T]` float32, no gradient; denominator of the ratio."""
+    """`[T]` float32, no gradient: the denominator of the ratio."""
     rollout_log_probs: Any
-    """`[T]` float32, no gradient: the engine's. Zeros where there was no rollout (SFT)."""
+    """`[T]` float32, no gradient: the engine's log-probs; zeros without a rollout (SFT)."""
     reference_log_probs: Any | None
     """`[T]` float32, no gradient; None unless `needs.reference`."""
     advantages: Any
@@ -234,62 +254,63 @@ class LossInputs:
     mask: Any
     """`[T]` float32, 1 on trained tokens."""
     sample: Any
-    """`[T]` int64: which of the B samples a token belongs to."""
+    """`[T]` int64, the index of the sample that a token belongs to."""
     num_samples: int
     """B."""
 
     def sample_sum(self, values: Any) -> Any:
-        """Sum `[T]` values over each sample: `[B]`."""
+        """Returns `[B]`, the sum of `[T]` values over each sample."""
         return values.new_zeros(self.num_samples).index_add(0, self.sample, values)
 
 
 @dataclass(frozen=True, slots=True)
 class ValueInputs:
-    """What a critic's loss sees of one micro-batch; every field is a `[T]` float32 tensor."""
+    """The inputs of a critic's loss for one micro-batch; every field is a `[T]` float32 tensor."""
 
     values: Any
-    """Of the critic, with gradient."""
+    """The critic's values, with gradient."""
     old_values: Any
-    """Before the update, no gradient."""
+    """The critic's values before the update, no gradient."""
     returns: Any
-    """What they are fitted to, no gradient."""
+    """The targets of the values, no gradient."""
     mask: Any
-    """1 on trained tokens."""
+    """1 on trained tokens, 0 on all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossOutputs:
-    """What a loss gives back; the framework masks and reduces it, and the metrics by the same reduction."""
+    """The result of a loss; the framework masks and reduces the loss and its metrics in the same way."""
 
     loss: Any
     """`[T]` float32 token losses, with gradient."""
     metrics: Mapping[str, Any]
-    """`[T]` tensors without gradient by metric name, `train/` left out (`pg_loss`, `clip_frac`, …)."""
+    """`[T]` tensors without gradient by metric name without `train/` (`pg_loss`, `clip_frac`, …)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an algorithm asks of the framework; nothing that it does not name is loaded or computed."""
+    """What an algorithm needs from the framework, which loads and computes nothing else."""
 
     rollout: bool = True
-    """Prompts are answered by the policy. False: rows carry demonstrations (SFT)."""
+    """The policy answers the prompts. False: rows contain demonstrations (SFT)."""
     rewards: bool = True
-    """Rewards take part in the advantages; false where something else tells good tokens from bad ones."""
+    """The advantages use rewards. False: another signal, such as a teacher, scores the tokens."""
     pairs: bool = False
-    """Rows carry a preferred and a rejected response, which stand side by side in one micro-batch (DPO)."""
+    """Rows have a preferred and a rejected response, which are adjacent in one micro-batch (DPO)."""
     reference: bool = False
     """Log-probs of the frozen reference policy."""
     teacher: bool = False
-    """Log-probs of the model of [teacher], on samples before `advantages` is called."""
+    """Log-probs of the model of `[teacher]`, set on samples before `advantages` is called."""
     critic: bool = False
-    """Values of the critic, on samples before `advantages` is called; the algorithm is an `ActorCritic`."""
+    """Values of the critic, set on samples before `advantages` is called. The algorithm is an `ActorCritic`,
+    which also has `returns` and `value_loss`."""
     policy_log_probs: bool = False
-    """Log-probs of the policy, on samples before `advantages` is called."""
+    """Log-probs of the policy, set on samples before `advantages` is called."""
     entropy_grad: bool = False
-    """Entropy takes part in the loss."""
+    """The loss contains the entropy."""
     old_log_probs: bool = True
-    """A ratio to the policy that generated."""
+    """The loss contains a ratio to the policy that generated the samples."""
     trainer_log_probs: bool = False
-    """The trainer's own old log-probs beside the engine's, so `old_log_probs = "rollout"` is an error."""
+    """Old log-probs of the trainer, in addition to the engine's: `old_log_probs = "rollout"` is an error."""
     group_relative: bool = False
     """Advantages compare the samples of a group, so n must be at least 2."""

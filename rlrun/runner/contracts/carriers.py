@@ -1,9 +1,9 @@
-"""What the driver hands to the trainer and the engines, and gets back.
+"""The dataclasses that the driver exchanges with the trainer and the engines.
 
     Prompt -> GenerateRequest -> engine -> Generation -> Sample
            -> TrainSequence, TrainStep -> trainer -> metrics
 
-Plain numpy, so that every carrier crosses process borders cheaply and tests need no torch.
+They hold numpy arrays, so that they are cheap to send to another process and tests do not need torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,56 +20,70 @@ from rlrun.plugins.sampling_mask import SamplingMask
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """n samples of one prompt, each with its own seed."""
+    """Asks an engine for n samples of one prompt, each with its own seed."""
 
     id: str
     """`rid` on the wire; sample k is `<id>-<k>`."""
     tokens: NDArray[np.int32]
-    """`[P]` prompt."""
+    """`[P]` token ids of the prompt."""
     seeds: tuple[int, ...]
-    """One for each sample; their number is n."""
+    """`[n]`, one per sample."""
     sampling: Sampling
     session: str = ""
-    """Requests of one session go on from each other: the engine that answered the last has their tokens in
-    its cache. Sessions `x/1` and `x/2` begin with the same tokens, those of `x`. "": of none."""
+    """Each request of a session continues the one before, so they go to the engine that has its tokens in the
+    cache. Sessions `x/1` and `x/2` both begin with the tokens of `x`. "" for a request without a session."""
     record_mask: bool = False
-    """Trained tokens: the engine returns what each was drawn from, where `sampling` cuts the vocabulary."""
+    """The samples are trained on, so the engine returns their sampling masks if `sampling` cuts the
+    vocabulary."""
 
     @property
     def returns_mask(self) -> bool:
-        """The answer has sampling masks."""
+        """Whether the answer has sampling masks."""
         return self.record_mask and self.sampling.cuts_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSequence:
-    """One training sample: a prompt of P tokens and a response of R."""
+    """A sample as the trainer sees it: a prompt of P tokens and a response of R tokens.
+
+    Example, with P = 3 and R = 2:
+
+        TrainSequence(
+            tokens=np.array([9, 4, 7, 5, 2], np.int32),
+            prompt_length=3,
+            loss_mask=np.array([1, 1], np.float32),
+            advantages=np.array([0.7, 0.7], np.float32),
+            rollout_log_probs=np.array([-0.1, -1.2], np.float32),
+            execution="17-0",
+        )
+    """
 
     tokens: NDArray[np.int32]
-    """`[P + R]`"""
+    """`[P + R]` token ids."""
     prompt_length: int
     """P, at least 1."""
     loss_mask: NDArray[np.float32]
-    """`[R]`"""
+    """`[R]`, 1 for tokens that are trained on, 0 for all others."""
     advantages: NDArray[np.float32]
     """`[R]`"""
     rollout_log_probs: NDArray[np.float32]
-    """`[R]`; zeros where there was no rollout (SFT)."""
+    """`[R]` log-probs that the engine returned; zeros without a rollout (SFT)."""
     execution: str
-    """Sequences of one agent execution share it and count once."""
+    """Id of the execution: its sequences count once in the loss, together."""
     old_log_probs: NDArray[np.float32] | None = None
-    """`[R]`; None: the detached new ones (one optimizer step), or the rollout's, by the spec."""
+    """`[R]` log-probs of the old policy. None: the loss uses the rollout's, or, with one optimizer step, the
+    detached new ones; the spec decides."""
     reference_log_probs: NDArray[np.float32] | None = None
-    """`[R]`; None unless the algorithm needs the reference."""
+    """`[R]` log-probs of the reference; None unless the algorithm needs it."""
     values: NDArray[np.float32] | None = None
-    """`[R]` of the critic before the update; None unless the algorithm needs one."""
+    """`[R]` values of the critic before the update; None unless the algorithm needs a critic."""
     returns: NDArray[np.float32] | None = None
-    """`[R]` what the critic is fitted to; None unless the algorithm needs one."""
+    """`[R]` targets that the critic is fitted to; None unless the algorithm needs a critic."""
     experts: NDArray[np.int16] | None = None
-    """`[P + R, layers × K]` the experts to route each token to; -1: the router decides. None: it does for
-    all."""
+    """`[P + R, layers × K]` experts to route each token to, -1 where the router decides. None: the router
+    decides everywhere."""
     sampling_mask: SamplingMask | None = None
-    """The tokens that the softmax of each of the R runs over; None: the whole vocabulary for all."""
+    """The tokens that each of the R softmaxes runs over; None: all run over the whole vocabulary."""
 
 
 MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]
@@ -78,15 +92,24 @@ MicroBatches = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class TrainStep:
-    """One optimizer step: which data rank runs which sequences together, and how their tokens weigh.
+    """One optimizer step: the micro-batches of every data rank, and the weight of every sequence in the loss.
 
     loss = sum over sequences i and response tokens t of scale[i] * loss_mask[i][t] * token_loss[i][t]
+
+    Example, for two data ranks with two micro-batches each (`per_sample_mean`, responses of 2 or 4 tokens):
+
+        TrainStep(
+            micro_batches=(((0, 3), (1,)), ((2,), (4, 5))),
+            scale={0: 1 / 12, 1: 1 / 24, 2: 1 / 24, 3: 1 / 12, 4: 1 / 12, 5: 1 / 12},
+        )
     """
 
-    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
-    """`[data rank][micro-batch]` -> indices into the step's sequences; every rank has the same number."""
+    micro_batches: MicroBatches
+    """`[data rank][micro-batch]` -> indices into the sequences of the rollout step; every rank has the same
+    number of micro-batches."""
     scale: Mapping[int, float]
-    """Weight of a sequence's tokens, denominators already divided by (rlrun.runner.batches.reduction)."""
+    """Weight of a sequence's tokens, by the index of the sequence. It contains the global denominators
+    already (rlrun.runner.batches.reduction)."""
 
 
 Role = Literal["policy", "reference", "teacher", "critic"]
@@ -98,7 +121,7 @@ Output = Literal["log_probs", "values"]
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """Where one tensor lies in a segment or bucket."""
+    """One tensor of a segment or bucket, and its position there."""
 
     name: str
     """Hugging Face name."""
@@ -110,42 +133,46 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class WeightManifest:
-    """A complete set of weights in a named shared-memory segment of this host."""
+    """A complete set of weights in a shared-memory segment of this host, for native engines."""
 
     segment: str
+    """Name of the segment."""
     size: int
+    """Bytes of the weights."""
     version: int
     tensors: tuple[TensorSlot, ...]
-    """q, k, v of a layer lie side by side, and gate, up: an engine can adopt each run as one fused matrix."""
+    """q, k, v of a layer are adjacent, as are gate and up, so that an engine can use them as one fused
+    matrix without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checksums:
-    """What an SGLang server's tensors must be after an update."""
+    """The checksums that an SGLang server's tensors must have after an update."""
 
     ranks: tuple[Mapping[str, str], ...]
-    """By tensor-parallel rank: the first 16 hexadecimal digits of SHA-256, by the server's own name."""
+    """For each tensor-parallel rank, the first 16 hexadecimal digits of SHA-256 by the server's name of the
+    tensor."""
     skipped_names: tuple[str, ...]
-    """Parts of the names of tensors that are not looked at this time."""
+    """Parts of the names of tensors that are not compared after this update."""
 
 
 @dataclass(frozen=True, slots=True)
 class SerializedWeights:
-    """A complete set of weights as torch's handles to shared memory of this host, for SGLang servers."""
+    """A complete set of weights as torch's handles of this host's shared memory, for SGLang servers."""
 
     size: int
     """Bytes of the weights."""
     version: int
     payloads: tuple[str, ...]
-    """Base64, each for one reading process; a payload is read once."""
+    """Base64, one for each reading process; a payload can be read once."""
     copies: int = 1
-    """Times that every process may read, each time its own payload: an engine may have to start again."""
+    """Payloads per reading process: an engine that is started again reads the weights a second time."""
     checksums: Checksums | None = None
 
     def for_engine(self, engine: int, engines: int, copy: int = 0) -> "SerializedWeights":
-        """What one of several engines, of equally many processes each, is to read."""
-        count, rest = divmod(len(self.payloads), engines * self.copies)
-        assert not rest, "as many payloads for each engine"
+        """Returns the payloads of one of several engines that have the same number of processes."""
+        count, remainder = divmod(len(self.payloads), engines * self.copies)
+        assert not remainder, "every engine has the same number of payloads"
         first = (copy * engines + engine) * count
         payloads = self.payloads[first : first + count]
         return SerializedWeights(self.size, self.version, payloads, checksums=self.checksums)
@@ -153,25 +180,25 @@ class SerializedWeights:
 
 @dataclass(frozen=True, slots=True)
 class FolderWeights:
-    """A complete set of weights as safetensors in a folder, for SGLang servers that see it."""
+    """A complete set of weights as safetensors in a folder that SGLang servers can read."""
 
     folder: str
     size: int
     """Bytes of the weights."""
     version: int
     changed: str | None = None
-    """Folder of what changed since version `since`; None: not known."""
+    """Folder with only what changed since version `changed_since`; None: it was not recorded."""
     changed_since: int = -1
     checksums: Checksums | None = None
 
     def only_changed(self) -> "FolderWeights":
-        """For an engine that serves version `since`."""
+        """Returns the update for an engine that serves version `changed_since`."""
         return replace(self, folder=self.changed or self.folder)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedWeights:
-    """A set of weights that the trainer hands over bucket by bucket, once engines are ready for it."""
+    """A complete set of weights that the trainer sends bucket by bucket, once engines are ready for it."""
 
     size: int
     """Bytes of the weights."""
@@ -179,29 +206,29 @@ class StreamedWeights:
     readers: int
     """Processes of each engine."""
     broadcast: bool
-    """All engines take part in every bucket (a broadcast): one that fails breaks it for the others."""
+    """All engines receive a bucket in one collective: an engine that fails breaks it for the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Who reads a set of weights that is handed over."""
+    """The engines that read a set of streamed weights."""
 
     engines: tuple[int, ...]
     """Numbers of the engines."""
     restarts: tuple[int, ...]
-    """How often each was started again: its processes are others then."""
+    """How often each engine was started again: a restarted engine has new processes."""
     processes: int
-    """Of each engine."""
+    """Processes of each engine."""
 
     @property
     def count(self) -> int:
-        """Processes of all of them."""
+        """Processes of all engines together."""
         return len(self.engines) * self.processes
 
 
 @dataclass(frozen=True, slots=True)
 class GroupAddress:
-    """Where the processes of servers meet trainer rank 0, which is rank 0 of the group."""
+    """The address at which servers' processes join trainer rank 0, which is rank 0 of the process group."""
 
     name: str
     host: str
@@ -213,37 +240,39 @@ class GroupAddress:
 
 @dataclass(frozen=True, slots=True)
 class WeightBucket:
-    """Some tensors of a streamed set; at its end one without tensors."""
+    """Some tensors of a streamed set; a bucket without tensors ends the set."""
 
     version: int
     tensors: tuple[TensorSlot, ...] = ()
     payloads: tuple[str, ...] = ()
-    """Base64, each for one reading process, in order; none where the tensors are broadcast."""
+    """Base64, one for each reading process, in order; empty if the tensors are broadcast."""
     checksums: Checksums | None = None
-    """At the end."""
+    """Set in the last bucket."""
     error: str | None = None
-    """Why it cannot go on."""
+    """Why the trainer cannot continue; None if it can."""
 
     @classmethod
-    def merge(cls, parts: Sequence["WeightBucket"]) -> "WeightBucket":
-        """One bucket of the ranks that hand it over, in order: each has payloads for other readers."""
-        for part in parts:
-            if part.error is not None:
-                return cls(part.version, error=part.error)
-        return replace(parts[0], payloads=tuple(payload for part in parts for payload in part.payloads))
+    def merge(cls, buckets: Sequence["WeightBucket"]) -> "WeightBucket":
+        """Returns one bucket with the payloads of all sending ranks, in order."""
+        for bucket in buckets:
+            if bucket.error is not None:
+                return cls(bucket.version, error=bucket.error)
+        return replace(
+            buckets[0], payloads=tuple(payload for bucket in buckets for payload in bucket.payloads)
+        )
 
     def for_engine(self, engine: int, readers: int) -> "WeightBucket":
-        """What one of several engines, of so many processes each, is to load."""
+        """Returns the bucket with only the payloads of one engine, which has `readers` processes."""
         return replace(self, payloads=self.payloads[engine * readers : (engine + 1) * readers])
 
 
 WeightUpdate = WeightManifest | SerializedWeights | FolderWeights | StreamedWeights
-"""What a trainer hands to engines: by kind of engine."""
+"""A set of weights as the trainer gives it to engines; the kind of engine decides which of these it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSetup:
-    """What one trainer rank needs to start."""
+    """The arguments with which one trainer rank starts."""
 
     spec_json: str
     """The resolved spec (rlrun.specs.sections.job.Spec), as JSON."""
@@ -256,10 +285,10 @@ class TrainerSetup:
     master_port: int
     threads: int
     optimizer_steps: int
-    """Of the whole job; the schedules end there."""
+    """Optimizer steps of the whole job, at which the learning-rate schedules end."""
     critic_only: int = 0
-    """How many of them, the first, the critic alone takes; the policy's schedule does not count them."""
+    """How many of the first optimizer steps train only the critic; the policy's schedule skips them."""
     teacher_folder: str | None = None
     """Local HF folder of the teacher; None unless the algorithm needs one."""
     weights_folder: str = ""
-    """Where weights go that engines read from a disk; engines see it too."""
+    """Folder for weights that engines read from a disk, which they can read too; "" for other carriers."""

@@ -1,10 +1,10 @@
-"""How a run ends other than well. Everything else that escapes is a bug and keeps its traceback."""
+"""The errors that rlrun expects. Any other exception that ends a run is a bug; its traceback is logged."""
 
 
 class JobError(Exception):
-    """The job cannot go on; the message says what failed, why, and what to do. Exit code 3.
+    """The job cannot continue; the message says what failed, why, and what to do. Exit code 3.
 
-    `details` are lines worth seeing after the message: the end of a log, where the whole of it is.
+    `details` are lines to show after the message, such as the end of a log and its path.
     """
 
     def __init__(self, message: str, details: str = "") -> None:
@@ -13,22 +13,22 @@ class JobError(Exception):
 
 
 class RunFolderError(ValueError):
-    """The command asks for a run folder that it cannot have; the message says the cure. Exit code 2."""
+    """The command cannot use the run folder that it names; the message says what to do. Exit code 2."""
 
 
 class EngineError(JobError):
-    """An engine cannot be reached or refuses a call. A rollout's group fails with it, and the job goes on;
-    anywhere else it ends the job.
+    """An engine cannot be reached, or it refuses a call. In a rollout only the group fails and the job
+    continues; anywhere else the error ends the job.
     """
 
 
 class EngineGone(EngineError):
-    """The connection to an engine broke, or none can be made: it died, hangs, or is being started again."""
+    """No connection to an engine, or a broken one: it died, it hangs, or it is being started again."""
 
 
 class BadAnswer(EngineError):
-    """An engine answered, but not with what it was asked for; the same may be asked of another engine."""
+    """An engine's answer does not match the request; another engine may be asked instead."""
 
     def from_engine(self, engine: str, path: str) -> "BadAnswer":
-        """The same, once it is known which engine answered so."""
+        """Returns the same error with the name of the engine and the path of the request."""
         return BadAnswer(f"{engine} answered {path} with {self}")

@@ -1,4 +1,4 @@
-"""What the loop asks of its parts. Each is met by the real thing and by a fake in the tests.
+"""The interfaces between the loop and its parts. Tests implement them with fakes.
 
 PromptSource -> Engines -> Grader -> filters -> Algorithm -> Trainer -> Engines (weights)
 """
@@ -30,88 +30,88 @@ class Timed(Protocol):
     """Awaits a phase of a job's start and shows how long it took (rlrun.runner.records.console)."""
 
     async def __call__(self, phase: str, work: Awaitable[Result]) -> Result:
-        """What `work` returns, or raises."""
+        """Returns the result of `work`, or raises its error."""
 
 
 class PromptSource(Protocol):
-    """An endless, seeded sequence of prompts whose place can be saved (rlrun.runner.prompts.dataset)."""
+    """An endless, seeded sequence of prompts whose position can be saved (rlrun.runner.prompts.dataset)."""
 
     def take(self, count: int) -> list[Prompt]:
-        """The next `count` prompts."""
+        """Returns the next `count` prompts."""
 
     def state(self) -> dict[str, Any]:
-        """The place in the sequence, as JSON values."""
+        """Returns the position in the sequence, as JSON values."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a saved place."""
+        """Continues from a saved position."""
 
 
 class Engines(Protocol):
     """All rollout engines as one (rlrun.runner.engines.pool.pool.EnginePool)."""
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
-        """The n samples of one request, on the engine with the least to do."""
+        """Returns the n samples of one request, from the engine with the fewest open requests."""
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
-        """All requests at once; which engine runs what together depends on nothing but their order."""
+        """Sends all requests at once; their order alone decides which engine gets which of them."""
 
     async def abort(self, request: GenerateRequest) -> None:
-        """End a running request; it answers with what it has."""
+        """Ends a running request, which returns the tokens it has so far."""
 
     async def abort_all(self) -> None:
-        """End every running request; each answers with what it has."""
+        """Ends every running request; each returns the tokens it has so far."""
 
     async def update_weights(self, update: WeightUpdate) -> int:
-        """Serve new weights from the next forward pass on; the version all engines confirm."""
+        """Serves new weights from the next forward pass; returns the version that all engines confirm."""
 
 
 class WeightReceiver(Protocol):
-    """As the loop sees engines: they take new weights."""
+    """The engines as the loop sees them: they receive new weights."""
 
     async def update_weights(self, update: WeightUpdate) -> int:
-        """Serve new weights from now on; the version all engines confirm."""
+        """Serves new weights from now on; returns the version that all engines confirm."""
 
 
 class Grader(Protocol):
-    """Scores samples in processes of its own (rlrun.runner.scoring.scorer.Scorer)."""
+    """Scores samples in separate processes (rlrun.runner.scoring.scorer.Scorer)."""
 
     async def score(self, samples: Sequence[Sample]) -> None:
-        """Fill `reward`, `rewards` and, where a reward could not be had, `failure`."""
+        """Sets `reward` and `rewards` of each sample, or `failure` if a reward could not be computed."""
 
 
 class Advantages(Protocol):
-    """The half of an algorithm that runs on the driver."""
+    """The part of an algorithm that runs on the driver."""
 
     @property
     def needs(self) -> Needs:
-        """What the framework has to provide."""
+        """Returns what the framework has to provide."""
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """One `[R]` array for each sample, in the order of `groups` and their samples."""
+        """Returns one `[R]` array per sample, in the order of `groups` and their samples."""
 
     def returns(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """What the critic is fitted to, in the same order; called only where `needs.critic` says so."""
+        """Returns the critic's targets, one `[R]` array per sample; called only if `needs.critic` is true."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """The policy as it can be asked: prompts in, scored samples out."""
+    """Everything that turns prompts into scored samples of the policy."""
 
     engines: Engines
     tokenizer: Chat
     grader: Grader
     seed: int
-    """Of the run; every sample's own seed is hashed from it."""
+    """The run's seed; every sample's seed is hashed from it."""
     rollout: Any
     """The rollout plugin: a `Rollout` or a `GroupRollout`."""
     deterministic: bool
-    """Ask in whole batches, so that answers do not depend on timing."""
+    """Requests are sent in whole batches, so that answers do not depend on timing."""
     deadlines: PausableDeadlines = field(default_factory=PausableDeadlines)
-    """The deadlines of what is asked of the engines."""
+    """The deadlines of the requests to the engines."""
     pending: PendingRequests = field(default_factory=PendingRequests)
     """The requests that the engines have not answered."""
     record_mask: bool = False
-    """Engines return what each trained token was drawn from."""
+    """Engines return the sampling mask of each sample that is trained on."""
 
 
 class Trainer(Protocol):
@@ -121,31 +121,31 @@ class Trainer(Protocol):
     """
 
     async def update_reference(self) -> None:
-        """From now on the reference is what the policy is now."""
+        """Copies the policy's current weights to the reference."""
 
     async def write_weights(self, version: int) -> WeightUpdate:
-        """Put the current weights where the engines can read them."""
+        """Writes the current weights to where the engines can read them, or announces them."""
 
     async def save(self, folder: Path) -> Digests:
-        """Write all training state into `folder`; the checksum of every file by its path."""
+        """Writes all training state into `folder`; returns the checksum of every file by its path."""
 
     async def begin_save(self, folder: Path) -> None:
-        """Copy all training state, to be written into `folder` while training goes on."""
+        """Copies all training state, which is then written into `folder` while training continues."""
 
     async def saved(self) -> Digests:
-        """Return when the last `begin_save` is on disk; the checksum of every file by its path."""
+        """Waits until the last `begin_save` is on disk; returns the checksum of every file by its path."""
 
     async def check(self, folder: Path, digests: Digests) -> dict[str, str]:
-        """What is wrong with each file of `folder` that is not as `digests` has it, by its path in there."""
+        """Returns the problem of every file that does not match `digests`, by its path in `folder`."""
 
     async def load(self, folder: Path) -> None:
-        """Go on from training state written by `save`."""
+        """Continues from training state that `save` wrote."""
 
     async def export_hf(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder."""
+        """Writes the model as a Hugging Face folder."""
 
     def seconds_used(self) -> float:
-        """Seconds the slowest rank worked in passes and updates since the last call."""
+        """Returns the seconds that the slowest rank spent in passes and updates since the last call."""
 
 
 class FrozenModel(Protocol):

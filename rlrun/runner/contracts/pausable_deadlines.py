@@ -1,4 +1,4 @@
-"""Deadlines that do not run while engines are stopped, or while a request queues."""
+"""Deadlines that are paused while engines are stopped, and while a request queues in an engine."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -7,66 +7,66 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class _Clock:
-    """One deadline, which runs while nothing holds it."""
+class _PausableDeadline:
+    """One deadline, which runs while nothing pauses it."""
 
     deadline: asyncio.Timeout
     remaining: float | None
-    """Seconds that the deadline has left while it is held; None: it has no end."""
-    holds: int = 0
+    """Seconds until the deadline while it is paused; None for a deadline without an end."""
+    pauses: int = 0
 
-    def hold(self) -> None:
-        self.holds += 1
+    def pause(self) -> None:
+        self.pauses += 1
         when = self.deadline.when()
         if when is not None and not self.deadline.expired():
             self.remaining = max(0.0, when - asyncio.get_running_loop().time())
             self.deadline.reschedule(None)
 
-    def let_go(self) -> None:
-        self.holds -= 1
-        if not self.holds and self.remaining is not None and not self.deadline.expired():
+    def resume(self) -> None:
+        self.pauses -= 1
+        if not self.pauses and self.remaining is not None and not self.deadline.expired():
             self.deadline.reschedule(asyncio.get_running_loop().time() + self.remaining)
 
 
 class PausableDeadlines:
-    """Keeps the deadlines of everything that asks the engines."""
+    """The deadlines of all requests to the engines."""
 
     def __init__(self) -> None:
-        self._clocks: dict[asyncio.Timeout, _Clock] = {}
+        self._deadlines: dict[asyncio.Timeout, _PausableDeadline] = {}
         self._stopped = False
 
     @asynccontextmanager
     async def timeout(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """`asyncio.timeout`, held by `stop` and by `held`."""
+        """Like `asyncio.timeout`, but `stop` and `held` pause it."""
         async with asyncio.timeout(None if self._stopped else seconds) as deadline:
-            self._clocks[deadline] = _Clock(deadline, seconds, int(self._stopped))
+            self._deadlines[deadline] = _PausableDeadline(deadline, seconds, int(self._stopped))
             try:
                 yield deadline
             finally:
-                del self._clocks[deadline]
+                del self._deadlines[deadline]
 
     @contextmanager
     def held(self, deadline: asyncio.Timeout) -> Iterator[None]:
-        """Holds one deadline of `timeout`, also together with `stop`; it may end meanwhile."""
-        clock = self._clocks.get(deadline)
-        if clock is not None:
-            clock.hold()
+        """Pauses one deadline of `timeout` during the block, which may outlast the `timeout` block."""
+        pausable = self._deadlines.get(deadline)
+        if pausable is not None:
+            pausable.pause()
         try:
             yield
         finally:
-            if clock is not None and deadline in self._clocks:
-                clock.let_go()
+            if pausable is not None and deadline in self._deadlines:
+                pausable.resume()
 
     def stop(self) -> None:
-        """Hold every deadline."""
+        """Pauses every deadline."""
         if not self._stopped:
             self._stopped = True
-            for clock in self._clocks.values():
-                clock.hold()
+            for pausable in self._deadlines.values():
+                pausable.pause()
 
     def resume(self) -> None:
-        """Let every deadline run on."""
+        """Resumes every deadline."""
         if self._stopped:
             self._stopped = False
-            for clock in self._clocks.values():
-                clock.let_go()
+            for pausable in self._deadlines.values():
+                pausable.resume()

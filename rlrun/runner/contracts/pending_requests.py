@@ -1,9 +1,9 @@
-"""Which of the requests that wait for answers the engines work on, and which still queue in an engine.
+"""Estimates which of the unanswered requests the engines work on, and which still queue in an engine.
 
-    asked first ──▶ [ being worked on: at most `capacity` samples ] [ queueing ] ◀── asked last
+    sent first ──▶ [ running: at most `capacity` samples ] [ queueing ] ◀── sent last
 
-Engines do not say when they take a request out of their queue. They take requests in the order in which these
-come, so a request is taken at the latest when it and the unfinished ones before it fit into all engines.
+Engines do not report when they take a request out of their queue. They take requests in the order of arrival,
+so a request is taken at the latest when it and the unfinished requests before it fit into all engines.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 
 class PendingRequests:
-    """The requests that have not been answered, in the order in which they were asked."""
+    """The requests that have not been answered, in the order in which they were sent."""
 
     def __init__(self, capacity: int | None = None) -> None:
-        """`capacity`: samples that all engines decode together; None: they take every request at once."""
+        """`capacity`: samples that all engines decode at once; None: no request ever queues."""
         self.capacity = capacity
         self._running = 0
         """Samples of the requests that have been taken."""
@@ -24,7 +24,7 @@ class PendingRequests:
 
     @contextmanager
     def enter(self, samples: int) -> Iterator[asyncio.Future[None]]:
-        """Keeps a request in the line; the future is done when the engines have taken the request."""
+        """Counts a request as pending during the block; the future is done once engines work on it."""
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queued[taken] = samples
         self._advance()
@@ -36,7 +36,7 @@ class PendingRequests:
             self._advance()
 
     def _advance(self) -> None:
-        """Lets the engines take the next requests, as far as they have room; a larger one goes alone."""
+        """Marks the next requests as running while they fit; a request above the capacity runs alone."""
         while self._queued:
             taken, samples = next(iter(self._queued.items()))
             if self.capacity is not None and self._running and self._running + samples > self.capacity:

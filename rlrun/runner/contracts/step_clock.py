@@ -1,4 +1,4 @@
-"""Where a step's time goes."""
+"""Measures where the time of a step goes."""
 
 import time
 from collections import defaultdict
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class StepClock:
-    """Seconds of a step by part; what no part claims is overhead."""
+    """The seconds of a step by part; time outside every part is overhead."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -15,7 +15,7 @@ class StepClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Book the time of the block to `name`."""
+        """Adds the time of the block to the part `name`."""
         started = time.perf_counter()
         try:
             yield
@@ -23,5 +23,5 @@ class StepClock:
             self.parts[name] += time.perf_counter() - started
 
     def total(self) -> float:
-        """Seconds since the step began."""
+        """Returns the seconds since the step began."""
         return time.perf_counter() - self._started

@@ -5,13 +5,13 @@ from typing import Any
 
 from rlrun.plugins.rewards.extraction import last_boxed
 from rlrun.plugins.rewards.math_grading.equivalence import same_answer
-from rlrun.plugins.rewards.math_grading.latex import normalised
+from rlrun.plugins.rewards.math_grading.latex import normalise
 from rlrun.plugins.rewards.needs_label import NeedsLabel
 from rlrun.plugins.types import Sample
 from rlrun.specs.sections.section import Section
 
 TAIL = 300
-"""Characters at the end of a response in which the answer must stand."""
+"""Number of characters at the end of a response in which the answer is searched."""
 
 _ANSWER = re.compile(r"answer\**\s*:\s*([^\n]+)", re.IGNORECASE)
 _DECORATION = re.compile(r"\*\*|\"|\\l?dots")
@@ -24,10 +24,11 @@ class DapoParams(Section):
 
 
 class Dapo(NeedsLabel):
-    """`score`: 1 for the right answer, -1 for a wrong or missing one; `acc`: 1 or 0; `pred`: what was graded.
+    """Returns `score` (1 for the right answer, -1 for a wrong or missing one), `acc` (1 or 0) and `pred` (the
+    graded text).
 
-    Choose one with `key`. Answers are compared as `math` compares them: unlike DAPO's grader, a full stop, a
-    leading zero or bold type do not make a right one wrong.
+    The spec chooses one of them with `key`. Answers are compared as `math` compares them. Unlike with DAPO's
+    grader, a full stop, a leading zero or bold type do not make a right answer wrong.
     """
 
     Params = DapoParams
@@ -37,9 +38,11 @@ class Dapo(NeedsLabel):
         self.params = params
 
     def score(self, sample: Sample) -> dict[str, float | str]:
-        """`{"score": 1 or -1, "acc": 1 or 0, "pred": "42"}`; `[INVALID]` where nothing is stated."""
+        """Returns a table such as `{"score": 1, "acc": 1, "pred": "42"}`; `pred` is `[INVALID]` without an
+        answer.
+        """
         answer = final_answer(sample.text)
-        right = answer is not None and same_answer(answer, _whole(sample.prompt.row.label))
+        right = answer is not None and same_answer(answer, _normalise_label(sample.prompt.row.label))
         return {
             "score": 1.0 if right else -1.0,
             "acc": float(right),
@@ -48,21 +51,21 @@ class Dapo(NeedsLabel):
 
 
 def final_answer(text: str) -> str | None:
-    """What follows the last `Answer:` near the end of the text, out of box and decoration."""
-    found = _ANSWER.findall(text[-TAIL:])
-    if not found:
+    """Returns the text after the last `Answer:` near the end of the response, without box and decoration."""
+    answers = _ANSWER.findall(text[-TAIL:])
+    if not answers:
         return None
-    answer = _DECORATION.sub("", _END_TOKEN.sub("", found[-1])).strip()
+    answer = _DECORATION.sub("", _END_TOKEN.sub("", answers[-1])).strip()
     boxed = last_boxed(answer)
     answer = answer if boxed is None else boxed
-    return normalised(_ARTICLE.sub("", answer.rpartition("=")[2].strip()))
+    return normalise(_ARTICLE.sub("", answer.rpartition("=")[2].strip()))
 
 
-def _whole(label: Any) -> str:
-    """DAPO's labels are whole numbers, whatever type they come as."""
+def _normalise_label(label: Any) -> str:
+    """Returns the label as text; DAPO's labels are whole numbers, whatever type they are stored as."""
     text = str(label)
     boxed = last_boxed(text)
-    text = normalised(text if boxed is None else boxed)
+    text = normalise(text if boxed is None else boxed)
     try:
         return str(int(float(text)))
     except (ValueError, OverflowError):

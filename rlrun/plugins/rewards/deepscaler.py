@@ -1,4 +1,6 @@
-"""Grades the boxed answer that follows the reasoning, as DeepScaleR does (https://github.com/agentica-project/rllm)."""
+"""Grades the boxed answer that follows the reasoning, as DeepScaleR does
+(https://github.com/agentica-project/rllm).
+"""
 
 from rlrun.plugins.rewards.math import boxed_answer_is
 from rlrun.plugins.rewards.needs_label import NeedsLabel
@@ -13,9 +15,10 @@ class DeepScalerParams(Section):
 
 
 class DeepScaler(NeedsLabel):
-    """1 where the last box after the last `</think>` holds the label; 0 otherwise, or if thinking never ends.
+    """Scores 1 if the last box after the last `</think>` holds the label; 0 otherwise, or if thinking never
+    ends.
 
-    Without a `</think>`, the last `###Response` ends the reasoning (DeepScaleR itself takes the first).
+    Without a `</think>`, the last `###Response` ends the reasoning (DeepScaleR itself uses the first).
     """
 
     Params = DeepScalerParams
@@ -26,7 +29,7 @@ class DeepScaler(NeedsLabel):
         self.params = params
 
     def score(self, sample: Sample) -> float:
-        """1 or 0."""
+        """Returns 1 for the right answer and 0 for a wrong or missing one."""
         for marker in MARKERS:
             _, found, solution = sample.text.rpartition(marker)
             if found:

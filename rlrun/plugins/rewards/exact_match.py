@@ -1,4 +1,4 @@
-"""1 where the answer is the label, character by character."""
+"""Compares the answer with the label, character by character."""
 
 from rlrun.plugins.rewards.extraction import Pattern, last_match
 from rlrun.plugins.rewards.needs_label import NeedsLabel
@@ -7,16 +7,16 @@ from rlrun.specs.sections.section import Section
 
 
 class ExactMatchParams(Section):
-    """What counts as the answer, and what as the same."""
+    """Which part of the response is the answer, and how it is compared."""
 
     answer_pattern: Pattern | None = None
     """Regular expression; the first group of its last match is the answer. None: the whole response."""
     ignore_case: bool = False
-    """Upper and lower case are the same."""
+    """Ignore the difference between upper and lower case."""
 
 
 class ExactMatch(NeedsLabel):
-    """Compares the answer with the label as text, without white space at either end; no answer scores 0."""
+    """Scores 1 if answer and label are the same text, ignoring white space at both ends; 0 otherwise."""
 
     Params = ExactMatchParams
     api_version = 1
@@ -26,7 +26,7 @@ class ExactMatch(NeedsLabel):
         self.params = params
 
     def score(self, sample: Sample) -> float:
-        """1 or 0."""
+        """Returns 1 for the right answer and 0 for a wrong or missing one."""
         answer = last_match(sample.text, self.params.answer_pattern)
         if answer is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""Finding the answer in a response."""
+"""Finds the answer in a response."""
 
 import re
 from typing import Annotated
@@ -18,13 +18,13 @@ def _compiles(pattern: str) -> str:
 
 
 Pattern = Annotated[str, AfterValidator(_compiles)]
-"""A regular expression, as Python's `re` reads it."""
+"""A regular expression in the syntax of Python's `re`."""
 
 
 def last_match(text: str, pattern: str | None) -> str | None:
-    """The first group (without groups: all) of the last match, stripped; None without a match.
+    """Returns the first group of the pattern's last match, stripped, or the whole match if it has no groups.
 
-    Without a pattern, the whole text. `.` matches line ends too.
+    Returns None without a match, and the whole text without a pattern. `.` also matches line ends.
     """
     if pattern is None:
         return text.strip()
@@ -36,7 +36,7 @@ def last_match(text: str, pattern: str | None) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}`, braces matched; None without a complete one."""
+    r"""Returns the content of the last `\boxed{...}` up to its matching brace; None if none is complete."""
     begin = text.rfind(BOX)
     if begin < 0:
         return None

@@ -1,4 +1,6 @@
-"""Word overlap with the label: F1 of SQuAD (arXiv 1606.05250) with the guard of HotpotQA (1809.09600)."""
+"""Measures word overlap with the label: F1 of SQuAD (arXiv 1606.05250) with the guard of HotpotQA
+(1809.09600).
+"""
 
 import re
 import string
@@ -19,13 +21,13 @@ class F1Params(Section):
     """Which part of the response is the answer."""
 
     boxed: bool = False
-    r"""Only what stands in the last `\\boxed{}`; without one the score is 0."""
+    r"""Grade only the content of the last `\\boxed{}`; without a box the score is 0."""
 
 
 class F1(NeedsLabel):
-    """Harmonic mean of precision and recall over words, without case, punctuation and articles.
+    """Scores the harmonic mean of precision and recall over words, ignoring case, punctuation and articles.
 
-    Where the answer or the label is yes, no or noanswer, both must be the same: `yes it is` is not `yes`.
+    If the answer or the label is yes, no or noanswer, both must be the same: `yes it is` is not `yes`.
     """
 
     Params = F1Params
@@ -36,23 +38,23 @@ class F1(NeedsLabel):
         self.params = params
 
     def score(self, sample: Sample) -> float:
-        """From 0 to 1."""
+        """Returns the F1 score, from 0 to 1."""
         answer = last_boxed(sample.text) if self.params.boxed else sample.text
         return word_f1(answer or "", str(sample.prompt.row.label))
 
 
 def word_f1(answer: str, label: str) -> float:
-    """F1 of two texts' words, each counted as often as it stands there."""
-    given, expected = words(answer), words(label)
-    if given != expected and {" ".join(given), " ".join(expected)} & GUARDED:
+    """Returns the F1 of two texts' words; a word that occurs several times counts each time."""
+    answer_words, label_words = words(answer), words(label)
+    if answer_words != label_words and {" ".join(answer_words), " ".join(label_words)} & GUARDED:
         return 0.0
-    shared = (Counter(given) & Counter(expected)).total()
+    shared = (Counter(answer_words) & Counter(label_words)).total()
     if shared == 0:
         return 0.0
-    precision, recall = shared / len(given), shared / len(expected)
+    precision, recall = shared / len(answer_words), shared / len(label_words)
     return 2 * precision * recall / (precision + recall)
 
 
 def words(text: str) -> list[str]:
-    """Words in lower case, without punctuation and articles."""
+    """Returns the words of a text in lower case, without punctuation and articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()

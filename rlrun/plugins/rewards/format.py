@@ -1,4 +1,4 @@
-"""Whether a response has the form that was asked for."""
+"""Checks whether a response has the required form."""
 
 import re
 
@@ -8,16 +8,17 @@ from rlrun.specs.sections.section import Section
 
 
 class FormatParams(Section):
-    """What the response must look like."""
+    """The form that the response must have."""
 
     pattern: Pattern
-    """Regular expression for the whole response, white space at either end aside; `.` matches line ends too.
+    """Regular expression for the whole response, ignoring white space at both ends; `.` also matches line
+    ends.
 
-    `"<think>.*</think>\\\\s*<answer>.*</answer>"`"""
+    Example: `"<think>.*</think>\\\\s*<answer>.*</answer>"`"""
 
 
 class Format:
-    """1 where the pattern matches the whole response, else 0."""
+    """Scores 1 if the pattern matches the whole response, else 0."""
 
     Params = FormatParams
     api_version = 1
@@ -27,5 +28,5 @@ class Format:
         self._pattern = re.compile(params.pattern, re.DOTALL)
 
     def score(self, sample: Sample) -> float:
-        """1 or 0."""
+        """Returns 1 if the response has the form, else 0."""
         return float(self._pattern.fullmatch(sample.text.strip()) is not None)

@@ -1,4 +1,4 @@
-"""JSON over HTTP for rewards and tools that ask a service: patient, and within limits."""
+"""A client for rewards and tools that call a service with JSON over HTTP; it retries, within limits."""
 
 import asyncio
 import json
@@ -16,31 +16,31 @@ from rlrun.specs.sections.section import Section
 LONGEST_PAUSE = 30.0
 LONGEST_QUOTE = 200
 LARGEST_NUMBER = 1e300
-"""No reward is larger; nor is NaN below it, or a whole number that no float can hold."""
+"""Rewards must be below this, which also excludes NaN and whole numbers that no float can hold."""
 MOST_BYTES = 16 << 20
-"""The longest answer that is read."""
+"""Size limit of an answer, in bytes."""
 
 
 class AskParams(Section):
-    """How a service is asked."""
+    """How requests are sent."""
 
     headers: dict[str, str] = Field(default_factory=dict)
-    """Sent with every request; keep secrets out of the file: `{ Authorization = "Bearer ${env:TOKEN}" }`."""
+    """Headers of every request; keep secrets out of the file: `{ Authorization = "Bearer ${env:TOKEN}" }`."""
     attempts: int = Field(default=10, ge=1)
-    """Requests for one answer, the first included; `scoring.timeout` may end it sooner."""
+    """How often a request is sent, including the first time; `scoring.timeout` may end it sooner."""
     connections: int = Field(default=64, ge=1)
-    """Requests in flight at a time, in each reward process."""
+    """How many requests each reward process has in flight at a time."""
 
 
 class HttpParams(AskParams):
-    """Which service is asked, and how."""
+    """Which service is called, and how."""
 
     url: str = Field(pattern=r"https?://.+")
     """Address of the service."""
 
 
 class HttpClient:
-    """Posts JSON until there is an answer, with growing pauses."""
+    """Posts JSON repeatedly, with growing pauses, until the service answers."""
 
     def __init__(
         self,
@@ -49,7 +49,9 @@ class HttpClient:
         *,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        """`tell`: whom to tell of failures. None: standard output, which is a reward's log."""
+        """`tell` is called with a text for each failure. None: print to standard output, which is a reward's
+        log.
+        """
         import aiohttp  # needs the run extra; checking a spec does not
 
         self._aiohttp = aiohttp
@@ -61,11 +63,12 @@ class HttpClient:
     async def post(
         self, url: str, body: Any, read: Callable[[Any], Any], headers: Mapping[str, str] | None = None
     ) -> Any:
-        """What `read` makes of the JSON that comes back; RuntimeError with the last failure when none does.
+        """Returns the result of `read` for the JSON that the service answers. Raises RuntimeError with the
+        last failure.
 
-        Any failure is tried again: no connection, a status other than 200, no JSON, a ValueError of `read`.
-        The pauses are 1, 2, 4, … s, at most 30, each with up to a second by chance. Who is tired of waiting
-        and cancels finds the last failure in the exception's notes.
+        Every failure is followed by another attempt: no connection, a status other than 200, invalid JSON, a
+        ValueError of `read`. The pauses are 1, 2, 4, … s, at most 30, each plus a random fraction of a
+        second. If the call is cancelled, the exception's notes contain the last failure.
         """
         failures: list[str] = []
         try:
@@ -85,7 +88,9 @@ class HttpClient:
         raise RuntimeError(_no_answer(_shown(url), failures))
 
     def _hidden(self, text: str, url: str, headers: Mapping[str, str] | None) -> str:
-        """A failure without the address's secrets and the headers' values, which some services send back."""
+        """Returns a failure's text without secrets of the address and values of the headers, which some
+        services echo.
+        """
         text = text.replace(url, _shown(url))
         for value in (*self._params.headers.values(), *(headers or {}).values()):
             for secret in (value, value.rpartition(" ")[2]):
@@ -100,7 +105,7 @@ class HttpClient:
                 timeout=self._aiohttp.ClientTimeout(total=None),
                 headers=self._params.headers,
             )
-        # A redirect would hand the headers, and keys in them, to somebody else.
+        # A redirect would send the headers, and the keys in them, to another host.
         async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as response:
             raw = await _read(response)
             if response.status != 200:
@@ -108,29 +113,29 @@ class HttpClient:
             try:
                 return json.loads(raw)
             except RecursionError:
-                raise ValueError("JSON that is nested too deeply") from None
+                raise ValueError("the JSON is nested too deeply") from None
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Closes the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
 
 def _shown(url: str) -> str:
-    """An address without user, password and query."""
+    """Returns an address without user, password and query."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 async def _read(response: Any) -> bytes:
-    """The body. ValueError where it is too long."""
+    """Returns the body. Raises ValueError if it is too long."""
     parts: list[bytes] = []
     size = 0
     async for part in response.content.iter_any():
         size += len(part)
         if size > MOST_BYTES:
-            raise ValueError(f"HTTP {response.status}: more than {MOST_BYTES} bytes")
+            raise ValueError(f"HTTP {response.status}: the answer has more than {MOST_BYTES} bytes")
         parts.append(part)
     return b"".join(parts)
 
@@ -141,7 +146,7 @@ def _no_answer(url: str, failures: Sequence[str]) -> str:
 
 
 def number_or_table(answer: Any) -> float | Mapping[str, float | str]:
-    """A reward as services send it: a number, or a table. ValueError for anything else."""
+    """Returns a reward as services send it: a number, or a table. Raises ValueError for anything else."""
     if isinstance(answer, int | float) and abs(answer) < LARGEST_NUMBER:
         return float(answer)
     if isinstance(answer, dict) and any(isinstance(value, int | float) for value in answer.values()):

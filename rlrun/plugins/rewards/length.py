@@ -1,4 +1,4 @@
-"""A penalty on responses near the token limit: soft overlong punishment of DAPO (arXiv 2503.14476)."""
+"""Penalises responses near the token limit: soft overlong punishment of DAPO (arXiv 2503.14476)."""
 
 from typing import Self
 
@@ -9,12 +9,12 @@ from rlrun.specs.sections.section import Section
 
 
 class LengthParams(Section):
-    """Where the penalty begins, and where it is full."""
+    """At which length the penalty begins, and at which it is full."""
 
     max_tokens: int = Field(ge=1)
-    """Response tokens at which the penalty is -1; as a rule `rollout.max_response_tokens`."""
+    """Response tokens at which the penalty is -1; usually `rollout.max_response_tokens`."""
     buffer: int = Field(ge=1)
-    """Tokens before that over which it grows from 0."""
+    """Number of tokens before `max_tokens` over which the penalty grows from 0."""
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> Self:
@@ -24,7 +24,7 @@ class LengthParams(Section):
 
 
 class Length:
-    """0 up to max_tokens - buffer tokens, then linearly down to -1 at max_tokens and beyond."""
+    """Scores 0 up to max_tokens - buffer tokens, then falls linearly to -1 at max_tokens and beyond."""
 
     Params = LengthParams
     api_version = 1
@@ -33,6 +33,6 @@ class Length:
         self.params = params
 
     def score(self, sample: Sample) -> float:
-        """From -1 to 0."""
+        """Returns the penalty, from -1 to 0."""
         excess = len(sample.tokens) - (self.params.max_tokens - self.params.buffer)
         return -min(max(excess / self.params.buffer, 0.0), 1.0)

@@ -1,4 +1,11 @@
-r"""Grades the last `\boxed{...}` of a response against the label, as mathematics."""
+r"""Grades the last `\boxed{...}` of a response against the row's label, as mathematics.
+
+    response: "... so the answer is \boxed{\frac12}."
+    box:      "\frac12"
+    label:    "0.5"                                       -> 1.0
+
+`extraction.py` finds the box, and `math_grading/equivalence.py` compares its content with the label.
+"""
 
 from typing import Any
 
@@ -10,21 +17,26 @@ from rlrun.specs.sections.section import Section
 
 
 class MathParams(Section):
-    """Whose answer counts."""
+    """Which part of the response is searched for the answer."""
 
     cut_thinking: bool = False
     """Look for the answer only after the last `</think>`."""
 
 
 class Math(NeedsLabel):
-    r"""1 where the last box holds the label's value, whatever its spelling; 0 otherwise and without a box.
+    r"""Scores 1 if the last box holds the label's value in any notation; 0 otherwise, or without a box.
 
-    Equal are texts that normalise to the same, whatever their case, lists and pairs whose elements are equal
-    in order, sets in any order, matrices with equal cells, and expressions with the same value: `\frac12` and
-    0.5, `(x+1)(x-1)` and `x^2-1`, `2^{10}` and 1024, `5 million` and 5000000, `\pm 3` and `3, -3`. A
-    percentage is its number and also a hundredth of it: 25% is 25 and 0.25. A number and its rounding are not
-    equal: `\pi` and 3.14159. An answer has to be worked out: `40+2` is not 42, `2/4` is not `1/2`. Units
-    behind it don't count. The label may be boxed.
+    Two answers are equal if they are
+
+    - texts that normalise to the same text, ignoring case,
+    - lists or pairs whose elements are equal in order, or sets with equal elements in any order,
+    - matrices with equal cells,
+    - expressions with the same value: `\frac12` and 0.5, `(x+1)(x-1)` and `x^2-1`, `2^{10}` and 1024,
+      `5 million` and 5000000, `\pm 3` and `3, -3`.
+
+    A percentage equals both its number and a hundredth of it: 25% is 25 and 0.25. A number and its rounding
+    are not equal: `\pi` and 3.14159. An answer has to be worked out: `40+2` is not 42, and `2/4` is not
+    `1/2`. A unit after the answer is ignored. The label may be boxed.
     """
 
     Params = MathParams
@@ -35,7 +47,7 @@ class Math(NeedsLabel):
         self.params = params
 
     def score(self, sample: Sample) -> float:
-        """1 or 0."""
+        """Returns 1 for the right answer and 0 for a wrong or missing one."""
         text = sample.text
         if self.params.cut_thinking:
             text = text.rpartition("</think>")[2]
@@ -43,8 +55,10 @@ class Math(NeedsLabel):
 
 
 def boxed_answer_is(text: str, label: Any) -> bool:
-    """Whether the last box in `text` holds the label."""
+    """Returns whether the last box in `text` holds the same answer as the label."""
     answer = last_boxed(text)
-    expected = str(label) if label is not None else ""
-    boxed_label = last_boxed(expected)
-    return answer is not None and same_answer(answer, expected if boxed_label is None else boxed_label)
+    if answer is None:
+        return False
+    label_text = str(label) if label is not None else ""
+    boxed_label = last_boxed(label_text)
+    return same_answer(answer, label_text if boxed_label is None else boxed_label)

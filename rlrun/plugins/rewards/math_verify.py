@@ -1,4 +1,6 @@
-r"""Grades with the math-verify library (https://github.com/huggingface/Math-Verify), faster where it can."""
+r"""Grades with the math-verify library (https://github.com/huggingface/Math-Verify), and without it where
+possible.
+"""
 
 from functools import lru_cache
 from typing import Any
@@ -12,7 +14,7 @@ from rlrun.plugins.types import Sample
 from rlrun.specs.sections.section import Section
 
 LONGEST_TEXT = 20_000
-"""Characters at the end of a response in which the library looks for an answer."""
+"""Number of characters at the end of a response in which the library searches for an answer."""
 LONGEST_QUICK = 400
 _REMEMBERED = 20_000
 
@@ -21,18 +23,20 @@ class MathVerifyParams(Section):
     """How the library compares."""
 
     float_rounding: int = Field(default=6, ge=0)
-    """Decimals to which floating-point numbers are compared."""
+    """Number of decimals to which floating-point numbers are compared."""
     strict: bool = True
-    """Variables keep their names, and sets are no tuples; false is the library's lenient comparison."""
+    """Variables must have the same names, and sets differ from tuples; false is the library's lenient
+    comparison."""
 
 
 class MathVerify(NeedsLabel):
-    """1 where math-verify finds the label's value in the response, else 0, as the library judges.
+    """Scores 1 if math-verify finds the label's value in the response, else 0.
 
-    Answers in a box that are plain numbers, expressions, tuples, sets or matrices are compared without it,
-    and what it made of a text is remembered: a group shares its label and, often, answers. It looks at the
-    last 20,000 characters of a response without a single box. Its own time-outs are off: `scoring.timeout`
-    ends what hangs. A label without `$` or a box is read as LaTeX.
+    Answers in a box that are plain numbers, expressions, tuples, sets or matrices are compared without the
+    library. Parsed texts and verdicts are cached, because the samples of a group share their label and often
+    their answers. In a response that does not have exactly one box, the library searches the last 20,000
+    characters. The library's time-outs are switched off; `scoring.timeout` ends a comparison that hangs. A
+    label without `$` or a box is read as LaTeX.
     """
 
     Params = MathVerifyParams
@@ -40,16 +44,16 @@ class MathVerify(NeedsLabel):
     late_score = 0.0
 
     def __init__(self, params: MathVerifyParams) -> None:
-        import math_verify  # a second, paid before the first sample's clock runs
+        import math_verify  # takes a second; imported here so that the first sample does not pay
 
         self.params = params
         self._library = math_verify
         self._parsed = lru_cache(_REMEMBERED)(self._parse)
         self._judged = lru_cache(_REMEMBERED)(self._judge)
-        self._verified(self._parse(r"$\frac{x^2}{3}$"), r"\sqrt{2}")  # its first parse takes half a second
+        self._verified(self._parse(r"$\frac{x^2}{3}$"), r"\sqrt{2}")  # the first parse takes half a second
 
     def score(self, sample: Sample) -> float:
-        """1 or 0."""
+        """Returns 1 for the right answer and 0 for a wrong or missing one."""
         label = sample.prompt.row.label
         if label is None or not str(label).strip():
             return 0.0
@@ -65,7 +69,7 @@ class MathVerify(NeedsLabel):
         return self._verified(self._parsed(f"$\\boxed{{{boxed}}}$"), label)
 
     def _quick(self, boxed: str, label: str) -> bool | None:
-        """The certain verdict, if the settings are those it is certain for."""
+        """Returns the quick verdict, which holds for the default settings only; None if it is not certain."""
         if self.params != MathVerifyParams():
             return None
         inner = last_boxed(label)

@@ -1,4 +1,4 @@
-"""The base of rewards that compare a response with the row's label."""
+"""The base class of rewards that compare a response with the row's label."""
 
 from numbers import Number
 from typing import Any
@@ -6,18 +6,20 @@ from typing import Any
 from rlrun.plugins.types import Row
 
 _SHOWN = 60
-"""Characters of a label that a message quotes."""
+"""Number of characters of a label that an error message quotes."""
 
 
 class NeedsLabel:
-    """Refuses rows whose label is not text or a number, and would be compared as Python prints it."""
+    """Refuses rows whose label is neither text nor a number, since it could only be compared as Python prints
+    it.
+    """
 
     @classmethod
     def check_row(cls, params: Any, row: Row) -> None:
-        """Raises ValueError for a row without a label, or with one of another type."""
+        """Raises ValueError if the row has no label, an empty one, or one of another type."""
         if row.label is None:
             raise ValueError(
-                "compares with the row's label, and the row has none; set label_key to the key of the answer"
+                "compares with the row's label, and the row has none; set label_key to the answer's key"
             )
         if not isinstance(row.label, (str, Number)):
             raise ValueError(

@@ -1,18 +1,18 @@
-"""What the rollout itself noted: the reward of an environment that judges."""
+"""Uses a number that the rollout noted as the reward, such as the verdict of an environment."""
 
 from rlrun.plugins.types import Sample
 from rlrun.specs.sections.section import Section
 
 
 class NotedParams(Section):
-    """Where it stands."""
+    """Which number is used."""
 
     note: str = "reward"
-    """Name of the number in the sample's `info`: what an agent returned, or a rollout left."""
+    """Name of the number in the sample's `info`, as an agent returned it or a rollout noted it."""
 
 
 class Noted:
-    """A number that the rollout left on the sample; a sample without it is that sample's error."""
+    """Scores a sample with a number in its `info`. A sample without the number fails."""
 
     Params = NotedParams
     api_version = 1
@@ -21,9 +21,9 @@ class Noted:
         self.params = params
 
     def score(self, sample: Sample) -> float:
-        """The number as it is. ValueError where there is none."""
-        found = sample.info.get(self.params.note)
-        if not isinstance(found, int | float):
+        """Returns the number. Raises ValueError if the rollout did not note it."""
+        number = sample.info.get(self.params.note)
+        if not isinstance(number, int | float):
             names = ", ".join(sorted(sample.info)) or "nothing"
-            raise ValueError(f"{self.params.note!r} is {found!r}, not a number; the rollout noted: {names}")
-        return float(found)
+            raise ValueError(f"{self.params.note!r} is {number!r}, not a number; the rollout noted: {names}")
+        return float(number)

@@ -1,4 +1,4 @@
-"""A reward that knows nothing: for trying a set-up, and as the control that a real reward must beat."""
+"""Random scores: for trying out a set-up, and as the control that a real reward must beat."""
 
 import random
 
@@ -9,16 +9,16 @@ from rlrun.specs.sections.section import Section
 
 
 class RandomParams(Section):
-    """How the dice are loaded."""
+    """The distribution of the scores."""
 
     probability: float = Field(default=0.5, ge=0, le=1)
     """Share of samples that score 1."""
     seed: int = 0
-    """Another seed, other scores."""
+    """Seed of the scores."""
 
 
 class Random:
-    """1 or 0 by chance; the same for the same sample id and text."""
+    """Scores 1 or 0 at random, always the same for the same sample id and text."""
 
     Params = RandomParams
     api_version = 1
@@ -27,6 +27,6 @@ class Random:
         self.params = params
 
     def score(self, sample: Sample) -> float:
-        """1 or 0."""
+        """Returns 1 with the given probability, else 0."""
         dice = random.Random(f"{self.params.seed} {sample.id} {sample.text}")
         return float(dice.random() < self.params.probability)

@@ -1,4 +1,4 @@
-"""The score that a reasoning-gym task itself gives an answer (https://arxiv.org/abs/2505.24760)."""
+"""Scores an answer with the scorer of its reasoning-gym task (https://arxiv.org/abs/2505.24760)."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ class ReasoningGymParams(Section):
 
 
 class ReasoningGym:
-    """For rows of the `reasoning_gym` data source, whose metadata name the task and hold its entry."""
+    """Scores rows of the `reasoning_gym` data source, whose metadata hold the task's name and the entry."""
 
     Params = ReasoningGymParams
     api_version = 1
@@ -36,12 +36,14 @@ class ReasoningGym:
 
     @classmethod
     def check_row(cls, params: ReasoningGymParams, row: Row) -> None:
-        """Raises ValueError for a row of another source."""
+        """Raises ValueError for a row of another data source."""
         if not {"task", "task_params", "entry"} <= row.metadata.keys():
             raise ValueError("the row has no reasoning-gym entry; use the reasoning_gym data source")
 
     def score(self, sample: Sample) -> float:
-        """The task's score, from 0 to 1; no answer scores 0. ValueError for a row of another source."""
+        """Returns the task's score, from 0 to 1, and 0 without an answer. Raises ValueError for a row of
+        another source.
+        """
         metadata = sample.prompt.row.metadata
         self.check_row(self.params, sample.prompt.row)
         answer = last_match(sample.text, self.params.answer_pattern)

@@ -1,4 +1,4 @@
-"""Rewards that a service of yours computes: one request a sample, or one a group."""
+"""Rewards that your own service computes, with one request per sample or one per group."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,14 +8,14 @@ from rlrun.plugins.types import Rewarded, Sample
 
 
 class RemoteParams(HttpParams):
-    """Which service."""
+    """Which service computes the reward."""
 
 
 class Remote:
-    """POSTs `{"prompt", "response", "label"}` and takes the number that comes back, or a table (see `key`).
+    """POSTs `{"prompt", "response", "label"}` and reads a number from the answer, or a table (see `key`).
 
-    What fails is tried again with growing pauses, until `attempts` or `scoring.timeout`: raise that one for a
-    service that may be down for a while.
+    A failed request is repeated after growing pauses, until `attempts` or `scoring.timeout` is reached. Raise
+    `scoring.timeout` for a service that may be down for a while.
     """
 
     Params = RemoteParams
@@ -26,7 +26,7 @@ class Remote:
         self._client = HttpClient(params)
 
     async def score(self, sample: Sample) -> Rewarded:
-        """The service's reward. RuntimeError when it gives none."""
+        """Returns the service's reward. Raises RuntimeError when the service returns none."""
         result: Rewarded = await self._client.post(self.params.url, body_of(sample), number_or_table)
         return result
 
@@ -45,12 +45,12 @@ class RemoteGroup:
         self._client = HttpClient(params)
 
     async def score_group(self, samples: Sequence[Sample]) -> Sequence[Rewarded]:
-        """The service's rewards. RuntimeError when it gives none."""
+        """Returns the service's rewards. Raises RuntimeError when the service returns none."""
 
         def read(answer: Any) -> list[Rewarded]:
             if not isinstance(answer, list) or len(answer) != len(samples):
                 raise ValueError(f"not a list of {len(samples)} rewards: {str(answer)[:200]}")
-            return [number_or_table(one) for one in answer]
+            return [number_or_table(reward) for reward in answer]
 
         body = {"samples": [body_of(sample) for sample in samples]}
         results: list[Rewarded] = await self._client.post(self.params.url, body, read)
@@ -58,7 +58,7 @@ class RemoteGroup:
 
 
 def body_of(sample: Sample) -> Mapping[str, Any]:
-    """A sample as services get it."""
+    """Returns a sample as the table that is sent to services."""
     row = sample.prompt.row
     prompt = row.prompt if isinstance(row.prompt, str) else [dict(message) for message in row.prompt]
     return {"prompt": prompt, "response": sample.text, "label": row.label}

@@ -1,4 +1,4 @@
-"""A penalty on responses that repeat themselves: n-gram repetition penalty (https://arxiv.org/abs/2502.03373)."""
+"""Penalises responses that repeat themselves, by their n-grams (https://arxiv.org/abs/2502.03373)."""
 
 from pydantic import Field
 
@@ -10,15 +10,15 @@ class RepetitionParams(Section):
     """What counts as repetition, and what it costs."""
 
     ngram: int = Field(default=20, ge=1)
-    """Words in a row that count as repeated when they stand there again."""
+    """How many consecutive words count as a repetition when they occur again."""
     penalty: float = Field(default=1.0, gt=0)
-    """What a response that only repeats itself loses."""
+    """The penalty of a response that consists of repetition only."""
 
 
 class Repetition:
-    """From 0 for none to -penalty: the share of the response's n-grams that stood there before.
+    """Scores from 0 (no repetition) to -penalty, in proportion to the share of n-grams that occurred before.
 
-    Words are what white space divides, whatever their case.
+    Words are separated by white space and compared without case.
     """
 
     Params = RepetitionParams
@@ -28,15 +28,17 @@ class Repetition:
         self.params = params
 
     def score(self, sample: Sample) -> float:
-        """Zero or less."""
+        """Returns minus the penalty times the repeated share."""
         return -self.params.penalty * repeated_share(sample.text, self.params.ngram)
 
 
 def repeated_share(text: str, ngram: int) -> float:
-    """The share of a text's n-grams that stood there before; 0 for a text of fewer words."""
+    """Returns the share of a text's n-grams that occurred earlier in the text; 0 if it has fewer words than
+    n.
+    """
     words = text.lower().split()
     total = len(words) - ngram + 1
     if total <= 0:
         return 0.0
-    distinct = len({tuple(words[at : at + ngram]) for at in range(total)})
-    return (total - distinct) / total  # 1 - distinct / total would be rounded twice: 1 of 10 below 0.1
+    distinct = len({tuple(words[start : start + ngram]) for start in range(total)})
+    return (total - distinct) / total  # 1 - distinct / total rounds twice: 1 of 10 would be below 0.1

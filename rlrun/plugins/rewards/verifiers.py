@@ -1,4 +1,4 @@
-"""The score that a task of the verifiers library gives an answer (https://github.com/PrimeIntellect-ai/verifiers)."""
+"""Scores an answer with a task of the verifiers library (https://github.com/PrimeIntellect-ai/verifiers)."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class VerifiersRewardParams(Section):
 
 
 class Verifiers:
-    """For rows of the `verifiers` data source. Judges that a taskset brings are asked as it says."""
+    """Scores rows of the `verifiers` data source. Judges of a taskset are called as the taskset specifies."""
 
     Params = VerifiersRewardParams
     api_version = 1
@@ -30,12 +30,14 @@ class Verifiers:
 
     @classmethod
     def check_row(cls, params: VerifiersRewardParams, row: Row) -> None:
-        """Raises ValueError for a row of another source."""
+        """Raises ValueError for a row of another data source."""
         if not {"taskset", "config", "task"} <= row.metadata.keys():
             raise ValueError("the row has no task of verifiers; use the verifiers data source")
 
     async def score(self, sample: Sample) -> float:
-        """The task's reward. ValueError for a row of another source, or a reward that the task has not."""
+        """Returns the task's reward. Raises ValueError for a row of another source, or if the task lacks the
+        chosen reward.
+        """
         metadata = sample.prompt.row.metadata
         self.check_row(self.params, sample.prompt.row)
         task = self._task(metadata)
@@ -43,10 +45,11 @@ class Verifiers:
         await task.score(trace)
         if self.params.reward is None:
             return float(trace.reward)
-        found = trace.rewards.get(self.params.reward)
-        if found is None:
-            raise ValueError(f"the task has no reward {self.params.reward!r} but {', '.join(trace.rewards)}")
-        return float(found.score)
+        reward = trace.rewards.get(self.params.reward)
+        if reward is None:
+            rewards = ", ".join(trace.rewards)
+            raise ValueError(f"the task has no reward {self.params.reward!r}; it has {rewards}")
+        return float(reward.score)
 
     def _task(self, metadata: Mapping[str, Any]) -> Any:
         key = json.dumps([metadata["taskset"], metadata["config"]], sort_keys=True, default=str)
@@ -58,15 +61,15 @@ class Verifiers:
 
 
 def _trace(task: Any, answer: str) -> Any:
-    """A finished conversation: what was asked, and the answer."""
+    """Returns a finished conversation with the task's messages and the answer."""
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.trace import AgentInfo, MessageNode, Trace, TraceTask
 
     messages = [*prompt_messages(task), {"role": "assistant", "content": answer}]
     nodes = [
-        MessageNode(parent=place - 1 if place else None, message=message, sampled=place == len(messages) - 1)
-        for place, message in enumerate(messages)
+        MessageNode(parent=index - 1 if index else None, message=message, sampled=index == len(messages) - 1)
+        for index, message in enumerate(messages)
     ]
-    told = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    trace_task = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
     agent = AgentInfo(config=AgentConfig())
-    return Trace(task=told, agent=agent, nodes=nodes, is_completed=True, ok=True)
+    return Trace(task=trace_task, agent=agent, nodes=nodes, is_completed=True, ok=True)

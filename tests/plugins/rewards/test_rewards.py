@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rlrun.plugins.registry import PluginError, build
 from rlrun.plugins.rewards.extraction import last_boxed, last_match
-from rlrun.plugins.rewards.math_grading.answer_parts import elements
+from rlrun.plugins.rewards.math_grading.answer_parts import split_elements
 from rlrun.plugins.rewards.math_grading.equivalence import same_answer
-from rlrun.plugins.rewards.math_grading.latex import normalised
+from rlrun.plugins.rewards.math_grading.latex import normalise
 from rlrun.plugins.testing import check_reward, sample
 from rlrun.plugins.types import Sample
 
@@ -277,16 +277,16 @@ def test_answers_that_mean_harm_score_0_in_little_memory(answer: str) -> None:
 
 
 def test_normalised_spellings() -> None:
-    assert normalised(r" $\dfrac12$. ") == r"\frac{1}{2}"
-    assert normalised("3 hours and 5 minutes") == "3 hours,5"
-    assert normalised("7 3/4") == "(7+3/4)"
+    assert normalise(r" $\dfrac12$. ") == r"\frac{1}{2}"
+    assert normalise("3 hours and 5 minutes") == "3 hours,5"
+    assert normalise("7 3/4") == "(7+3/4)"
 
 
 def test_elements() -> None:
-    assert elements("(1,f(2,3)]") == ("(]", ["1", "f(2,3)"])
-    assert elements("1,2") == ("", ["1", "2"])
-    assert elements("(1)") == ("", ["(1)"])
-    assert elements("1),(2") == ("", ["1),(2"])
+    assert split_elements("(1,f(2,3)]") == ("(]", ["1", "f(2,3)"])
+    assert split_elements("1,2") == ("", ["1", "2"])
+    assert split_elements("(1)") == ("", ["(1)"])
+    assert split_elements("1),(2") == ("", ["1),(2"])
 
 
 def test_math_can_ignore_the_thinking() -> None:

@@ -126,5 +126,5 @@ async def test_the_reward_asks_for_its_own_rows_and_rewards(
     [answer] = answers(build("data", "verifiers", {"taskset": name})[0], "0")
     with pytest.raises(ValueError, match="use the verifiers data source"):
         await build("rewards", "verifiers", {}).score(sample("0"))
-    with pytest.raises(ValueError, match="no reward 'rihgt' but brief, right"):
+    with pytest.raises(ValueError, match="no reward 'rihgt'; it has brief, right"):
         await build("rewards", "verifiers", {"reward": "rihgt"}).score(answer)

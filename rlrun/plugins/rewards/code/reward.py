@@ -1,4 +1,4 @@
-"""Whether the program in a response passes its row's tests."""
+"""Runs the program in a response against the tests of its row."""
 
 import json
 import math
@@ -17,38 +17,40 @@ from rlrun.plugins.types import Row, Sample
 from rlrun.specs.sections.section import Section
 
 BUDGET = 0.8
-"""Share of `scoring.timeout` that a program has for all its tests."""
+"""The share of `scoring.timeout` that all tests of a program together may take."""
 
 _FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _CALLS = Path(calls.__file__).read_text()
 
 
 class CodeParams(Section):
-    """What a program may use, and what counts."""
+    """What a program may use, and how its tests become a score."""
 
     aggregate: Literal["all", "share"] = "all"
-    """`all`: 1 where every test passes, else 0. `share`: the share that does."""
+    """`all`: 1 if every test passes, else 0. `share`: the share of tests that pass."""
     timeout: float = Field(default=4.0, gt=0)
-    """Seconds for a test; all tests of a program together have four fifths of `scoring.timeout`."""
+    """Seconds for one test; all tests of a program together have four fifths of `scoring.timeout`."""
     memory: int = Field(default=512, ge=64)
-    """MiB for a program: the address space of each process, and the memory of all of them together."""
+    """Memory of a program in MiB: both the address space of each process and the memory of all processes
+    together."""
     processes: int = Field(default=8, ge=1)
-    """Processes and threads of a program."""
+    """Number of processes and threads that a program may have."""
     scratch: int = Field(default=16, ge=1)
-    """MiB of files it may write, in a folder of its own that is gone afterwards."""
+    """MiB of files that a program may write, in a scratch folder that is removed afterwards."""
     output: int = Field(default=1_000_000, ge=1)
-    """Bytes it may print."""
+    """Number of bytes that a program may print."""
 
 
 class Code:
-    """Runs the last fenced block (without one, the whole of what follows `</think>`) as Python in a sandbox.
+    """Runs the last fenced block as Python in a sandbox, or all text after `</think>` if there is no block.
 
     A program has no network, sees nothing of the disk but Python and its packages, and is stopped at its
-    limits; what it starts ends with it. Tests give standard input and expected output (compared word by word,
-    line by line), or call a function, or are `assert` statements: see `row_tests`. The program never sees
-    expected outputs, results or `assert` statements: those run in a sandbox of their own, which asks the
-    program's for calls and gets plain data. A test that is not done when the time of the program is over
-    fails, and so does one whose result cannot be read.
+    limits together with everything that it started. A test gives standard input and the expected output
+    (compared word by word, line by line), calls a function, or is an `assert` statement: see `row_tests`.
+
+    The program never sees expected outputs, results or `assert` statements. These statements run in a
+    separate sandbox, which sends calls to the program's sandbox and receives plain data. A test fails if it
+    has not finished when the time of the program is over, or if its result cannot be read.
     """
 
     Params = CodeParams
@@ -56,7 +58,7 @@ class Code:
     late_score = 0.0
 
     def __init__(self, params: CodeParams) -> None:
-        """SandboxError where this machine does not let programs be locked in."""
+        """Raises SandboxError if this machine cannot isolate programs."""
         self.params = params
         limits = Limits(params.timeout, params.memory, params.processes, params.scratch, params.output)
         self._sandbox = Sandbox(limits)
@@ -68,7 +70,7 @@ class Code:
         row_tests(row.label, row.metadata)
 
     def score(self, sample: Sample) -> float:
-        """From 0 to 1. ValueError for a row without tests."""
+        """Returns the score, from 0 to 1. Raises ValueError for a row without tests."""
         row = sample.prompt.row
         tests = row_tests(row.label, row.metadata)
         program = program_of(sample.text)
@@ -98,14 +100,14 @@ class Code:
 
 
 def program_of(text: str) -> str:
-    """The last fenced block after the thinking, or all of it."""
+    """Returns the last fenced block after the thinking, or all text after it."""
     text = text.rpartition("</think>")[2]
     blocks = _FENCED.findall(text)
     return str(blocks[-1]) if blocks else text
 
 
 def _words(text: str) -> list[list[str]]:
-    """Lines of words; blank lines at the end do not count."""
+    """Returns the words of each line, without blank lines at the end."""
     return [line.split() for line in text.rstrip().split("\n")]
 
 
@@ -114,7 +116,7 @@ def _text(output: bytes) -> str:
 
 
 def _is(reply: bytes, expected: object) -> bool:
-    """Whether a reply is the expected value as JSON, in which tuples are lists; rubbish is not."""
+    """Returns whether a reply is the expected value as JSON, where tuples are lists."""
     try:
         return bool(json.loads(reply) == json.loads(json.dumps(expected)))
     except (ValueError, RecursionError):

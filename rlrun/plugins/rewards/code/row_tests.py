@@ -1,4 +1,4 @@
-"""The tests that a row has for a program, in the forms that datasets have them."""
+"""Reads the tests of a row, in the formats that are common in datasets."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class InputTest:
-    """The program reads `stdin` and must print `stdout`."""
+    """A test in which the program reads `stdin` and must print `stdout`."""
 
     stdin: str
     stdout: str
@@ -16,7 +16,7 @@ class InputTest:
 
 @dataclass(frozen=True, slots=True)
 class CallTest:
-    """The program's `function`, called with `arguments`, must return `returns`."""
+    """A test in which the program's `function`, called with `arguments`, must return `returns`."""
 
     function: str
     arguments: Sequence[Any]
@@ -25,7 +25,7 @@ class CallTest:
 
 @dataclass(frozen=True, slots=True)
 class AssertTest:
-    """`code` must run after the program without an exception."""
+    """A test in which `code` must run after the program without an exception."""
 
     code: str
 
@@ -34,44 +34,45 @@ Test = InputTest | CallTest | AssertTest
 
 
 def row_tests(label: Any, metadata: Mapping[str, Any]) -> list[Test]:
-    """The tests in a row's metadata under `tests`, or else in its label. ValueError where there are none.
+    """Returns the tests in a row's metadata under `tests`, or else in its label. Raises ValueError without
+    tests.
 
-    A list of `{"input", "output"}`, `{"call", "args", "returns"}` and `assert …` texts in any mixture; or one
-    table `{"inputs", "outputs"}`, with `fn_name` for calls; or either of them as JSON text.
+    Tests are a list that may mix `{"input", "output"}`, `{"call", "args", "returns"}` and `assert …` texts,
+    or one table `{"inputs", "outputs"}`, with `fn_name` for calls. Both may be given as JSON text.
     """
-    given = metadata.get("tests", label)
-    if isinstance(given, str):
+    tests = metadata.get("tests", label)
+    if isinstance(tests, str):
         try:
-            given = json.loads(given)
+            tests = json.loads(tests)
         except ValueError:
-            given = [given]
-    if isinstance(given, Mapping):
-        given = _table(given)
-    if not isinstance(given, Sequence) or not given:
+            tests = [tests]
+    if isinstance(tests, Mapping):
+        tests = _read_table(tests)
+    if not isinstance(tests, Sequence) or not tests:
         raise ValueError("the row has no tests: put them under metadata.tests, or in the label")
-    return [_test(one) for one in given]
+    return [_read_test(test) for test in tests]
 
 
-def _table(table: Mapping[str, Any]) -> list[Any]:
+def _read_table(table: Mapping[str, Any]) -> list[Any]:
     if not {"inputs", "outputs"} <= table.keys():
         return [table]
     pairs = zip(table["inputs"], table["outputs"], strict=True)
     name = table.get("fn_name")
     if name is None:
-        return [{"input": given, "output": expected} for given, expected in pairs]
-    return [{"call": name, "args": given, "returns": expected} for given, expected in pairs]
+        return [{"input": stdin, "output": stdout} for stdin, stdout in pairs]
+    return [{"call": name, "args": arguments, "returns": result} for arguments, result in pairs]
 
 
-def _test(one: Any) -> Test:
-    if isinstance(one, str) and one.strip():
-        return AssertTest(one)
-    if isinstance(one, Mapping) and "call" in one:
-        return CallTest(str(one["call"]), list(one.get("args", ())), one.get("returns"))
-    if isinstance(one, Mapping) and {"input", "output"} <= one.keys():
-        return InputTest(_lines(one["input"]), _lines(one["output"]))
-    raise ValueError(f"not a test: {str(one)[:100]!r}")
+def _read_test(test: Any) -> Test:
+    if isinstance(test, str) and test.strip():
+        return AssertTest(test)
+    if isinstance(test, Mapping) and "call" in test:
+        return CallTest(str(test["call"]), list(test.get("args", ())), test.get("returns"))
+    if isinstance(test, Mapping) and {"input", "output"} <= test.keys():
+        return InputTest(_join_lines(test["input"]), _join_lines(test["output"]))
+    raise ValueError(f"not a test: {str(test)[:100]!r}")
 
 
-def _lines(given: Any) -> str:
-    """Some datasets have a list of lines."""
-    return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
+def _join_lines(text: Any) -> str:
+    """Returns the text as one string; some datasets store a list of lines."""
+    return "\n".join(map(str, text)) if isinstance(text, list) else str(text)

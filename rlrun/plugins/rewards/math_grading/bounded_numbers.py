@@ -1,4 +1,4 @@
-"""Arithmetic that stays cheap: NotAnExpression where a number would be too large to go on with."""
+"""Cheap arithmetic: raises NotAnExpression where a number would be too large to compute with."""
 
 from typing import Any
 
@@ -11,37 +11,39 @@ LARGEST_FACTORIAL = 200
 LARGEST_BITS = 4000
 
 
-def bounded(value: Any) -> Any:
-    """The value, unless it is infinite or so large that the next function of it would be costly."""
+def check_size(value: Any) -> Any:
+    """Returns the value. Raises NotAnExpression if it is infinite, or so large that functions of it would be
+    costly.
+    """
     if not mp.isfinite(value) or mp.mag(value) > LARGEST_BITS:
         raise NotAnExpression("a value is too large")
     return value
 
 
 def power(base: Any, exponent: Any) -> Any:
-    """base ** exponent."""
+    """Returns base ** exponent."""
     _check_exponent(exponent)
-    return bounded(base**exponent)
+    return check_size(base**exponent)
 
 
 def exponential(exponent: Any) -> Any:
-    """e ** exponent."""
+    """Returns e ** exponent."""
     _check_exponent(exponent)
     return mp.exp(exponent)
 
 
 def factorial(value: Any) -> Any:
-    """1 · 2 · … · value."""
+    """Returns 1 · 2 · … · value."""
     if not mp.isint(value) or not 0 <= value <= LARGEST_FACTORIAL:
-        raise NotAnExpression("a factorial of no small whole number")
+        raise NotAnExpression("factorials are only defined for small whole numbers")
     return mp.factorial(value)
 
 
 def binomial(above: Any, below: Any) -> Any:
-    """The binomial coefficient, of any small numbers."""
+    """Returns the binomial coefficient of two small numbers, which need not be whole."""
     if max(abs(above), abs(below)) > LARGEST_FACTORIAL:
         raise NotAnExpression("a binomial coefficient of numbers that are not small")
-    return bounded(mp.binomial(above, below))
+    return check_size(mp.binomial(above, below))
 
 
 def _check_exponent(exponent: Any) -> None:

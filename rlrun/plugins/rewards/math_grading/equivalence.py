@@ -1,4 +1,12 @@
-"""Whether two mathematical answers are the same: as text, element by element, by value."""
+r"""Compares two mathematical answers: first as text, then element by element, then by value.
+
+same_answer("\{1, \frac12\}", "\{0.5, 1\}")
+  normalise        one spelling for LaTeX and plain text
+  _same_unions     "A \cup B": each interval of one has its counterpart in the other
+  _same_elements   lists and pairs in order, sets in any order
+  _same_part       matrices cell by cell
+  _same_value      expressions, evaluated at a few points
+"""
 
 import re
 from functools import lru_cache
@@ -6,14 +14,14 @@ from itertools import chain
 from math import gcd
 
 from rlrun.plugins.rewards.math_grading.answer_parts import (
-    both_signs,
-    cells,
-    elements,
-    intervals,
+    expand_signs,
     is_unordered,
-    matches,
+    match_answers,
+    matrix_rows,
+    split_elements,
+    split_union,
 )
-from rlrun.plugins.rewards.math_grading.latex import normalised
+from rlrun.plugins.rewards.math_grading.latex import normalise
 
 LONGEST_ANSWER = 2000
 
@@ -30,30 +38,34 @@ _FRACTION = re.compile(
 
 
 def same_answer(answer: str, label: str) -> bool:
-    """Whether the answer is the label; an empty one never is, a long one only word for word.
+    """Returns whether the answer is the label. An empty answer never is, and a long one only word for word.
 
-    An answer has to be worked out: where the label is a whole number, `40+2` is not 42, but `2^{10}` is 1024
-    and `3*10^{5}` is 300000; where it is a fraction, one of whole numbers has to be in lowest terms.
+    An answer has to be worked out. If the label is a whole number, `40+2` is not 42, but `2^{10}` is 1024 and
+    `3*10^{5}` is 300000. If the label is a fraction, an answer that is a fraction of whole numbers must be in
+    lowest terms.
     """
     if len(answer) > LONGEST_ANSWER:
         return answer.strip() == label.strip() != ""
-    left, right = normalised(answer), _normalised_label(label)
+    left, right = normalise(answer), _normalised_label(label)
     if not left or not right:
         return False
     if left.casefold() == right.casefold() or _same_unions(left, right):
         return True
-    hundredths = _hundredths(answer, left, label, right)
-    return hundredths is not None and _same_value(*hundredths)
+    values = _without_percent(answer, left, label, right)
+    return values is not None and _same_value(*values)
 
 
 @lru_cache(maxsize=4096)
 def _normalised_label(label: str) -> str:
-    """All samples of a group share their label."""
-    return normalised(label)
+    """Returns the normalised label; it is cached because all samples of a group share their label."""
+    return normalise(label)
 
 
-def _hundredths(answer: str, left: str, label: str, right: str) -> tuple[str, str] | None:
-    """Both, the percentage over 100: 25% is 25 and also 0.25. None unless exactly one is a percentage."""
+def _without_percent(answer: str, left: str, label: str, right: str) -> tuple[str, str] | None:
+    """Returns both texts with the percentage divided by 100, since 25% is 25 and also 0.25.
+
+    Returns None unless exactly one of them is a percentage.
+    """
     percent = [_PERCENT.search(text) is not None for text in (answer, label)]
     if percent[0] == percent[1]:
         return None
@@ -61,22 +73,22 @@ def _hundredths(answer: str, left: str, label: str, right: str) -> tuple[str, st
 
 
 def _same_unions(left: str, right: str) -> bool:
-    return matches(intervals(left), intervals(right), _same_elements)
+    return match_answers(split_union(left), split_union(right), _same_elements)
 
 
 def _same_elements(left: str, right: str) -> bool:
-    left_brackets, left_parts = elements(left)
-    right_brackets, right_parts = elements(right)
+    left_brackets, left_parts = split_elements(left)
+    right_brackets, right_parts = split_elements(right)
     if left_brackets != right_brackets:
         return False
     if is_unordered(left) or is_unordered(right):
-        return matches(both_signs(left_parts), both_signs(right_parts), _same_part)
+        return match_answers(expand_signs(left_parts), expand_signs(right_parts), _same_part)
     return len(left_parts) == len(right_parts) and all(map(_same_part, left_parts, right_parts))
 
 
 def _same_part(answer: str, label: str) -> bool:
-    """A matrix is compared cell by cell, anything else by value."""
-    rows, label_rows = cells(answer), cells(label)
+    """Compares matrices cell by cell, and anything else by value."""
+    rows, label_rows = matrix_rows(answer), matrix_rows(label)
     if rows is None or label_rows is None:
         return _same_value(answer, label)
     if [len(row) for row in rows] != [len(row) for row in label_rows]:
@@ -85,16 +97,16 @@ def _same_part(answer: str, label: str) -> bool:
 
 
 def _same_value(answer: str, label: str) -> bool:
-    """Words are compared as words: `even` is not the product of its letters."""
+    """Compares numbers and expressions by value, words as text: `even` is not the product of its letters."""
     if answer.casefold() == label.casefold():
         return True
     if not any(_CALCULABLE.search(side) for side in (answer, label)) or not _is_worked_out(answer, label):
         return False
     from rlrun.plugins.rewards.math_grading.expression import (
-        equal,
+        expressions_are_equal,
     )  # mpmath, which checking a spec does not need
 
-    return equal(answer, label)
+    return expressions_are_equal(answer, label)
 
 
 def _is_worked_out(answer: str, label: str) -> bool:

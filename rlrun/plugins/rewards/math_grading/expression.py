@@ -1,10 +1,10 @@
-r"""Whether two expressions are equal: both are evaluated at a few points, to 60 digits.
+r"""Compares two expressions by evaluating both at a few points, to 60 digits.
 
     sum = product {("+" | "-") product}    product = factor {["*" | "/"] factor}    factor = ["-" | "+"] power
     power = atom ["^" factor]    atom = number | letter | "(" sum ")" | \frac{}{} | \sqrt[]{} | \sin^2 power …
 
 Nothing is executed or simplified, and every number is bounded, so that no answer takes more than milliseconds
-or much memory: `9^{9^{9}}` is refused, not computed.
+or much memory: `9^{9^{9}}` is refused instead of computed.
 """
 
 import random
@@ -17,12 +17,12 @@ from mpmath import mp
 
 from rlrun.plugins.rewards.math_grading.bounded_numbers import (
     binomial,
-    bounded,
+    check_size,
     exponential,
     factorial,
     power,
 )
-from rlrun.plugins.rewards.math_grading.expression_tokens import NotAnExpression, tokens_of
+from rlrun.plugins.rewards.math_grading.expression_tokens import NotAnExpression, tokenise
 
 DIGITS = 60
 TOLERANCE = mpmath.mpf(10) ** -40
@@ -47,24 +47,25 @@ _OVER = {"/", "÷", r"\div"}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
-def equal(left: str, right: str) -> bool:
-    """Whether both are expressions with the same value at every point; False where one is none."""
+def expressions_are_equal(left: str, right: str) -> bool:
+    """Returns whether both texts are expressions with the same value at every point."""
     try:
-        tokens = tokens_of(left), tokens_of(right)
+        tokens = tokenise(left), tokenise(right)
         with mp.workdps(DIGITS):
             return all(
-                _close(*(_Evaluation(part, point).value() for part in tokens)) for point in range(POINTS)
+                _close(*(_Evaluation(side, point).value() for side in tokens)) for point in range(POINTS)
             )
     except (NotAnExpression, ZeroDivisionError, OverflowError):
         return False
 
 
 def values_at_points(text: str) -> tuple[Any, ...]:
-    """An expression's values where its letters stand for a few random numbers, the same for each letter.
+    """Returns an expression's values at a few points, where each letter stands for a random number.
 
-    NotAnExpression, ZeroDivisionError or OverflowError where there are none.
+    A letter has the same number in every expression. Raises NotAnExpression, ZeroDivisionError or
+    OverflowError if the expression has no value.
     """
-    tokens = tokens_of(text)
+    tokens = tokenise(text)
     with mp.workdps(DIGITS):
         return tuple(_Evaluation(tokens, point).value() for point in range(POINTS))
 
@@ -75,14 +76,16 @@ def _close(left: Any, right: Any) -> bool:
 
 @cache
 def _letter(name: str, point: int) -> Any:
-    """A letter's value at a point: e and i are constants, others anything, negative numbers included."""
+    """Returns a letter's value at a point: e and i are constants, other letters random numbers of either
+    sign.
+    """
     if name in {"e", "i"}:
         return +mp.e if name == "e" else mp.mpc(0, 1)
     return mp.mpf(random.Random(f"{name} {point}").uniform(-2, 2))
 
 
 class _Evaluation:
-    """One pass over the tokens, left to right."""
+    """Evaluates tokens at one point by recursive descent; each method reads one rule of the grammar above."""
 
     def __init__(self, tokens: list[str], point: int) -> None:
         self._tokens = tokens
@@ -93,17 +96,17 @@ class _Evaluation:
     def value(self) -> Any:
         value = self._sum()
         if self._peek():
-            raise NotAnExpression(f"{self._peek()} is left over")
+            raise NotAnExpression(f"unexpected {self._peek()}")
         return value
 
     def _sum(self) -> Any:
         self._depth += 1
         if self._depth > DEEPEST_NESTING:
-            raise NotAnExpression("nested too deeply")
+            raise NotAnExpression("the expression is nested too deeply")
         value = self._product()
         while self._peek() in {"+", "-"}:
             sign = 1 if self._next() == "+" else -1
-            value = bounded(value + sign * self._product())
+            value = check_size(value + sign * self._product())
         self._depth -= 1
         return value
 
@@ -113,12 +116,12 @@ class _Evaluation:
             token = self._peek()
             if token in _OVER:
                 self._next()
-                value = bounded(value / self._factor())
+                value = check_size(value / self._factor())
             elif token in _TIMES:
                 self._next()
-                value = bounded(value * self._factor())
+                value = check_size(value * self._factor())
             elif token and (token[0].isalnum() or token[0] in "\\([{"):
-                value = bounded(value * self._power())
+                value = check_size(value * self._power())
             else:
                 return value
 
@@ -138,7 +141,7 @@ class _Evaluation:
         self._next()
         self._depth += 1
         if self._depth > DEEPEST_NESTING:
-            raise NotAnExpression("nested too deeply")
+            raise NotAnExpression("the expression is nested too deeply")
         exponent = self._factor()
         self._depth -= 1
         return power(base, exponent)
@@ -157,7 +160,7 @@ class _Evaluation:
         if token == r"\pi":
             return +mp.pi
         if token == r"\frac":
-            return bounded(self._braced() / self._braced())
+            return check_size(self._braced() / self._braced())
         if token == r"\sqrt":
             return self._root()
         if token == r"\exp":
@@ -166,27 +169,27 @@ class _Evaluation:
             return binomial(self._braced(), self._braced())
         if token in _FUNCTIONS:
             return self._function(token)
-        raise NotAnExpression(f"{token} is not known")
+        raise NotAnExpression(f"unknown command {token}")
 
     def _function(self, name: str) -> Any:
-        r"""The function's value: `\sin^2 x` is the square of the sine, `\log_2 x` has a base of its own."""
+        r"""Returns the function's value: `\sin^2 x` is the square of the sine, `\log_2 x` has base 2."""
         base, exponent = mp.e, mp.one
         if name == r"\log" and self._peek().startswith("_"):
-            base = _Evaluation(tokens_of(self._next()[1:].strip("{}")), self._point).value()
+            base = _Evaluation(tokenise(self._next()[1:].strip("{}")), self._point).value()
         if self._peek() == "^":
             self._next()
             exponent = self._atom()
             if mp.im(exponent) != 0 or mp.re(exponent) <= 0:
                 raise NotAnExpression("a function to a negative power may be its inverse")
-        value = bounded(_FUNCTIONS[name](self._power()))
-        return power(value if base == mp.e else bounded(value / mp.log(base)), exponent)
+        value = check_size(_FUNCTIONS[name](self._power()))
+        return power(value if base == mp.e else check_size(value / mp.log(base)), exponent)
 
     def _root(self) -> Any:
         if self._peek() != "[":
             return mp.sqrt(self._atom())
         self._next()
         degree = self._closed_by("]")
-        return bounded(self._braced() ** (1 / degree))
+        return check_size(self._braced() ** (1 / degree))
 
     def _braced(self) -> Any:
         if self._next() != "{":
@@ -205,6 +208,6 @@ class _Evaluation:
     def _next(self) -> str:
         token = self._peek()
         if not token:
-            raise NotAnExpression("something is missing at the end")
+            raise NotAnExpression("the expression ends too early")
         self._position += 1
         return token

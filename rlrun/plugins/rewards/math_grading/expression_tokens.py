@@ -1,4 +1,4 @@
-"""The tokens of an expression, in LaTeX or as a calculator takes it."""
+"""Splits an expression, in LaTeX or calculator notation, into tokens."""
 
 import re
 
@@ -13,19 +13,21 @@ _RUN_OF_LETTERS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 
 
 class NotAnExpression(ValueError):
-    """Text that this grammar does not read, or a value too large to compute."""
+    """A text that the grammar does not accept, or a value that is too large to compute."""
 
 
-def tokens_of(text: str) -> list[str]:
-    """Numbers, letters, commands and symbols in order. NotAnExpression where something is none of these."""
+def tokenise(text: str) -> list[str]:
+    """Returns numbers, letters, commands and symbols in order. Raises NotAnExpression for any other
+    character.
+    """
     text = _WORD.sub(r"\\\1", text).strip()
     if not text or len(text) > LONGEST_TEXT or _RUN_OF_LETTERS.search(text):
         raise NotAnExpression(text[:LONGEST_TEXT])
     tokens, position = [], 0
     while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None:
+        token = _TOKEN.match(text, position)
+        if token is None:
             raise NotAnExpression(text)
-        tokens.append(found[0].strip())
-        position = found.end()
+        tokens.append(token[0].strip())
+        position = token.end()
     return tokens

@@ -1,4 +1,4 @@
-r"""Mathematical answers as text: one spelling for what LaTeX and plain text can write in many.
+r"""Rewrites mathematical answers so that each value has one spelling, in LaTeX and in plain text.
 
 "\dfrac12" -> "\frac{1}{2}"    "5\text{ cm}" -> "5"    "1,234" -> "1234"    "7 3/4" -> "(7+3/4)"
 """
@@ -22,7 +22,7 @@ _SYMBOLS = str.maketrans(
     | {"½": r"\frac12", "⅓": r"\frac13", "⅔": r"\frac23", "¼": r"\frac14", "¾": r"\frac34"}
     | {raised: f"^{{{digit}}}" for digit, raised in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 )
-"""Characters that stand for commands."""
+"""Characters that are replaced by LaTeX commands."""
 _PUNCTUATION = re.compile(r"(?<![\\\s.,;:])[.,;:][.,;:\s]*$")
 _POWERS_OF_TEN = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _COMMAND = (
@@ -47,12 +47,12 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def _without_name(found: re.Match[str]) -> str:
-    """`x=1, x=2` -> `1, 2`; another variable keeps its name."""
+    """Removes the variable's name, `x=1, x=2` -> `1, 2`; another variable in the list keeps its name."""
     return re.sub(rf"(?<![a-zA-Z\\]){found[1]}\s*=(?!=)", "", found[2])
 
 
 def _repeating(found: re.Match[str]) -> str:
-    """A decimal that repeats without end as a fraction in lowest terms: 0.1666… is 1/6."""
+    """Returns a repeating decimal as a fraction in lowest terms: 0.1666… is 1/6."""
     whole, start, period = found[1], found[2], found[3]
     over = int(whole + start + period or "0") - int(whole + start or "0")
     value = Fraction(over, (10 ** len(period) - 1) * 10 ** len(start))
@@ -64,7 +64,7 @@ def _rules(*rules: tuple[str, Replacement]) -> list[tuple[re.Pattern[str], Repla
 
 
 _RULES = _rules(
-    # Data sets that were written as JSON twice have two backslashes before a command.
+    # Datasets that were encoded as JSON twice have two backslashes before a command.
     (rf"(?<!\\)(?:\\\\)+(?={_COMMAND})", lambda _: "\\"),
     (r"^\\[(\[](.*)\\[)\]]$", r"\1"),
     (r"^\\(?:text|mbox)\s*\{([^{}]*)\}$", r"\1"),
@@ -84,7 +84,7 @@ _RULES = _rules(
     (r"(?<!\\)\\[,;: ]|\\q?quad\b|~", " "),
     (r"\\[dtc]frac", r"\\frac"),
     (r"(?:\^\s*\{\s*\\circ\s*\}|\^\s*\\circ|\\degree\b|°|\\?%)(?:\s*[CF]$)?", ""),
-    # What stands after a number is its unit: any words in \text, known units in plain text.
+    # Removes units after a number: any words in \text, known units in plain text.
     (
         rf"(?<=[\d}})])\s*\\(?:text|mathrm|mbox)\s*\{{(?!\s*(?:and\b|or\b|{_TIME_OF_DAY}|(?:{'|'.join(_POWERS_OF_TEN)})s?\b))"
         r"[^{}\d]*\}(?:\^\{?\d\}?)?\s*$",
@@ -123,8 +123,8 @@ _RULES = _rules(
 )
 
 
-def normalised(answer: str) -> str:
-    """The answer without decoration, units, needless spaces and alternatives of spelling."""
+def normalise(answer: str) -> str:
+    """Returns the answer without decoration, units and needless spaces, in one spelling."""
     text = _PUNCTUATION.sub("", answer.strip().translate(_SYMBOLS))
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text.strip())
@@ -144,8 +144,8 @@ _SPELLING = _rules(
 )
 
 
-def spelled(answer: str) -> str:
-    """The answer with one spelling for what means the same in LaTeX; nothing is dropped but spaces."""
+def unify_spelling(answer: str) -> str:
+    """Returns the answer with one spelling for what means the same in LaTeX; only spaces are dropped."""
     text = answer.strip()
     for pattern, replacement in _SPELLING:
         text = pattern.sub(replacement, text)

@@ -1,8 +1,9 @@
-r"""math-verify's verdict on two answers without math-verify, where it is certain; a hundred times as fast.
+r"""Gives math-verify's verdict on two answers without math-verify where it is certain; a hundred times as
+fast.
 
     "(1, \frac12)", "\left(1,0.5\right)" -> True      "2x", "3x" -> False      "7 apples", "7" -> None
 
-Only numbers, letters, operators and lists of them are judged; everything else is left to the library.
+It only judges numbers, letters, operators and lists of them; everything else is left to the library.
 """
 
 import re
@@ -10,11 +11,11 @@ from dataclasses import dataclass
 
 from rlrun.plugins.rewards.math_grading.expression import values_at_points
 from rlrun.plugins.rewards.math_grading.expression_tokens import NotAnExpression
-from rlrun.plugins.rewards.math_grading.latex import spelled
+from rlrun.plugins.rewards.math_grading.latex import unify_spelling
 
 FARTHEST_EQUAL = 1e-14
 NEAREST_DIFFERENT = 1e-3
-"""Relative distances; what lies between is the library's to round."""
+"""Relative distances. Between the two, the verdict depends on how the library rounds."""
 
 _BRACKETS = {"(": ")", "[": "]"}
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -29,14 +30,14 @@ _MATRIX = re.compile(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}")
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What an answer is: one value, or several of a kind."""
+    """An answer as one value, or as several values of one kind."""
 
     kind: str
     parts: tuple[str, ...]
 
 
 def quick_verdict(answer: str, label: str) -> bool | None:
-    """Whether the answer is the label, or None where that takes more than evaluating both."""
+    """Returns whether the answer is the label, or None if evaluating both does not decide it."""
     if "=" in answer and "=" in label:
         return None
     left, right = _read(answer), _read(label)
@@ -48,12 +49,12 @@ def quick_verdict(answer: str, label: str) -> bool | None:
         return None
     if left.kind == "set":
         return _same_set(left.parts, right.parts)
-    verdicts = [_same(one, other) for one, other in zip(left.parts, right.parts, strict=True)]
+    verdicts = [_same(*pair) for pair in zip(left.parts, right.parts, strict=True)]
     return False if False in verdicts else None if None in verdicts else True
 
 
 def _same_set(left: tuple[str, ...], right: tuple[str, ...]) -> bool | None:
-    table = [[_same(one, other) for other in right] for one in left]
+    table = [[_same(left_part, right_part) for right_part in right] for left_part in left]
     if any(verdict is None for row in table for verdict in row):
         return None
     columns = zip(*table, strict=True)
@@ -63,7 +64,7 @@ def _same_set(left: tuple[str, ...], right: tuple[str, ...]) -> bool | None:
 
 
 def _read(text: str) -> _Answer | None:
-    text = spelled(text)
+    text = unify_spelling(text)
     matrix = _MATRIX.fullmatch(text)
     if matrix:
         rows = [row.split("&") for row in matrix[1].split(r"\\")]
@@ -95,17 +96,17 @@ def _list(text: str) -> _Answer | None:
 
 
 def _same(left: str, right: str) -> bool | None:
-    ours, theirs = _values(left), _values(right)
-    if ours is None or theirs is None:
+    left_values, right_values = _values(left), _values(right)
+    if left_values is None or right_values is None:
         return None
-    distances = [_distance(one, other) for one in ours for other in theirs]
+    distances = [_distance(a, b) for a in left_values for b in right_values]
     if any(distance <= FARTHEST_EQUAL for distance in distances):
         return True
     return False if all(distance >= NEAREST_DIFFERENT for distance in distances) else None
 
 
 def _values(text: str) -> list[tuple[complex, ...]] | None:
-    """The values a text may stand for, each at the same few points: 75 % is 75 and 0.75."""
+    """Returns the values that a text may have, each at the same few points: 75 % may be 75 and 0.75."""
     plain = text.strip().removesuffix("%").removesuffix("\\").strip()
     if _UNCERTAIN.search(_NEUTRAL.sub("#", plain)):
         return None
@@ -119,7 +120,5 @@ def _values(text: str) -> list[tuple[complex, ...]] | None:
 
 
 def _distance(left: tuple[complex, ...], right: tuple[complex, ...]) -> float:
-    """The largest relative distance at any point."""
-    return max(
-        float(abs(one - other) / max(1, abs(one), abs(other))) for one, other in zip(left, right, strict=True)
-    )
+    """Returns the largest relative distance at any point."""
+    return max(float(abs(a - b) / max(1, abs(a), abs(b))) for a, b in zip(left, right, strict=True))

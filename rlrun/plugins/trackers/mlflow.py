@@ -31,6 +31,7 @@ class Mlflow:
 
     Params = MlflowParams
     api_version = 1
+    packages = ("mlflow",)
 
     def __init__(self, params: MlflowParams) -> None:
         self.params = params

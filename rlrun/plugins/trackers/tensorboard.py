@@ -19,6 +19,7 @@ class TensorBoard:
 
     Params = TensorBoardParams
     api_version = 1
+    packages = ("torch", "tensorboard")
 
     def __init__(self, params: TensorBoardParams) -> None:
         self.params = params

@@ -37,6 +37,7 @@ class Trackio:
 
     Params = TrackioParams
     api_version = 1
+    packages = ("trackio",)
 
     def __init__(self, params: TrackioParams) -> None:
         self.params = params

@@ -33,6 +33,7 @@ class Wandb:
 
     Params = WandbParams
     api_version = 1
+    packages = ("wandb",)
 
     def __init__(self, params: WandbParams) -> None:
         self.params = params

@@ -1,13 +1,15 @@
-"""What is wrong with the files that a spec names, found in a fraction of a second before a launch.
+"""Checks the files and packages that a spec names, in a fraction of a second before a launch.
 
     model.path ──▶ family, tokenizer, chat template ┐
-    data       ──▶ a few rows, as rewards need them ┴──▶ problems at their keys in the spec
+    data       ──▶ a few rows, as rewards need them ┼──▶ problems at their keys in the spec
+    trackers   ──▶ their packages                   ┘
 
 Nothing here imports torch or a tokenizer, so `rlrun validate` can afford it; `rlrun launch` asks before it
 claims a run folder.
 """
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlrun.models.config_json import architecture, read_config
@@ -36,8 +38,8 @@ RowCheck = Callable[[Row], None]
 
 
 def check_files(loaded: LoadedSpec) -> None:
-    """Raises SpecError with everything that is wrong with the files of the model and the data."""
-    findings = [*_model(loaded.spec), *_data(loaded.spec)]
+    """Raises SpecError with every problem of the model's and the data's files and the trackers' packages."""
+    findings = [*_model(loaded.spec), *_data(loaded.spec), *_trackers(loaded.spec)]
     if findings:
         raise SpecError([loaded.composition.locate(finding) for finding in findings])
 
@@ -65,6 +67,19 @@ def _model(spec: Spec) -> Iterator[Finding]:
     sources = [spec.data, *spec.eval.datasets]
     if problem := template_problem(folder, template=any(one.apply_chat_template for one in sources)):
         yield Finding(path, problem)
+
+
+def _trackers(spec: Spec) -> Iterator[Finding]:
+    """Yields a finding for each tracker whose packages are not installed: it would fail at the first step."""
+    for number, tracker in enumerate(spec.trackers):
+        packages = getattr(load("trackers", tracker.type), "packages", ())
+        if missing := [package for package in packages if find_spec(package) is None]:
+            extra = "run" if "torch" in missing else "trackers"
+            yield Finding(
+                ("trackers", number, "type"),
+                f'the tracker "{tracker.type}" needs {" and ".join(missing)}, which is not installed',
+                f"pip install 'rlrun[{extra}]', or remove the tracker",
+            )
 
 
 def _data(spec: Spec) -> Iterator[Finding]:

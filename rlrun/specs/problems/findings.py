@@ -111,7 +111,7 @@ def problem_at(finding: Finding, source: Source, start: int, end: int) -> Proble
     """Returns the problem of a finding about characters `start` to `end` of a source."""
     line, column = line_and_column(source.text, start)
     source_line = source.text.split("\n")[line - 1]
-    cure = look_alike(source_line) or finding.cure
+    cure = look_alike(source_line) or _override_cure(finding, source) or finding.cure
     width = max(1, min(end - start, len(source_line) - column + 1))
     if finding.secret:
         source_line = source_line[: column - 1] + "*" * width
@@ -127,6 +127,17 @@ def problem_at(finding: Finding, source: Source, start: int, end: int) -> Proble
         suggestion=finding.suggestion,
         found=None if finding.found is None else format_value(finding.found),
     )
+
+
+def _override_cure(finding: Finding, source: Source) -> str | None:
+    """Returns how to write a `--set` whose key belongs to another table; None for every other finding."""
+    suggestion = finding.suggestion or ""
+    if not source.name.startswith("--set") or finding.at_value or not finding.path:
+        return None
+    if suggestion.rpartition(".")[2] != finding.path[-1]:
+        return None
+    value = source.text.partition("=")[2].strip()
+    return f"write --set {suggestion}={value}"
 
 
 def problem_without_place(

@@ -33,6 +33,9 @@ from rlrun.specs.rules.term_rules import stale_ratio
 from rlrun.specs.rules.trainer_rules import external_heads
 from rlrun.specs.sections.job import Spec
 
+_INTEGER_LIMIT = 1 << 63
+"""Integers of TOML have 64 bits with a sign."""
+
 
 @dataclass(slots=True)
 class PluginReport:
@@ -142,6 +145,8 @@ def _document_findings(
         *wrong_references(data, OWN_KEYS),
         *literal_secrets(data),
     ]
+    reported = {finding.path for finding in findings}
+    findings += [finding for finding in _large_integers(data) if finding.path not in reported]
     return findings, report
 
 
@@ -170,6 +175,15 @@ def _dates(value: Any, path: KeyPath = ()) -> Iterator[Finding]:
     elif isinstance(value, (dict, list)):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _dates(inner, (*path, key))
+
+
+def _large_integers(value: Any, path: KeyPath = ()) -> Iterator[Finding]:
+    """Yields a finding for each integer beyond 64 bits, which TOML readers and numpy may not represent."""
+    if isinstance(value, int) and not -_INTEGER_LIMIT <= value < _INTEGER_LIMIT:
+        yield Finding(path, "must fit in 64 bits", f"use a number below 2^63 = {_INTEGER_LIMIT}", found=value)
+    elif isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _large_integers(inner, (*path, key))
 
 
 def _own_paths(model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> list[tuple[KeyPath, PathMarker]]:

@@ -176,3 +176,18 @@ def test_a_model_that_cannot_be_used_is_named(
     [problem] = caught.value.problems
     assert problem.key == "model.path"
     assert message in problem.message
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio", "tensorboard"])
+def test_a_tracker_whose_package_is_not_installed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    tracker = f'[[trackers]]\ntype = "prometheus"\n[[trackers]]\ntype = "{name}"\n'
+    keys = {"prompt_key": "question", "label_key": "answer"}
+    assert problems_of(tmp_path, QUESTIONS, sections=tracker, **keys) == []
+    monkeypatch.setattr("rlrun.runner.job.preflight.find_spec", lambda package: None)
+    [problem] = problems_of(tmp_path, QUESTIONS, sections=tracker, **keys)
+    assert problem.key == "trackers.1.type"
+    assert f'the tracker "{name}" needs' in problem.message
+    assert problem.cure is not None
+    assert problem.cure.startswith("pip install 'rlrun[")

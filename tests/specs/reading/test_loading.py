@@ -286,3 +286,34 @@ def test_an_unknown_profile(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match='there is no profile "lrage"') as caught:
         load(BASE, path, profiles=("lrage",))
     assert caught.value.problems[0].suggestion == "large"
+
+
+@pytest.mark.parametrize(
+    ("override", "cure"),
+    [
+        ("lr=1", "write --set trainer.lr=1"),
+        ("rollout.lr = 1e-5", "write --set trainer.lr=1e-5"),
+        ("trainer.seed=3", "write --set seed=3"),
+        ("trainer.lrr=1", "did you mean `lr`?"),
+    ],
+)
+def test_an_override_of_a_key_in_the_wrong_table_is_told_how_to_write_it(override: str, cure: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(BASE, overrides=(override,))
+    assert [problem.cure for problem in caught.value.problems] == [cure]
+
+
+@pytest.mark.parametrize("key", ["trainer.steps", "data.max_rows", "rollout.max_response_tokens"])
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**30])
+def test_an_integer_beyond_64_bits_is_refused(key: str, number: int) -> None:
+    assert any(
+        f"{key}: must fit in 64 bits" in problem for problem in problems(BASE, overrides=(f"{key}={number}",))
+    )
+
+
+def test_an_integer_of_64_bits_is_accepted() -> None:
+    assert load(BASE, overrides=(f"trainer.steps={2**63 - 1}",)).spec.trainer.steps == 2**63 - 1
+
+
+def test_an_integer_that_is_wrong_for_another_reason_too_is_reported_once() -> None:
+    assert len(problems(BASE, overrides=(f"seed={2**64}",))) == 1

@@ -78,15 +78,6 @@ def stop_process() -> None:
         dist.destroy_process_group()
 
 
-def peak_memory(device: torch.device) -> int:
-    """Bytes: of the GPU since the start, or of the whole process on CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def _join(setup: TrainerSetup, device: torch.device) -> None:
     host, port, size = setup.master_addr, setup.master_port, setup.world_size
     timeout = timedelta(seconds=RENDEZVOUS_SECONDS)

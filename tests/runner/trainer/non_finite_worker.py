@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun.runner.trainer.optim.schedule import NonFiniteError
+from rlrun.runner.trainer.optim.gradients import NonFiniteError
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlrun.runner.batches.packing import all_micro_batches
-from rlrun.runner.trainer.optim.schedule import NonFiniteError
+from rlrun.runner.trainer.optim.gradients import NonFiniteError
 from rlrun.runner.weights.shared_memory import attach
 from tests.runner.trainer.trainer_cases import Reference, make_rank, make_sequences, make_spec, plan
 from tests.tiny_models import make_tiny_model
@@ -262,7 +262,6 @@ def test_tokens_and_times_are_reported(start):
     assert metrics["train/tokens"] == sum(len(sequence.tokens) for sequence in sequences)
     assert metrics["train/response_tokens"] == sum(sequence.loss_mask.sum() for sequence in sequences)
     assert {"perf/forward_time", "perf/backward_time", "perf/optimizer_time"} <= metrics.keys()
-    assert rank.memory()["peak_memory"] > 0
 
 
 def test_prompts_alone_make_no_gradient(start):

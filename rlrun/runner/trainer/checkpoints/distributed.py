@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from rlrun.converters.folders.checksums import Digests
 from rlrun.runner.trainer.checkpoints.checksummed_files import CheckpointReader, HashedFiles
-from rlrun.runner.trainer.optim.optimizers import Optimizer
+from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.parameters.parameters import EXPERT_BIAS
 
 ROUTER = ".moe.router.gate.weight"

@@ -37,14 +37,14 @@ from rlrun.runner.trainer.dry_run.memory_trace import (
 )
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder import PackedDecoder
-from rlrun.runner.trainer.optim.optimizers import Optimizer
-from rlrun.runner.trainer.optim.schedule import clip_gradients
+from rlrun.runner.trainer.optim.gradients import clip_gradients
+from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.parameters.freezing import freeze
 from rlrun.runner.trainer.parameters.parameters import Parameters, plain_name
 from rlrun.runner.trainer.passes.loss_pass import LossPass
 from rlrun.runner.trainer.passes.meter import Meter
-from rlrun.runner.trainer.passes.pipeline import make_policy
-from rlrun.runner.trainer.passes.policy import Policy, PolicySettings
+from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
+from rlrun.runner.trainer.passes.pipeline import make_packed_model
 from rlrun.runner.trainer.process import build_mesh, stop_process
 from rlrun.specs.derived.sampling_mask import candidates_of
 from rlrun.specs.sections.job import Spec
@@ -86,8 +86,8 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             stack.enter_context(gpu_kernels())
         for decoder in decoders:
             decoder.to_empty(device=CPU)
-        settings = PolicySettings(spec.rollout.temperature, spec.trainer.logits_chunk, parallel, CPU, dtype)
-        policy = make_policy(decoders, model, dims, settings)
+        settings = ModelSettings(spec.rollout.temperature, spec.trainer.logits_chunk, parallel, CPU, dtype)
+        policy = make_packed_model(decoders, model, dims, settings)
         _step(spec, policy, _parameters(decoders, model, spec), ledger, request.micro_batches)
     return {"most": dict(ledger.most), "peak": dict(ledger.peak)}
 
@@ -104,7 +104,7 @@ def _parameters(decoders: Sequence[PackedDecoder], model: Architecture, spec: Sp
 
 def _step(
     spec: Spec,
-    policy: Policy,
+    policy: PackedModel,
     parameters: Parameters,
     ledger: MemoryTrace,
     micro_batches: Sequence[Sequence[tuple[int, int]]],

@@ -6,7 +6,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rlrun.runner.planning.rank_layout import stages_of_rank
-from rlrun.runner.trainer.optim.optimizers import Optimizer
+from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.parameters.parameters import EMBEDDING, HEAD, Parameters
 from rlrun.specs.sections.trainer import ParallelSpec
 

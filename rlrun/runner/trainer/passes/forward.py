@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.runner.contracts.carriers import TrainSequence
-from rlrun.runner.trainer.passes.policy import Policy, Routes
+from rlrun.runner.trainer.passes.packed_model import PackedModel, Routes
 
 Sequences = Mapping[int, TrainSequence] | Sequence[TrainSequence]
 
 
 def response_values(
-    model: Policy, sequences: Sequences, batches: Sequence[Sequence[int]], routes: Routes | None = None
+    model: PackedModel, sequences: Sequences, batches: Sequence[Sequence[int]], routes: Routes | None = None
 ) -> dict[int, NDArray[np.float32]]:
     """`[R]` of each sequence that the micro-batches name, by index: log-probs, or what else the head gives.
 

@@ -9,7 +9,7 @@ from rlrun.plugins.types import LossInputs
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.trainer.passes.meter import Meter
 from rlrun.runner.trainer.passes.packed_batch import LossBatch, make_loss_batch
-from rlrun.runner.trainer.passes.policy import Policy
+from rlrun.runner.trainer.passes.packed_model import PackedModel
 from rlrun.specs.sections.trainer import TrainerSpec
 
 DIFFERENCE = "train/train_rollout_logprob_abs_diff"
@@ -18,7 +18,9 @@ DIFFERENCE = "train/train_rollout_logprob_abs_diff"
 class LossPass:
     """Adds gradients to the policy's parameters, and metrics to a meter."""
 
-    def __init__(self, policy: Policy, algorithm: Algorithm, spec: TrainerSpec, device: torch.device) -> None:
+    def __init__(
+        self, policy: PackedModel, algorithm: Algorithm, spec: TrainerSpec, device: torch.device
+    ) -> None:
         self._policy, self._algorithm, self._device = policy, algorithm, device
         self._old_is_rollout = spec.old_log_probs == "rollout"
 

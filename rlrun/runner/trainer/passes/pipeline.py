@@ -17,11 +17,11 @@ from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.model.decoder import DecoderInputs, PackedDecoder, place_of
 from rlrun.runner.trainer.passes.packed_batch import Pack, packed_size
+from rlrun.runner.trainer.passes.packed_model import LossOf, ModelSettings, PackedModel, Routes
 from rlrun.runner.trainer.passes.pipeline_schedules import LastStage, Schedule, Shape, make_schedule
-from rlrun.runner.trainer.passes.policy import LossOf, Policy, PolicySettings, Routes
 
 
-class PipelinedPolicy(Policy):
+class PipelinedModel(PackedModel):
     """As `Policy`; log-probs and losses exist on the ranks of the last stage alone."""
 
     def __init__(
@@ -29,7 +29,7 @@ class PipelinedPolicy(Policy):
         decoders: Sequence[PackedDecoder],
         model: Architecture,
         dims: ParallelDims,
-        settings: PolicySettings,
+        settings: ModelSettings,
     ) -> None:
         """As `Policy`, with a mesh that has a pipeline."""
         super().__init__(decoders, model, dims, settings)
@@ -141,13 +141,13 @@ class PipelinedPolicy(Policy):
         return self._last(index, outputs)
 
 
-def make_policy(
+def make_packed_model(
     decoders: Sequence[PackedDecoder],
     model: Architecture,
     dims: ParallelDims | None,
-    settings: PolicySettings,
-) -> Policy:
+    settings: ModelSettings,
+) -> PackedModel:
     """The policy of decoders made by `build_model`, on a pipeline or not."""
     if dims is None or dims.pp == 1:
-        return Policy(decoders, model, dims, settings)
-    return PipelinedPolicy(decoders, model, dims, settings)
+        return PackedModel(decoders, model, dims, settings)
+    return PipelinedModel(decoders, model, dims, settings)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.trainer.passes.forward import Sequences
-from rlrun.runner.trainer.passes.policy import Routes
+from rlrun.runner.trainer.passes.packed_model import Routes
 from rlrun.specs.sections.trainer import RoutingReplay
 
 

@@ -1,9 +1,9 @@
-"""One rank of the trainer: what the driver calls, as plain blocking methods.
+"""One rank of the trainer: the methods that the driver calls, plain and blocking.
 
     sequences, steps -> packs -> log-probs -> the algorithm's loss -> gradients -> optimizer -> weights for
     the engines
 
-Calls are collective: every rank gets each call, in the same order, with its own data rank's sequences.
+Calls are collective: every rank gets each call, in the same order, with the sequences of its data rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ from rlrun.runner.trainer.cpu_ops.library import load as load_operators
 from rlrun.runner.trainer.optim.offload import Parking
 from rlrun.runner.trainer.parameters.starting_weights import starting_weights
 from rlrun.runner.trainer.passes.forward import Sequences
-from rlrun.runner.trainer.process import peak_memory, start_process, stop_process
+from rlrun.runner.trainer.process import start_process, stop_process
 from rlrun.runner.trainer.roles.critic import Critic
 from rlrun.runner.trainer.roles.learner import Learner
 from rlrun.runner.trainer.roles.reference import Reference
@@ -125,8 +125,8 @@ class TrainerRank:
         self.reference.update()
 
     def offload(self) -> None:
-        """Leave the accelerator's memory to others until `reload`: parameters and optimizer state of all
-        models wait in host memory, gradients are forgotten.
+        """Moves parameters and optimizer state of all models to host memory until `reload`, and drops the
+        gradients, so that engines can use the device's memory.
         """
         held = self.policy.release()
         for companion in (self.teacher, self.critic):
@@ -136,34 +136,34 @@ class TrainerRank:
         self._parking.leave(held)
 
     def reload(self) -> None:
-        """Take the accelerator's memory back; all is as it was before `offload`."""
+        """Moves everything that `offload` moved back to the device."""
         self._parking.come_back()
 
     def write_weights(self, version: int) -> WeightUpdate | None:
-        """Put the weights where engines can read them, or announce them; rank 0 returns where."""
+        """Writes the policy's weights for the engines, or announces them; rank 0 returns where they are."""
         return self._writer.write(version)
 
     def begin_weights(self, readers: Readers) -> GroupAddress | None:
-        """Begin to hand over the announced weights; rank 0 returns where readers meet, if they do."""
+        """Begins to hand over the announced weights; rank 0 returns where readers meet it, if they do."""
         return self._writer.begin(readers)
 
     def next_bucket(self) -> WeightBucket | None:
-        """The next bucket of them, from the ranks that hand it over."""
+        """Returns the next bucket of weights; None on ranks that hand nothing over."""
         return self._writer.next_bucket()
 
     def save(self, folder: str | Path) -> Digests:
-        """Write parameters, optimizer, step and RNG into `folder`; OSError where the disk is full. Returns
-        the checksums of the files that this rank wrote.
+        """Writes parameters, optimizer, step and RNG into `folder`; returns the checksums of the files that
+        this rank wrote. OSError where the disk is full.
         """
         digests: Digests = {}
-        self._hand_over(Path(folder), lambda part, state: digests.update(write_state(part, state)))
+        self._pass_state(Path(folder), lambda part, state: digests.update(write_state(part, state)))
         return digests
 
     def begin_save(self, folder: str | Path) -> None:
-        """As `save`, of the state as it is now, while training goes on. `saved` must return the digests
-        before the next one.
+        """Copies the state and begins to write it in the background, while training continues. `saved` must
+        have returned the checksums before the next call.
         """
-        self._hand_over(Path(folder), self._saving.stage)
+        self._pass_state(Path(folder), self._saving.stage)
         self._saving.begin()
 
     def saved(self) -> Digests | None:
@@ -172,8 +172,10 @@ class TrainerRank:
         """
         return self._saving.done()
 
-    def _hand_over(self, folder: Path, take: Callable[[Path, dict[str, torch.Tensor]], None]) -> None:
-        """Give all parts of the state to `take`, one after the other: they are only valid meanwhile."""
+    def _pass_state(self, folder: Path, take: Callable[[Path, dict[str, torch.Tensor]], None]) -> None:
+        """Calls `take` with each model's folder and state, one after the other: a state is valid only during
+        its call.
+        """
         take(folder, self.policy.state())
         if self.critic is not None:
             take(folder / "critic", self.critic.state())
@@ -182,7 +184,7 @@ class TrainerRank:
                 take(folder / "reference", state)
 
     def load(self, folder: str | Path) -> None:
-        """Go on from `save`, also on another layout. ValueError where the checkpoint is another model's."""
+        """Loads what `save` wrote, also from another layout. ValueError where it is another model's."""
         folder = Path(folder)
         self.policy.load(folder)
         if self.critic is not None:
@@ -191,14 +193,10 @@ class TrainerRank:
             self.reference.load(folder / "reference")
 
     def export_hf(self, folder: str | Path) -> None:
-        """Write an HF folder with the current weights in the source's precision, its config and tokenizer."""
+        """Writes a Hugging Face folder: current weights in the source's precision, config and tokenizer."""
         export_folder(Path(folder), self._setup, self._architecture, self.policy.parameters)
 
-    def memory(self) -> dict[str, float]:
-        """`peak_memory`: bytes."""
-        return {"peak_memory": float(peak_memory(self._device))}
-
     def close(self) -> None:
-        """Remove shared weights and leave the other ranks."""
+        """Removes shared memory and leaves the process group."""
         self._writer.close()
         stop_process()

@@ -1,4 +1,7 @@
-"""The reference on one rank: weights that the policy had, in host memory, and in its place while asked."""
+"""The reference on one rank: earlier weights of the policy, kept in host memory.
+
+They replace the policy's weights while the reference computes, so they take no device memory.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,34 +19,34 @@ from rlrun.runner.trainer.roles.learner import Learner
 
 
 class Reference:
-    """Holds one rank's share of the reference."""
+    """One rank's share of the reference."""
 
     def __init__(self, learner: Learner) -> None:
-        """The reference is what the policy is now."""
+        """Copies the policy's current weights."""
         self._learner = learner
         self._parameters = learner.parameters
         self._weights = self._parameters.host_copy()
 
     def log_probs(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
-        """`[R]` log-probs of this data rank's sequences by index, at the policy's sampling temperature.
+        """Returns `[R]` log-probs of this data rank's sequences by index, at the policy's temperature.
 
-        From one rank of those that share the data.
+        Only the data-rank leader returns them.
         """
         with self._parameters.swapped(self._weights):
             return self._learner.current_log_probs(without_experts(sequences), micro_batches)
 
     def update(self) -> None:
-        """From now on the reference is what the policy is now."""
+        """Replaces the weights by the policy's current ones."""
         self._weights = self._parameters.host_copy()
 
     @contextmanager
     def state(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Its parameters, for a checkpoint; they are only valid meanwhile."""
+        """Yields the parameters, for a checkpoint; they are valid only within the context."""
         with self._parameters.swapped(self._weights):
             yield weights_state(self._parameters.computing)
 
     def load(self, folder: Path) -> None:
-        """Go on from a written `state`, also on another layout."""
+        """Loads a written `state`, also from another layout."""
         with self._parameters.swapped(self._weights):
             load_weights(folder, self._parameters.computing)
             if self._learner.tied is not None:

@@ -1,4 +1,4 @@
-"""The teacher on one rank: another model that is only asked, in a layout of its own on all ranks."""
+"""The teacher on one rank: another, frozen model, in its own layout over all ranks."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +16,17 @@ from rlrun.runner.trainer.compat.data_parallel import reshard
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.runner.trainer.passes.forward import Sequences, response_values
-from rlrun.runner.trainer.passes.policy import Policy, PolicySettings
+from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
 from rlrun.runner.trainer.process import build_mesh
 from rlrun.specs.sections.companions import companion_layout
 from rlrun.specs.sections.job import Spec
 
 
 class Teacher:
-    """Holds one rank's share of the teacher."""
+    """One rank's share of the teacher."""
 
     def __init__(self, setup: TrainerSetup, spec: Spec, device: torch.device) -> None:
-        """ValueError where the teacher cannot be used."""
+        """Builds the model and loads its weights. ValueError where the teacher cannot be used."""
         assert setup.teacher_folder is not None and spec.teacher is not None
         folder = Path(setup.teacher_folder)
         model = read_architecture(folder)
@@ -42,28 +42,29 @@ class Teacher:
         with WeightFolder(folder, model) as weights:
             self._parameters = Parameters(decoders, model, trained=False)
             self._parameters.load(lambda tensor: weights.read(tensor.name))
-        settings = PolicySettings(spec.rollout.temperature, spec.trainer.logits_chunk, layout, device, dtype)
-        self._policy = Policy(decoders, model, dims, settings)
-        self._data_rank, self._speaks = data_rank(setup.rank, layout), is_data_rank_leader(setup.rank, layout)
+        settings = ModelSettings(spec.rollout.temperature, spec.trainer.logits_chunk, layout, device, dtype)
+        self._model = PackedModel(decoders, model, dims, settings)
+        self._data_rank = data_rank(setup.rank, layout)
+        self._is_leader = is_data_rank_leader(setup.rank, layout)
 
     def log_probs(self, sequences: Sequences, micro_batches: MicroBatches) -> dict[int, NDArray[np.float32]]:
-        """`[R]` log-probs of this data rank's sequences by index, at the policy's sampling temperature.
+        """Returns `[R]` log-probs of this data rank's sequences by index, at the policy's temperature.
 
-        From one rank of those that share the data.
+        Only the data-rank leader returns them.
         """
-        own = micro_batches[self._data_rank]
-        known = {i: self._known(sequences[i]) for members in own for i in members}
-        found = response_values(self._policy, known, own)
-        return found if self._speaks else {}
+        batches = micro_batches[self._data_rank]
+        in_vocabulary = {i: self._in_vocabulary(sequences[i]) for batch in batches for i in batch}
+        log_probs = response_values(self._model, in_vocabulary, batches)
+        return log_probs if self._is_leader else {}
 
-    def _known(self, sequence: TrainSequence) -> TrainSequence:
-        """The sequence in tokens that the teacher has."""
+    def _in_vocabulary(self, sequence: TrainSequence) -> TrainSequence:
+        """Returns the sequence with tokens that the teacher does not have replaced."""
         mask = sequence.sampling_mask
         if mask is not None:
             mask = replace(mask, ids=known_tokens(mask.ids, self._vocabulary))
         return replace(sequence, tokens=known_tokens(sequence.tokens, self._vocabulary), sampling_mask=mask)
 
     def release(self) -> list[torch.Tensor]:
-        """Give up what can be made again; what is left, for others to put elsewhere for a while."""
-        reshard(self._policy.decoders)
+        """Frees gathered layers; returns the tensors that remain, for the caller to park."""
+        reshard(self._model.decoders)
         return self._parameters.held

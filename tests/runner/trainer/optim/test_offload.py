@@ -8,7 +8,7 @@ from torch import nn
 
 from rlrun.runner.trainer.optim import offload
 from rlrun.runner.trainer.optim.offload import Parking, host_zeros
-from rlrun.runner.trainer.optim.optimizers import Optimizer
+from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.specs.sections.optimizer import OptimizerSpec
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan, run_ranks
 from tests.tiny_models import make_tiny_model

@@ -31,7 +31,7 @@ Routes = list[list[NDArray[np.int16]]]
 
 
 @dataclass(frozen=True, slots=True)
-class PolicySettings:
+class ModelSettings:
     """What the policy is asked for, and where."""
 
     temperature: float
@@ -48,7 +48,7 @@ class PolicySettings:
     """The head also tells what it makes of each sequence's last token: R + 1 numbers for a response of R."""
 
 
-class Policy:
+class PackedModel:
     """The whole decoder on this rank, or on it and those that share its layers with it."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Policy:
         decoders: Sequence[PackedDecoder],
         model: Architecture,
         dims: ParallelDims | None,
-        settings: PolicySettings,
+        settings: ModelSettings,
     ) -> None:
         """`decoders` are the stages that lie on this rank, in order."""
         self.decoders = list(decoders)

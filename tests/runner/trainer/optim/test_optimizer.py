@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlrun.runner.trainer.optim.optimizers import Optimizer
+from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.specs.sections.optimizer import OptimizerSpec
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 from tests.tiny_models import make_tiny_model

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rlrun.runner.trainer.optim.schedule import clip_gradients, non_finite_error
+from rlrun.runner.trainer.optim.gradients import clip_gradients, non_finite_error
 
 
 def parameters(**grads):

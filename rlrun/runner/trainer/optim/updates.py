@@ -1,0 +1,67 @@
+"""Optimizer steps of the policy and of the critic.
+
+gradients ─▶ norm, clipping ─▶ finite? ─▶ optimizer at the scheduled rate ─▶ the model's own copies
+"""
+
+import math
+
+import torch.distributed as dist
+
+from rlrun.runner.trainer.optim.gradients import clip_gradients, non_finite_error
+from rlrun.runner.trainer.optim.optimizer import Optimizer
+from rlrun.runner.trainer.optim.schedule import learning_rate
+from rlrun.runner.trainer.parameters.parameters import Parameters
+from rlrun.specs.sections.optimizer import OptimizerSpec
+
+
+class Updates:
+    """Takes the optimizer steps of one model, and counts them."""
+
+    def __init__(
+        self,
+        spec: OptimizerSpec,
+        parameters: Parameters,
+        optimizer: Optimizer,
+        *,
+        total: int,
+        section: str,
+        stops: bool,
+        stages: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`total` is the number of optimizer steps of the whole job, where schedules end. `section` is the
+        model's section of the spec, for errors. `stops`: a value that is not finite ends the job; otherwise
+        its step is skipped. `stages` are the ranks of the pipeline, if there is one.
+        """
+        self._spec, self._section, self._stops = spec, section, stops
+        self._parameters, self._optimizer = parameters, optimizer
+        self._total, self._stages = total, stages
+        self.count = 0
+        """Optimizer steps so far, skipped ones included."""
+
+    def apply(self, loss: float) -> dict[str, float]:
+        """Takes one step with the gradients that the parameters have; returns `grad_norm`, `lr` and
+        `skipped_steps` (0 or 1).
+
+        `loss` is the step's loss over all ranks. NonFiniteError before the weights change, where the loss or
+        the norm is not finite and `stops` is set. Both are the same on every rank, so all ranks decide alike.
+        """
+        rate = learning_rate(self._spec, self.count, self._total)
+        norm = clip_gradients(
+            self._parameters.masters,
+            self._spec.max_grad_norm,
+            copies=self._parameters.copies,
+            stages=self._stages,
+        )
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        if finite:
+            self._optimizer.step(rate)
+            self._parameters.refresh()
+        elif self._stops:
+            raise non_finite_error(self.count + 1, loss, self._parameters.masters, self._section)
+        self.count += 1
+        return {"grad_norm": norm, "lr": rate, "skipped_steps": float(not finite)}
+
+
+def finite_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """Returns the metrics without those that are NaN or infinite."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}

@@ -1,5 +1,5 @@
-"""Training state in host memory: optimizer state that visits the device for its step, and all of a rank's
-state while others use its device.
+"""Training state in host memory: optimizer state that moves to the device for its step only, and all of a
+rank's state while engines use its device.
 
 host memory ──▶ a few parameters' state on the device ──▶ their step ──▶ host memory, and the next few
 """
@@ -12,22 +12,23 @@ from torch import nn
 
 from rlrun.runner.trainer.compat.meshes import local_part, with_local_part
 
-VISIT_BYTES = 512 * 2**20
-"""Parameters whose state is on the device together have at most this size."""
+CHUNK_BYTES = 512 * 2**20
+"""The parameters whose state is on the device at a time have at most this size together, in bytes."""
 
 
 class Parking:
-    """Takes tensors off their device and brings them back, in place: whoever holds them goes on holding them,
-    and must not read them meanwhile.
+    """Moves tensors off their device and back, in place.
+
+    The tensor objects stay valid, as only their storages are emptied; they must not be read meanwhile.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Tensors that lie elsewhere than on `device` stay where they are."""
+        """Only tensors on `device` are moved."""
         self._device = device
         self._parked: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
 
-    def leave(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy to host memory, and give the device's memory back; several tensors may be one storage."""
+    def park(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copies the tensors to host memory and frees the device's; several tensors may share a storage."""
         assert not self._parked, "parked already"
         for tensor in map(local_part, tensors):
             storage = tensor.untyped_storage()
@@ -45,8 +46,8 @@ class Parking:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def come_back(self) -> None:
-        """Bring back what left; nothing where nothing did."""
+    def unpark(self) -> None:
+        """Copies every parked tensor back to the device; does nothing where none is parked."""
         for storage, host in self._parked.values():
             storage.resize_(len(host))
             _bytes_of(storage).copy_(host, non_blocking=True)
@@ -59,70 +60,72 @@ class Parking:
 
 
 def host_zeros(parameter: nn.Parameter) -> torch.Tensor:
-    """Zeros like a parameter's, laid out over the ranks like it, in host memory."""
+    """Returns zeros in host memory, with a parameter's shape and its layout over the ranks."""
     local = local_part(parameter)
     return with_local_part(parameter, _host_tensor(local.shape, local.dtype, local.device).zero_())
 
 
 def step_in_turns(optimizer: torch.optim.Optimizer) -> None:
-    """`optimizer.step()` where every parameter's state exists, in host memory: it is on the device only while
-    its turn lasts. The same step, bit for bit: no parameter's depends on another's.
+    """Does what `optimizer.step()` does where every parameter's state is in host memory: moves the state of a
+    few parameters to the device, takes their step, and moves it back.
+
+    The result is the same bit for bit, because no parameter's step depends on another parameter.
     """
     members = [group["params"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["params"] = []
     try:
         for group, parameters in zip(optimizer.param_groups, members, strict=True):
-            for some in _turns(parameters):
-                group["params"] = some
-                with _visiting(optimizer, some):
+            for chunk in _chunks(parameters):
+                group["params"] = chunk
+                with _state_on_device(optimizer, chunk):
                     optimizer.step()
             group["params"] = []
     finally:
         for group, parameters in zip(optimizer.param_groups, members, strict=True):
             group["params"] = parameters
     if torch.cuda.is_available():
-        torch.cuda.synchronize()  # what comes next may read the state
+        torch.cuda.synchronize()  # copies to host memory are asynchronous; a checkpoint may read them next
 
 
 @contextmanager
-def _visiting(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Their state on their device; scalars always are."""
-    visitors = []
+def _state_on_device(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Moves the parameters' state to their device within the context; scalars are always there."""
+    moved = []
     for parameter in parameters:
         state = optimizer.state[parameter]
         for kind, host in state.items():
             if host.ndim:
                 local = local_part(host)
-                visitor = torch.empty_like(local, device=parameter.device).copy_(local, non_blocking=True)
-                visitors.append((state, kind, host, visitor))
-    for state, kind, host, visitor in visitors:
-        state[kind] = with_local_part(host, visitor)
+                copy = torch.empty_like(local, device=parameter.device).copy_(local, non_blocking=True)
+                moved.append((state, kind, host, copy))
+    for state, kind, host, copy in moved:
+        state[kind] = with_local_part(host, copy)
     try:
         yield
     finally:
-        for state, kind, host, visitor in visitors:
-            local_part(host).copy_(visitor, non_blocking=True)
+        for state, kind, host, copy in moved:
+            local_part(host).copy_(copy, non_blocking=True)
             state[kind] = host
 
 
-def _turns(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """In order, as many at a time as fit; one at least."""
-    some: list[nn.Parameter] = []
+def _chunks(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Yields the parameters in order, at most CHUNK_BYTES at a time, but at least one."""
+    chunk: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:
-        own = local_part(parameter).nbytes
-        if some and size + own > VISIT_BYTES:
-            yield some
-            some, size = [], 0
-        some.append(parameter)
-        size += own
-    if some:
-        yield some
+        nbytes = local_part(parameter).nbytes
+        if chunk and size + nbytes > CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(parameter)
+        size += nbytes
+    if chunk:
+        yield chunk
 
 
 def _host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Page-locked where a GPU is to copy to and from it."""
+    """Returns an uninitialized tensor, page-locked where a GPU copies to and from it."""
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 

@@ -1,4 +1,7 @@
-"""A tied embedding and head on different stages of a pipeline: two parameters that stay one."""
+"""A tied embedding and head on different stages of a pipeline: two parameters that are kept equal.
+
+embedding on the first stage ◀── gradients, both ways ──▶ head on the last stage
+"""
 
 import torch
 import torch.distributed as dist
@@ -12,10 +15,14 @@ from rlrun.specs.sections.trainer import ParallelSpec
 
 
 class TiedHead:
-    """Both are laid out alike, so each rank of one stage has a partner on the other with the same part."""
+    """Keeps embedding and head equal.
+
+    Both have the same layout over a stage's ranks, so each rank of one stage has a partner on the other stage
+    with the same part of the matrix.
+    """
 
     def __init__(self, parameters: Parameters, parallel: ParallelSpec, stages: dist.ProcessGroup) -> None:
-        """`stages` are the ranks of the pipeline."""
+        """`stages` is the process group of the pipeline's ranks."""
         self._embedding = parameters.masters.get(EMBEDDING)
         self._head = parameters.masters.get(HEAD)
         self._stages = stages
@@ -25,30 +32,31 @@ class TiedHead:
         self._partner = last if self._embedding is not None else 0
 
     def add_gradients(self) -> None:
-        """Give both the sum of their gradients."""
-        if not all(mine.requires_grad for mine in (self._embedding, self._head) if mine is not None):
+        """Gives both parameters the sum of their gradients."""
+        held = [parameter for parameter in (self._embedding, self._head) if parameter is not None]
+        if not all(parameter.requires_grad for parameter in held):
             return  # frozen
         if self._embedding is not None and self._head is not None:
+            # a V-shaped schedule has the first and the last stage on one rank
             total = _gradient(self._embedding).add_(_gradient(self._head))
             _gradient(self._head).copy_(total)
             return
-        for mine in (self._embedding, self._head):
-            if mine is not None:
-                _gradient(mine).add_(self._exchanged(_gradient(mine)))
+        for parameter in held:
+            _gradient(parameter).add_(self._exchange(_gradient(parameter)))
 
     def copy_weights(self) -> None:
-        """Make the head the embedding: checkpoints have one of them only."""
+        """Copies the embedding to the head: checkpoints contain only the embedding."""
         self._copy(self._embedding, self._head)
 
     def copy_state(self, optimizer: Optimizer) -> None:
-        """Make the head's optimizer state the embedding's."""
+        """Copies the embedding's optimizer state to the head's."""
         state = optimizer.tensors()
         kinds = {key.partition(".")[0] for key in state if key.endswith((f".{EMBEDDING}", f".{HEAD}"))}
         for kind in sorted(kinds):
             self._copy(state.get(f"{kind}.{EMBEDDING}"), state.get(f"{kind}.{HEAD}"))
 
     def _copy(self, embeddings: torch.Tensor | None, heads: torch.Tensor | None) -> None:
-        """Make a tensor of the head, where this rank has it, the embedding's."""
+        """Copies a tensor of the embedding to that of the head, which may be on the partner."""
         if embeddings is not None and heads is not None:
             _local(heads).copy_(_local(embeddings))
         elif embeddings is not None:
@@ -58,8 +66,11 @@ class TiedHead:
             dist.recv(received, group=self._stages, group_src=self._partner)
             _local(heads).copy_(received)
 
-    def _exchanged(self, mine: torch.Tensor) -> torch.Tensor:
-        """The partner's tensor for mine."""
+    def _exchange(self, mine: torch.Tensor) -> torch.Tensor:
+        """Sends a tensor to the partner and returns the partner's.
+
+        Send and receive are one batch: two blocking sends would wait for each other.
+        """
         theirs = torch.empty_like(mine)
         group, peer = self._stages, self._partner
         exchange = [

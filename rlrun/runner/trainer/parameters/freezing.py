@@ -1,4 +1,4 @@
-"""Which parameters are trained: all but those that the spec's patterns name."""
+"""Freezes the parameters that the spec's patterns name."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,23 +14,29 @@ def freeze(
     patterns: Sequence[str],
     *holders: Mapping[str, nn.Parameter],
 ) -> set[str]:
-    """Turn gradients off in `holders` (parameters by torchtitan's name) for what the patterns name.
+    """Turns gradients off for the parameters that the patterns match; returns their names.
 
-    Returns the names. `tensors` are those of the whole model, wherever they lie. ValueError for a pattern
-    that fits nothing, some experts of a layer and not the rest, or everything.
+    `tensors` are those of the whole model, on whatever rank; `holders` are tables of this rank's parameters
+    by torchtitan's name. ValueError for a pattern that matches nothing, for patterns that match some experts
+    of a layer but not all, and for patterns that match everything.
     """
     for pattern in patterns:
         if not any(fnmatchcase(tensor.name, pattern) for tensor in tensors):
-            raise ValueError(f'trainer.freeze: "{pattern}" fits no parameter, for instance {tensors[0].name}')
+            raise ValueError(
+                f'trainer.freeze: "{pattern}" matches no parameter; names look like {tensors[0].name}'
+            )
     verdicts: defaultdict[str, set[bool]] = defaultdict(set)
     for tensor in tensors:
         frozen = any(fnmatchcase(tensor.name, pattern) for pattern in patterns)
         verdicts[tensor.parameter].add(frozen)
-    if split := [name for name, found in verdicts.items() if len(found) > 1]:
-        raise ValueError(f"trainer.freeze names some of the experts in {split[0]} and not the rest")
-    names = {name for name, found in verdicts.items() if True in found}
+    if split := [name for name, answers in verdicts.items() if len(answers) > 1]:
+        raise ValueError(
+            f"trainer.freeze matches only some of the experts in {split[0]}, which are one parameter: match "
+            "all or none of them"
+        )
+    names = {name for name, answers in verdicts.items() if True in answers}
     if names == verdicts.keys():
-        raise ValueError("trainer.freeze names every parameter: nothing would be trained")
+        raise ValueError("trainer.freeze matches every parameter, so nothing would be trained")
     for name in names:
         for parameters in holders:
             if name in parameters:

@@ -1,6 +1,6 @@
-"""Whole HF tensors out of the parts that ranks hold, those of a mesh and the stages of a pipeline, and back.
+"""Gathers whole HF tensors from their parts on all ranks and pipeline stages, and splits them again.
 
-parts of a parameter ─▶ whole, on its stage ─▶ on the first rank of all ─▶ HF tensors, expert by expert
+parts of a parameter ─▶ whole, on its stage ─▶ on rank 0 ─▶ HF tensors, expert by expert
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,43 +14,47 @@ from rlrun.runner.trainer.compat.meshes import mesh_device
 
 
 class Gathering:
-    """Which rank of the pipeline has which parameters, and how they come together."""
+    """Gathers a model's parameters; knows which pipeline rank has which of them."""
 
     def __init__(
         self, tensors: Sequence[HfTensor], names: Iterable[str], stages: dist.ProcessGroup | None
     ) -> None:
-        """`names`: of what this rank counts as its own. `stages`: the ranks of the pipeline, if there is one;
-        they make this together.
+        """`names` are the parameters that this rank owns. `stages` is the process group of the pipeline's
+        ranks, if there is a pipeline; all of them create this object together.
         """
         self._tensors, self._stages = tensors, stages
         self._owners = _owners(names, stages)
         assert self._owners.keys() == {tensor.parameter for tensor in tensors}
 
     def run(self, held: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every HF tensor in full on the first rank, in order; all ranks must run through it together, and
-        others may see nothing in place of a tensor of another stage. One layer's experts at most at a time.
+        """Yields every HF tensor in full on rank 0, in order.
+
+        Gathering is collective, so all ranks must iterate to the end. Other ranks get an empty tensor for a
+        tensor of another stage. At most one layer's experts are whole at a time.
         """
-        holders = by_parameter(self._tensors)
+        tensors_of = by_parameter(self._tensors)
         stacks: dict[str, torch.Tensor] = {}
         for tensor in self._tensors:
             if tensor.expert is None:
                 stacks.clear()
-                yield tensor.name, turned(tensor, self._whole(held, tensor.parameter, tensor.parameter_shape))
+                full = self._whole(held, tensor.parameter, tensor.parameter_shape)
+                yield tensor.name, transpose_as_stored(tensor, full)
                 continue
             if tensor.parameter not in stacks:
-                shape = (len(holders[tensor.parameter]), *tensor.shape)
+                shape = (len(tensors_of[tensor.parameter]), *tensor.shape)
                 stacks[tensor.parameter] = self._whole(held, tensor.parameter, shape)
             stack = stacks[tensor.parameter]
             yield tensor.name, stack[tensor.expert] if len(stack) else stack
 
     def _whole(self, held: Mapping[str, torch.Tensor], name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A parameter in full, where this rank or, for the first rank of all, another stage has it."""
+        """Returns a parameter in full on its stage's ranks and on rank 0; elsewhere an empty tensor."""
         owner = self._owners[name]
-        mine = self._stages is None or owner == dist.get_rank(self._stages)
-        full = _full(held[name]) if mine else torch.empty(0)
+        is_owner = self._stages is None or owner == dist.get_rank(self._stages)
+        full = _full(held[name]) if is_owner else torch.empty(0)
+        # of the pipelines only the one that contains rank 0 sends: the others have the same parameters
         if self._stages is None or owner == 0 or 0 not in dist.get_process_group_ranks(self._stages):
             return full
-        if mine:
+        if is_owner:
             dist.send(full.contiguous(), group=self._stages, group_dst=0)
         elif dist.get_rank(self._stages) == 0:
             full = torch.empty(shape, device=mesh_device(next(iter(held.values()))))
@@ -59,26 +63,29 @@ class Gathering:
 
 
 def by_parameter(tensors: Iterable[HfTensor]) -> dict[str, list[HfTensor]]:
-    """Tensors by the parameter that holds them; experts in their order."""
-    holders: dict[str, list[HfTensor]] = {}
+    """Returns the tensors by the parameter that contains them, experts in order."""
+    tensors_of: dict[str, list[HfTensor]] = {}
     for tensor in tensors:
-        holders.setdefault(tensor.parameter, []).append(tensor)
-    return holders
+        tensors_of.setdefault(tensor.parameter, []).append(tensor)
+    return tensors_of
 
 
-def turned(tensor: HfTensor, value: torch.Tensor) -> torch.Tensor:
-    """Between an HF tensor and its parameter, either way; what another stage has is empty."""
+def transpose_as_stored(tensor: HfTensor, value: torch.Tensor) -> torch.Tensor:
+    """Converts an HF tensor to its parameter's layout, or back: some models store a matrix transposed.
+
+    An empty tensor, of another stage, stays empty.
+    """
     return value.transpose(-1, -2) if tensor.transposed and len(value) else value
 
 
 def copy_part(parameter: torch.Tensor, full: torch.Tensor) -> None:
-    """Copy what this rank holds of a full tensor."""
+    """Copies this rank's part of a full tensor into its parameter."""
     if isinstance(parameter, DTensor):
         part = distribute_tensor(
             full.to(parameter.device, parameter.dtype),
             parameter.device_mesh,
             parameter.placements,
-            src_data_rank=None,
+            src_data_rank=None,  # every rank has read the full tensor, so nothing needs to be sent
         )
         parameter.to_local().copy_(part.to_local())
     else:
@@ -86,16 +93,16 @@ def copy_part(parameter: torch.Tensor, full: torch.Tensor) -> None:
 
 
 def _owners(names: Iterable[str], stages: dist.ProcessGroup | None) -> dict[str, int]:
-    """Which rank of the pipeline has each parameter."""
-    everyones = [sorted(names)]
+    """Returns the pipeline rank of each parameter, by name."""
+    names_by_rank = [sorted(names)]
     if stages is not None:
-        everyones *= dist.get_world_size(stages)
-        dist.all_gather_object(everyones, everyones[0], stages)
-    return {name: rank for rank, some in enumerate(everyones) for name in some}
+        names_by_rank *= dist.get_world_size(stages)
+        dist.all_gather_object(names_by_rank, names_by_rank[0], stages)
+    return {name: rank for rank, owned in enumerate(names_by_rank) for name in owned}
 
 
 def _full(parameter: torch.Tensor) -> torch.Tensor:
-    """Gathered on the device, where parts in host memory go first."""
+    """Returns a whole parameter, gathered on the device; parts in host memory are moved there first."""
     if not isinstance(parameter, DTensor):
         return parameter.detach()
     return parameter.detach().to(parameter.device_mesh.device_type).full_tensor()

@@ -1,4 +1,4 @@
-"""What the policy's parameters begin with."""
+"""The weights that the policy and the critic start from."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from rlrun.specs.sections.job import Spec
 def starting_weights(
     spec: Spec, folder: Path, model: Architecture
 ) -> Iterator[Callable[[HfTensor], torch.Tensor]]:
-    """Reads a tensor to begin with: from the model's folder, or drawn at random."""
+    """Yields a function that returns a starting tensor: read from the model's folder, or drawn at random."""
     if spec.model.random_init:
         yield lambda tensor: random_tensor(tensor, model, spec.seed)
         return

@@ -133,11 +133,11 @@ class TrainerRank:
             if companion is not None:
                 held += companion.release()
         self._writer.release_buffers()
-        self._parking.leave(held)
+        self._parking.park(held)
 
     def reload(self) -> None:
         """Moves everything that `offload` moved back to the device."""
-        self._parking.come_back()
+        self._parking.unpark()
 
     def write_weights(self, version: int) -> WeightUpdate | None:
         """Writes the policy's weights for the engines, or announces them; rank 0 returns where they are."""

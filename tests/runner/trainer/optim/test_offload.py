@@ -22,16 +22,16 @@ def test_parked_tensors_take_no_memory_and_come_back_as_they_were():
     tensors = [whole, whole[2:], nn.Parameter(torch.randn(5)), torch.tensor(3.0), torch.empty(0)]
     before = [tensor.detach().clone() for tensor in tensors]
     parking = Parking(CPU)
-    parking.leave(tensors)
+    parking.park(tensors)
     assert all(tensor.untyped_storage().nbytes() == 0 for tensor in tensors)
-    parking.come_back()
+    parking.unpark()
     assert all(torch.equal(tensor, value) for tensor, value in zip(tensors, before, strict=True))
     assert tensors[1].data_ptr() == whole[2:].data_ptr()
 
 
 def test_what_lies_elsewhere_is_not_parked():
     tensor = torch.ones(3)
-    Parking(torch.device("meta")).leave([tensor])
+    Parking(torch.device("meta")).park([tensor])
     assert tensor.untyped_storage().nbytes() == 12
 
 
@@ -49,7 +49,7 @@ def made(seed=0):
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_state_on_the_host_takes_the_same_steps(name, monkeypatch):
-    monkeypatch.setattr(offload, "VISIT_BYTES", 200)  # one or two parameters at a time
+    monkeypatch.setattr(offload, "CHUNK_BYTES", 200)  # one or two parameters at a time
     spec = OptimizerSpec(optimizer=name)
     ours, theirs = made(), made()
     optimizer, plain = Optimizer(spec, ours, on_host=True), Optimizer(spec, theirs)
@@ -69,7 +69,7 @@ def test_state_that_visits_a_device_leaves_it_again(monkeypatch):
     optimizer = Optimizer(OptimizerSpec(), {"w.weight": parameter}, on_host=True)
     kept = dict(optimizer.tensors())
     seen = []
-    (part,) = optimizer._parts
+    (part,) = optimizer._optimizers
     step = part.step
     monkeypatch.setattr(part, "step", lambda: seen.append(dict(part.state[parameter])) or step())
     optimizer.step(0.1)

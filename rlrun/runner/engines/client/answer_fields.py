@@ -1,4 +1,8 @@
-"""Single fields of an engine's answer, each read and checked in one numpy or C-level pass; pure."""
+"""Reads and checks the fields of an engine's answer, each in one numpy or C-level pass; pure.
+
+`sample` is the name of the sample in messages. The message of a BadAnswer continues the words "answered
+/generate with".
+"""
 
 import binascii
 import json
@@ -15,11 +19,11 @@ from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.contracts.errors import BadAnswer
 
-LOWEST = -10_000.0
-"""The lowest log-prob that is accepted; float32 rounds a sampled token's probability to 0 below -104."""
-ROUNDING = 1e-3
-"""How far rounding may lift the log-prob of a certain token above 0."""
-LONGEST_QUOTE = 200
+MIN_LOG_PROB = -10_000.0
+"""The lowest log-prob that is accepted. In float32 the probability of a sampled token is 0 below -104."""
+MAX_LOG_PROB = 1e-3
+"""The highest log-prob that is accepted: rounding may lift that of a certain token above 0."""
+MAX_QUOTE_CHARS = 200
 _FINISHES: Mapping[str, Literal["stop", "length", "abort"]] = {
     "stop": "stop",
     "length": "length",
@@ -28,30 +32,33 @@ _FINISHES: Mapping[str, Literal["stop", "length", "abort"]] = {
 
 
 def read_json(raw: bytes) -> Any:
-    """The JSON of an answer. BadAnswer where it is none: cut off, for example."""
+    """Returns the JSON of an answer. Raises BadAnswer where it is not JSON, for example because it is cut
+    off.
+    """
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise BadAnswer(f"{len(raw)} bytes that are not JSON ({error})") from None
 
 
-def table(value: Any, what: str) -> Mapping[str, Any]:
-    """The value, where it is a JSON object. BadAnswer otherwise."""
+def json_object(value: Any, what: str) -> Mapping[str, Any]:
+    """Returns the value if it is a JSON object, else raises BadAnswer. `what`: its name in the message."""
     if not isinstance(value, dict):
         raise BadAnswer(f"{quoted(value)} as {what}, which must be an object")
     return value
 
 
 def quoted(value: Any) -> str:
-    """The beginning of a JSON value, as JSON."""
-    text = json.dumps(value)  # in ASCII: nothing that a terminal would obey
-    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
+    """Returns the beginning of a JSON value, as JSON."""
+    text = json.dumps(value)  # ASCII only, so that it cannot contain control sequences of a terminal
+    return text if len(text) <= MAX_QUOTE_CHARS else f"{text[:MAX_QUOTE_CHARS]}…"
 
 
 def version_number(raw: Any) -> int:
-    """A weight version as a number; 0 for a name, which SGLang servers start with ("default"), and for none.
+    """Returns a weight version as a number.
 
-    BadAnswer where it is negative, or neither a number nor text.
+    It is 0 where the answer has no version or a name: SGLang servers start with "default". Raises BadAnswer
+    where it is negative, or neither a number nor text.
     """
     if raw is None or (isinstance(raw, str) and not raw.lstrip("-").isdecimal()):
         return 0
@@ -64,6 +71,7 @@ def version_number(raw: Any) -> int:
 
 
 def read_finish(reason: Any, sample: str) -> Literal["stop", "length", "abort"]:
+    """Returns why a sample ended."""
     kind = reason.get("type") if isinstance(reason, dict) else None
     finish = _FINISHES.get(kind) if isinstance(kind, str) else None
     if finish is None:
@@ -74,47 +82,49 @@ def read_finish(reason: Any, sample: str) -> Literal["stop", "length", "abort"]:
 
 
 def read_tokens(ids: Any, vocabulary: int, sample: str) -> NDArray[np.int32]:
+    """Returns token ids `[T]`, each below `vocabulary`."""
     if not isinstance(ids, list):
         raise BadAnswer(f"output_ids {quoted(ids)} for {sample}; it must be a list of token ids")
     if not ids:
         return np.zeros(0, np.int32)
     array = _array(ids, "iu", "token id", "a whole number of 64 bits", sample)
-    wrong = (array < 0) | (array >= vocabulary)
-    if wrong.any():
-        place = int(wrong.argmax())
+    is_wrong = (array < 0) | (array >= vocabulary)
+    if is_wrong.any():
+        index = int(is_wrong.argmax())
         raise BadAnswer(
-            f"token id {array[place]} at token {place} of {sample}; ids of this model are below {vocabulary}"
+            f"token id {array[index]} at token {index} of {sample}; ids of this model are below {vocabulary}"
         )
     return array.astype(np.int32)
 
 
 def read_log_probs(values: Sequence[Any], sample: str) -> NDArray[np.float32]:
+    """Returns log-probs `[T]`, each between MIN_LOG_PROB and MAX_LOG_PROB."""
     if not values:
         return np.zeros(0, np.float32)
     array = _array(values, "fiu", "log-prob", "a number", sample)
-    right = (array >= LOWEST) & (array <= ROUNDING)
-    if not right.all():
-        place = int(right.argmin())
+    is_right = (array >= MIN_LOG_PROB) & (array <= MAX_LOG_PROB)  # NaN is neither
+    if not is_right.all():
+        index = int(is_right.argmin())
         raise BadAnswer(
-            f"log-prob {array[place]:g} at token {place} of {sample}; log-probs are at most 0, and at least "
-            f"{LOWEST:g}"
+            f"log-prob {array[index]:g} at token {index} of {sample}; log-probs are at most 0, and at least "
+            f"{MIN_LOG_PROB:g}"
         )
     return array.astype(np.float32)
 
 
 def _array(values: Sequence[Any], kinds: str, what: str, expected: str, sample: str) -> NDArray[Any]:
-    """A vector of one of these kinds of numbers (`dtype.kind`)."""
+    """Returns a vector of one of these kinds of numbers (`dtype.kind`); raises BadAnswer for other values."""
     try:
         array = np.array(values)
     except (ValueError, OverflowError):  # lists of different lengths
         array = np.zeros((0, 0))
     if array.ndim == 1 and array.dtype.kind in kinds:
         return array
-    place = next((k for k, value in enumerate(values) if not _is_of(value, kinds)), 0)
-    raise BadAnswer(f"{what} {quoted(values[place])} at token {place} of {sample}; it must be {expected}")
+    index = next((k for k, value in enumerate(values) if not _is_of_kind(value, kinds)), 0)
+    raise BadAnswer(f"{what} {quoted(values[index])} at token {index} of {sample}; it must be {expected}")
 
 
-def _is_of(value: Any, kinds: str) -> bool:
+def _is_of_kind(value: Any, kinds: str) -> bool:
     if isinstance(value, bool):
         return False
     return (isinstance(value, int) and abs(value) < 2**63) or ("f" in kinds and isinstance(value, float))
@@ -125,9 +135,9 @@ def _is_whole(value: Any) -> bool:
 
 
 def read_columns(entries: Any, count: int, sample: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Log-probs and token ids of `[[log-prob, token id, text], …]`."""
+    """Returns the log-probs and the token ids of `[[log-prob, token id, text], …]`."""
     if not isinstance(entries, list) or len(entries) != count:
-        raise BadAnswer(f"{shape(entries)} as the log-probs of {sample}, which has {count} tokens")
+        raise BadAnswer(f"{summary(entries)} as the log-probs of {sample}, which has {count} tokens")
     if not entries:
         return (), ()
     try:
@@ -138,31 +148,35 @@ def read_columns(entries: Any, count: int, sample: str) -> tuple[tuple[Any, ...]
 
 
 def read_spans(meta: Mapping[str, Any], length: int, sample: str) -> tuple[VersionSpan, ...]:
+    """Returns the versions of the weights that made the sample's tokens, without gaps and in order."""
     if not length:
         return ()
     whole = {"version": meta.get("weight_version"), "start": 0, "end": length}
-    given = meta.get("weight_versions") or [whole]
-    if not isinstance(given, list):
-        raise BadAnswer(f"weight_versions {quoted(given)} for {sample}; it must be a list of spans")
+    raw_spans = meta.get("weight_versions") or [whole]
+    if not isinstance(raw_spans, list):
+        raise BadAnswer(f"weight_versions {quoted(raw_spans)} for {sample}; it must be a list of spans")
     spans: list[VersionSpan] = []
-    place = 0
-    for one in given:
-        span = table(one, f"a span of weight_versions of {sample}")
+    previous_end = 0
+    for raw_span in raw_spans:
+        span = json_object(raw_span, f"a span of weight_versions of {sample}")
         start, end = (span.get(key) for key in ("start", "end"))
-        if not isinstance(start, int) or not isinstance(end, int) or start != place or end < start:
-            raise BadAnswer(f"weight_versions {quoted(given)} for {sample}, which leave gaps or overlap")
-        place = end
+        if not isinstance(start, int) or not isinstance(end, int) or start != previous_end or end < start:
+            raise BadAnswer(f"weight_versions {quoted(raw_spans)} for {sample}, which leave gaps or overlap")
+        previous_end = end
         if end > start:
             spans.append(VersionSpan(version_number(span.get("version")), start, end))
     versions = [span.version for span in spans]
-    if place != length or versions != sorted(versions):
-        why = "go back" if place == length else f"end at token {place} of {length}"
-        raise BadAnswer(f"weight_versions {quoted(given)} for {sample}, which {why}")
+    if previous_end != length or versions != sorted(versions):
+        why = "go back" if previous_end == length else f"end at token {previous_end} of {length}"
+        raise BadAnswer(f"weight_versions {quoted(raw_spans)} for {sample}, which {why}")
     return tuple(spans)
 
 
 def read_cached(meta: Mapping[str, Any], prompt: int, sample: str) -> int:
-    """A retracted sample's own tokens may be counted as well."""
+    """Returns how many of the prompt's tokens were cached.
+
+    An engine may also count tokens of the response, where it retracted the sample and prefilled it again.
+    """
     cached = meta.get("cached_tokens") or 0
     if not _is_whole(cached) or cached < 0:
         raise BadAnswer(f"cached_tokens {quoted(cached)} for {sample}; it must be a whole number")
@@ -172,7 +186,11 @@ def read_cached(meta: Mapping[str, Any], prompt: int, sample: str) -> int:
 def read_experts(
     meta: Mapping[str, Any], rows: int, count: int | None, sample: str
 ) -> NDArray[np.int16] | None:
-    """base64 of int32 `[prompt + response - 1, layers, K]`, in the order of the tokens."""
+    """Returns expert ids `[rows, layers × K]`, where `rows` is prompt + response - 1 tokens.
+
+    The engine sends base64 of int32 `[rows, layers, K]`. `count`: the model's experts; None where the engine
+    was not asked for them.
+    """
     if count is None:
         return None
     try:
@@ -189,21 +207,21 @@ def read_experts(
 def read_mask(
     meta: Mapping[str, Any], tokens: NDArray[np.int32], vocabulary: int, sample: str
 ) -> tuple[SamplingMask, NDArray[np.float32]]:
-    """What each token was drawn from, and its log-prob over that."""
-    given = meta.get("output_token_sampling_mask")
-    if given is None:
+    """Returns the tokens that each token was sampled from, and its log-prob `[T]` over those."""
+    masks = meta.get("output_token_sampling_mask")
+    if masks is None:
         raise BadAnswer(
-            f"no sampling mask for {sample}: the engine cannot record any; set rollout.sampling_mask = false "
-            "with an algorithm.correction, or remove rollout.top_p and rollout.top_k"
+            f"no sampling mask for {sample}: the engine cannot record masks; set rollout.sampling_mask = "
+            "false with an algorithm.correction, or remove rollout.top_p and rollout.top_k"
         )
     values = meta.get("output_token_sampling_logprobs") or []
-    for what, entries in (("sampling masks", given), ("log-probs over the sampling masks", values)):
+    for what, entries in (("sampling masks", masks), ("log-probs over the sampling masks", values)):
         if not isinstance(entries, list) or len(entries) != len(tokens):
-            raise BadAnswer(f"{shape(entries)} as the {what} of {sample}, which has {len(tokens)} tokens")
-    if set(map(type, given)) != {list}:
+            raise BadAnswer(f"{summary(entries)} as the {what} of {sample}, which has {len(tokens)} tokens")
+    if set(map(type, masks)) != {list}:
         raise BadAnswer(f"sampling masks of {sample} that are not lists of token ids")
-    lengths = np.fromiter(map(len, given), np.int32, len(given))
-    ids = read_tokens(list(chain.from_iterable(given)), vocabulary, f"the sampling masks of {sample}")
+    lengths = np.fromiter(map(len, masks), np.int32, len(masks))
+    ids = read_tokens(list(chain.from_iterable(masks)), vocabulary, f"the sampling masks of {sample}")
     _check_mask(ids, lengths, tokens, sample)
     return SamplingMask(ids, lengths), read_log_probs(values, sample)
 
@@ -211,21 +229,21 @@ def read_mask(
 def _check_mask(
     ids: NDArray[np.int32], lengths: NDArray[np.int32], tokens: NDArray[np.int32], sample: str
 ) -> None:
-    """Each token is one of its candidates, and no candidate is named twice."""
+    """Raises BadAnswer unless each token is in its mask, and no mask has a token twice."""
     rows = np.repeat(np.arange(len(tokens)), lengths)
-    drawn = np.bincount(rows[ids == tokens[rows]], minlength=len(tokens))
-    if not drawn.all():
-        place = int(drawn.argmin())
+    occurrences = np.bincount(rows[ids == tokens[rows]], minlength=len(tokens))
+    if not occurrences.all():
+        index = int(occurrences.argmin())
         raise BadAnswer(
-            f"token {tokens[place]} at {place} of {sample}, which its sampling mask does not have"
+            f"token {tokens[index]} at {index} of {sample}, which its sampling mask does not have"
         )
-    keys = (rows << 32) | ids
+    keys = (rows << 32) | ids  # one number per row and token id
     if len(np.unique(keys)) != len(keys):
-        raise BadAnswer(f"sampling masks of {sample} that name a token twice")
+        raise BadAnswer(f"sampling masks of {sample} that have a token twice")
 
 
-def shape(value: Any) -> str:
-    """What an answer is, in a few words."""
+def summary(value: Any) -> str:
+    """Returns a few words about an answer, for messages."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     return quoted(value)

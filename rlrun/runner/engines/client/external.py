@@ -1,4 +1,4 @@
-"""Engines that run elsewhere: the job checks that they serve what it needs, and never starts or ends them."""
+"""Engines that run elsewhere: the job checks which model they serve, and never starts or ends them."""
 
 import asyncio
 import time
@@ -12,108 +12,122 @@ from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.parsing import ModelLimits
 from rlrun.specs.reading.secret_references import reveal
 
-_ASK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _START_SECONDS = 10.0
-"""For an engine that has to be there when the job starts."""
+"""How long an engine may take to answer when the job starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedModel:
-    """What an engine has to serve."""
+    """The model that an engine must serve."""
 
     section: str
-    """Of the spec, for messages: `engine`."""
+    """Section of the spec, for messages: `engine`."""
     config: Mapping[str, Any] | None
-    """The model's config.json; None: whatever it serves will do."""
+    """The model's config.json; None: any model is accepted."""
     max_length: int | None
-    """Tokens of the longest sample; None: of any length."""
+    """Tokens of the longest sample; None: any limit is accepted."""
 
 
 class ExternalEngine:
-    """One engine at an address; for the supervisor it is `restart`ed by whoever runs it."""
+    """One engine at an address. It is restarted by the people who run it; `restart` waits for that."""
 
     def __init__(
-        self, name: str, url: str, key: str | None, wanted: ExpectedModel, seconds: tuple[float, float, float]
+        self,
+        name: str,
+        url: str,
+        key: str | None,
+        expected: ExpectedModel,
+        seconds: tuple[float, float, float],
     ) -> None:
-        """`seconds`: for a generation, without a sign of life, and until it is back again."""
+        """`seconds`: deadline of a generation, time without an answer after which the engine is lost, and
+        time that a restart may take.
+        """
         self.name = f"{name} at {url}"
         self._short_name = name
         self._url = url
         self._key = reveal(key)
-        self._wanted = wanted
-        self._generate_seconds, self._timeout, self._back_seconds = seconds
+        self._expected = expected
+        self._generate_seconds, self._timeout, self._restart_seconds = seconds
 
     async def start(self) -> EngineClient:
-        """A client. EngineError where nobody answers, or another model is served."""
+        """Returns a client. Raises EngineError where the engine does not answer or serves another model."""
         return await self._connect(_START_SECONDS)
 
     async def watch(self) -> None:
-        """Return never; EngineGone once it has not answered for the time-out."""
+        """Never returns; raises EngineGone once the engine has not answered for the time-out."""
         async with self._client() as client:
             while True:
-                await self._reach(client, self._timeout)
-                await asyncio.sleep(_ASK_SECONDS)
+                await self._wait_until_healthy(client, self._timeout)
+                await asyncio.sleep(_POLL_SECONDS)
 
     async def restart(self) -> EngineClient:
-        """Wait until somebody has started it again. EngineError where nobody does, or with another model."""
-        return await self._connect(self._back_seconds)
+        """Waits until the engine was started again, and returns a client.
+
+        Raises EngineError where that takes too long, or the engine serves another model then.
+        """
+        return await self._connect(self._restart_seconds)
 
     async def _connect(self, seconds: float) -> EngineClient:
         client = self._client()
         try:
-            await self._reach(client, seconds)
-            await check_model(client, self.name, self._wanted)
+            await self._wait_until_healthy(client, seconds)
+            await check_model(client, self.name, self._expected)
         except BaseException:
             await client.close()
             raise
         return client
 
     def _client(self) -> EngineClient:
-        limits = ModelLimits.of(self._wanted.config or {})
+        limits = ModelLimits.of(self._expected.config or {})
         return EngineClient(
             self._url, self._generate_seconds, api_key=self._key, name=self._short_name, limits=limits
         )
 
-    async def _reach(self, client: EngineClient, seconds: float) -> None:
-        until = time.monotonic() + seconds
+    async def _wait_until_healthy(self, client: EngineClient, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         while not await client.health():
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise EngineGone(
-                    f"{self.name} did not answer GET /health in {seconds:g} s: start it, or mend "
-                    f"{self._wanted.section}.urls"
+                    f"{self.name} did not answer GET /health in {seconds:g} s: start it, or correct "
+                    f"{self._expected.section}.urls"
                 )
-            await asyncio.sleep(_ASK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
-async def check_model(client: EngineClient, name: str, wanted: ExpectedModel) -> None:
-    """EngineError, with what is wrong, unless the engine serves the model that is wanted."""
+async def check_model(client: EngineClient, name: str, expected: ExpectedModel) -> None:
+    """Raises EngineError, saying what differs, unless the engine serves the expected model."""
     info = await client.model_info()
     if not info.get("is_generation", True):
         raise EngineError(f"{name} serves {info.get('model_path')}, which does not generate")
-    if wanted.config is not None:
-        served, family = info.get("model_type"), wanted.config.get("model_type")
+    if expected.config is not None:
+        served, family = info.get("model_type"), expected.config.get("model_type")
         if served not in (None, family):
             raise EngineError(f"{name} serves a {served} ({info.get('model_path')}), not a {family}")
-        await _check_vocabulary(client, name, info, int(wanted.config["vocab_size"]))
-    await _check_length(client, name, info, wanted.max_length)
+        await _check_vocabulary(client, name, info, int(expected.config["vocab_size"]))
+    await _check_length(client, name, info, expected.max_length)
 
 
 async def _check_vocabulary(client: EngineClient, name: str, info: Mapping[str, Any], size: int) -> None:
-    """SGLang does not say how many tokens its model has, but refuses log-probs of one that it has not."""
-    found = info.get("vocab_size")
-    if found is None:
-        too_few, as_many = [await _refuses(client, token) for token in (size - 1, size)]
-        if not too_few and as_many:
+    """Raises EngineError unless the served model's vocabulary has `size` tokens.
+
+    SGLang does not report the size, but it refuses to compute log-probs of token ids beyond the vocabulary.
+    """
+    served = info.get("vocab_size")
+    if served is None:
+        refuses_last, refuses_next = [await _refuses(client, token) for token in (size - 1, size)]
+        if not refuses_last and refuses_next:
             return
-        found = "fewer" if too_few else "more"
-    if found != size:
+        served = "fewer" if refuses_last else "more"
+    if served != size:
         raise EngineError(
-            f"{name} serves {info.get('model_path')}, whose vocabulary has {found} tokens; the model of the "
+            f"{name} serves {info.get('model_path')}, whose vocabulary has {served} tokens; the model of the "
             f"spec has {size}"
         )
 
 
 async def _refuses(client: EngineClient, token: int) -> bool:
+    """Returns whether the engine says that this token is outside its vocabulary."""
     body = {
         "input_ids": [0],
         "sampling_params": {"max_new_tokens": 1},

@@ -1,9 +1,10 @@
-"""Reads engines' answers and checks them where they arrive, so that a bad answer is that engine's error.
+"""Reads engines' answers and checks them on arrival, so that a bad answer is an error of its engine.
 
-    bytes ──▶ JSON ──▶ a sample at a time: token ids, log-probs, masks, versions, experts ──▶ Generation
-                            └─▶ BadAnswer: "log-prob 0.7 at token 12 of sample 5-0: …"
+    bytes ──▶ JSON ──▶ each sample: token ids, log-probs, masks, versions, experts ──▶ Generation
+                            └─▶ BadAnswer: "log-prob 0.7 at token 12 of sample 5-0; …"
 
-Every check is one numpy or C-level pass over a sample: there is no Python step for each token.
+The message of a BadAnswer continues the words "engine 0 at URL answered /generate with". Every check is one
+numpy or C-level pass over a sample: there is no Python step for each token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from rlrun.models.config_defaults import EXPERT_COUNTS
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation
 from rlrun.runner.contracts.errors import BadAnswer
 from rlrun.runner.engines.client.answer_fields import (
+    json_object,
     quoted,
     read_cached,
     read_columns,
@@ -27,57 +29,60 @@ from rlrun.runner.engines.client.answer_fields import (
     read_mask,
     read_spans,
     read_tokens,
-    shape,
-    table,
+    summary,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What is known of the model that an engine serves."""
+    """The bounds that the answers of an engine are checked against, from the model that it serves."""
 
     vocabulary: int = 2**31
     """Token ids are below this."""
     experts: int | None = None
-    """Expert ids are below this, and every answer has them; None: answers are not asked for experts."""
+    """Expert ids are below this, and every answer has them; None: the engine is not asked for experts."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, experts: bool = False) -> "ModelLimits":
-        """Of a model with this config.json; `experts`: engines are asked which experts they chose."""
+        """Returns the limits of a model with this config.json.
+
+        `experts`: engines are asked which experts tokens were routed to.
+        """
         most = next((config[key] for key in EXPERT_COUNTS if config.get(key)), np.iinfo(np.int16).max)
         return cls(config.get("vocab_size", 2**31), int(most) if experts else None)
 
 
 NO_LIMITS = ModelLimits()
 _SAMPLE_BYTES, _TOKEN_BYTES, _EXPERT_BYTES = 1 << 20, 512, 1 << 16
-"""Generous: a token with its log-prob takes 50 bytes, its experts 6 for each that a layer chooses."""
+"""Generous limits: a token with its log-prob takes 50 bytes, and 6 for each expert of each layer."""
 _MOST_CANDIDATES = 1 << 18
 _CANDIDATE_BYTES = 12
-"""A token id of a sampling mask with its comma takes 8."""
+"""A token id of a sampling mask takes up to 8 bytes with its comma."""
 
 
 def sample_ids(request: GenerateRequest) -> list[str]:
-    """How the samples of a request are called on the wire."""
+    """Returns the ids of a request's samples on the wire."""
     return [f"{request.id}-{k}" for k in range(len(request.seeds))]
 
 
-def most_bytes(requests: Sequence[GenerateRequest], limits: ModelLimits = NO_LIMITS) -> int:
-    """How long the answer to `wire.generate_body` may be."""
-    each = _TOKEN_BYTES + (0 if limits.experts is None else _EXPERT_BYTES)
+def max_answer_bytes(requests: Sequence[GenerateRequest], limits: ModelLimits = NO_LIMITS) -> int:
+    """Returns how many bytes the answer to `wire.generate_body` may have."""
+    token_bytes = _TOKEN_BYTES + (0 if limits.experts is None else _EXPERT_BYTES)
     return sum(
-        len(one.seeds)
+        len(request.seeds)
         * (
             _SAMPLE_BYTES
-            + each * (len(one.tokens) + one.sampling.max_new_tokens)
-            + _mask_bytes(one, limits.vocabulary) * one.sampling.max_new_tokens
+            + token_bytes * (len(request.tokens) + request.sampling.max_new_tokens)
+            + _mask_bytes(request, limits.vocabulary) * request.sampling.max_new_tokens
         )
-        for one in requests
+        for request in requests
     )
 
 
 def _mask_bytes(request: GenerateRequest, vocabulary: int) -> int:
-    """How long the sampling mask of one token may be. Tokens that are as likely as the k-th count too, so
-    that a mask may have more than k.
+    """Returns how many bytes the sampling mask of one token may have.
+
+    A mask may have more than k tokens, since it includes all that are as likely as the k-th.
     """
     if not request.returns_mask:
         return 0
@@ -85,23 +90,26 @@ def _mask_bytes(request: GenerateRequest, vocabulary: int) -> int:
     return _CANDIDATE_BYTES * min(most, _MOST_CANDIDATES)
 
 
-def most_score_bytes(sequences: Sequence[NDArray[np.int32]]) -> int:
-    """How long the answer to `wire.score_body` may be."""
+def max_score_bytes(sequences: Sequence[NDArray[np.int32]]) -> int:
+    """Returns how many bytes the answer to `wire.score_body` may have."""
     return sum(_SAMPLE_BYTES + _TOKEN_BYTES * len(tokens) for tokens in sequences)
 
 
 def parse_generations(
     raw: bytes, requests: Sequence[GenerateRequest], limits: ModelLimits = NO_LIMITS
 ) -> list[list[Generation]]:
-    """The answer to `wire.generate_body`, by request. BadAnswer where it is not what was asked for."""
-    names = [(request, name) for request in requests for name in sample_ids(request)]
+    """Reads the answer to `wire.generate_body`: the samples of each request.
+
+    Raises BadAnswer where it is not what was asked for.
+    """
+    samples = [(request, sample_id) for request in requests for sample_id in sample_ids(request)]
     answers = read_json(raw)
-    if not isinstance(answers, list) or len(answers) != len(names):
-        raise BadAnswer(f"{shape(answers)} where {len(names)} samples were asked for")
+    if not isinstance(answers, list) or len(answers) != len(samples):
+        raise BadAnswer(f"{summary(answers)} where {len(samples)} samples were asked for")
     generations = iter(
         [
-            _generation(answer, request, name, limits)
-            for answer, (request, name) in zip(answers, names, strict=True)
+            _generation(answer, request, sample_id, limits)
+            for answer, (request, sample_id) in zip(answers, samples, strict=True)
         ]
     )
     return [[next(generations) for _ in request.seeds] for request in requests]
@@ -110,17 +118,18 @@ def parse_generations(
 def parse_sample(
     raw: bytes, request: GenerateRequest, number: int, limits: ModelLimits = NO_LIMITS
 ) -> Generation:
-    """The answer to `wire.sample_body`. BadAnswer where it is not what was asked for."""
+    """Reads the answer to `wire.sample_body`. Raises BadAnswer where it is not what was asked for."""
     answer = read_json(raw)
     if not isinstance(answer, dict):
-        raise BadAnswer(f"{shape(answer)} where one sample was asked for")
+        raise BadAnswer(f"{summary(answer)} where one sample was asked for")
     return _generation(answer, request, sample_ids(request)[number], limits)
 
 
 def parse_scores(raw: bytes, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-    """The answer to `wire.score_body`: `[T - 1]` log-probs of each sequence's tokens from the second on.
+    """Reads the answer to `wire.score_body`: log-probs `[T - 1]` of each sequence's tokens from the second
+    on.
 
-    BadAnswer where it is not what was asked for.
+    Raises BadAnswer where it is not what was asked for.
     """
     answers = read_json(raw)
     answers = answers if isinstance(answers, list) else [answers]
@@ -131,37 +140,41 @@ def parse_scores(raw: bytes, sequences: Sequence[NDArray[np.int32]]) -> list[NDA
 
 
 def check_versions(answers: Sequence[Sequence[Generation]], oldest: int, newest: int | None) -> None:
-    """BadAnswer where tokens were made by weights older than those that the engine confirmed before it was
-    asked, or newer than it was given; None: it was given none.
+    """Raises BadAnswer where tokens claim weights that the engine cannot have served.
+
+    `oldest`: the version that it had confirmed before the request was sent. `newest`: the last version that
+    it was given; None where that is unknown.
     """
-    for generation in (one for answer in answers for one in answer):
+    for generation in (generation for answer in answers for generation in answer):
         for span in generation.versions:
             if span.version < oldest:
                 raise BadAnswer(f"tokens of weights {span.version}, although it serves weights {oldest}")
             if newest is not None and span.version > max(oldest, newest):
-                raise BadAnswer(f"tokens of weights {span.version}; it was given none after {newest}")
+                raise BadAnswer(
+                    f"tokens of weights {span.version}, although it was given none after {newest}"
+                )
 
 
-def _generation(answer: Any, request: GenerateRequest, name: str, limits: ModelLimits) -> Generation:
-    sample = f"sample {name}"
-    answer = table(answer, sample)
-    meta = table(answer.get("meta_info"), f"meta_info of {sample}")
-    if meta.get("id") != name:
-        raise BadAnswer(f"sample {quoted(meta.get('id'))} in the place of {sample}")
+def _generation(answer: Any, request: GenerateRequest, sample_id: str, limits: ModelLimits) -> Generation:
+    sample = f"sample {sample_id}"
+    answer = json_object(answer, sample)
+    meta = json_object(answer.get("meta_info"), f"meta_info of {sample}")
+    if meta.get("id") != sample_id:
+        raise BadAnswer(f"sample {quoted(meta.get('id'))} instead of {sample}")
     finish = read_finish(meta.get("finish_reason"), sample)
     ids = answer.get("output_ids")
     tokens = read_tokens(ids, limits.vocabulary, sample)
     if len(tokens) > request.sampling.max_new_tokens:
-        most = request.sampling.max_new_tokens
-        raise BadAnswer(f"{len(tokens)} tokens for {sample}, for which at most {most} were asked")
+        limit = request.sampling.max_new_tokens
+        raise BadAnswer(f"{len(tokens)} tokens for {sample}, although at most {limit} were asked for")
     if not len(tokens) and finish != "abort":
-        raise BadAnswer(f"no token for {sample}, which is said to have ended by {finish!r}")
-    values, named = read_columns(meta.get("output_token_logprobs") or [], len(tokens), sample)
-    if named != tuple(ids):
+        raise BadAnswer(f"no tokens for {sample}, although its finish_reason is {finish!r}")
+    values, log_prob_ids = read_columns(meta.get("output_token_logprobs") or [], len(tokens), sample)
+    if log_prob_ids != tuple(ids):
         raise BadAnswer(f"log-probs of other tokens than those of {sample}")
     if meta.get("prompt_tokens", len(request.tokens)) != len(request.tokens):
         prompt = quoted(meta["prompt_tokens"])
-        raise BadAnswer(f"{sample} after a prompt of {prompt} tokens, not of {len(request.tokens)}")
+        raise BadAnswer(f"{sample} after a prompt of {prompt} tokens instead of {len(request.tokens)}")
     log_probs, mask = read_log_probs(values, sample), None
     if request.returns_mask and len(tokens):
         mask, log_probs = read_mask(meta, tokens, limits.vocabulary, sample)
@@ -179,7 +192,7 @@ def _generation(answer: Any, request: GenerateRequest, name: str, limits: ModelL
 
 
 def _scores(answer: Any, tokens: NDArray[np.int32], sequence: str) -> NDArray[np.float32]:
-    meta = table(table(answer, sequence).get("meta_info"), f"meta_info of {sequence}")
+    meta = json_object(json_object(answer, sequence).get("meta_info"), f"meta_info of {sequence}")
     values, ids = read_columns(meta.get("input_token_logprobs") or [], len(tokens), sequence)
     if ids != tuple(tokens.tolist()):
         raise BadAnswer(f"log-probs of other tokens than those of {sequence}")

@@ -1,4 +1,4 @@
-"""Requests as bytes: SGLang's JSON, written without a Python step for each token; `parsing` reads answers."""
+"""Writes requests in SGLang's JSON, without a Python step for each token; `parsing` reads the answers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from rlrun.runner.contracts.carriers import (
 from rlrun.runner.engines.client.parsing import sample_ids
 
 _FLATTENED = "flattened_bucket"
-"""How an SGLang server is told that tensors lie one after the other in one buffer of bytes."""
+"""SGLang's load format for tensors that are stored one after the other in one buffer of bytes."""
 
 
 def generate_body(requests: Sequence[GenerateRequest], *, experts: bool = False) -> bytes:
-    """One /generate call for all samples of all requests, in order; `experts`: and what they are routed to.
+    """Returns the body of one /generate call for all samples of all requests, in order.
 
-    A request of n samples is n entries with the same prompt, since each sample has its own seed; engines
-    share the prefill of equal prompts.
+    `experts`: also ask which experts tokens are routed to. A request of n samples becomes n entries with the
+    same prompt, because each sample has its own seed; engines share the prefill of equal prompts.
     """
     prompts: list[bytes] = []
     params: list[dict[str, Any]] = []
@@ -38,39 +38,39 @@ def generate_body(requests: Sequence[GenerateRequest], *, experts: bool = False)
         params += [{**shared, "sampling_seed": int(seed)} for seed in request.seeds]
         ids += sample_ids(request)
         masked += [request.returns_mask] * len(request.seeds)
-    wanted: dict[str, Any] = {"return_logprob": True}
-    wanted |= {"return_routed_experts": True} if experts else {}
-    wanted |= {"return_sampling_mask": masked} if any(masked) else {}
-    rest = orjson.dumps({"sampling_params": params, "rid": ids, **wanted})
-    return b'{"input_ids":[' + b",".join(prompts) + b"]," + rest[1:]
+    extras: dict[str, Any] = {"return_logprob": True}
+    extras |= {"return_routed_experts": True} if experts else {}
+    extras |= {"return_sampling_mask": masked} if any(masked) else {}
+    other_fields = orjson.dumps({"sampling_params": params, "rid": ids, **extras})
+    return b'{"input_ids":[' + b",".join(prompts) + b"]," + other_fields[1:]
 
 
 def sample_body(request: GenerateRequest, number: int) -> bytes:
-    """One /generate call for one sample of a request."""
+    """Returns the body of a /generate call for sample `number` of a request."""
     params = {**_params(request), "sampling_seed": int(request.seeds[number])}
-    name = sample_ids(request)[number]
-    rest = orjson.dumps({"sampling_params": params, "rid": name, "return_logprob": True})
-    return b'{"input_ids":' + _tokens(request) + b"," + rest[1:]
+    sample_id = sample_ids(request)[number]
+    other_fields = orjson.dumps({"sampling_params": params, "rid": sample_id, "return_logprob": True})
+    return b'{"input_ids":' + _tokens(request) + b"," + other_fields[1:]
 
 
 def score_body(sequences: Sequence[NDArray[np.int32]]) -> bytes:
-    """One /generate call that generates nothing: the log-probs of these tokens, at temperature 1."""
+    """Returns the body of a /generate call for the log-probs of these tokens, which generates nothing."""
     ids = [
-        orjson.dumps(np.ascontiguousarray(one, np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
-        for one in sequences
+        orjson.dumps(np.ascontiguousarray(tokens, np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
+        for tokens in sequences
     ]
-    rest = orjson.dumps(
+    other_fields = orjson.dumps(
         {
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": 0,
         }
     )
-    return b'{"input_ids":[' + b",".join(ids) + b"]," + rest[1:]
+    return b'{"input_ids":[' + b",".join(ids) + b"]," + other_fields[1:]
 
 
 def manifest_body(manifest: WeightManifest) -> bytes:
-    """A weight update by shared memory; numbers and names only, nothing pickled."""
+    """Returns a weight update through shared memory: numbers and names only, nothing pickled."""
     return orjson.dumps(
         {
             "load_format": "shared_memory",
@@ -82,17 +82,17 @@ def manifest_body(manifest: WeightManifest) -> bytes:
 
 
 def payload_body(weights: SerializedWeights) -> bytes:
-    """A weight update by torch's handles."""
+    """Returns a weight update through torch's handles to a shared buffer."""
     return orjson.dumps(_handles(weights.payloads) | _update(weights.version))
 
 
 def folder_body(weights: FolderWeights) -> bytes:
-    """A weight update from a folder."""
+    """Returns a weight update from a folder."""
     return orjson.dumps({"model_path": weights.folder} | _update(weights.version))
 
 
 def bucket_body(bucket: WeightBucket, group: str | None) -> bytes:
-    """One bucket of a weight update: handles, or what is about to come as one broadcast of bytes."""
+    """Returns one bucket of a weight update: handles, or the description of a broadcast of bytes."""
     update = _update(bucket.version)
     if bucket.payloads:
         return orjson.dumps(_handles(bucket.payloads) | update)
@@ -110,7 +110,7 @@ def bucket_body(bucket: WeightBucket, group: str | None) -> bytes:
 
 
 def group_body(group: GroupAddress, rank: int) -> bytes:
-    """Where a server's processes meet trainer rank 0; the first of them is rank `rank`."""
+    """Returns the address of a process group; the first of the server's processes joins as rank `rank`."""
     return orjson.dumps(
         {
             "master_address": group.host,
@@ -124,13 +124,15 @@ def group_body(group: GroupAddress, rank: int) -> bytes:
 
 
 def _handles(payloads: Sequence[str]) -> dict[str, Any]:
-    """One for each process of a server."""
+    """`payloads`: one for each process of a server."""
     return {"serialized_named_tensors": payloads, "load_format": _FLATTENED}
 
 
 def _update(version: int) -> dict[str, Any]:
-    """What every update of an SGLang server says. Prefixes that the old weights made are forgotten with it:
-    a call of its own would also collect garbage, which takes the server a second.
+    """Returns the fields that every update of an SGLang server has.
+
+    The update also drops the cached prefixes of the old weights: a separate /flush_cache would collect
+    garbage too, which takes the server a second.
     """
     return {"weight_version": str(version), "flush_cache": True}
 

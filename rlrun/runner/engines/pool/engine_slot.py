@@ -4,7 +4,8 @@ import asyncio
 from typing import get_args
 
 from rlrun.runner.contracts.errors import EngineError
-from rlrun.runner.engines.client.client import EngineClient, Tag
+from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.client.control import MemoryTag
 from rlrun.runner.host.background import cancel_all
 
 
@@ -27,7 +28,7 @@ class EngineSlot:
         self.up = asyncio.Event()
         self.down = asyncio.Event()
         self.up.set()
-        self._released: set[Tag] = set()
+        self._released: set[MemoryTag] = set()
         """The memory that it has released."""
 
     def mark_down(self, cause: str | None = None) -> None:
@@ -67,13 +68,13 @@ class EngineSlot:
 
     async def release_memory(self) -> None:
         """Aborts what runs and releases all memory that the engine still holds."""
-        tags = [tag for tag in get_args(Tag) if tag not in self._released]
+        tags = [tag for tag in get_args(MemoryTag) if tag not in self._released]
         if tags:
             await self.client.settle()
             await self.client.release_memory(tags)
-            self._released = set(get_args(Tag))
+            self._released = set(get_args(MemoryTag))
 
-    async def resume_memory(self, tag: Tag) -> None:
+    async def resume_memory(self, tag: MemoryTag) -> None:
         """Allocates one kind of memory again, if it was released."""
         if tag in self._released:
             await self.client.resume_memory([tag])

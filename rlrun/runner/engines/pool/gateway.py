@@ -16,9 +16,9 @@ import orjson
 
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation
 from rlrun.runner.contracts.errors import BadAnswer, EngineError, JobError
-from rlrun.runner.engines.client.answer_fields import read_json, table
+from rlrun.runner.engines.client.answer_fields import json_object, read_json
 from rlrun.runner.engines.client.connection import Connection
-from rlrun.runner.engines.client.parsing import NO_LIMITS, ModelLimits, most_bytes, parse_sample
+from rlrun.runner.engines.client.parsing import NO_LIMITS, ModelLimits, max_answer_bytes, parse_sample
 from rlrun.runner.engines.client.wire import sample_body
 from rlrun.runner.engines.pool.engine_slot import EngineSlot
 from rlrun.runner.engines.pool.supervisor import RestartBudget
@@ -64,8 +64,8 @@ class Gateway:
         """Returns sample `number` of a request. Raises EngineGone when its engine or the router is gone."""
         assert self._connection is not None, "`start` comes first"
         body, seconds = sample_body(request, number), self._setup.request_timeout
-        most = most_bytes([request], self._limits)
-        raw = await self._connection.call("POST", "/generate", body, seconds, safe=False, most=most)
+        max_bytes = max_answer_bytes([request], self._limits)
+        raw = await self._connection.call("POST", "/generate", body, seconds, safe=False, max_bytes=max_bytes)
         try:
             return parse_sample(raw, request, number, self._limits)
         except BadAnswer as error:
@@ -154,7 +154,9 @@ class Gateway:
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         assert self._connection is not None
         raw = None if body is None else orjson.dumps(body)
-        return dict(table(read_json(await self._connection.call(method, path, raw, _CALL_SECONDS)), path))
+        return dict(
+            json_object(read_json(await self._connection.call(method, path, raw, _CALL_SECONDS)), path)
+        )
 
     def _failure(self, error: Exception) -> JobError:
         """Returns the error that ends the job, with the end of the router's log."""

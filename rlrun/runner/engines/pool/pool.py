@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation, WeightUpdate
 from rlrun.runner.contracts.errors import BadAnswer
-from rlrun.runner.engines.client.client import EngineClient, Tag
+from rlrun.runner.engines.client.client import EngineClient
+from rlrun.runner.engines.client.control import MemoryTag
 from rlrun.runner.engines.pool.delivery import BucketSource
 from rlrun.runner.engines.pool.engine_slot import EngineSlot
 from rlrun.runner.engines.pool.routing import Router
@@ -106,7 +107,7 @@ class EnginePool:
         self._awake.clear()
         await self._router.broadcast(lambda slot: slot.release_memory())
 
-    async def wake(self, tag: Tag) -> None:
+    async def wake(self, tag: MemoryTag) -> None:
         """Allocates that memory again: the weights' before an update, the cache's before generating."""
         await self._router.broadcast(lambda slot: slot.resume_memory(tag))
         if tag == "kv_cache":

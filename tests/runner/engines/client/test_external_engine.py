@@ -66,7 +66,7 @@ async def test_one_that_is_not_there_is_told_with_its_address(monkeypatch: pytes
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{one.getsockname()[1]}"
-    with pytest.raises(EngineGone, match=r"engine 0 at http.* did not answer .* mend engine\.urls"):
+    with pytest.raises(EngineGone, match=r"engine 0 at http.* did not answer .* correct engine\.urls"):
         await start(url, ExpectedModel("engine", None, None))
 
 

@@ -15,8 +15,8 @@ from rlrun.runner.contracts.carriers import Checksums, FolderWeights, GenerateRe
 from rlrun.runner.contracts.errors import BadAnswer, EngineError
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.external import ExpectedModel, ExternalEngine
-from rlrun.runner.engines.client.parsing import ModelLimits, most_bytes
-from rlrun.runner.engines.client.weight_check import compare
+from rlrun.runner.engines.client.parsing import ModelLimits, max_answer_bytes
+from rlrun.runner.engines.client.weight_check import check_checksums
 from rlrun.runner.engines.pool import routing
 from rlrun.runner.engines.pool.pool import EnginePool
 
@@ -118,7 +118,7 @@ async def cut_off(request: web.Request) -> web.StreamResponse:
         (error_object, r'answered /generate with {"error": {"message": "out of memory"}} where 2 samples'),
         (status_500, r"/generate answered 500: out of memory \[2J$"),
         (redirect, r"/generate answered 307: "),
-        (endless, f"answered more than {most_bytes([REQUEST])} bytes"),
+        (endless, f"answered more than {max_answer_bytes([REQUEST])} bytes"),
         (packed, r"bytes that are not JSON"),
         (cut_off, r"/generate: ClientPayloadError"),
     ],
@@ -176,7 +176,7 @@ async def test_an_engine_that_recovers_is_asked_again() -> None:
     ("version", "message"),
     [
         ("2", "tokens of weights 2, although it serves weights 3"),
-        ("4", "tokens of weights 4; it was given none after 3"),
+        ("4", "tokens of weights 4, although it was given none after 3"),
         ("default", "tokens of weights 0, although it serves weights 3"),
     ],
 )
@@ -201,8 +201,8 @@ async def test_what_an_external_engine_says_of_itself_is_checked_too() -> None:
 
 @pytest.mark.parametrize("answer", [5, [5], [{}], [{"parallelism_info": [], "checksums": {}}], "ranks"])
 def test_checksums_that_are_none(answer: Any) -> None:
-    with pytest.raises(BadAnswer, match="in the place of checksums by rank"):
-        compare("http://x", Checksums(({"a": "0"},), ()), answer)
+    with pytest.raises(BadAnswer, match="instead of checksums by rank"):
+        check_checksums("http://x", Checksums(({"a": "0"},), ()), answer)
 
 
 async def test_many_requests_at_once_survive_an_engine_that_lies() -> None:

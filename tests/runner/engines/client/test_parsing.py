@@ -15,7 +15,7 @@ from rlrun.runner.contracts.errors import BadAnswer
 from rlrun.runner.engines.client.parsing import (
     ModelLimits,
     check_versions,
-    most_bytes,
+    max_answer_bytes,
     parse_generations,
     parse_sample,
     parse_scores,
@@ -124,11 +124,11 @@ BAD = {
     "token ids as text": ({**sample(), "output_ids": "89"}, 'output_ids "89" for sample r-0'),
     "more tokens than asked for": (
         sample(tokens=(1, 2, 3, 4, 5)),
-        "5 tokens for sample r-0, for which at most 4",
+        "5 tokens for sample r-0, although at most 4",
     ),
     "no token": (
         sample(tokens=(), weight_versions=[]),
-        "no token for sample r-0, which is said to have ended by 'stop'",
+        "no tokens for sample r-0, although its finish_reason is 'stop'",
     ),
     "an unknown finish": (
         sample(finish_reason={"type": "tired"}),
@@ -137,12 +137,12 @@ BAD = {
     "a finish that cannot be hashed": (sample(finish_reason={"type": ["stop"]}), "finish_reason"),
     "a finish as text": (sample(finish_reason="stop"), 'finish_reason "stop" for sample r-0'),
     "no finish": (sample(finish_reason=None), "finish_reason null for sample r-0"),
-    "another sample's answer": (sample("r-1"), 'sample "r-1" in the place of sample r-0'),
-    "no id": (without("id"), "sample null in the place of sample r-0"),
+    "another sample's answer": (sample("r-1"), 'sample "r-1" instead of sample r-0'),
+    "no id": (without("id"), "sample null instead of sample r-0"),
     "no meta_info": ({"output_ids": [8, 9]}, "null as meta_info of sample r-0, which must be an object"),
     "no object": (7, "7 as sample r-0, which must be an object"),
     "an error with status 200": ({"error": {"message": "out of memory"}}, "null as meta_info"),
-    "another prompt": (sample(prompt_tokens=4), "sample r-0 after a prompt of 4 tokens, not of 3"),
+    "another prompt": (sample(prompt_tokens=4), "sample r-0 after a prompt of 4 tokens instead of 3"),
     "negative cached tokens": (sample(cached_tokens=-1), "cached_tokens -1 for sample r-0"),
     "cached tokens as text": (sample(cached_tokens="many"), 'cached_tokens "many" for sample r-0'),
     "spans with a gap": (spans(("3", 0, 1), ("4", 2, 2)), "which leave gaps or overlap"),
@@ -192,8 +192,8 @@ def test_a_wrong_answer_is_refused_and_says_why(answer: Any, why: str) -> None:
         (b"null", "null where 2 samples were asked for"),
         (b'{"error": {"message": "\\u001b[2J"}}', '{"error": {"message": "\\u001b[2J"}} where 2 samples'),
         (json.dumps([sample()]).encode(), "a list of 1 where 2 samples were asked for"),
-        (json.dumps([sample(), sample()]).encode(), 'sample "r-0" in the place of sample r-1'),
-        (json.dumps([sample("r-1"), sample("r-0")]).encode(), 'sample "r-1" in the place of sample r-0'),
+        (json.dumps([sample(), sample()]).encode(), 'sample "r-0" instead of sample r-1'),
+        (json.dumps([sample("r-1"), sample("r-0")]).encode(), 'sample "r-1" instead of sample r-0'),
     ],
     ids=[
         "nothing",
@@ -261,7 +261,7 @@ def test_log_probs_are_those_over_the_mask() -> None:
 @pytest.mark.parametrize(
     ("masks", "log_probs", "why"),
     [
-        (None, None, "no sampling mask for sample r-0: the engine cannot record any"),
+        (None, None, "no sampling mask for sample r-0: the engine cannot record masks"),
         ("89", [-1.0, -1.0], "the sampling masks of sample r-0, which has 2 tokens"),
         ([[8]], [-1.0, -1.0], "a list of 1 as the sampling masks of sample r-0, which has 2 tokens"),
         ([[8], [9], [9]], [-1.0, -1.0], "a list of 3 as the sampling masks"),
@@ -274,7 +274,7 @@ def test_log_probs_are_those_over_the_mask() -> None:
         ([[8, "3"], [9]], [-1.0, -1.0], 'token id "3" at token 1 of the sampling masks'),
         ([[8, 3.5], [9]], [-1.0, -1.0], "token id 3.5 at token 1 of the sampling masks"),
         ([[8, [3]], [9]], [-1.0, -1.0], "token id [3] at token 1 of the sampling masks"),
-        ([[8, 3, 8], [9]], [-1.0, -1.0], "sampling masks of sample r-0 that name a token twice"),
+        ([[8, 3, 8], [9]], [-1.0, -1.0], "sampling masks of sample r-0 that have a token twice"),
         ([[8], [9]], None, "a list of 0 as the log-probs over the sampling masks of sample r-0"),
         ([[8], [9]], [-1.0], "a list of 1 as the log-probs over the sampling masks of sample r-0"),
         ([[8], [9]], [-1.0, None], "log-prob null at token 1 of sample r-0"),
@@ -289,7 +289,7 @@ def test_masks_that_cannot_be(masks: Any, log_probs: Any, why: str) -> None:
 def test_masks_may_be_as_long_as_their_request_allows() -> None:
     request = replace(MASKED, sampling=Sampling(max_new_tokens=4000, top_k=1000))
     raw = with_mask([list(range(100_000, 101_000))] * 4000, [-0.12345678901234567] * 4000)
-    assert len(raw) < most_bytes([request], ModelLimits(vocabulary=150_000)) < 10 * len(raw)
+    assert len(raw) < max_answer_bytes([request], ModelLimits(vocabulary=150_000)) < 10 * len(raw)
 
 
 def score(*entries: Any) -> dict[str, Any]:
@@ -327,7 +327,7 @@ def test_scores_that_cannot_be(answer: Any, why: str) -> None:
         (7, 0, None, None),
         (5, 5, 4, None),  # the trainer went back meanwhile
         (3, 4, 4, "tokens of weights 3, although it serves weights 4"),
-        (5, 4, 4, "tokens of weights 5; it was given none after 4"),
+        (5, 4, 4, "tokens of weights 5, although it was given none after 4"),
     ],
 )
 def test_versions_that_an_engine_cannot_have(
@@ -344,4 +344,4 @@ def test_versions_that_an_engine_cannot_have(
 def test_an_answer_may_be_as_long_as_its_request_allows() -> None:
     ids, log_prob = [123456] * 4, -0.12345678901234567
     answer = sample("r-0", tuple(ids), output_token_logprobs=[[log_prob, one, "x" * 20] for one in ids])
-    assert len(json.dumps([answer] * 2)) < most_bytes([REQUEST]) < 3 << 20
+    assert len(json.dumps([answer] * 2)) < max_answer_bytes([REQUEST]) < 3 << 20

@@ -1,0 +1,128 @@
+"""Gives one engine new weights, over SGLang's HTTP protocol.
+
+native engine     POST /update_weights_from_tensor (a manifest): adopts a shared-memory segment
+
+SGLang server     pause ─▶ begin ─▶ load every bucket, or all tensors ─▶ end ─▶ compare ─▶ resume
+  buckets           begin_update, load_bucket …, end_update             called by pool.transfer
+  whole model       update_weights does the same with one "bucket"
+  folder            update_weights: pause, POST /update_weights_from_disk, compare, resume
+"""
+
+from contextlib import suppress
+
+from rlrun.runner.contracts.carriers import (
+    Checksums,
+    FolderWeights,
+    GroupAddress,
+    SerializedWeights,
+    WeightBucket,
+    WeightManifest,
+)
+from rlrun.runner.contracts.errors import EngineError
+from rlrun.runner.engines.client.answer_fields import version_number
+from rlrun.runner.engines.client.connection import Connection
+from rlrun.runner.engines.client.control import ControlClient
+from rlrun.runner.engines.client.weight_check import check_checksums
+from rlrun.runner.engines.client.wire import (
+    bucket_body,
+    folder_body,
+    group_body,
+    manifest_body,
+    payload_body,
+)
+
+_TENSORS = "/update_weights_from_tensor"
+_DISK = "/update_weights_from_disk"
+_BROADCAST = "/update_weights_from_distributed"
+
+
+class WeightClient(ControlClient):
+    """The part of an engine's client that changes its weights. Errors are those of ControlClient."""
+
+    def __init__(self, connection: Connection, timeout: float) -> None:
+        """`timeout`: seconds for each call."""
+        super().__init__(connection, timeout)
+        self._group: str | None = None
+        """Name of the process group that the server has joined."""
+
+    async def update_weights(self, update: WeightManifest | SerializedWeights | FolderWeights) -> int:
+        """Makes the engine serve stored weights from its next forward pass on; returns their version.
+
+        A native engine adopts them in shared memory. An SGLang server copies them; requests that run continue
+        afterwards with their cache computed again. EngineError names a tensor that did not arrive as sent.
+        """
+        if isinstance(update, WeightManifest):
+            raw = await self._connection.call("POST", _TENSORS, manifest_body(update), self._control_timeout)
+            return self._version_of(_TENSORS, raw)
+        if isinstance(update, FolderWeights):
+            await self.pause("retract")
+            await self._send(_DISK, folder_body(update))
+            return await self._serve(update.checksums)
+        await self.begin_update()
+        try:
+            await self._send(_TENSORS, payload_body(update))
+        except (EngineError, TimeoutError):
+            await self.give_up_update()
+            raise
+        return await self.end_update(update.checksums)
+
+    async def begin_update(self, group: GroupAddress | None = None, first_rank: int = 0) -> None:
+        """Stops generating and prepares for buckets.
+
+        `group`: the process group of a broadcast, which the server's processes join as ranks from
+        `first_rank` on, unless they are members already.
+        """
+        await self.pause("retract")
+        if group is not None and group.name != self._group:
+            await self.leave_group()
+            await self._send("/init_weights_update_group", group_body(group, first_rank))
+            self._group = group.name
+        await self._post("/begin_weight_update", {})
+
+    async def load_bucket(self, bucket: WeightBucket) -> None:
+        """Loads the tensors of one bucket, from shared buffers or from the process group."""
+        path = _TENSORS if bucket.payloads else _BROADCAST
+        await self._send(path, bucket_body(bucket, self._group))
+
+    async def end_update(self, checksums: Checksums | None) -> int:
+        """Makes the engine serve what was loaded; returns the version.
+
+        EngineError names a tensor whose checksum differs from what was sent.
+        """
+        await self._post("/end_weight_update", {})
+        return await self._serve(checksums)
+
+    async def give_up_update(self) -> None:
+        """Ends an update that failed, as far as the engine still answers; the engine stays paused."""
+        with suppress(EngineError, TimeoutError):
+            await self._post("/end_weight_update", {})
+        await self.leave_group()
+
+    async def leave_group(self) -> None:
+        """Makes the server leave its process group, if it is in one and still answers."""
+        name, self._group = self._group, None
+        if name is not None:
+            with suppress(EngineError, TimeoutError):
+                await self._post("/destroy_weights_update_group", {"group_name": name})
+
+    async def _send(self, path: str, body: bytes) -> None:
+        """Makes a call that must not reach the engine twice."""
+        await self._connection.call("POST", path, body, self._control_timeout, safe=False)
+
+    async def _serve(self, checksums: Checksums | None) -> int:
+        """Compares the checksums, resumes generating, and returns the version that the engine reports."""
+        if checksums is not None:
+            path, body = (
+                "/weights_checker",
+                {"action": "checksum", "skip_tensor_list": checksums.skipped_names},
+            )
+            ranks = self._table(path, await self._post(path, body)).get("ranks")
+            self._read(path, lambda: check_checksums(self.url, checksums, ranks))
+        await self.resume()
+        path = "/model_info"
+        return self._version_of(path, await self._connection.call("GET", path, None, self._control_timeout))
+
+    def _version_of(self, path: str, raw: bytes) -> int:
+        """Returns the weight version in an answer."""
+        version = self._table(path, raw).get("weight_version")
+        return self._read(path, lambda: version_number(version))

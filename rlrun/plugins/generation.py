@@ -1,4 +1,5 @@
-"""What a rollout asks of the policy, what it is given, and the training sample it makes of that.
+"""What a rollout asks of the policy, what it receives, and the training sample that it makes from the
+answers.
 
 Sampling ──▶ session.generate ──▶ Generation ──▶ Trajectory ──▶ (by the framework) Sample
 """
@@ -38,7 +39,7 @@ class Sampling:
 
     @property
     def cuts_vocabulary(self) -> bool:
-        """Tokens are drawn from a part of the vocabulary."""
+        """Whether tokens are drawn from a part of the vocabulary only."""
         return self.top_p < 1 or self.top_k > 0
 
 
@@ -47,51 +48,53 @@ class Generation:
     """One answer of an engine."""
 
     tokens: Tokens
-    """`[R]`, the stop token included."""
+    """`[R]` token ids, including the stop token."""
     log_probs: FloatArray
-    """`[R]` at the sampling temperature: over the whole vocabulary, or over `sampling_mask` where there is
-    one."""
+    """`[R]` log-probs at the sampling temperature, over `sampling_mask` if there is one, else over the whole
+    vocabulary."""
     finish: Literal["stop", "length", "abort"]
     versions: tuple[VersionSpan, ...]
     cached_tokens: int = 0
-    """Prompt tokens whose prefill was shared or cached."""
+    """The number of prompt tokens whose prefill was shared or cached."""
     experts: NDArray[np.int16] | None = None
-    """`[P + R - 1, layers × K]` the experts each token went to, those of this answer's own prompt included;
-    None unless the engine was asked."""
+    """`[P + R - 1, layers × K]` the experts that each token was sent to, including the tokens of this
+    answer's prompt; None unless they were requested from the engine."""
     sampling_mask: SamplingMask | None = None
-    """The tokens that each of the R was drawn from; None unless the engine was asked."""
+    """For each of the R tokens, the tokens that it was drawn from; None unless requested from the engine."""
 
     @property
     def status(self) -> Status:
-        """What becomes of a sample that ends with this answer."""
+        """The status of a sample that ends with this answer."""
         return _STATUS[self.finish]
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """A training sample in the making, token by token: what the policy made, and what it was given between.
+    """A training sample under construction: the tokens that the policy generated, and those inserted between
+    them.
 
-    Tokens, log-probs, mask and versions grow together in `add` and `give` and nowhere else, so they cannot
-    drift apart. What is given after the policy's last token is no part of the sample.
+    Tokens, log-probs, mask and versions only grow together, in `add` and `give`, so they cannot drift apart.
+    Tokens given after the policy's last token are not part of the sample.
     """
 
     prompt: Tokens
-    """`[P]`, at least 1: what the policy saw before its first token."""
+    """`[P]` at least one token: what the policy saw before its first token."""
     status: Status = Status.COMPLETED
-    """How it ended; `add` sets it by the finish of what it adds."""
+    """How the sample ended; `add` sets it from the finish of the answer that it adds."""
     text: str | None = None
-    """What rewards read. None: the policy's own tokens decoded, a line break between its turns."""
+    """The text that rewards read. None: the policy's own tokens decoded, with a line break between its
+    turns."""
     info: dict[str, Any] = field(default_factory=dict)
-    """JSON values for rewards and for the record; numbers are averaged as `rollout/info/<name>`."""
+    """JSON values for rewards and for the saved samples; numbers are averaged as `rollout/info/<name>`."""
     failure: str | None = None
-    """Why `status` is failed, where it is."""
+    """Why the sample failed, if its `status` is failed."""
     turns: list[Generation] = field(default_factory=list, init=False)
     """The policy's answers, in order; `add` appends them."""
     _parts: list[Generation | Tokens] = field(default_factory=list, init=False)
     _added: int = field(default=0, init=False)
 
     def add(self, made: Generation) -> None:
-        """Append what the policy made; an empty answer is only how it ended."""
+        """Appends an answer of the policy; an empty answer only sets the status."""
         if len(made.tokens):
             self._parts.append(made)
             self.turns.append(made)
@@ -99,9 +102,10 @@ class Trajectory:
         self.status = made.status
 
     def give(self, tokens: Sequence[int] | Tokens) -> None:
-        """Append what the policy did not make (a tool's answer, the next question): it is not trained.
+        """Appends tokens that the policy did not generate (a tool's answer, the next question), which are not
+        trained.
 
-        Before the policy's first token it belongs to the prompt.
+        Before the policy's first token they are added to the prompt.
         """
         given = np.asarray(tokens, dtype=np.int32)
         if self._parts:
@@ -111,19 +115,21 @@ class Trajectory:
             self.prompt = np.concatenate([self.prompt, given])
 
     def __len__(self) -> int:
-        """Tokens so far, the prompt's included."""
+        """Returns the number of tokens so far, including the prompt's."""
         return len(self.prompt) + self._added
 
     def tokens(self) -> Tokens:
-        """`[P + …]` all tokens so far: what the policy is asked to go on from."""
+        """Returns `[P + …]` all tokens so far, which the policy is asked to continue."""
         return np.concatenate([self.prompt, *map(_tokens, self._parts)])
 
     def sample_length(self) -> int:
-        """`P + R`: tokens of the sample."""
+        """Returns P + R, the number of tokens of the sample."""
         return len(self.prompt) + len(self.response()[0])
 
     def experts(self) -> NDArray[np.int16] | None:
-        """`[P + R - 1, layers × K]` as the last answer has them: its prompt is all that came before."""
+        """Returns `[P + R - 1, layers × K]` the experts of the last answer, whose prompt is everything before
+        it.
+        """
         turns = self.turns
         if not turns or turns[-1].experts is None:
             return None
@@ -132,15 +138,16 @@ class Trajectory:
         return found
 
     def sampling_mask(self) -> SamplingMask | None:
-        """The candidates of the R tokens of `response`; None where no answer has any."""
+        """Returns the sampling mask of the R tokens of `response`; None if no answer has one."""
         parts = self._response_parts()
         masks = [part.sampling_mask if isinstance(part, Generation) else None for part in parts]
         return joined_masks(masks, [len(_tokens(part)) for part in parts])
 
     def response(self) -> tuple[Tokens, FloatArray, FloatArray, tuple[VersionSpan, ...]]:
-        """`[R]` tokens, log-probs (0 where the policy made none), loss mask; and which weights made what.
+        """Returns `[R]` tokens, log-probs (0 on tokens that were given), loss mask, and the versions of the
+        weights.
 
-        The versions cover `[0, R)`: what was given counts to the answer after it.
+        The versions cover `[0, R)`: given tokens count to the answer that follows them.
         """
         if len(self.turns) == 1:
             [made] = self.turns
@@ -157,7 +164,7 @@ class Trajectory:
         return np.concatenate(tokens), np.concatenate(log_probs), np.concatenate(masks), _spans(parts)
 
     def _response_parts(self) -> list[Generation | Tokens]:
-        """What was made and given, up to the policy's last token."""
+        """Returns answers and given tokens, up to the policy's last token."""
         parts = list(self._parts)
         while parts and not isinstance(parts[-1], Generation):
             parts.pop()
@@ -165,7 +172,7 @@ class Trajectory:
 
 
 def _spans(parts: Sequence[Generation | Tokens]) -> tuple[VersionSpan, ...]:
-    """One after the other without gaps; neighbours of the same version are one."""
+    """Returns spans without gaps; adjacent spans of the same version are merged."""
     spans: list[VersionSpan] = []
     start = place = 0
     for part in parts:

@@ -1,7 +1,7 @@
-"""The plugin kinds. A plugin is a class with a pydantic `Params` model, made once with its parameters.
+"""The protocols of all kinds of plugins. A plugin is a class with a pydantic `Params` model.
 
-Entry-point groups: `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`, `rlrun.rollouts`,
-`rlrun.tools`, `rlrun.agents`, `rlrun.buffers`, `rlrun.trackers`.
+The entry-point groups are `rlrun.algorithms`, `rlrun.data`, `rlrun.rewards`, `rlrun.filters`,
+`rlrun.rollouts`, `rlrun.tools`, `rlrun.agents`, `rlrun.buffers` and `rlrun.trackers`.
 """
 
 from __future__ import annotations
@@ -33,142 +33,158 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 API_VERSION = 1
-"""Raised when a protocol grows or changes; a plugin says which one it was written for."""
+"""The version of these protocols. It rises when a protocol grows or changes; a plugin states the one it was
+written for."""
 OLDEST_API_VERSION = 1
-"""Plugins written for this version up to `API_VERSION` work; raised when a change breaks older ones."""
+"""The oldest version whose plugins still work. It rises when a change breaks older plugins."""
 
 
 class Plugin(Protocol):
-    """What every kind shares."""
+    """The members that every kind of plugin has."""
 
     Params: ClassVar[type[BaseModel]]
-    """Its parameters: the keys that stand beside `type` in the spec."""
+    """The model of its parameters, which are the keys beside `type` in the spec."""
     api_version: ClassVar[int]
-    """The `API_VERSION` it was written for.
+    """The `API_VERSION` that the plugin was written for.
 
-    A class may also have `example`, parameters to check it with, where they do not all have defaults.
+    A class whose parameters do not all have defaults may also have `example`, parameters to check it with.
     """
 
     def __init__(self, params: Any) -> None:
-        """Called once in each process that uses it; heavy work belongs here, not at import."""
+        """Creates the plugin, once in each process that uses it. Heavy work belongs here, not at import."""
 
 
 class Algorithm(Plugin, Protocol):
-    """Advantages (on the driver, numpy) and the loss of a token (on the trainer, torch tensors).
+    """Computes advantages (in numpy, on the driver) and the loss of each token (with torch tensors, on the
+    trainer).
 
-    What `needs` names of the policy, the reference, the teacher and the critic is on the samples by the time
-    `advantages` is called.
+    Whatever `needs` lists of the policy, the reference, the teacher and the critic is set on the samples
+    before `advantages` is called.
     """
 
     @property
     def needs(self) -> Needs:
-        """What the framework has to provide."""
+        """What the framework must provide."""
 
     def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """One `[R]` array for each sample, in the order of `groups` and their samples."""
+        """Returns one `[R]` array for each sample, in the order of `groups` and their samples."""
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """Token losses of one micro-batch; no reduction, no mask, no collective."""
+        """Returns the token losses of one micro-batch, without reduction, mask or collective operation."""
 
 
 class ActorCritic(Algorithm, Protocol):
-    """An algorithm with `needs.critic`: samples carry the critic's values when advantages are made."""
+    """An algorithm with `needs.critic`: samples have the critic's values before `advantages` is called."""
 
     def returns(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
-        """What the critic is fitted to: one `[R]` array for each sample, in the order of `advantages`."""
+        """Returns the critic's targets: one `[R]` array for each sample, in the order of `advantages`."""
 
     def value_loss(self, inputs: ValueInputs) -> LossOutputs:
-        """The critic's token losses of one micro-batch; no reduction, no mask, no collective."""
+        """Returns the critic's token losses of one micro-batch, without reduction, mask or collective
+        operation.
+        """
 
 
 class DataSource(Plugin, Protocol):
-    """Rows by position; the framework shuffles, tokenises and drops.
+    """Returns rows by position; the framework shuffles, tokenises and drops them.
 
     It may have a class method `preview(params, count)` for `rlrun validate`, which yields about `count` rows,
-    or the ValueError of a broken one, within a fraction of a second.
+    or raises the ValueError of a broken one, within a fraction of a second.
     """
 
     def __len__(self) -> int:
-        """Number of rows, broken ones included."""
+        """Returns the number of rows, including broken ones."""
 
     def __getitem__(self, index: int) -> Row:
-        """Row `index`; the same every time. ValueError for a broken row, naming what is wrong with it."""
+        """Returns row `index`, the same row every time. Raises ValueError, naming the fault, for a broken
+        row.
+        """
 
 
 class Reward(Plugin, Protocol):
-    """Scores samples, in a process of its own.
+    """Scores samples, in a separate process.
 
-    `score` may be async: then many samples are in flight at a time (`scoring.concurrency`). A reward that
-    needs something of its rows may have a class method `check_row(params, row)`, which raises ValueError for
-    a row that it cannot score: `rlrun validate` then reports it, and a job counts the row as broken. One that
-    only reads the response may have a number as its attribute `late_score`: a sample gets that score where it
-    takes too long to grade (`scoring.timeout`) or too much memory, since the response is the cause.
+    If `score` is async, many samples are in flight at a time (`scoring.concurrency`). A reward that needs
+    something of its rows may have a class method `check_row(params, row)`, which raises ValueError for a row
+    that it cannot score; `rlrun validate` reports such a row, and a job counts it as broken. A reward that
+    only reads the response may have a number `late_score`: a sample that takes too long (`scoring.timeout`)
+    or too much memory to grade gets that score, because the response is the cause.
     """
 
     def score(self, sample: Sample) -> Rewarded | Awaitable[Rewarded]:
-        """The sample's reward; an exception is that sample's error."""
+        """Returns the sample's reward. An exception is recorded as that sample's error."""
 
 
 class GroupReward(Plugin, Protocol):
-    """A reward that sees all samples of a prompt together, to compare them or to ask for all at once."""
+    """A reward that receives all samples of a prompt together, to compare them or to send one request for
+    all.
+    """
 
     def score_group(self, samples: Sequence[Sample]) -> Sequence[Rewarded] | Awaitable[Sequence[Rewarded]]:
-        """A reward for each sample, in order; an exception is the error of all. May be async."""
+        """Returns a reward for each sample, in order; may be async. An exception fails all samples."""
 
 
 class Filter(Plugin, Protocol):
     """Keeps a scored group (None), drops it or some of its samples, or masks some, with a reason.
 
-    Where its attribute `keep_when_short` is true, what it dropped is used after all when a step falls short.
-    One that remembers has `state()`, JSON values that go into every checkpoint, and `restore(state)`.
+    If its attribute `keep_when_short` is true, groups that it dropped are used after all when a step has too
+    few. A filter that remembers something has `state()`, which returns JSON values for every checkpoint, and
+    `restore(state)`.
     """
 
     def __call__(self, group: Group) -> Drop | Mask | None:
-        """The verdict on one group."""
+        """Returns the verdict on one group."""
 
 
 Executed = Trajectory | Sequence[Trajectory]
-"""What an execution leaves: a training sample, or several that share its id and count once in the loss."""
+"""The result of an execution: a training sample, or several that share its id and count once in the loss."""
 
 
 class Rollout(Plugin, Protocol):
-    """Answers prompts by asking the policy, in the driver's event loop: it must not block it.
+    """Answers prompts by calling the policy. It runs in the driver's event loop and must not block it.
 
-    It may have `tools`, JSON schemas for the chat template of every prompt, and `async close()`, called once
-    at the end.
+    It may have `tools`, JSON schemas for the chat template of every prompt, and `async close()`, which is
+    called once at the end.
     """
 
     async def run(self, session: Session) -> Executed:
-        """One execution. An exception, or running past `rollout.request_timeout`, fails it and no other."""
+        """Carries out one execution. An exception, or running past `rollout.request_timeout`, fails only this
+        execution.
+        """
 
 
 class Tool(Plugin, Protocol):
-    """Something that the policy may call in a conversation, in the driver's event loop: it must not block it.
+    """A tool that the policy may call in a conversation. It runs in the driver's event loop and must not
+    block it.
 
-    It may have `async close()`, called once at the end. One that keeps state between the calls of a
-    conversation has `begin(session)`, which gives the tool for one execution; that one may have
-    `async close()` as well, and `info()`, JSON values to be noted on the sample.
+    It may have `async close()`, which is called once at the end. A tool that keeps state between the calls of
+    a conversation has `begin(session)`, which returns the tool for one execution; that tool may also have
+    `async close()`, and `info()`, which returns JSON values to be noted on the sample.
     """
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """As chat templates take it: `{"type": "function", "function": {name, description, parameters}}`."""
+        """Schema for chat templates: `{"type": "function", "function": {name, description, parameters}}`."""
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """What the policy is told. ValueError is the policy's mistake, and it is told so; any other error
-        fails the execution. Cancelled when it takes too long.
+        """Returns the result that the policy reads.
+
+        A ValueError is a mistake of the policy, which is told; any other error fails the execution. The call
+        is cancelled when it takes too long.
         """
 
 
 class Agent(Plugin, Protocol):
-    """A program of somebody's own around the policy, in the driver's event loop: it must not block it.
+    """A program around the policy. It runs in the driver's event loop and must not block it.
 
-    It may have `async close()`, called once at the end.
+    It may have `async close()`, which is called once at the end.
     """
 
     async def run(self, task: AgentTask) -> Mapping[str, Any] | None:
-        """One execution, by requests to `task.base_url`; JSON values for rewards and for the record. An
-        exception fails the execution. Cancelled when it takes too long.
+        """Carries out one execution, by requests to `task.base_url`; returns JSON values for rewards and the
+        saved samples.
+
+        An exception fails the execution. The call is cancelled when it takes too long.
         """
 
 
@@ -176,29 +192,32 @@ class GroupRollout(Plugin, Protocol):
     """A rollout that runs all executions of a prompt together."""
 
     async def run_group(self, group: SessionGroup) -> Sequence[Executed]:
-        """What each execution leaves, in the order of `group.sessions`; an exception fails all of them."""
+        """Returns the result of each execution, in the order of `group.sessions`; an exception fails all of
+        them.
+        """
 
 
 class BufferStrategy(Plugin, Protocol):
-    """Chooses among the groups that partial rollouts kept for the next step."""
+    """Decides the order in which groups that partial rollouts kept are used in the next step."""
 
     def order(self, buffered: Sequence[Buffered], version: int) -> Sequence[int]:
-        """Prompt indices, those first that are to be used first.
+        """Returns prompt indices in the order in which the groups are to be used.
 
-        Asked when a step begins, of the whole buffer: what is left out is given up. And when it ends, of the
-        finished groups: the first P are trained on, what is left out comes last. `version` is the trainer's;
-        the order must depend on nothing else.
+        It is called when a step begins, with the whole buffer: groups whose index is not returned are
+        discarded. It is called again when the step ends, with the finished groups: the first P are trained
+        on, and groups not returned come last. `version` is the trainer's; the order must not depend on
+        anything else.
         """
 
 
 class Tracker(Plugin, Protocol):
-    """A sink for metrics; one that raises is reported once and never stops the job."""
+    """Receives metrics. A tracker that raises is reported once and never stops the job."""
 
     def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
-        """Called once, with the resolved spec without secrets."""
+        """Called once, with the resolved spec, from which secrets are removed."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of one step."""
+        """Called with the metrics of one step."""
 
     def close(self) -> None:
-        """Called once at the end, also after a failure."""
+        """Called once at the end, even after a failure."""

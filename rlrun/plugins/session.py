@@ -1,4 +1,6 @@
-"""What a rollout is given: its way to the policy, and the tokenizer. The framework has the classes."""
+"""What a rollout receives: its access to the policy, and the tokenizer. The framework implements these
+protocols.
+"""
 
 from __future__ import annotations
 
@@ -20,76 +22,81 @@ class Chat(Protocol):
 
     @property
     def eos_token_ids(self) -> Sequence[int]:
-        """Tokens that end a response."""
+        """The tokens that end a response."""
 
     def encode(self, text: str) -> Tokens:
-        """Tokens of a text; special tokens that it names are special, and none are added.
+        """Returns the tokens of a text. Names of special tokens in it become these tokens; none are added.
 
-        Not for text of others, which could end a turn: give that to `render` or `follow_up` in a message.
+        Do not use it for text from other sources, which could end a turn: put such text into a message for
+        `render` or `follow_up`.
         """
 
     def decode_batch(self, batch: Sequence[Tokens], *, special: bool = False) -> list[str]:
-        """The texts of token sequences; `special`: with special tokens."""
+        """Returns the texts of token sequences, with special tokens if `special` is set."""
 
     def plain(self, text: str) -> str:
-        """A text without the names of special tokens."""
+        """Returns a text without the names of special tokens."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Tokens:
-        """A conversation by the chat template, up to where the policy's answer begins.
+        """Returns a conversation, rendered by the chat template up to the beginning of the policy's answer.
 
-        The texts of messages and tools stay as they are, and the names of control tokens in them are plain
-        text, so that no tool, page or agent can end a turn or begin one. ValueError where the template
-        refuses the conversation, or would put control tokens together from these texts.
+        The texts of messages and tools are kept, and names of control tokens in them are plain text, so that
+        no tool, page or agent can end or begin a turn. Raises ValueError if the template refuses the
+        conversation, or would assemble control tokens from these texts.
         """
 
     def follow_up(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[Tokens, Tokens]:
-        """What the template puts between the text of an answer and that of the next: the token that ends the
-        answer (`[1]`, which the policy made itself unless it was cut off), and `messages` with what leads up
-        to the next answer. As in `render`, texts of messages cannot end a turn.
+        """Returns the tokens that the template puts between the text of an answer and that of the next.
+
+        The first part is the token that ends the answer (`[1]`; the policy generated it itself unless it was
+        cut off). The second is `messages` and the header of the next answer. As in `render`, texts of
+        messages cannot end a turn.
         """
 
 
 class Session(Protocol):
-    """One execution's way to the policy."""
+    """One execution's access to the policy."""
 
     @property
     def id(self) -> str:
-        """Of the execution, its own in the run."""
+        """The id of the execution, unique in the run."""
 
     @property
     def prompt(self) -> Prompt:
-        """What it starts from."""
+        """The prompt that the execution starts from."""
 
     @property
     def seed(self) -> int:
-        """For what the rollout draws itself; told by the run's seed, the prompt and the sample's number."""
+        """The seed for random choices of the rollout; it depends on the run's seed, the prompt and the
+        sample's number.
+        """
 
     @property
     def sampling(self) -> Sampling:
-        """As the spec has it; `max_new_tokens` is what the policy may make in all."""
+        """The spec's sampling settings; `max_new_tokens` limits all tokens of the execution together."""
 
     @property
     def max_tokens(self) -> int:
-        """The longest sample, its prompt included."""
+        """The length limit of a sample, including its prompt."""
 
     @property
     def max_turn_tokens(self) -> int:
-        """The longest answer to one `generate`."""
+        """The length limit of the answer to one `generate`."""
 
     @property
     def chat(self) -> Chat:
-        """Text to tokens and back."""
+        """The model's tokenizer and chat template."""
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> Generation:
-        """What the policy makes of `tokens`, by `sampling` or else the spec's, within `max_tokens` and
-        `max_turn_tokens`.
+        """Returns the policy's continuation of `tokens`, within `max_tokens` and `max_turn_tokens`.
 
-        Once the execution is no longer wanted the answer is empty, its finish `abort`; where `max_tokens`
-        leaves no room it is empty, its finish `length`. A limit in `sampling` gives `length` as well, which
-        makes the trajectory a truncated one: set its `status` where the rollout wanted a short answer. Let
-        errors pass: they fail the execution.
+        `sampling` replaces the spec's settings. Once the execution is no longer needed, the answer is empty
+        and its finish is `abort`; if `max_tokens` leaves no room, it is empty and its finish is `length`. A
+        limit in `sampling` also gives `length`, which makes the trajectory a truncated one: set the
+        trajectory's `status` if the rollout wanted a short answer. Do not catch errors: they fail the
+        execution.
         """
 
 
@@ -98,11 +105,11 @@ class SessionGroup(Protocol):
 
     @property
     def prompt(self) -> Prompt:
-        """What they start from."""
+        """The prompt that the executions start from."""
 
     @property
     def sessions(self) -> Sequence[Session]:
-        """One for each execution."""
+        """One session for each execution."""
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> list[Generation]:
-        """The same question for every execution, asked of the policy at once: one answer for each."""
+        """Asks the policy the same question for every execution at once, and returns one answer for each."""

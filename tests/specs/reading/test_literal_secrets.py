@@ -24,10 +24,10 @@ REFUSED = {
     "bearer": ({"x": {"headers": {"Authorization": "Bearer x"}}}, "header Auth", "Bearer ${env:TOKEN}"),
     "header": ({"rewards": [{"headers": {"X-API-Key": "x"}}]}, "header X-API-Key", "${env:TOKEN}"),
     "password": ({"rewards": [{"url": "http://me:x@host/"}]}, "the URL contains a secret", URL),
-    "password without a name": ({"trackers": [{"tracking_uri": "https://:x@host"}]}, "the URL holds", URL),
-    "of a database": ({"data": {"path": "postgresql+psycopg://me:x@host/db"}}, "the URL holds", URL),
-    "query": ({"rewards": [{"url": "https://host/score?n=1&api_key=x"}]}, "the URL holds", URL),
-    "of engines": ({"engine": {"urls": ["http://me:x@host:1"]}}, "the URL holds", None),
+    "password without a name": ({"trackers": [{"tracking_uri": "https://:x@host"}]}, "the URL contains", URL),
+    "of a database": ({"data": {"path": "postgresql+psycopg://me:x@host/db"}}, "the URL contains", URL),
+    "query": ({"rewards": [{"url": "https://host/score?n=1&api_key=x"}]}, "the URL contains", URL),
+    "of engines": ({"engine": {"urls": ["http://me:x@host:1"]}}, "the URL contains", None),
 }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def share(found: list[dict[str, float]], copies: list[dict[str, float]]) -> floa
 def make_model(folder: Path, size: float) -> None:
     """Random bfloat16 weights in shards."""
     from rlrun.converters.families.model_folder import random_tensor
-    from rlrun.converters.tensors.safetensors_format import Described, make_header, make_index, split_shards
+    from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index, split_shards
     from rlrun.models.config_json import architecture
     from rlrun.models.tensor_names import hf_tensors
 
@@ -130,7 +130,7 @@ def make_model(folder: Path, size: float) -> None:
         tensors = hf_tensors(model)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
-    described = {tensor.name: Described(torch.bfloat16, tensor.shape) for tensor in tensors}
+    described = {tensor.name: TensorInfo(torch.bfloat16, tensor.shape) for tensor in tensors}
     by_name = {tensor.name: tensor for tensor in tensors}
     shards = split_shards(described, SHARD_BYTES)
     for file, names in shards.items():
@@ -182,10 +182,10 @@ def conversion(direction: str, **changes: object) -> Prepare:
 
     def prepare(source: Path, target: Path, options: argparse.Namespace) -> Callable[[], object]:
         from rlrun.converters.convert.conversion import Options, plan_conversion
-        from rlrun.converters.convert.copying import Effort
+        from rlrun.converters.convert.copying import ResourceLimits
         from rlrun.converters.folders.locate import find_checkpoint
 
-        effort = Effort(options.threads, int(options.memory * 2**30))
+        effort = ResourceLimits(options.threads, int(options.memory * 2**30))
         settings = Options(shard_bytes=SHARD_BYTES, **changes)  # type: ignore[arg-type]
 
         def work() -> None:

@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
 
 from rlrun.converters.convert.conversion import Options, plan_conversion
-from rlrun.converters.convert.copying import Effort
+from rlrun.converters.convert.copying import ResourceLimits
 from rlrun.converters.folders.locate import find_checkpoint
 
-EFFORT = Effort(threads=2, memory=2 << 30)
+EFFORT = ResourceLimits(threads=2, memory=2 << 30)
 
 
 def convert(source, target, destination, *, step=None, model=None, verify=True, **options):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from rlrun.converters.tensors.safetensors_format import Described, make_header, make_index, split_shards
+from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index, split_shards
 from rlrun.models.config_json import architecture
 from rlrun.models.tensor_names import hf_tensors
 from tests.converters.conversions import raw
@@ -46,7 +46,7 @@ def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("large") / "hf"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    tensors = {t.name: Described(torch.bfloat16, t.shape) for t in hf_tensors(architecture(CONFIG))}
+    tensors = {t.name: TensorInfo(torch.bfloat16, t.shape) for t in hf_tensors(architecture(CONFIG))}
     shards = split_shards(tensors, 10**9)
     for file, names in shards.items():
         with (folder / file).open("wb") as stream:

@@ -10,7 +10,7 @@ from rlrun.converters.convert.conversion import Options, plan_conversion
 from rlrun.converters.convert.describe import describe
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.locate import find_checkpoint
-from rlrun.converters.tensors.precision import is_kept
+from rlrun.converters.tensors.precision import keeps_precision
 from tests.converters.conversions import EFFORT, convert, ignore, read_hf, same
 from tests.converters.trainer_process import save_on_ranks
 from tests.tiny_models import make_tiny_model
@@ -51,7 +51,9 @@ def test_a_sharded_checkpoint_is_what_the_trainer_exports(name, runs, tmp_path):
     run = runs / name
     out = convert(run, "hf", tmp_path / "out")
     source = read_hf(runs / "models" / name)
-    rounded = {name: tensor if is_kept(name) else tensor.bfloat16() for name, tensor in source.items()}
+    rounded = {
+        name: tensor if keeps_precision(name) else tensor.bfloat16() for name, tensor in source.items()
+    }
     assert same(rounded, read_hf(out))
     exported = {path.name: path.read_bytes() for path in (run / "model").iterdir()}
     assert exported == {path.name: path.read_bytes() for path in out.iterdir()}

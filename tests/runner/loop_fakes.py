@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from rlrun.converters.folders.checksums import Digests, checksum, problems
+from rlrun.converters.folders.checksums import Digests, checksum, find_problems
 from rlrun.plugins.rollouts.single_turn import SingleTurn, SingleTurnParams
 from rlrun.plugins.types import Drop, Group, Needs, Prompt, Row, Sample, Status, VersionSpan
 from rlrun.runner.batches.packing import MicroBatches, plan_steps
@@ -253,7 +253,7 @@ class Trainer:
         return self.digests
 
     async def check(self, folder: Path, digests: Digests) -> dict[str, str]:
-        return problems(folder, digests)
+        return find_problems(folder, digests)
 
     def _write(self, folder: Path) -> Digests:
         text = repr(self.logit)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.folders.checksums import Digests, problems
+from rlrun.converters.folders.checksums import Digests, find_problems
 from rlrun.runner.trainer.checkpoints.distributed import load_weights, weights_state, write_state
 
 DRIVER: dict[str, Any] = {"progress": {"step": 4}, "data": {"place": [1, 2, 3]}}
@@ -22,7 +22,7 @@ class RealTrainer:
         return write_state(folder, state) | write_state(folder / "critic", state)
 
     async def check(self, folder: Path, digests: Digests) -> dict[str, str]:
-        return problems(folder, digests)
+        return find_problems(folder, digests)
 
     async def load(self, folder: Path) -> None:
         load_weights(folder, self.weights)

@@ -35,7 +35,7 @@ from rlrun.cli.convert.options import (
 
 if TYPE_CHECKING:
     from rlrun.converters.convert.conversion import Conversion
-    from rlrun.converters.convert.copying import Effort
+    from rlrun.converters.convert.copying import ResourceLimits
 
 _DIRECTIONS = {
     "hf-to-dcp": "Make a distributed checkpoint for torchtitan to start from.",
@@ -86,13 +86,13 @@ def command(
     """Plan, write, perhaps upload."""
     from rlrun.cli.waiting import waiting
     from rlrun.converters.convert.conversion import Options, plan_conversion
-    from rlrun.converters.convert.copying import Effort
+    from rlrun.converters.convert.copying import ResourceLimits
     from rlrun.converters.convert.hub import local_folder
     from rlrun.converters.convert.verification import check_source
     from rlrun.converters.families.mapping import Lenience
     from rlrun.converters.folders.locate import find_checkpoint
-    from rlrun.converters.quantised.kinds import kind_named
-    from rlrun.converters.tensors.precision import dtype_named, torch_threads
+    from rlrun.converters.quantised.kinds import parse_kind
+    from rlrun.converters.tensors.precision import parse_dtype, torch_threads
 
     torch_threads(1)
     local = local_folder(source, revision)
@@ -103,9 +103,9 @@ def command(
     if push is not None and to == "dcp":
         raise ValueError("--push uploads Hugging Face folders: convert to hf")
     options = Options(
-        dtype=dtype_named(dtype) if dtype else None,
+        dtype=parse_dtype(dtype) if dtype else None,
         shard_bytes=parse_bytes(shard_size),
-        quantise=kind_named(quantise),
+        quantise=parse_kind(quantise),
         dequantise=quantise is Quantise.NONE,
         adapter=lora,
         tied=tie,
@@ -114,7 +114,7 @@ def command(
     )
     with waiting("planning the conversion"):
         conversion = plan_conversion(found, to, options)
-    effort = Effort(threads or min(8, os.cpu_count() or 1), parse_bytes(memory))
+    effort = ResourceLimits(threads or min(8, os.cpu_count() or 1), parse_bytes(memory))
     _carry_out(conversion, destination, effort, commit=local.commit, verify=verify, dry_run=dry_run)
     if push is not None and not dry_run:
         _upload(destination, push)
@@ -123,7 +123,7 @@ def command(
 def _carry_out(
     conversion: "Conversion",
     destination: Path,
-    effort: "Effort",
+    effort: "ResourceLimits",
     *,
     commit: str | None,
     verify: bool,
@@ -169,7 +169,7 @@ def inspect(
     from rlrun.cli.convert.report import print_description, print_differences
     from rlrun.cli.waiting import waiting
     from rlrun.converters.convert.describe import describe
-    from rlrun.converters.convert.differences import differences
+    from rlrun.converters.convert.differences import compare_checkpoints
     from rlrun.converters.convert.hub import local_folder
     from rlrun.converters.convert.verification import check_source
     from rlrun.converters.folders.locate import find_checkpoint
@@ -184,7 +184,7 @@ def inspect(
             print_description(description)
         return
     with waiting(f"comparing with {diff}"):
-        rows = list(differences(found, find_checkpoint(local_folder(diff, None).folder)))
+        rows = list(compare_checkpoints(found, find_checkpoint(local_folder(diff, None).folder)))
     if as_json:
         print(json.dumps([row.as_json() for row in rows]))
     else:

@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.convert.copying import Advance, Effort
-from rlrun.converters.convert.destination import write_whole
+from rlrun.converters.convert.copying import Advance, ResourceLimits
+from rlrun.converters.convert.destination import write_atomically
 from rlrun.converters.convert.sources import cast_weight, checked_contents, config_of, optimizer_contents
 from rlrun.converters.convert.verification import verify_folder
 from rlrun.converters.families.adapted import group_bytes
-from rlrun.converters.families.families import check_family, map_to_parameters, other_names
-from rlrun.converters.families.lora import merged
+from rlrun.converters.families.families import alias_names, check_family, map_to_parameters
+from rlrun.converters.families.lora import merge_adapter
 from rlrun.converters.families.mapping import STRICT, Lenience, Mapped
-from rlrun.converters.families.tying import with_tying
+from rlrun.converters.families.tying import set_tying
 from rlrun.converters.folders.hf_folder import companions
-from rlrun.converters.folders.locate import Format, Found
+from rlrun.converters.folders.locate import Checkpoint, Format
 from rlrun.converters.folders.output_files import OutputFile, distcp_files, safetensors_files, small_file
-from rlrun.converters.quantised.kinds import Kind, quantised
+from rlrun.converters.quantised.kinds import Kind, quantise
 from rlrun.converters.tensors.content import Content, Plain
 from rlrun.converters.tensors.stored import Files
 from rlrun.models.config_json import read_config
@@ -55,7 +55,7 @@ class Options:
 class Conversion:
     """All that will be written, and what is read for it."""
 
-    source: Found
+    source: Checkpoint
     target: Format
     files: list[OutputFile]
     contents: dict[str, Content]
@@ -72,7 +72,9 @@ class Conversion:
         """Bytes to be written."""
         return sum(file.size for file in self.files)
 
-    def write(self, destination: Path, effort: Effort, advance: Advance, verify: Advance | None) -> None:
+    def write(
+        self, destination: Path, effort: ResourceLimits, advance: Advance, verify: Advance | None
+    ) -> None:
         """Write the folder; where `verify` is given, read it back first and compare it (calling `verify` with
         the bytes compared). ValueError where it differs.
         """
@@ -81,7 +83,7 @@ class Conversion:
             if verify is not None:
                 verify_folder(folder, self.target, self.files, self.sources, verify)
 
-        self.resumed = write_whole(
+        self.resumed = write_atomically(
             destination,
             self.files,
             self.sources,
@@ -94,7 +96,7 @@ class Conversion:
         self.sources.close()
 
 
-def plan_conversion(source: Found, target: Format, options: Options) -> Conversion:
+def plan_conversion(source: Checkpoint, target: Format, options: Options) -> Conversion:
     """What converting would write. ValueError where the source is not in order, or the options do not fit
     it.
     """
@@ -105,8 +107,8 @@ def plan_conversion(source: Found, target: Format, options: Options) -> Conversi
     mapped = checked_contents(source, config, options.dtype, wide=wide, lenience=options.lenience)
     contents = mapped.contents
     if options.adapter is not None:
-        contents = merged(contents, options.adapter)
-    contents, config = with_tying(contents, config, options.tied)
+        contents = merge_adapter(contents, options.adapter)
+    contents, config = set_tying(contents, config, options.tied)
     contents = {name: cast_weight(name, content, options.dtype) for name, content in contents.items()}
     if target == "hf":
         contents, config = _quantised(contents, config, options.quantise)
@@ -119,7 +121,7 @@ def plan_conversion(source: Found, target: Format, options: Options) -> Conversi
             raise ValueError("a distributed checkpoint is for training: it is not quantised")
         mapped = map_to_parameters(config, contents, str(source.folder), options.lenience)
         contents = mapped.contents
-        aliases = {new: old for new, old in other_names(config).items() if old in contents}
+        aliases = {new: old for new, old in alias_names(config).items() if old in contents}
         files = distcp_files(contents, aliases, options.shard_bytes)
     files += _companion_files(source, _with_dtype(config, options.dtype))
     return Conversion(
@@ -134,7 +136,7 @@ def _quantised(
         kept = any(_is_code(content.tensor.dtype) for content in contents.values())
         return contents, config if kept else {k: v for k, v in config.items() if k != "quantization_config"}
     check_family(config)  # of others it is not known which tensors are projections
-    return quantised(contents, config, kind)
+    return quantise(contents, config, kind)
 
 
 def _is_code(dtype: torch.dtype) -> bool:
@@ -148,7 +150,7 @@ def _with_dtype(config: dict[str, Any], dtype: torch.dtype | None) -> dict[str, 
     return config | {"torch_dtype" if "torch_dtype" in config else "dtype": str(dtype).removeprefix("torch.")}
 
 
-def _companion_files(source: Found, config: dict[str, Any]) -> list[OutputFile]:
+def _companion_files(source: Checkpoint, config: dict[str, Any]) -> list[OutputFile]:
     """The config as it now is; tokenizer and the rest as they were."""
     assert source.model is not None
     original = read_config(source.model)
@@ -170,7 +172,9 @@ def _opened(files: list[OutputFile]) -> Files:
     return sources
 
 
-def _identity(source: Found, target: Format, files: list[OutputFile], options: Options) -> dict[str, Any]:
+def _identity(
+    source: Checkpoint, target: Format, files: list[OutputFile], options: Options
+) -> dict[str, Any]:
     """Source files by size and time, and the layout of what is written."""
     stats = {
         path.name: (path.stat().st_size, path.stat().st_mtime_ns)

@@ -36,7 +36,7 @@ Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class ResourceLimits:
     """How much of the machine to use."""
 
     threads: int
@@ -49,7 +49,7 @@ class Effort:
         return min(_BLOCK_BYTES, max(1 << 20, room))
 
 
-def check_effort(effort: Effort, files: Sequence[OutputFile], held: int) -> None:
+def check_limits(effort: ResourceLimits, files: Sequence[OutputFile], held: int) -> None:
     """ValueError where the memory is too little for any way of doing it; each thread holds `held` bytes
     besides.
     """
@@ -64,7 +64,7 @@ def check_effort(effort: Effort, files: Sequence[OutputFile], held: int) -> None
 
 
 def write_files(
-    folder: Path, files: Sequence[OutputFile], sources: Files, effort: Effort, advance: Advance
+    folder: Path, files: Sequence[OutputFile], sources: Files, effort: ResourceLimits, advance: Advance
 ) -> None:
     """Write `files` into a folder; those that it has already are left as they are.
 
@@ -94,7 +94,7 @@ class _Work:
 class _Writer:
     """What the threads share."""
 
-    def __init__(self, folder: Path, sources: Files, effort: Effort, advance: Advance) -> None:
+    def __init__(self, folder: Path, sources: Files, effort: ResourceLimits, advance: Advance) -> None:
         self.stopped = False
         self._folder = folder
         self._block_bytes = effort.block_bytes()

@@ -10,8 +10,8 @@ from typing import Any
 
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.hf_folder import read_tensors
-from rlrun.converters.folders.locate import Found
-from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.folders.locate import Checkpoint
+from rlrun.converters.tensors.safetensors_format import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,17 @@ class Description:
         return asdict(self)
 
 
-def describe(found: Found) -> Description:
+def describe(found: Checkpoint) -> Description:
     """Look into a checkpoint; reads headers only. ValueError where it is not in order."""
     if found.format == "dcp":
         folder = DcpFolder(found.folder)
-        tensors: Mapping[str, Described] = folder.tensors
+        tensors: Mapping[str, TensorInfo] = folder.tensors
         parts = max(folder.num_chunks(name) for name in tensors)
         layout = f"{folder.num_files} files, tensors in up to {parts} parts"
         step = found.step if found.step is not None else folder.scalar("step")
     else:
         stored = read_tensors(found.folder)
-        tensors = {name: Described(tensor.dtype, tensor.shape) for name, tensor in stored.items()}
+        tensors = {name: TensorInfo(tensor.dtype, tensor.shape) for name, tensor in stored.items()}
         paths = {chunk.path for tensor in stored.values() for chunk in tensor.chunks}
         layout, step = f"{len(paths)} file{'s' if len(paths) > 1 else ''}", None
     weights = {name: tensor for name, tensor in tensors.items() if not is_state(name, tensors)}
@@ -88,8 +88,8 @@ def is_state(name: str, names: Mapping[str, Any]) -> bool:
     return name.startswith(("optimizer.", "lr_scheduler.", "dataloader.", "train_state."))
 
 
-def _branches(tensors: Mapping[str, Described]) -> tuple[Branch, ...]:
-    groups: dict[tuple[str, str], list[Described]] = {}
+def _branches(tensors: Mapping[str, TensorInfo]) -> tuple[Branch, ...]:
+    groups: dict[tuple[str, str], list[TensorInfo]] = {}
     for name, tensor in tensors.items():
         pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
         groups.setdefault((pattern, _dtype(tensor)), []).append(tensor)
@@ -101,11 +101,11 @@ def _branches(tensors: Mapping[str, Described]) -> tuple[Branch, ...]:
     )
 
 
-def _dtype(tensor: Described) -> str:
+def _dtype(tensor: TensorInfo) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _family(found: Found) -> str | None:
+def _family(found: Checkpoint) -> str | None:
     try:
         config = json.loads((found.model / "config.json").read_text()) if found.model else {}
     except (OSError, ValueError):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlrun.converters.convert.copying import PART, Advance, Effort, check_effort, write_files
+from rlrun.converters.convert.copying import PART, Advance, ResourceLimits, check_limits, write_files
 from rlrun.converters.folders.output_files import OutputFile
 from rlrun.converters.tensors.stored import Files
 
@@ -42,13 +42,13 @@ def check_free(destination: Path, files: Sequence[OutputFile]) -> None:
         )
 
 
-def write_whole(
+def write_atomically(
     destination: Path,
     files: Sequence[OutputFile],
     sources: Files,
     *,
     identity: object,
-    effort: Effort,
+    effort: ResourceLimits,
     advance: Advance,
     held: int,
     check: Callable[[Path], None],
@@ -60,7 +60,7 @@ def write_whole(
     its name, and may raise. Returns the bytes that were there already.
     """
     check_free(destination, files)
-    check_effort(effort, files, held)
+    check_limits(effort, files, held)
     destination.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(destination)
     with _claimed(partial, identity):

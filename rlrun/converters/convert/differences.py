@@ -7,7 +7,7 @@ from typing import Any
 
 from rlrun.converters.convert.sources import hf_contents
 from rlrun.converters.folders.dcp_folder import DcpFolder
-from rlrun.converters.folders.locate import Found
+from rlrun.converters.folders.locate import Checkpoint
 from rlrun.converters.tensors.blocks import blocks
 from rlrun.converters.tensors.content import Content, plain
 from rlrun.converters.tensors.stored import Files
@@ -37,7 +37,7 @@ class Difference:
         return asdict(self)
 
 
-def differences(first: Found, second: Found) -> Iterator[Difference]:
+def compare_checkpoints(first: Checkpoint, second: Checkpoint) -> Iterator[Difference]:
     """Every tensor of either, in order of the first. A run's checkpoint is compared with a Hugging Face
     folder by Hugging Face names; two distributed checkpoints by their own, optimizer included.
     """
@@ -55,7 +55,7 @@ def differences(first: Found, second: Found) -> Iterator[Difference]:
     files.close()
 
 
-def _contents(found: Found, other: Found) -> Mapping[str, Content]:
+def _contents(found: Checkpoint, other: Checkpoint) -> Mapping[str, Content]:
     if found.format == other.format == "dcp":
         folder = DcpFolder(found.folder)
         return {name: plain(folder.read(name)) for name in folder.tensors}

@@ -9,7 +9,7 @@ _PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py", "
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalModel:
     """A folder on this machine."""
 
     folder: Path
@@ -17,7 +17,7 @@ class Local:
     """Of the hub's repository; None for a folder that did not come from there."""
 
 
-def local_folder(name: str, revision: str | None) -> Local:
+def local_folder(name: str, revision: str | None) -> LocalModel:
     """The folder that `name` is, or the hub's files of the model with that id, downloaded where they are not
     here yet. ValueError where there is neither.
     """
@@ -25,14 +25,14 @@ def local_folder(name: str, revision: str | None) -> Local:
     if folder.exists():
         if revision is not None:
             raise ValueError(f"--revision is for models on the hub; {folder} is a folder here")
-        return Local(folder)
+        return LocalModel(folder)
     if folder.is_absolute() or name.startswith(".") or name.count("/") > 1:
         raise ValueError(f"there is no folder {folder}")
     try:
         path = download(name, _PATTERNS, revision)
     except ValueError as error:
         raise ValueError(f"{name} is no folder, and the hub does not give it: {error}") from error
-    return Local(path, path.name)
+    return LocalModel(path, path.name)
 
 
 def upload(folder: Path, name: str) -> str:

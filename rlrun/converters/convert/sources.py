@@ -9,11 +9,11 @@ from rlrun.converters.families.families import map_to_hf, map_to_parameters
 from rlrun.converters.families.mapping import Lenience, Mapped
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.hf_folder import is_hf_folder, read_tensors
-from rlrun.converters.folders.locate import Found
-from rlrun.converters.quantised.kinds import dequantised
+from rlrun.converters.folders.locate import Checkpoint
+from rlrun.converters.quantised.kinds import dequantise
 from rlrun.converters.tensors.content import Content, cast, plain
-from rlrun.converters.tensors.precision import dtype_named, is_kept
-from rlrun.converters.tensors.stored import Stored
+from rlrun.converters.tensors.precision import keeps_precision, parse_dtype
+from rlrun.converters.tensors.stored import StoredTensor
 from rlrun.models.config_json import FAMILIES, read_config, weight_dtype
 
 _OWN = "parameters."
@@ -22,7 +22,7 @@ _OTHER_STATE = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")
 """What torchtitan's own checkpoints hold besides parameters."""
 
 
-def config_of(source: Found) -> dict[str, Any]:
+def config_of(source: Checkpoint) -> dict[str, Any]:
     """config.json of the source's model; ValueError where it is not known which that is."""
     if source.model is None:
         raise ValueError(
@@ -31,7 +31,7 @@ def config_of(source: Found) -> dict[str, Any]:
     return read_config(source.model)
 
 
-def hf_contents(source: Found) -> dict[str, Content]:
+def hf_contents(source: Checkpoint) -> dict[str, Content]:
     """All tensors as they are, whatever is missing or not known."""
     if source.format == "hf":
         return {name: plain(tensor) for name, tensor in read_tensors(source.folder).items()}
@@ -39,7 +39,12 @@ def hf_contents(source: Found) -> dict[str, Content]:
 
 
 def checked_contents(
-    source: Found, config: Mapping[str, Any], dtype: torch.dtype | None, *, wide: bool, lenience: Lenience
+    source: Checkpoint,
+    config: Mapping[str, Any],
+    dtype: torch.dtype | None,
+    *,
+    wide: bool,
+    lenience: Lenience,
 ) -> Mapped:
     """The tensors, and what was passed over. ValueError names what is missing or not known.
 
@@ -54,7 +59,7 @@ def checked_contents(
     return mapped
 
 
-def optimizer_contents(source: Found, config: Mapping[str, Any]) -> dict[str, Content]:
+def optimizer_contents(source: Checkpoint, config: Mapping[str, Any]) -> dict[str, Content]:
     """The optimizer's tensors, each by the name of its weight after the kind: `exp_avg.model.norm.weight`."""
     names = DcpFolder(source.folder).tensors
     weights = {name.removeprefix(_OWN) for name in names if name.startswith(_OWN)}
@@ -74,17 +79,17 @@ def cast_weight(name: str, content: Content, dtype: torch.dtype | None) -> Conte
     own.
     """
     scale = name.endswith(("_scale", "_scale_inv"))
-    if dtype is None or scale or content.tensor.dtype.itemsize == 1 or is_kept(name):
+    if dtype is None or scale or content.tensor.dtype.itemsize == 1 or keeps_precision(name):
         return content
     return cast(content, dtype)
 
 
 def _stored_hf(
-    source: Found, config: Mapping[str, Any], dtype: torch.dtype | None, wide: bool, lenience: Lenience
+    source: Checkpoint, config: Mapping[str, Any], dtype: torch.dtype | None, wide: bool, lenience: Lenience
 ) -> Mapped:
     found: dict[str, Content] = {name: plain(tensor) for name, tensor in read_tensors(source.folder).items()}
     if wide:
-        found = dequantised(found, config, dtype or _dtype(config))
+        found = dequantise(found, config, dtype or _dtype(config))
     elif config.get("quantization_config"):
         return Mapped(found)
     if config.get("model_type") not in FAMILIES:
@@ -95,7 +100,7 @@ def _stored_hf(
 
 
 def _from_parameters(
-    source: Found, config: Mapping[str, Any], lenience: Lenience, prefix: str | None = None
+    source: Checkpoint, config: Mapping[str, Any], lenience: Lenience, prefix: str | None = None
 ) -> Mapped:
     """The tensors of a distributed checkpoint whose names begin with `prefix`; None: the parameters."""
     folder = DcpFolder(source.folder)
@@ -107,7 +112,7 @@ def _from_parameters(
         if name.startswith(start) and not name.startswith(_OTHER_STATE)
     }
 
-    def read(name: str) -> Stored:
+    def read(name: str) -> StoredTensor:
         return folder.read(start + name)
 
     fixed = _fixed(source) if start == _OWN else {}
@@ -116,12 +121,14 @@ def _from_parameters(
     )
 
 
-def _fixed(source: Found) -> dict[str, Content]:
+def _fixed(source: Checkpoint) -> dict[str, Content]:
     """Tensors that the trainer leaves as they were, and out of its checkpoints: those of the run's model."""
     if source.model is None or not is_hf_folder(source.model):
         return {}
-    return {name: plain(tensor) for name, tensor in read_tensors(source.model).items() if is_kept(name)}
+    return {
+        name: plain(tensor) for name, tensor in read_tensors(source.model).items() if keeps_precision(name)
+    }
 
 
 def _dtype(config: Mapping[str, Any]) -> torch.dtype:
-    return dtype_named(weight_dtype(config))
+    return parse_dtype(weight_dtype(config))

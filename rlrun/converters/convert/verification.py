@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from rlrun.converters.convert.copying import Advance
-from rlrun.converters.folders.checksums import CHECKSUMS, problems, read_checksums
+from rlrun.converters.folders.checksums import CHECKSUMS, find_problems, read_checksums
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.dcp_metadata import METADATA
 from rlrun.converters.folders.hf_folder import read_tensors
@@ -14,7 +14,7 @@ from rlrun.converters.folders.locate import Format
 from rlrun.converters.folders.output_files import OutputFile
 from rlrun.converters.tensors.blocks import as_bytes, blocks
 from rlrun.converters.tensors.content import plain
-from rlrun.converters.tensors.stored import Files, Stored
+from rlrun.converters.tensors.stored import Files, StoredTensor
 
 _BLOCK_BYTES = 16 << 20
 
@@ -33,7 +33,7 @@ def check_source(folder: Path, *, whole: bool) -> None:
     files = {name: digest for name, digest in (recorded or {}).items() if Path(name).parent.name == "trainer"}
     table = f"trainer/{METADATA}"
     chosen = files if whole else {name: digest for name, digest in files.items() if name == table}
-    for name, problem in problems(checkpoint, chosen).items():
+    for name, problem in find_problems(checkpoint, chosen).items():
         raise ValueError(f"{checkpoint / name} is damaged: {problem}; convert another step, or copy it again")
 
 
@@ -59,5 +59,5 @@ def verify_folder(
     written.close()
 
 
-def _reader(target: Format, folder: Path) -> Callable[[str], Stored]:
+def _reader(target: Format, folder: Path) -> Callable[[str], StoredTensor]:
     return read_tensors(folder).__getitem__ if target == "hf" else DcpFolder(folder).read

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from rlrun.converters.tensors.content import Content
-from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files
 from rlrun.models.checked_names import abbreviated
 
@@ -16,12 +16,12 @@ Convert = Callable[[Table], Table]
 
 
 @dataclass(frozen=True, slots=True)
-class Adapted:
+class AdaptedTensor:
     """One of the tensors that an adapter makes of a group."""
 
-    group: "Group"
+    group: "AdapterGroup"
     name: str
-    tensor: Described
+    tensor: TensorInfo
     step: int = 1
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
@@ -37,7 +37,7 @@ class Adapted:
 class Zeros:
     """A buffer that Hugging Face does not have, as torchtitan begins with it."""
 
-    tensor: Described
+    tensor: TensorInfo
     step: int = 1
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
@@ -45,13 +45,13 @@ class Zeros:
         return torch.zeros((last - first, *self.tensor.shape[1:]), dtype=self.tensor.dtype)
 
 
-class Group:
+class AdapterGroup:
     """Tensors that are converted together, and the results that are not yet taken."""
 
     def __init__(self, members: dict[str, Content], convert: Convert) -> None:
         self._members = members
         self._convert = convert
-        self._empty = {name: empty(content.tensor) for name, content in members.items()}
+        self._empty = {name: meta_tensor(content.tensor) for name, content in members.items()}
         self._renamed: dict[str, str] = {}
         self._made: Table = {}
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class Group:
                 self._renamed[source] = name
                 contents[name] = self._members[source]
             else:
-                contents[name] = Adapted(self, name, Described(tensor.dtype, tuple(tensor.shape)))
+                contents[name] = AdaptedTensor(self, name, TensorInfo(tensor.dtype, tuple(tensor.shape)))
         return contents
 
     def made(self, files: Files, name: str) -> torch.Tensor:
@@ -101,11 +101,11 @@ class Group:
 
 def group_bytes(contents: Mapping[str, Content]) -> int:
     """The most that one thread holds for an adapter: what goes in and what comes out."""
-    groups = [content.group for content in contents.values() if isinstance(content, Adapted)]
+    groups = [content.group for content in contents.values() if isinstance(content, AdaptedTensor)]
     return max((2 * group.nbytes for group in groups), default=0)
 
 
-def empty(tensor: Described) -> torch.Tensor:
+def meta_tensor(tensor: TensorInfo) -> torch.Tensor:
     """A tensor without data."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.families.adapted import Convert, Group, Table, Zeros, empty
+from rlrun.converters.families.adapted import AdapterGroup, Convert, Table, Zeros, meta_tensor
 from rlrun.converters.families.mapping import Lenience, Mapped, check_names
 from rlrun.converters.tensors.content import Content, plain
-from rlrun.converters.tensors.safetensors_format import Described
-from rlrun.converters.tensors.stored import Stored
+from rlrun.converters.tensors.safetensors_format import TensorInfo
+from rlrun.converters.tensors.stored import StoredTensor
 
 PACKAGES = {
     "kimi_k25": "kimi_k2_7",
@@ -49,8 +49,8 @@ class AdaptedFamily:
 
     def to_hf(
         self,
-        described: Mapping[str, Described],
-        read: Callable[[str], Stored],
+        described: Mapping[str, TensorInfo],
+        read: Callable[[str], StoredTensor],
         where: str,
         lenience: Lenience,
     ) -> Mapped:
@@ -62,8 +62,8 @@ class AdaptedFamily:
 @dataclass(frozen=True, slots=True)
 class _Flavor:
     adapter: Any
-    parameters: dict[str, Described]
-    buffers: dict[str, Described]
+    parameters: dict[str, TensorInfo]
+    buffers: dict[str, TensorInfo]
 
     def to_parameters(self, contents: Mapping[str, Content], where: str, lenience: Lenience) -> Mapped:
         names = self.hf_names() & contents.keys()
@@ -82,8 +82,8 @@ class _Flavor:
 
     def to_hf(
         self,
-        described: Mapping[str, Described],
-        read: Callable[[str], Stored],
+        described: Mapping[str, TensorInfo],
+        read: Callable[[str], StoredTensor],
         where: str,
         lenience: Lenience,
     ) -> Mapped:
@@ -106,16 +106,16 @@ class _Flavor:
 
     def hf_names(self) -> set[str]:
         """Every tensor of the model."""
-        everything = {name: empty(tensor) for name, tensor in (self.parameters | self.buffers).items()}
+        everything = {name: meta_tensor(tensor) for name, tensor in (self.parameters | self.buffers).items()}
         return set(self.adapter.to_hf(everything))
 
 
-def _groups(contents: Mapping[str, Content], convert: Convert) -> Iterator[Group]:
+def _groups(contents: Mapping[str, Content], convert: Convert) -> Iterator[AdapterGroup]:
     members: dict[str, dict[str, Content]] = {}
     for name, content in contents.items():
         layer = _LAYER.match(name)
         members.setdefault(layer[0] if layer else name, {})[name] = content
-    return (Group(group, convert) for group in members.values())
+    return (AdapterGroup(group, convert) for group in members.values())
 
 
 def _any_head(names: Iterable[str]) -> bool:
@@ -149,7 +149,7 @@ def _flavor(spec: Any) -> _Flavor:
     with torch.device("meta"):
         model = spec.model.build()
     buffers = {name for name, _ in model.named_buffers()}
-    tensors = {name: Described(t.dtype, tuple(t.shape)) for name, t in model.state_dict().items()}
+    tensors = {name: TensorInfo(t.dtype, tuple(t.shape)) for name, t in model.state_dict().items()}
     return _Flavor(
         spec.state_dict_adapter(spec.model, None),
         {name: tensor for name, tensor in tensors.items() if name not in buffers},

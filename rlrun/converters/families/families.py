@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlrun.converters.families.adapters import PACKAGES, AdaptedFamily
-from rlrun.converters.families.mapping import Lenience, Mapped, second_names, to_hf, to_parameters
+from rlrun.converters.families.mapping import Lenience, Mapped, alias_names_of, to_hf, to_parameters
 from rlrun.converters.tensors.content import Content, plain
-from rlrun.converters.tensors.safetensors_format import Described
-from rlrun.converters.tensors.stored import Stored
+from rlrun.converters.tensors.safetensors_format import TensorInfo
+from rlrun.converters.tensors.stored import StoredTensor
 from rlrun.models.config_json import FAMILIES, architecture
 
 
@@ -31,8 +31,8 @@ def map_to_parameters(
 
 def map_to_hf(
     config: Mapping[str, Any],
-    described: Mapping[str, Described],
-    read: Callable[[str], Stored],
+    described: Mapping[str, TensorInfo],
+    read: Callable[[str], StoredTensor],
     *,
     where: str,
     lenience: Lenience,
@@ -53,6 +53,6 @@ def map_to_hf(
     return AdaptedFamily(config).to_hf(described, read, where, lenience)
 
 
-def other_names(config: Mapping[str, Any]) -> dict[str, str]:
+def alias_names(config: Mapping[str, Any]) -> dict[str, str]:
     """Second names of parameters, in torchtitan's checkpoints."""
-    return second_names(architecture(config)) if config["model_type"] in FAMILIES else {}
+    return alias_names_of(architecture(config)) if config["model_type"] in FAMILIES else {}

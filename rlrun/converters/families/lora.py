@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from rlrun.converters.tensors.content import Content, RowByRow, cast, plain
-from rlrun.converters.tensors.safetensors_format import Described, read_header
-from rlrun.converters.tensors.stored import Files, Stored
+from rlrun.converters.tensors.safetensors_format import TensorInfo, read_header
+from rlrun.converters.tensors.stored import Files, StoredTensor
 from rlrun.models.checked_names import abbreviated, file_inside
 from rlrun.models.json_files import read_json_object
 
@@ -22,15 +22,15 @@ _REFUSED = ("use_dora", "fan_in_fan_out", "target_parameters", "layer_replicatio
 
 
 @dataclass(frozen=True, slots=True)
-class Merged(RowByRow):
+class MergedWeight(RowByRow):
     """`source + scale * up @ down`, in float32 and rounded once."""
 
-    down: Stored
-    up: Stored
+    down: StoredTensor
+    up: StoredTensor
     scale: float
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
         return self.source.tensor
 
@@ -38,11 +38,11 @@ class Merged(RowByRow):
         """Some rows."""
         up = plain(self.up).rows(files, first, last).float()
         down = plain(self.down).rows(files, 0, self.down.shape[0]).float()
-        merged = self.source.rows(files, first, last).float().addmm_(up, down, alpha=self.scale)
-        return merged.to(self.tensor.dtype)
+        merge_adapter = self.source.rows(files, first, last).float().addmm_(up, down, alpha=self.scale)
+        return merge_adapter.to(self.tensor.dtype)
 
 
-def merged(contents: Mapping[str, Content], adapter: Path) -> dict[str, Content]:
+def merge_adapter(contents: Mapping[str, Content], adapter: Path) -> dict[str, Content]:
     """The contents with the adapter's part added. ValueError where it adapts what is not there, or does so in
     a way that is not supported.
     """
@@ -63,8 +63,8 @@ def merged(contents: Mapping[str, Content], adapter: Path) -> dict[str, Content]
 
 
 def _merge(
-    content: Content, down: Stored, up: Stored | None, config: Mapping[str, Any], module: str
-) -> Merged:
+    content: Content, down: StoredTensor, up: StoredTensor | None, config: Mapping[str, Any], module: str
+) -> MergedWeight:
     if up is None:
         raise ValueError(f"the adapter of {module} has no lora_B")
     rank = down.shape[0]
@@ -74,10 +74,10 @@ def _merge(
             f"shape {content.tensor.shape}"
         )
     alpha = _pattern(config.get("alpha_pattern") or {}, module, config["lora_alpha"])
-    return Merged(content, down, up, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    return MergedWeight(content, down, up, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
-def _replaced(content: Content, stored: Stored, name: str) -> Content:
+def _replaced(content: Content, stored: StoredTensor, name: str) -> Content:
     """A module that was trained whole (`modules_to_save`)."""
     if stored.shape != content.tensor.shape:
         raise ValueError(f"the adapter has {name} with shape {stored.shape}, not {content.tensor.shape}")

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rlrun.converters.tensors.arranged import Paired, stacked, transposed
+from rlrun.converters.tensors.arranged import Paired, stack_contents, transpose
 from rlrun.converters.tensors.content import Content, plain
-from rlrun.converters.tensors.safetensors_format import Described
-from rlrun.converters.tensors.stored import Stored
+from rlrun.converters.tensors.safetensors_format import TensorInfo
+from rlrun.converters.tensors.stored import StoredTensor
 from rlrun.models.architecture import Architecture
 from rlrun.models.checked_names import abbreviated
 from rlrun.models.tensor_names import HfTensor, hf_tensors, is_derived
@@ -68,21 +68,21 @@ def to_parameters(
     known = {name: content for name, content in contents.items() if not is_derived(name, model)}
     shapes = {name: content.tensor.shape for name, content in known.items()}
     mapped = check_names(hf_shapes(model), shapes, where, lenience)
-    mapped.passed = sorted(contents.keys() - known.keys() - second_names(model).keys())
+    mapped.passed = sorted(contents.keys() - known.keys() - alias_names_of(model).keys())
     for name, tensors in _by_parameter(model).items():
         if all(tensor.name in known for tensor in tensors):
             members = [known[tensor.name] for tensor in tensors]
-            whole = members[0] if tensors[0].expert is None else stacked(members)
+            whole = members[0] if tensors[0].expert is None else stack_contents(members)
             if tensors[0].transposed:
-                whole = transposed(whole)
+                whole = transpose(whole)
             mapped.contents[name] = _paired(model, name, whole, side_by_side=True)
     return mapped
 
 
 def to_hf(
     model: Architecture,
-    described: Mapping[str, Described],
-    read: Callable[[str], Stored],
+    described: Mapping[str, TensorInfo],
+    read: Callable[[str], StoredTensor],
     *,
     where: str,
     lenience: Lenience,
@@ -94,7 +94,7 @@ def to_hf(
     `own`: they are of rlrun's trainer, which keeps rotary pairs as Hugging Face does. `fixed`: Hugging Face
     tensors that nobody trains, for where the checkpoint does not hold them.
     """
-    twice = second_names(model)
+    twice = alias_names_of(model)
     shapes = {name: tensor.shape for name, tensor in described.items() if name not in twice}
     absent = {
         tensor.parameter: fixed[tensor.name]
@@ -112,14 +112,14 @@ def to_hf(
         whole = stored[tensor.parameter]
         content: Content = plain(whole if tensor.expert is None else whole.index(tensor.expert))
         if tensor.transposed:
-            content = transposed(content)
+            content = transpose(content)
         if not own:
             content = _paired(model, tensor.parameter, content, side_by_side=False)
         mapped.contents[tensor.name] = content
     return mapped
 
 
-def second_names(model: Architecture) -> dict[str, str]:
+def alias_names_of(model: Architecture) -> dict[str, str]:
     """Names in torchtitan's checkpoints of parameters that have another name there too."""
     return {"lm_head.weight": "tok_embeddings.weight"} if model.tied else {}
 

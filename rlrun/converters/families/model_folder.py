@@ -12,8 +12,8 @@ import torch
 
 from rlrun.converters.families.mapping import STRICT, check_names, hf_shapes
 from rlrun.converters.folders.hf_folder import INDEX, companions, read_tensors
-from rlrun.converters.tensors.precision import is_kept
-from rlrun.converters.tensors.safetensors_format import Described, make_header, make_index, split_shards
+from rlrun.converters.tensors.precision import keeps_precision
+from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index, split_shards
 from rlrun.converters.tensors.stored import Files
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import read_config
@@ -77,7 +77,7 @@ def write_folder(
     dtype: torch.dtype,
 ) -> None:
     """Write a model folder: the tensors (in the order of `shapes`) as safetensors, the rest copied from
-    `source`. What keeps its precision (`is_kept`) is written in float32, as it is trained.
+    `source`. What keeps its precision (`keeps_precision`) is written in float32, as it is trained.
 
     Holds one tensor in memory at a time. An OSError (a full disk) reaches the caller.
     """
@@ -85,7 +85,8 @@ def write_folder(
     for name, path in companions(source).items():
         (folder / name).write_bytes(path.read_bytes())
     described = {
-        name: Described(torch.float32 if is_kept(name) else dtype, shape) for name, shape in shapes.items()
+        name: TensorInfo(torch.float32 if keeps_precision(name) else dtype, shape)
+        for name, shape in shapes.items()
     }
     shards = split_shards(described, SHARD_BYTES)
     stream = iter(tensors)
@@ -96,7 +97,7 @@ def write_folder(
 
 
 def _write_file(
-    path: Path, expected: Mapping[str, Described], stream: Iterator[tuple[str, torch.Tensor]]
+    path: Path, expected: Mapping[str, TensorInfo], stream: Iterator[tuple[str, torch.Tensor]]
 ) -> None:
     head, _ = make_header(expected)
     with path.open("wb") as file:

@@ -13,7 +13,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _BLOCK_BYTES = 16 << 20
 
 
-def with_tying(
+def set_tying(
     contents: dict[str, Content], config: dict[str, Any], tied: bool | None
 ) -> tuple[dict[str, Content], dict[str, Any]]:
     """Tensors and config, tied or not (None: as they are). ValueError where tying would lose something."""

@@ -56,7 +56,7 @@ def read_checksums(folder: Path) -> Digests | None:
     return digests
 
 
-def problems(folder: Path, digests: Mapping[str, str]) -> dict[str, str]:
+def find_problems(folder: Path, digests: Mapping[str, str]) -> dict[str, str]:
     """Returns what is wrong with each file that is not as recorded; reads every file once."""
     found = {name: _problem(folder / name, digest) for name, digest in digests.items()}
     return {name: problem for name, problem in found.items() if problem is not None}

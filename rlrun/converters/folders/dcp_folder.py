@@ -14,8 +14,8 @@ from torch.distributed.checkpoint import metadata
 
 from rlrun.converters.folders.dcp_item import Item, data_position
 from rlrun.converters.folders.dcp_metadata import METADATA, first_line, read_metadata
-from rlrun.converters.tensors.safetensors_format import CODES, Described
-from rlrun.converters.tensors.stored import Chunk, Stored
+from rlrun.converters.tensors.safetensors_format import CODES, TensorInfo
+from rlrun.converters.tensors.stored import Chunk, StoredTensor
 from rlrun.models.checked_names import check_tensor_name, file_inside
 
 
@@ -25,7 +25,7 @@ class DcpFolder:
     def __init__(self, folder: Path) -> None:
         """Read the metadata. ValueError where the folder is no complete checkpoint."""
         self.folder = folder
-        self.tensors: dict[str, Described] = {}
+        self.tensors: dict[str, TensorInfo] = {}
         self._files: dict[str, tuple[Path, int]] = {}
         path = file_inside(folder, METADATA)
         table = read_metadata(path)
@@ -33,7 +33,7 @@ class DcpFolder:
             self._items = _items(table)
             for name in self._items:
                 entry = table.state_dict_metadata[name]
-                self.tensors[name] = Described(entry.properties.dtype, _shape(entry.size))
+                self.tensors[name] = TensorInfo(entry.properties.dtype, _shape(entry.size))
                 _check_filled(name, self.tensors[name], self._items[name])
         except Exception as error:  # a damaged pickle may hold anything, and raise anything
             raise ValueError(f"{path} is no checkpoint's metadata: {first_line(error)}") from None
@@ -49,11 +49,11 @@ class DcpFolder:
         """In how many parts a tensor was written."""
         return len(self._items[name])
 
-    def read(self, name: str) -> Stored:
+    def read(self, name: str) -> StoredTensor:
         """Where a tensor's bytes are. ValueError where they are not as the metadata says."""
         tensor = self.tensors[name]
         chunks = (self._chunk(name, tensor.dtype, item) for item in self._items[name])
-        return Stored(tensor.dtype, tensor.shape, tuple(chunks))
+        return StoredTensor(tensor.dtype, tensor.shape, tuple(chunks))
 
     def scalar(self, name: str) -> int | None:
         """The value of an integer such as `step`; None where the checkpoint holds none."""
@@ -114,7 +114,7 @@ def _shape(values: Any) -> tuple[int, ...]:
     return shape
 
 
-def _check_filled(name: str, tensor: Described, items: list[Item]) -> None:
+def _check_filled(name: str, tensor: TensorInfo, items: list[Item]) -> None:
     """The chunks must fill the tensor, and lie within it."""
     if tensor.dtype not in CODES:
         raise ValueError(f"{name} has type {tensor.dtype}, which is not supported")

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.safetensors_format import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Envelope:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ItemPosition:
     """Where an item is."""
 
     file: str
@@ -40,7 +40,7 @@ class Place:
     length: int
 
 
-def make_envelope(tensor: Described) -> Envelope:
+def make_envelope(tensor: TensorInfo) -> Envelope:
     """What torch.save puts before and after the bytes of such a tensor."""
     recorder = _Recorder()
     empty = torch.empty(tensor.shape, dtype=tensor.dtype)  # address space only: nothing touches its pages
@@ -50,7 +50,7 @@ def make_envelope(tensor: Described) -> Envelope:
 
 
 def make_metadata(
-    tensors: Mapping[str, Described], places: Mapping[str, Place], aliases: Mapping[str, str]
+    tensors: Mapping[str, TensorInfo], places: Mapping[str, ItemPosition], aliases: Mapping[str, str]
 ) -> bytes:
     """`.metadata`; an alias is a second name of a tensor that is stored once."""
     names = {name: name for name in tensors} | dict(aliases)
@@ -67,13 +67,13 @@ def make_metadata(
     return pickle.dumps(table)
 
 
-def _entry(tensor: Described) -> TensorStorageMetadata:
+def _entry(tensor: TensorInfo) -> TensorStorageMetadata:
     shape = torch.Size(tensor.shape)
     chunk = ChunkStorageMetadata(offsets=torch.Size((0,) * len(shape)), sizes=shape)
     return TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), shape, [chunk])
 
 
-def _info(place: Place) -> _StorageInfo:
+def _info(place: ItemPosition) -> _StorageInfo:
     return _StorageInfo(place.file, place.position, place.length)
 
 

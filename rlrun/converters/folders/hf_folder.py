@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.converters.tensors.safetensors_format import read_header
-from rlrun.converters.tensors.stored import Stored
+from rlrun.converters.tensors.stored import StoredTensor
 from rlrun.models.checked_names import abbreviated, file_inside
 
 INDEX = "model.safetensors.index.json"
@@ -19,12 +19,12 @@ def is_hf_folder(folder: Path) -> bool:
     return (folder / INDEX).exists() or (folder / SINGLE).exists()
 
 
-def read_tensors(folder: Path) -> dict[str, Stored]:
+def read_tensors(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of the folder by name. ValueError where files are missing, broken, or contradict the
     index.
     """
     index = _read_index(folder)
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in sorted(set(index.values())) if index is not None else [SINGLE]:
         for name, tensor in read_header(file_inside(folder, file)).items():
             if index is not None and index.get(name) != file:

@@ -15,7 +15,7 @@ Format = Literal["hf", "dcp"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Checkpoint:
     """A checkpoint."""
 
     folder: Path
@@ -26,7 +26,7 @@ class Found:
     """Folder with its config.json and tokenizer."""
 
 
-def find_checkpoint(path: Path, step: str | None = None, model: Path | None = None) -> Found:
+def find_checkpoint(path: Path, step: str | None = None, model: Path | None = None) -> Checkpoint:
     """The checkpoint at `path`; `step` ("latest" or a number) chooses among a run's, `model` is where its
     config is (known for runs, and for what rlrun wrote). ValueError says what was looked for.
     """
@@ -35,13 +35,13 @@ def find_checkpoint(path: Path, step: str | None = None, model: Path | None = No
     steps = _steps(path)
     if steps:
         chosen = _choose(path, steps, step)
-        return Found(steps[chosen], "dcp", chosen, model or _model_of_run(steps[chosen]))
+        return Checkpoint(steps[chosen], "dcp", chosen, model or _model_of_run(steps[chosen]))
     if step not in (None, "latest"):
         raise ValueError(f"{path} has no steps to choose from (--step {step}): it is not a run's folder")
     if is_dcp_folder(path):
-        return Found(path, "dcp", None, model or (path if (path / "config.json").is_file() else None))
+        return Checkpoint(path, "dcp", None, model or (path if (path / "config.json").is_file() else None))
     if is_hf_folder(path):
-        return Found(path, "hf", None, path)
+        return Checkpoint(path, "hf", None, path)
     raise ValueError(
         f"{path} is no checkpoint: it has neither safetensors (model.safetensors or its index), nor the "
         ".metadata of a distributed checkpoint, nor a run's checkpoints"

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlrun.converters.folders.dcp_format import Place, make_envelope, make_metadata
+from rlrun.converters.folders.dcp_format import ItemPosition, make_envelope, make_metadata
 from rlrun.converters.folders.dcp_metadata import METADATA
 from rlrun.converters.folders.hf_folder import INDEX
 from rlrun.converters.tensors.content import Content
-from rlrun.converters.tensors.safetensors_format import Described, make_header, make_index, split_shards
+from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index, split_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,19 @@ def distcp_files(
     """A distributed checkpoint; `aliases` are second names of tensors."""
     described = {name: content.tensor for name, content in contents.items()}
     files: list[OutputFile] = []
-    places: dict[str, Place] = {}
+    places: dict[str, ItemPosition] = {}
     for number, names in enumerate(split_shards(described, shard_bytes).values()):
         file = _distcp_file(f"__0_{number}.distcp", {name: contents[name] for name in names}, places)
         files.append(file)
     return [*files, small_file(METADATA, make_metadata(described, places, aliases))]
 
 
-def _distcp_file(name: str, contents: Mapping[str, Content], places: dict[str, Place]) -> OutputFile:
+def _distcp_file(name: str, contents: Mapping[str, Content], places: dict[str, ItemPosition]) -> OutputFile:
     fixed, tensors = [], []
     envelopes = {tensor: make_envelope(tensor) for tensor in {c.tensor for c in contents.values()}}
     end = 0
     for tensor_name, content in contents.items():
-        tensor: Described = content.tensor
+        tensor: TensorInfo = content.tensor
         envelope = envelopes[tensor]
         begin, end = end, end + len(envelope.head)
         fixed.append((begin, envelope.head))
@@ -76,6 +76,6 @@ def _distcp_file(name: str, contents: Mapping[str, Content], places: dict[str, P
         end += tensor.nbytes
         fixed.append((end, envelope.tail))
         end += len(envelope.tail)
-        places[tensor_name] = Place(name, begin, end - begin)
+        places[tensor_name] = ItemPosition(name, begin, end - begin)
         end += -end % 64  # the bytes of a tensor are as aligned in the file as they are in its envelope
     return OutputFile(name, end, tuple(fixed), tuple(tensors))

@@ -29,7 +29,7 @@ def granularity(name: str) -> Granularity | None:
     return next((each for each in GRANULARITIES if name == f"fp8-{each}"), None)
 
 
-def quantised(name: str, weight: Content, granularity: Granularity) -> dict[str, Content]:
+def quantise_weight(name: str, weight: Content, granularity: Granularity) -> dict[str, Content]:
     """The tensors that a projection's weight becomes."""
     factors = Factors(weight, granularity)
     suffix = "_scale_inv" if granularity == "block" else "_scale"
@@ -62,7 +62,7 @@ def config(kept: list[str], granularity: Granularity) -> dict[str, Any]:
     }
 
 
-def widened(contents: Mapping[str, Content], dtype: torch.dtype) -> dict[str, Content]:
+def dequantise_weights(contents: Mapping[str, Content], dtype: torch.dtype) -> dict[str, Content]:
     """The contents of an eight-bit checkpoint in `dtype`. ValueError where a weight has no scale."""
     scales = ("_scale_inv", "_scale")
     made: dict[str, Content] = {}

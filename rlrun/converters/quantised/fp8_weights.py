@@ -10,7 +10,7 @@ import torch
 
 from rlrun.converters.tensors.blocks import blocks
 from rlrun.converters.tensors.content import Content
-from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files
 
 Granularity = Literal["block", "channel", "tensor"]
@@ -31,7 +31,7 @@ class Factors:
         self._granularity = granularity
         self._per_row = BLOCK if granularity == "block" else 1
         shape = {"block": (-(-height // BLOCK), -(-width // BLOCK)), "channel": (height, 1), "tensor": (1,)}
-        self.tensor = Described(torch.float32, shape[granularity])
+        self.tensor = TensorInfo(torch.float32, shape[granularity])
         self.step = math.lcm(self._per_row, weight.step) // self._per_row
         self._values = torch.zeros(self.tensor.shape)
         self._known = torch.zeros(self.tensor.shape[0], dtype=torch.bool)
@@ -81,9 +81,9 @@ class QuantisedWeight:
     factors: Factors
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
-        return Described(torch.float8_e4m3fn, self.source.tensor.shape)
+        return TensorInfo(torch.float8_e4m3fn, self.source.tensor.shape)
 
     @property
     def step(self) -> int:
@@ -106,9 +106,9 @@ class DequantisedWeight:
     dtype: torch.dtype
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
-        return Described(self.dtype, self.source.tensor.shape)
+        return TensorInfo(self.dtype, self.source.tensor.shape)
 
     @property
     def step(self) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.tensors.content import Content, Held, RowByRow
-from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.content import Content, InMemory, RowByRow
+from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files
 
 GROUP = 128
@@ -21,7 +21,7 @@ _NUMBERS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"
 _IN_AN_INT32 = 8
 
 
-def packed(name: str, weight: Content) -> dict[str, Content]:
+def pack_weight(name: str, weight: Content) -> dict[str, Content]:
     """The tensors that a projection's weight becomes. ValueError where its rows are no whole groups."""
     columns = weight.tensor.shape[1]
     if columns % GROUP:
@@ -33,7 +33,7 @@ def packed(name: str, weight: Content) -> dict[str, Content]:
     return {
         module + _PACKED: PackedWeight(weight, scheme),
         module + _SCALE: Scales(weight, scheme),
-        module + _SHAPE: Held(torch.tensor(weight.tensor.shape)),
+        module + _SHAPE: InMemory(torch.tensor(weight.tensor.shape)),
     }
 
 
@@ -50,7 +50,7 @@ def config(kept: list[str]) -> dict[str, Any]:
     }
 
 
-def widened(
+def dequantise_weights(
     contents: Mapping[str, Content], settings: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, Content]:
     """The contents of such a checkpoint in `dtype`. ValueError where its numbers are others."""
@@ -65,7 +65,7 @@ def widened(
             module = name.removesuffix(_PACKED)
             if module + _SCALE not in contents:
                 raise ValueError(f"{name} has no {_SCALE}")
-            made[f"{module}weight"] = WidenedWeight(content, contents[module + _SCALE], scheme, dtype)
+            made[f"{module}weight"] = DequantisedInt4Weight(content, contents[module + _SCALE], scheme, dtype)
         elif not name.endswith((_SCALE, _SHAPE)):
             made[name] = content
     return made
@@ -78,10 +78,10 @@ class PackedWeight(RowByRow):
     scheme: Any
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
         rows, columns = self.source.tensor.shape
-        return Described(torch.int32, (rows, columns // _IN_AN_INT32))
+        return TensorInfo(torch.int32, (rows, columns // _IN_AN_INT32))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Some rows, over their scales as those are stored."""
@@ -100,10 +100,10 @@ class Scales(RowByRow):
     scheme: Any
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
         described = self.source.tensor
-        return Described(described.dtype, (described.shape[0], described.shape[1] // GROUP))
+        return TensorInfo(described.dtype, (described.shape[0], described.shape[1] // GROUP))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Those of some rows; the weight is read for them once more."""
@@ -111,7 +111,7 @@ class Scales(RowByRow):
 
 
 @dataclass(frozen=True, slots=True)
-class WidenedWeight:
+class DequantisedInt4Weight:
     """A weight of four bits times its scales."""
 
     source: Content
@@ -121,10 +121,10 @@ class WidenedWeight:
     step: int = 1
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
         rows, columns = self.source.tensor.shape
-        return Described(self.dtype, (rows, columns * _IN_AN_INT32))
+        return TensorInfo(self.dtype, (rows, columns * _IN_AN_INT32))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Some rows."""

@@ -15,12 +15,12 @@ PROJECTIONS = ("_proj.weight", "_proj_with_mqa.weight")
 """Of attention, feed-forward and experts; not embedding, head, router or norms."""
 
 
-def kind_named(name: str | None) -> Kind | None:
+def parse_kind(name: str | None) -> Kind | None:
     """`"fp8-block"` -> itself; None for `"none"`, and for None."""
     return next((kind for kind in KINDS if kind == name), None)
 
 
-def quantised(
+def quantise(
     contents: Mapping[str, Content], config: Mapping[str, Any], kind: Kind
 ) -> tuple[dict[str, Content], dict[str, Any]]:
     """The contents with their projections quantised, and the config that says so. ValueError where they
@@ -34,9 +34,9 @@ def quantised(
         if not _is_projection(name, content):
             made[name] = content
         elif granularity is None:
-            made |= int4.packed(name, content)
+            made |= int4.pack_weight(name, content)
         else:
-            made |= fp8.quantised(name, content, granularity)
+            made |= fp8.quantise_weight(name, content, granularity)
     kept = sorted(
         name.removesuffix(".weight")
         for name, content in contents.items()
@@ -47,7 +47,7 @@ def quantised(
     return made, dict(config) | {"quantization_config": settings}
 
 
-def dequantised(
+def dequantise(
     contents: Mapping[str, Content], config: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, Content]:
     """The contents of a quantised checkpoint in `dtype`; ValueError for kinds that are not read."""
@@ -55,11 +55,11 @@ def dequantised(
         return dict(contents)
     match settings.get("quant_method"), settings.get("format"):
         case "mxfp4", _:
-            return mxfp4.widened(contents, dtype)
+            return mxfp4.dequantise_weights(contents, dtype)
         case ("fp8", _) | ("compressed-tensors", None | "float-quantized" | "naive-quantized"):
-            return fp8.widened(contents, dtype)
+            return fp8.dequantise_weights(contents, dtype)
         case "compressed-tensors", int4.FORMAT:
-            return int4.widened(contents, settings, dtype)
+            return int4.dequantise_weights(contents, settings, dtype)
         case method, layout:
             raise ValueError(
                 f"the checkpoint is quantised by {method!r} ({layout or 'no format'}), which is not read; "

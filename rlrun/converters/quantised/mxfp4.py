@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from rlrun.converters.tensors.arranged import transposed
+from rlrun.converters.tensors.arranged import transpose
 from rlrun.converters.tensors.content import Content
-from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -29,10 +29,10 @@ class Mxfp4Weight:
     step: int = 1
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
         experts, outputs, groups, half = self.blocks.tensor.shape
-        return Described(self.dtype, (experts, outputs, groups * half * 2))
+        return TensorInfo(self.dtype, (experts, outputs, groups * half * 2))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Some experts' matrices."""
@@ -44,7 +44,7 @@ class Mxfp4Weight:
         )
 
 
-def widened(contents: Mapping[str, Content], dtype: torch.dtype) -> dict[str, Content]:
+def dequantise_weights(contents: Mapping[str, Content], dtype: torch.dtype) -> dict[str, Content]:
     """The contents of an MXFP4 checkpoint in `dtype`, as transformers' unquantised models have them: inputs
     first. ValueError where blocks and scales do not fit.
     """
@@ -56,7 +56,7 @@ def widened(contents: Mapping[str, Content], dtype: torch.dtype) -> dict[str, Co
             shape = content.tensor.shape
             if scales is None or scales.tensor.shape != shape[:-1] or len(shape) != 4 or shape[-1] != 16:
                 raise ValueError(f"{name} has shape {shape} and no scales that fit: it is not MXFP4")
-            made[whole] = transposed(Mxfp4Weight(content, scales, dtype))
+            made[whole] = transpose(Mxfp4Weight(content, scales, dtype))
         elif not name.endswith("_scales"):
             made[name] = content
     return made

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from rlrun.converters.tensors.content import Cast, Content, Plain, RowByRow
-from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files, stack
 
 
@@ -18,10 +18,10 @@ class Stacked:
     step: int = 1
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
         member = self.members[0].tensor
-        return Described(member.dtype, (len(self.members), *member.shape))
+        return TensorInfo(member.dtype, (len(self.members), *member.shape))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Some members, whole."""
@@ -43,7 +43,7 @@ class Paired:
     """The order that is made."""
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
         return self.source.tensor
 
@@ -65,24 +65,24 @@ class Transposed(RowByRow):
     """Matrices, one for each row of the source, with their own rows and columns exchanged."""
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
         described = self.source.tensor
-        return Described(described.dtype, (described.shape[0], described.shape[2], described.shape[1]))
+        return TensorInfo(described.dtype, (described.shape[0], described.shape[2], described.shape[1]))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Some matrices, whole."""
         return self.source.rows(files, first, last).transpose(1, 2).contiguous()
 
 
-def transposed(content: Content) -> Content:
+def transpose(content: Content) -> Content:
     """Matrices with rows and columns exchanged; twice is not at all."""
     if isinstance(content, Cast) and isinstance(content.source, Transposed):
         return Cast(content.source.source, content.dtype)
     return content.source if isinstance(content, Transposed) else Transposed(content)
 
 
-def stacked(members: list[Content]) -> Content:
+def stack_contents(members: list[Content]) -> Content:
     """Contents along a new first dimension; a copy of bytes where they are."""
     plains = [member for member in members if isinstance(member, Plain)]
     alike = len({(member.dtype, member.stored.dtype) for member in plains}) == 1

@@ -9,15 +9,15 @@ from typing import Protocol
 
 import torch
 
-from rlrun.converters.tensors.safetensors_format import Described
-from rlrun.converters.tensors.stored import Files, Stored
+from rlrun.converters.tensors.safetensors_format import TensorInfo
+from rlrun.converters.tensors.stored import Files, StoredTensor
 
 
 class Content(Protocol):
     """A tensor that can be made piece by piece; a scalar counts as one row."""
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
 
     @property
@@ -43,14 +43,14 @@ class Span:
 class Plain:
     """A stored tensor, perhaps in another precision."""
 
-    stored: Stored
+    stored: StoredTensor
     dtype: torch.dtype
     step: int = 1
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
-        return Described(self.dtype, self.stored.shape)
+        return TensorInfo(self.dtype, self.stored.shape)
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Copied out of the files; what was read is let go of."""
@@ -83,16 +83,16 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class InMemory:
     """A tensor that is in memory."""
 
     value: torch.Tensor
     step: int = 1
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
-        return Described(self.value.dtype, tuple(self.value.shape))
+        return TensorInfo(self.value.dtype, tuple(self.value.shape))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Some rows, not copied."""
@@ -118,16 +118,16 @@ class Cast(RowByRow):
     dtype: torch.dtype
 
     @property
-    def tensor(self) -> Described:
+    def tensor(self) -> TensorInfo:
         """Type and shape."""
-        return Described(self.dtype, self.source.tensor.shape)
+        return TensorInfo(self.dtype, self.source.tensor.shape)
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """The source's rows, cast."""
         return self.source.rows(files, first, last).to(self.dtype)
 
 
-def plain(stored: Stored) -> Plain:
+def plain(stored: StoredTensor) -> Plain:
     """A stored tensor as it is."""
     return Plain(stored, stored.dtype)
 

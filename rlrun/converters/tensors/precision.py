@@ -3,7 +3,7 @@
 import torch
 
 
-def dtype_named(name: str) -> torch.dtype:
+def parse_dtype(name: str) -> torch.dtype:
     """`"bfloat16"` -> `torch.bfloat16`. ValueError for what is no type of torch."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
@@ -11,7 +11,7 @@ def dtype_named(name: str) -> torch.dtype:
     return dtype
 
 
-def is_kept(name: str) -> bool:
+def keeps_precision(name: str) -> bool:
     """Whether a weight keeps its precision whatever the others get: a bias that decides which experts are
     chosen.
     """

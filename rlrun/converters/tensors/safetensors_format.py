@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.tensors.stored import Chunk, Stored
+from rlrun.converters.tensors.stored import Chunk, StoredTensor
 from rlrun.models.checked_names import check_tensor_name
 
 DTYPES = {
@@ -38,7 +38,7 @@ _MAX_HEADER = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class TensorInfo:
     """What a header says of a tensor."""
 
     dtype: torch.dtype
@@ -50,7 +50,7 @@ class Described:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(path: Path) -> dict[str, Stored]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file, by name. ValueError says what is wrong with a file that is not in order."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -73,7 +73,7 @@ def read_header(path: Path) -> dict[str, Stored]:
     return tensors
 
 
-def make_header(tensors: Mapping[str, Described]) -> tuple[bytes, dict[str, int]]:
+def make_header(tensors: Mapping[str, TensorInfo]) -> tuple[bytes, dict[str, int]]:
     """The head of a file, and the position in the file at which each tensor's bytes must begin."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     ends = 0
@@ -91,7 +91,7 @@ def make_header(tensors: Mapping[str, Described]) -> tuple[bytes, dict[str, int]
     return len(text).to_bytes(8, "little") + text, {name: start + begin for name, begin in begins.items()}
 
 
-def split_shards(tensors: Mapping[str, Described], shard_bytes: int) -> dict[str, list[str]]:
+def split_shards(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> dict[str, list[str]]:
     """Which tensors go to which file; a file is larger than `shard_bytes` only where one tensor is."""
     shards = list(_fill(tensors, shard_bytes))
     if len(shards) == 1:
@@ -99,7 +99,7 @@ def split_shards(tensors: Mapping[str, Described], shard_bytes: int) -> dict[str
     return {f"model-{i:05d}-of-{len(shards):05d}.safetensors": shard for i, shard in enumerate(shards, 1)}
 
 
-def make_index(tensors: Mapping[str, Described], shards: Mapping[str, Iterable[str]]) -> bytes:
+def make_index(tensors: Mapping[str, TensorInfo], shards: Mapping[str, Iterable[str]]) -> bytes:
     """`model.safetensors.index.json`."""
     weight_map = {name: file for file, names in shards.items() for name in names}
     total = sum(tensor.nbytes for tensor in tensors.values())
@@ -107,7 +107,7 @@ def make_index(tensors: Mapping[str, Described], shards: Mapping[str, Iterable[s
     return json.dumps(index, indent=2).encode() + b"\n"
 
 
-def _fill(tensors: Mapping[str, Described], shard_bytes: int) -> Iterator[list[str]]:
+def _fill(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> Iterator[list[str]]:
     shard: list[str] = []
     filled = 0
     for name, tensor in tensors.items():
@@ -119,7 +119,7 @@ def _fill(tensors: Mapping[str, Described], shard_bytes: int) -> Iterator[list[s
     yield shard
 
 
-def _tensor(path: Path, data: int, name: str, entry: object) -> tuple[Stored, int]:
+def _tensor(path: Path, data: int, name: str, entry: object) -> tuple[StoredTensor, int]:
     if not isinstance(entry, dict) or entry.get("dtype") not in DTYPES:
         raise _broken(path, f"{name} has no type that is known here")
     shape: Any = entry.get("shape")
@@ -128,13 +128,15 @@ def _tensor(path: Path, data: int, name: str, entry: object) -> tuple[Stored, in
         raise _broken(path, f"{name} has no proper shape and offsets")
     dtype = DTYPES[entry["dtype"]]
     chunk = Chunk(path, data + offsets[0], (0,) * len(shape), tuple(shape))
-    stored = Stored(dtype, tuple(shape), (chunk,))
+    stored = StoredTensor(dtype, tuple(shape), (chunk,))
     if offsets[1] - offsets[0] != stored.nbytes:
         raise _broken(path, f"{name} has {offsets[1] - offsets[0]} bytes, its shape needs {stored.nbytes}")
     return stored, offsets[0]
 
 
-def _check_layout(path: Path, size: int, tensors: Mapping[str, Stored], begins: Mapping[str, int]) -> None:
+def _check_layout(
+    path: Path, size: int, tensors: Mapping[str, StoredTensor], begins: Mapping[str, int]
+) -> None:
     """The tensors must fill the file, without gap or overlap."""
     end = 0
     for name in sorted(tensors, key=lambda name: (begins[name], tensors[name].nbytes)):

@@ -49,7 +49,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor in files."""
 
     dtype: torch.dtype
@@ -62,17 +62,17 @@ class Stored:
         """Bytes of the whole tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def index(self, place: int) -> "Stored":
+    def index(self, place: int) -> "StoredTensor":
         """`tensor[place]`."""
         found = []
         for chunk in self.chunks:
             if chunk.offsets[0] <= place < chunk.offsets[0] + chunk.shape[0]:
                 row = chunk.rows(place, place + 1, self.dtype.itemsize)
                 found.append(replace(row, offsets=row.offsets[1:], shape=row.shape[1:]))
-        return Stored(self.dtype, self.shape[1:], tuple(found))
+        return StoredTensor(self.dtype, self.shape[1:], tuple(found))
 
 
-def stack(tensors: Iterable[Stored]) -> Stored:
+def stack(tensors: Iterable[StoredTensor]) -> StoredTensor:
     """`torch.stack(tensors)`; all have one shape and dtype."""
     members = list(tensors)
     chunks = (
@@ -80,7 +80,7 @@ def stack(tensors: Iterable[Stored]) -> Stored:
         for place, member in enumerate(members)
         for chunk in member.chunks
     )
-    return Stored(members[0].dtype, (len(members), *members[0].shape), tuple(chunks))
+    return StoredTensor(members[0].dtype, (len(members), *members[0].shape), tuple(chunks))
 
 
 class Files:

@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from rlrun.converters.folders.checksums import CHECKSUMS, MISSING, Digests, problems, read_checksums
+from rlrun.converters.folders.checksums import CHECKSUMS, MISSING, Digests, find_problems, read_checksums
 from rlrun.runner.checkpoints.folder import DRIVER, checkpoints_in
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.contracts.interfaces import Trainer
@@ -44,7 +44,7 @@ async def open_checkpoint(checkpoint: Path, trainer: Trainer | None) -> dict[str
     digests = await to_thread(_recorded, checkpoint)
     if digests is not None:
         own = {name: digest for name, digest in digests.items() if "/" not in name}
-        wrong = await to_thread(problems, checkpoint, own)
+        wrong = await to_thread(find_problems, checkpoint, own)
         if trainer is not None:
             wrong |= await trainer.check(checkpoint, {n: d for n, d in digests.items() if n not in own})
         if wrong:

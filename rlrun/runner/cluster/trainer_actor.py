@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from rlrun.converters.folders.checksums import Digests, problems
+from rlrun.converters.folders.checksums import Digests, find_problems
 from rlrun.runner.batches.columns import Array, Columns, concatenate_log_probs, from_columns
 from rlrun.runner.cluster.actor import Actor, reports_failure
 from rlrun.runner.contracts.carriers import (
@@ -97,7 +97,7 @@ class TrainerActor(Actor):
     @reports_failure
     def check_files(self, folder: str, digests: Digests) -> dict[str, str]:
         """Returns a description of what is wrong for each file that differs from its checksum."""
-        return problems(Path(folder), digests)
+        return find_problems(Path(folder), digests)
 
     @reports_failure
     def load(self, folder: str) -> None:

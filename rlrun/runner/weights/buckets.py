@@ -14,8 +14,8 @@ from math import prod
 
 import torch
 
-from rlrun.converters.tensors.precision import dtype_named
-from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.precision import parse_dtype
+from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.runner.contracts.carriers import Checksums, TensorSlot
 from rlrun.runner.weights.fill import copy_all
 from rlrun.runner.weights.form import Form
@@ -44,7 +44,7 @@ def plan_buckets(shapes: Mapping[str, tuple[int, ...]], form: Form, limit: int |
     """
     buckets: list[Bucket] = []
     sources: list[str] = []
-    pieces: dict[str, Described] = {}
+    pieces: dict[str, TensorInfo] = {}
     filled = 0
     for name, shape in shapes.items():
         pieces_of_tensor = form.described(name, shape)
@@ -60,14 +60,14 @@ def plan_buckets(shapes: Mapping[str, tuple[int, ...]], form: Form, limit: int |
 
 def bytes_of(slot: TensorSlot) -> int:
     """Returns the size of one tensor in bytes."""
-    return prod(slot.shape) * dtype_named(slot.dtype).itemsize
+    return prod(slot.shape) * parse_dtype(slot.dtype).itemsize
 
 
 def views_of(buffer: torch.Tensor, bucket: Bucket) -> dict[str, torch.Tensor]:
     """Returns views of a buffer of bytes as the bucket's tensors, by name."""
     return {
         slot.name: buffer[slot.offset : slot.offset + bytes_of(slot)]
-        .view(dtype_named(slot.dtype))
+        .view(parse_dtype(slot.dtype))
         .view(slot.shape)
         for slot in bucket.slots
     }
@@ -113,7 +113,7 @@ class WeightSet:
         return None if self._recorder is None else self._recorder.checksums()
 
 
-def _bucket(sources: list[str], pieces: Mapping[str, Described]) -> Bucket:
+def _bucket(sources: list[str], pieces: Mapping[str, TensorInfo]) -> Bucket:
     slots: list[TensorSlot] = []
     offset = 0
     for name, piece in sorted(pieces.items(), key=lambda item: -item[1].dtype.itemsize):

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from rlrun.converters.tensors.precision import dtype_named
-from rlrun.converters.tensors.safetensors_format import Described, make_header, make_index
+from rlrun.converters.tensors.precision import parse_dtype
+from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index
 from rlrun.runner.contracts.carriers import FolderWeights
 from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
 
@@ -125,5 +125,5 @@ class FolderWriter:
         self._versions = kept
 
 
-def _described(bucket: Bucket) -> dict[str, Described]:
-    return {slot.name: Described(dtype_named(slot.dtype), slot.shape) for slot in bucket.slots}
+def _described(bucket: Bucket) -> dict[str, TensorInfo]:
+    return {slot.name: TensorInfo(parse_dtype(slot.dtype), slot.shape) for slot in bucket.slots}

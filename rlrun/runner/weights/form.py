@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from rlrun.converters.quantised.fp8 import quantised
+from rlrun.converters.quantised.fp8 import quantise_weight
 from rlrun.converters.quantised.fp8_weights import BLOCK
 from rlrun.converters.quantised.kinds import PROJECTIONS
-from rlrun.converters.tensors.content import Held
-from rlrun.converters.tensors.precision import dtype_named
-from rlrun.converters.tensors.safetensors_format import Described
+from rlrun.converters.tensors.content import InMemory
+from rlrun.converters.tensors.precision import parse_dtype
+from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files
 
 
@@ -32,14 +32,14 @@ class Form:
         if not self._is_quantised(name, tensor.ndim):
             yield name, tensor
             return
-        for piece, content in quantised(name, Held(tensor), "block").items():
+        for piece, content in quantise_weight(name, InMemory(tensor), "block").items():
             yield piece, content.rows(Files(), 0, content.tensor.shape[0])
 
-    def described(self, name: str, shape: tuple[int, ...]) -> dict[str, Described]:
+    def described(self, name: str, shape: tuple[int, ...]) -> dict[str, TensorInfo]:
         """Returns the dtype and shape of each of those pieces, by name."""
         if not self._is_quantised(name, len(shape)):
-            return {name: Described(self.dtype, shape)}
-        contents = quantised(name, Held(torch.empty(shape, device="meta")), "block")
+            return {name: TensorInfo(self.dtype, shape)}
+        contents = quantise_weight(name, InMemory(torch.empty(shape, device="meta")), "block")
         return {piece: content.tensor for piece, content in contents.items()}
 
     def _is_quantised(self, name: str, dimensions: int) -> bool:
@@ -55,7 +55,7 @@ def engine_form(dtype: str, config: Mapping[str, Any]) -> Form:
     """
     settings = config.get("quantization_config")
     if settings is None:
-        return Form(dtype_named(dtype))
+        return Form(parse_dtype(dtype))
     method, size = settings.get("quant_method"), settings.get("weight_block_size")
     if method != "fp8" or size != [BLOCK, BLOCK]:
         shown = f"{method}, weight_block_size {size}"
@@ -63,4 +63,4 @@ def engine_form(dtype: str, config: Mapping[str, Any]) -> Form:
             f"engines serve weights quantised as {shown}, but rlrun can only update weights in FP8 blocks of "
             f"{BLOCK} × {BLOCK}; convert the model with `rlrun convert --quantize fp8-block`"
         )
-    return Form(dtype_named(dtype), tuple(settings.get("modules_to_not_convert") or ()))
+    return Form(parse_dtype(dtype), tuple(settings.get("modules_to_not_convert") or ()))

@@ -18,7 +18,7 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing.reductions import reduce_tensor
 
-from rlrun.converters.tensors.precision import dtype_named
+from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.runner.contracts.carriers import TensorSlot
 from rlrun.runner.host.segment_files import FOLDER
 from rlrun.runner.weights.buckets import Bucket, bytes_of
@@ -99,7 +99,7 @@ def _metadata(slot: TensorSlot) -> SimpleNamespace:
     return SimpleNamespace(
         name=slot.name,
         shape=torch.Size(slot.shape),
-        dtype=dtype_named(slot.dtype),
+        dtype=parse_dtype(slot.dtype),
         start_idx=slot.offset,
         end_idx=slot.offset + size,
         numel=size,

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from rlrun.converters.tensors.precision import dtype_named
+from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.models.architecture import Architecture
 from rlrun.models.json_files import read_json_object
 from rlrun.runner.contracts.carriers import GroupAddress, Readers, StreamedWeights, WeightBucket, WeightUpdate
@@ -79,7 +79,7 @@ class WeightWriter:
         self._source = source
         self._carrier = carrier_of(spec)
         self._readers = spec.engine.tensor
-        self._form = Form(dtype_named(spec.engine.dtype))
+        self._form = Form(parse_dtype(spec.engine.dtype))
         self._buckets: list[Bucket] = []
         if self._carrier != "native":
             self._form = engine_form(spec.engine.dtype, read_json_object(source.model_folder / "config.json"))

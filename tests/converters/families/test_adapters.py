@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlrun.converters.convert.copying import Effort
+from rlrun.converters.convert.copying import ResourceLimits
 from rlrun.converters.families.adapted import group_bytes
 from rlrun.converters.families.adapters import PACKAGES
 from rlrun.converters.families.mapping import Lenience
@@ -101,7 +101,9 @@ def test_sizes_that_torchtitan_does_not_have(source, tmp_path):
 
 
 def test_memory_for_a_layer_is_asked_for(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.converters.conversions.EFFORT", Effort(threads=2, memory=(1 << 30) + 1000))
+    monkeypatch.setattr(
+        "tests.converters.conversions.EFFORT", ResourceLimits(threads=2, memory=(1 << 30) + 1000)
+    )
     with pytest.raises(ValueError, match="--memory must be at least"):
         convert(source, "dcp", tmp_path / "dcp")
     assert group_bytes({}) == 0

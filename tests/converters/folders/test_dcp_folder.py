@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.dcp_format import make_envelope
 from rlrun.converters.tensors.content import plain
-from rlrun.converters.tensors.safetensors_format import CODES, Described
+from rlrun.converters.tensors.safetensors_format import CODES, TensorInfo
 from rlrun.converters.tensors.stored import Files
 from tests.converters.conversions import read_dcp, same, saved
 
@@ -63,7 +63,7 @@ def test_what_torch_wrote_is_read(folder):
 @pytest.mark.parametrize("dtype", CODES)
 def test_an_envelope_is_what_torch_would_save(dtype, shape):
     tensor = torch.zeros(shape).to(dtype)
-    envelope = make_envelope(Described(dtype, shape))
+    envelope = make_envelope(TensorInfo(dtype, shape))
     item = envelope.head + bytes(tensor.nbytes) + envelope.tail
     read = torch.load(io.BytesIO(item), weights_only=True)
     assert read.shape == tensor.shape and read.dtype == dtype and read.float().sum() < 1e-30

@@ -6,7 +6,7 @@ from rlrun.converters.folders.checksums import (
     MISSING,
     checksum,
     checksums_text,
-    problems,
+    find_problems,
     read_checksums,
 )
 
@@ -28,7 +28,7 @@ def digests():
 
 def test_what_was_written_is_read_back(folder):
     assert read_checksums(folder) == digests()
-    assert problems(folder, digests()) == {}
+    assert find_problems(folder, digests()) == {}
     assert read_checksums(folder / "trainer") is None
 
 
@@ -72,7 +72,7 @@ def test_what_is_wrong_with_files(folder):
     (folder / "trainer" / ".metadata").write_bytes(b"tablet")
     (folder / "trainer" / "__0_0.distcp").unlink()
     (folder / "trainer" / "__0_0.distcp").mkdir()
-    assert problems(folder, digests()) == {
+    assert find_problems(folder, digests()) == {
         "driver.json": MISSING,
         "trainer/.metadata": DIFFERS,
         "trainer/__0_0.distcp": "it cannot be read (Is a directory)",

@@ -12,7 +12,7 @@ from rlrun.converters.folders.hf_folder import companions, read_tensors
 from rlrun.converters.tensors.content import plain
 from rlrun.converters.tensors.safetensors_format import (
     CODES,
-    Described,
+    TensorInfo,
     make_header,
     make_index,
     read_header,
@@ -57,7 +57,11 @@ def test_every_type_is_read_as_the_library_wrote_it(dtype, tmp_path):
 @pytest.mark.parametrize("dtype", CODES)
 def test_every_header_is_read_by_the_library(dtype, tmp_path):
     path = tmp_path / "x.safetensors"
-    tensors = {"one": Described(dtype, (3, 2)), "two": Described(dtype, ()), "none": Described(dtype, (0,))}
+    tensors = {
+        "one": TensorInfo(dtype, (3, 2)),
+        "two": TensorInfo(dtype, ()),
+        "none": TensorInfo(dtype, (0,)),
+    }
     head, positions = make_header(tensors)
     path.write_bytes(head + bytes(7 * dtype.itemsize))
     assert len(head) % 8 == 0 and positions["one"] == len(head)
@@ -68,7 +72,7 @@ def test_every_header_is_read_by_the_library(dtype, tmp_path):
 
 def test_shards_are_filled_in_order():
     tensors = {
-        name: Described(torch.uint8, (size,)) for name, size in zip("abcde", (4, 4, 9, 1, 1), strict=True)
+        name: TensorInfo(torch.uint8, (size,)) for name, size in zip("abcde", (4, 4, 9, 1, 1), strict=True)
     }
     assert list(split_shards(tensors, 8).values()) == [["a", "b"], ["c"], ["d", "e"]]
     assert next(iter(split_shards(tensors, 8))) == "model-00001-of-00003.safetensors"

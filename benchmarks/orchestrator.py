@@ -40,7 +40,7 @@ from rlrun.runner.engines.sleeping.server import SleepingServer
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.prompts.prefetcher import Prefetcher
 from rlrun.runner.rollouts.filtering import Filters
-from rlrun.runner.rollouts.group_producer import sampling_of
+from rlrun.runner.rollouts.group_producer import engine_sampling
 from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.specs.sections.rollout import RolloutSpec
 
@@ -175,7 +175,7 @@ async def bare(url: str, requests: int, samples: int) -> dict[str, float]:
     prompts = [prompt(index) for index in range(requests)]
     bodies = [
         generate_body(
-            [GenerateRequest(f"r{one.index}", one.tokens, tuple(range(samples)), sampling_of(spec))]
+            [GenerateRequest(f"r{one.index}", one.tokens, tuple(range(samples)), engine_sampling(spec))]
         )
         for one in prompts
     ]

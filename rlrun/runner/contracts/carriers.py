@@ -35,6 +35,8 @@ class GenerateRequest:
     record_mask: bool = False
     """The samples are trained on, so the engine returns their sampling masks if `sampling` cuts the
     vocabulary."""
+    prompt_index: int = -1
+    """Index of the prompt in the run; -1 outside of a rollout."""
 
     @property
     def returns_mask(self) -> bool:

@@ -23,8 +23,7 @@ from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.planning.hardware import local_gpu
 from rlrun.runner.planning.plan import Plan
 from rlrun.runner.records.journal import Journal
-from rlrun.runner.rollouts.asynchronous import AsynchronousSource
-from rlrun.runner.rollouts.drain_before_update import DrainBeforeUpdate
+from rlrun.runner.rollouts.asynchronous import AsynchronousSource, DrainBeforeUpdate
 from rlrun.runner.rollouts.evaluation import Evaluator
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.lengths import longest_response

@@ -13,7 +13,7 @@ from rlrun.runner.job.device_sharing import DeviceSharing, SeparateDevices
 from rlrun.runner.job.performance import StepUsage
 from rlrun.runner.job.stopping import StopRequest
 from rlrun.runner.records.metrics import is_due
-from rlrun.runner.rollouts.synchronous import Batch
+from rlrun.runner.rollouts.rollout_source import Batch
 
 Result = TypeVar("Result")
 

@@ -23,7 +23,7 @@ from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.performance import StepUsage, summary_of_updates
 from rlrun.runner.job.step_end import evaluate, evaluate_first, finish_step, saved_when_stopped
 from rlrun.runner.records.metrics import is_due
-from rlrun.runner.rollouts.synchronous import Batch
+from rlrun.runner.rollouts.rollout_source import Batch
 
 
 async def run(job: Job, progress: Progress) -> None:

@@ -7,7 +7,7 @@ from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.contracts.step_clock import StepClock
 from rlrun.runner.job.compute_budget import ComputeBudget
 from rlrun.runner.records.metrics import prefixed
-from rlrun.runner.rollouts.synchronous import Batch
+from rlrun.runner.rollouts.rollout_source import Batch
 
 _TRAINER_PARTS = ("train", "log_prob", "reference", "teacher", "values")
 _COUNTS = {"train/tokens", "train/response_tokens", "train/skipped_steps", "train/critic/skipped_steps"}

@@ -13,7 +13,7 @@ from rlrun.runner.contracts.step_clock import StepClock
 from rlrun.runner.job.job import Evaluation, Progress, RolloutJob
 from rlrun.runner.job.performance import StepUsage, memory_metrics
 from rlrun.runner.job.stopping import Stopped
-from rlrun.runner.rollouts.synchronous import Batch
+from rlrun.runner.rollouts.rollout_source import Batch
 
 
 @asynccontextmanager

@@ -1,4 +1,9 @@
-"""A sample that takes too long costs its group that sample, and nothing more; nor does a hung engine."""
+"""Deadlines of executions: a slow sample or a hung engine delays nothing but its own execution.
+
+A deadline first aborts the open requests, which return the tokens made so far. An engine that ignores the
+abort for GRACE_SECONDS is no longer waited for. Deadlines do not run while a request queues in front of the
+engines, or while the engines are stopped (rlrun.runner.contracts.pausable_deadlines).
+"""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,103 +15,95 @@ from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.contracts.interfaces import Engines, RolloutContext
 from rlrun.runner.host.background import cancel_all
-from rlrun.runner.rollouts.sessions import Requests, SendRequest, nothing
+from rlrun.runner.rollouts.sessions import OpenRequests, SendRequest, empty_generations
 
 Result = TypeVar("Result")
 GRACE_SECONDS = 5.0
-"""How long an engine may take to answer with what a late request has."""
+"""Seconds that an engine may take to answer an aborted request with its tokens so far."""
 
 
-def in_time(
-    policy: RolloutContext, ask: SendRequest, seconds: float, execution: asyncio.Timeout
-) -> SendRequest:
-    """Returns `ask` with a deadline for each request, which is a part of the given execution."""
+async def run_with_deadline(
+    policy: RolloutContext, execution: Coroutine[Any, Any, Result], requests: OpenRequests, seconds: float
+) -> Result:
+    """Returns the result of `execution`: one execution, or all executions of a prompt, that sends `requests`.
 
-    async def ask_in_time(request: GenerateRequest) -> list[Generation]:
-        return await generate_in_time(policy, ask, request, seconds, execution)
-
-    return ask_in_time
-
-
-async def generate_in_time(
-    policy: RolloutContext,
-    ask: SendRequest,
-    request: GenerateRequest,
-    seconds: float,
-    execution: asyncio.Timeout,
-) -> list[Generation]:
-    """Returns the samples of a request, asked for by `ask`.
-
-    Samples that are not finished `seconds` after engines took the request end there, their finish `abort`;
-    without their tokens where the engine does not answer then either. The deadline of the execution does not
-    run while the request queues. Raises EngineError as the engines do.
+    After `seconds` the open requests are aborted, so that they return the tokens made so far. An engine that
+    does not answer within GRACE_SECONDS is not waited for, and later requests return empty generations. So an
+    execution can still return its earlier turns. It has GRACE_SECONDS to do so; then TimeoutError is raised.
     """
-    asking = asyncio.ensure_future(ask(request))
+    task = asyncio.ensure_future(execution)
     try:
-        with policy.pending.enter(len(request.seeds)) as taken:
-            with policy.deadlines.held(execution):
-                events: list[asyncio.Future[Any]] = [asking, taken]
-                await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
-            return await _answer(policy, request, asking, seconds)
+        async with policy.deadlines.timeout(seconds) as deadline:
+            # `task` has not run yet, so none of its requests is sent without the deadline.
+            requests.send_to_engines = _with_deadline(policy, requests.send_to_engines, seconds, deadline)
+            return await asyncio.shield(task)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        requests.is_late = True
+        with suppress(TimeoutError):
+            async with policy.deadlines.timeout(GRACE_SECONDS):
+                await _abort(policy, requests)
+                return await asyncio.shield(task)
+        requests.cancel()
+        with suppress(TimeoutError):
+            async with policy.deadlines.timeout(GRACE_SECONDS):
+                return await task
+        raise TimeoutError(f"it took longer than rollout.request_timeout = {seconds:g} s") from None
     finally:
-        asking.cancel()
+        await cancel_all([task])
 
 
-async def _answer(
-    policy: RolloutContext, request: GenerateRequest, asking: asyncio.Future[list[Generation]], seconds: float
+def _with_deadline(
+    policy: RolloutContext, send: SendRequest, seconds: float, execution_deadline: asyncio.Timeout
+) -> SendRequest:
+    """Returns `send` with a deadline for each request.
+
+    A request that is not answered `seconds` after the engines took it returns its tokens so far with finish
+    `abort`, or empty generations where the engine does not answer the abort. The execution's deadline is held
+    while a request queues. The function raises EngineError as `send` does.
+    """
+
+    async def send_with_deadline(request: GenerateRequest) -> list[Generation]:
+        answer = asyncio.ensure_future(send(request))
+        try:
+            with policy.pending.enter(len(request.seeds)) as taken:
+                with policy.deadlines.held(execution_deadline):
+                    events: list[asyncio.Future[Any]] = [answer, taken]
+                    await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+                return await _answer_by_deadline(policy, request, answer, seconds)
+        finally:
+            answer.cancel()
+
+    return send_with_deadline
+
+
+async def _answer_by_deadline(
+    policy: RolloutContext, request: GenerateRequest, answer: asyncio.Future[list[Generation]], seconds: float
 ) -> list[Generation]:
     try:
         async with policy.deadlines.timeout(seconds) as deadline:
-            return await asyncio.shield(asking)
+            return await asyncio.shield(answer)
     except TimeoutError:
         if not deadline.expired():
             raise
         with suppress(TimeoutError):
             async with policy.deadlines.timeout(GRACE_SECONDS):
                 await policy.engines.abort(request)
-                return await asking
-        return [nothing("abort") for _ in request.seeds]
+                return await answer
+        return empty_generations(request)
 
 
-async def run_in_time(
-    policy: RolloutContext, run: Coroutine[Any, Any, Result], requests: Requests, seconds: float
-) -> Result:
-    """Returns what `run` leaves: one execution, or all executions of a prompt, that makes these requests.
-
-    After `seconds` the requests are aborted, which answers them with the tokens made so far; an engine that
-    does not answer within GRACE_SECONDS is not waited for, and later requests are answered with nothing. So
-    `run` can return the tokens of its earlier turns and of its finished executions. It has GRACE_SECONDS for
-    that; TimeoutError where it does not return.
-    """
-    running = asyncio.ensure_future(run)
-    try:
-        async with policy.deadlines.timeout(seconds) as deadline:
-            requests.ask = in_time(policy, requests.ask, seconds, deadline)  # before `running` gets its turn
-            return await asyncio.shield(running)
-    except TimeoutError:
-        if not deadline.expired():
-            raise
-        requests.late = True
-        with suppress(TimeoutError):
-            async with policy.deadlines.timeout(GRACE_SECONDS):
-                await _abort(policy, requests)
-                return await asyncio.shield(running)
-        requests.give_up()
-        with suppress(TimeoutError):
-            async with policy.deadlines.timeout(GRACE_SECONDS):
-                return await running
-        raise TimeoutError(f"it took longer than rollout.request_timeout = {seconds:g} s") from None
-    finally:
-        await cancel_all([running])
-
-
-async def _abort(policy: RolloutContext, requests: Requests) -> None:
-    with suppress(EngineError):  # an engine that is lost has nothing to abort
+async def _abort(policy: RolloutContext, requests: OpenRequests) -> None:
+    with suppress(EngineError):  # an engine that died has nothing to abort
         await asyncio.gather(*(policy.engines.abort(request) for request in requests.unanswered))
 
 
-async def abort_all(engines: Engines) -> None:
-    """Have engines end all that runs. One that does not hear it is lost or hangs, which others see to."""
+async def abort_all_requests(engines: Engines) -> None:
+    """Aborts every request of all engines, and waits at most GRACE_SECONDS for them to confirm.
+
+    An engine that does not confirm has died or hangs; its supervisor restarts it.
+    """
     with suppress(TimeoutError, EngineError):
         async with asyncio.timeout(GRACE_SECONDS):
             await engines.abort_all()

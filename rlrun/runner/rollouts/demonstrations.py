@@ -1,5 +1,7 @@
-"""Batches for algorithms that need no rollout: a row's demonstration is a group of one finished sample, a
-pair of responses a group of two, a chat whose template changes earlier turns a group of several.
+"""Batches for algorithms without a rollout (SFT, DPO), whose samples come from the data.
+
+The group of a row has one sample for a demonstration, two for a pair of responses, and several for a chat
+whose template changes earlier turns.
 """
 
 from collections.abc import Callable
@@ -11,42 +13,42 @@ from numpy.typing import NDArray
 
 from rlrun.plugins.types import Group, Prompt, Sample, Status
 from rlrun.runner.prompts.prefetcher import Prefetcher
-from rlrun.runner.rollouts.synchronous import Batch
+from rlrun.runner.rollouts.rollout_source import Batch
 
 
 class DemonstrationSource:
-    """Batches of demonstrations in the order of the data."""
+    """Returns batches of demonstrations in the order of the data."""
 
     def __init__(self, groups: Prefetcher[Group]) -> None:
         self._groups = groups
 
     async def next(self, version: int) -> Batch:
-        """The next batch, whatever the weights."""
+        """Returns the next batch; `version` does not matter."""
         return Batch(await self._groups.next())
 
     def state(self) -> dict[str, Any]:
-        """The place in the data."""
+        """Returns the position in the data."""
         return self._groups.state()
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """The state as it is now, to be read later."""
+        """Returns a function that returns the state as it is now, to be called later."""
         return partial(dict, self.state())
 
     async def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a saved place."""
+        """Continues from a saved position."""
         await self._groups.restore(state)
 
     async def close(self) -> None:
-        """Stop reading ahead."""
+        """Stops reading ahead."""
         await self._groups.close()
 
 
 def demonstration(
     prompt: Prompt, number: int, response: NDArray[np.int32], mask: NDArray[np.float32], text: str
 ) -> Sample:
-    """A row's response as the loop takes it; no engine made it: no log-probs, no version.
+    """Returns a response of the data as a sample; as no engine generated it, it has no log-probs or versions.
 
-    Responses of one row are one execution: a pair counts once, and so does a chat of several samples.
+    The responses of one row share an execution id: a pair counts once, and so does a chat of several samples.
     """
     return Sample(
         id=f"{prompt.index}-{number}",

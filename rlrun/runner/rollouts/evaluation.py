@@ -1,6 +1,7 @@
-"""Held-out evaluation: the same engines and rewards as training, its own prompts, settings and seeds.
+"""Held-out evaluation: the engines and rewards of training, with its own prompts, settings and seeds.
 
-Nothing here is shared with the training state: prompts are read once, seeds hashed from the dataset's name.
+An evaluation shares no state with training: its prompts are read once, and its seeds are hashed from the
+dataset's name.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.records.metrics import execution_rewards, pass_rates, prefixed, sample_metrics
 from rlrun.runner.rollouts.executions import Executions
-from rlrun.runner.rollouts.group_producer import room_for, sampling_of, wanted_of
+from rlrun.runner.rollouts.group_producer import engine_sampling, group_limit, rollout_settings
 from rlrun.runner.rollouts.grouping import groups_of
 from rlrun.runner.rollouts.sessions import RolloutSettings
 from rlrun.specs.sections.evaluation import EvalDatasetSpec, EvalSpec
@@ -23,50 +24,51 @@ from rlrun.specs.sections.rollout import RolloutSpec
 
 Number = TypeVar("Number", int, float)
 
-Show = Callable[[str, int, int], None]
-"""Takes the name of some work, how much of it is done, and how much there is."""
+ShowProgress = Callable[[str, int, int], None]
+"""Takes the name of an activity, how many items of it are done, and how many there are."""
 
 
-def _show_nothing(what: str, done: int, total: int) -> None:
+def _show_nothing(activity: str, done: int, total: int) -> None:
     """Shows no progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """One dataset, ready to be answered."""
+    """One evaluation dataset with its prompts and settings."""
 
     name: str
     prompts: Sequence[Prompt]
-    wanted: RolloutSettings
+    settings: RolloutSettings
     pass_threshold: float
+    """A sample with at least this reward passes, for pass@k."""
 
 
 def eval_set(
     dataset: EvalDatasetSpec, defaults: EvalSpec, rollout: RolloutSpec, prompts: Sequence[Prompt]
 ) -> EvalSet:
-    """Settings of a dataset: its own, else `[eval]`'s, else `[rollout]`'s."""
+    """Returns a dataset with its own settings, where unset those of `[eval]`, then those of `[rollout]`."""
 
     sampling = replace(
-        sampling_of(rollout),
-        temperature=_first(dataset.temperature, defaults.temperature, rollout.temperature),
-        top_p=_first(dataset.top_p, defaults.top_p, rollout.top_p),
-        max_new_tokens=_first(
+        engine_sampling(rollout),
+        temperature=_first_set(dataset.temperature, defaults.temperature, rollout.temperature),
+        top_p=_first_set(dataset.top_p, defaults.top_p, rollout.top_p),
+        max_new_tokens=_first_set(
             dataset.max_response_tokens, defaults.max_response_tokens, rollout.max_response_tokens
         ),
     )
-    samples = _first(dataset.samples_per_prompt, defaults.samples_per_prompt, rollout.samples_per_prompt)
-    wanted = wanted_of(rollout, f"eval-{dataset.name}", samples, sampling)
-    return EvalSet(dataset.name, prompts, wanted, dataset.pass_threshold)
+    samples = _first_set(dataset.samples_per_prompt, defaults.samples_per_prompt, rollout.samples_per_prompt)
+    settings = rollout_settings(rollout, f"eval-{dataset.name}", samples, sampling)
+    return EvalSet(dataset.name, prompts, settings, dataset.pass_threshold)
 
 
-def _first(own: Number | None, section: Number | None, rollout: Number) -> Number:
-    if own is not None:
-        return own
+def _first_set(dataset: Number | None, section: Number | None, rollout: Number) -> Number:
+    if dataset is not None:
+        return dataset
     return section if section is not None else rollout
 
 
 class Evaluator:
-    """Answers and grades every dataset."""
+    """Evaluates the policy on every evaluation dataset."""
 
     def __init__(
         self,
@@ -75,82 +77,87 @@ class Evaluator:
         timeout: float,
         concurrency: int | None = None,
         *,
-        show: Show = _show_nothing,
+        show: ShowProgress = _show_nothing,
     ) -> None:
-        """`timeout` is the seconds a prompt may take; `concurrency` the samples asked for at a time (None:
-        all), so that none is late only because it waited for the others. `show` is called as prompts are
-        answered.
+        """`timeout` is in seconds per prompt.
+
+        `concurrency` limits how many samples are generated at once (None: all), so that none runs out of time
+        only because it waits for other samples. `show` is called as prompts are finished.
         """
         self._show = show
         self._sets = sets
         self._policy = policy
         self._timeout = timeout
         self._concurrency = concurrency
+        self._num_finished = 0
 
     async def run(self) -> dict[str, float]:
-        """`eval/<dataset>/…` of the weights that the engines serve. JobError where no answer comes."""
+        """Returns `eval/<dataset>/…` of the weights that the engines serve. JobError at the timeout."""
         metrics: dict[str, float] = {}
-        self._answered = 0
-        for one in self._sets:
-            metrics |= prefixed(
-                f"eval/{one.name}", evaluation_metrics(await self._answer(one), one.pass_threshold)
-            )
+        self._num_finished = 0
+        for dataset in self._sets:
+            groups = await self._evaluate(dataset)
+            metrics |= prefixed(f"eval/{dataset.name}", evaluation_metrics(groups, dataset.pass_threshold))
         return metrics
 
-    async def _answer(self, one: EvalSet) -> list[Group]:
+    async def _evaluate(self, dataset: EvalSet) -> list[Group]:
         try:
-            async with asyncio.timeout(self._timeout * max(1, len(one.prompts))):
-                left = await self._run(one, Executions(self._policy, one.wanted))
+            async with asyncio.timeout(self._timeout * max(1, len(dataset.prompts))):
+                trajectories = await self._generate(dataset, Executions(self._policy, dataset.settings))
         except TimeoutError:
             raise JobError(
-                f"evaluation on {one.name!r}: no answer within {self._timeout:g} s a prompt"
+                f"evaluation on {dataset.name!r}: no answer within {self._timeout:g} s per prompt"
             ) from None
-        groups = groups_of(one.prompts, left, self._policy.tokenizer)
+        groups = groups_of(dataset.prompts, trajectories, self._policy.tokenizer)
         await self._policy.grader.score([sample for group in groups for sample in group.samples])
         return groups
 
-    async def _run(self, one: EvalSet, executions: Executions) -> Sequence[Sequence[Sequence[Trajectory]]]:
+    async def _generate(
+        self, dataset: EvalSet, executions: Executions
+    ) -> Sequence[Sequence[Sequence[Trajectory]]]:
         if self._policy.deterministic:
-            trajectories = await executions.wave(one.prompts, self._policy.engines.generate_batch)
-            self._count(len(one.prompts))
+            trajectories = await executions.run_batch(dataset.prompts, self._policy.engines.generate_batch)
+            self._show_finished(len(dataset.prompts))
             return trajectories
 
-        room = room_for(self._concurrency, one.wanted.samples)
+        limit = group_limit(self._concurrency, dataset.settings.samples)
         errors: list[Exception] = []
 
-        async def answer(prompt: Prompt) -> list[list[Trajectory]]:
+        async def run(prompt: Prompt) -> list[list[Trajectory]]:
             try:
-                async with room:
-                    trajectories = await executions.of(prompt, self._policy.engines.generate)
+                async with limit:
+                    trajectories = await executions.run(prompt, self._policy.engines.generate)
             except (TimeoutError, EngineError) as error:
                 errors.append(error)
-                if len(errors) == len(one.prompts):
-                    raise  # no prompt has an answer
+                if len(errors) == len(dataset.prompts):
+                    raise  # every prompt failed
                 trajectories = executions.failed(prompt, error)
-            self._count(1)
+            self._show_finished(1)
             return trajectories
 
-        return await asyncio.gather(*map(answer, one.prompts))
+        return await asyncio.gather(*map(run, dataset.prompts))
 
-    def _count(self, prompts: int) -> None:
-        """Shows that so many more prompts are answered, of all datasets."""
-        self._answered += prompts
-        self._show("evaluation", self._answered, sum(len(one.prompts) for one in self._sets))
+    def _show_finished(self, num_prompts: int) -> None:
+        """Shows that so many more prompts of all datasets are finished."""
+        self._num_finished += num_prompts
+        self._show("evaluation", self._num_finished, sum(len(dataset.prompts) for dataset in self._sets))
 
 
 def evaluation_metrics(groups: Sequence[Group], threshold: float) -> Mapping[str, float]:
-    """Mean reward, lengths, truncation and pass@k of the samples that came to an end.
+    """Returns mean reward, lengths, truncation and pass@k of the finished samples.
 
-    One that failed, or that our deadline cut short, says nothing of the policy: it is only counted. Without a
-    sample that came to an end there is no reward either.
+    Samples that failed or ran out of time are only counted, because they say nothing about the policy.
+    Without a finished sample there is no mean reward.
     """
     samples = [sample for group in groups for sample in group.samples]
-    finished = [[sample for sample in group.samples if sample.status.is_finished] for group in groups]
-    rewards = [execution_rewards(own) for own in finished]
-    flat = [reward for group in rewards for reward in group]
-    ended = [sample for own in finished for sample in own]
-    metrics = {"reward": math.fsum(flat) / len(flat)} if flat else {}
-    metrics |= pass_rates(rewards, threshold) | sample_metrics(ended)
-    metrics["failed"] = len(samples) - len(ended)
+    finished_by_group = [
+        [sample for sample in group.samples if sample.status.is_finished] for group in groups
+    ]
+    rewards = [execution_rewards(finished) for finished in finished_by_group]
+    all_rewards = [reward for group_rewards in rewards for reward in group_rewards]
+    all_finished = [sample for finished in finished_by_group for sample in finished]
+    metrics = {"reward": math.fsum(all_rewards) / len(all_rewards)} if all_rewards else {}
+    metrics |= pass_rates(rewards, threshold) | sample_metrics(all_finished)
+    metrics["failed"] = len(samples) - len(all_finished)
     metrics["late"] = sum(sample.status is Status.ABORTED for sample in samples)
     return metrics

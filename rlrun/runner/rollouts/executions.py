@@ -1,4 +1,4 @@
-"""Prompts handed to the rollout plugin, which asks the policy through sessions.
+"""Runs the rollout plugin, which sends requests to the policy through sessions.
 
 prompt ──▶ n sessions ──▶ rollout plugin ──▶ n × trajectories
               │  ▲
@@ -17,147 +17,156 @@ from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.contracts.seeds import sample_seed
 from rlrun.runner.host.background import cancel_all
-from rlrun.runner.rollouts.deadlines import run_in_time
+from rlrun.runner.rollouts.deadlines import run_with_deadline
 from rlrun.runner.rollouts.lockstep import Barrier, BarrierSlot, SendBatch
-from rlrun.runner.rollouts.sessions import PolicyGroup, PolicySession, Requests, RolloutSettings, SendRequest
+from rlrun.runner.rollouts.sessions import (
+    OpenRequests,
+    PolicyGroup,
+    PolicySession,
+    RolloutSettings,
+    SendRequest,
+)
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
 class Executions:
-    """Runs the rollout plugin."""
+    """Runs the executions of prompts, each with a deadline; a failed execution becomes a failed sample."""
 
-    def __init__(self, policy: RolloutContext, wanted: RolloutSettings) -> None:
+    def __init__(self, policy: RolloutContext, settings: RolloutSettings) -> None:
         self._policy = policy
-        self._wanted = wanted
-        self._grouped = hasattr(policy.rollout, "run_group")
-        self._told = False
+        self._settings = settings
+        self._is_grouped = hasattr(policy.rollout, "run_group")
+        self._has_warned = False
 
-    async def of(self, prompt: Prompt, ask: SendRequest) -> list[list[Trajectory]]:
-        """What each execution of a prompt leaves; one that went wrong leaves a failed trajectory.
+    async def run(self, prompt: Prompt, send: SendRequest) -> list[list[Trajectory]]:
+        """Returns the trajectories of each execution of a prompt; a failed one has one failed trajectory.
 
-        Where executions run together, TimeoutError and what the engines raise are the caller's.
+        A plugin with `run_group` runs all executions of a prompt at once. Then TimeoutError and EngineError
+        are raised, because they concern the whole group.
         """
-        seconds, group = self._wanted.timeout, self._group(prompt, ask)
-        if self._grouped:
+        seconds, group = self._settings.timeout, self._policy_group(prompt, send)
+        if self._is_grouped:
             try:
-                return await run_in_time(self._policy, self._together(group), group.requests, seconds)
+                return await run_with_deadline(self._policy, self._run_group(group), group.requests, seconds)
             except (TimeoutError, EngineError) as error:
-                self._tell(f"all executions of prompt {prompt.index} failed, and are left out", error)
+                self._log_failure(f"all executions of prompt {prompt.index} failed and are left out", error)
                 raise
         for session in group.sessions:
-            session.requests = Requests(ask)
-        return await asyncio.gather(*(self._alone(session, seconds) for session in group.sessions))
+            session.requests = OpenRequests(send)
+        return await asyncio.gather(*(self._run_session(session, seconds) for session in group.sessions))
 
-    async def wave(self, prompts: Sequence[Prompt], ask_all: SendBatch) -> list[list[list[Trajectory]]]:
-        """`of` for many prompts in lockstep, so that answers do not depend on timing.
+    async def run_batch(
+        self, prompts: Sequence[Prompt], send_batch: SendBatch
+    ) -> list[list[list[Trajectory]]]:
+        """Returns what `run` returns for each prompt, with all executions in lockstep for determinism.
 
-        Nothing has a deadline of its own here; what the engines raise is the caller's.
+        Single executions have no deadline here; errors of the engines are raised.
         """
-        barrier = Barrier(ask_all)
-        tasks = [asyncio.create_task(run) for run in self._seated(prompts, barrier)]
+        barrier = Barrier(send_batch)
+        tasks = [asyncio.create_task(execution) for execution in self._in_slots(prompts, barrier)]
         try:
-            done = await asyncio.gather(*tasks)
+            results = await asyncio.gather(*tasks)
         finally:
             await cancel_all(tasks)
             await barrier.close()
         if barrier.error is not None:
             raise barrier.error
-        if self._grouped:
-            return done
-        flat = iter(done)
-        return [[next(flat) for _ in range(self._wanted.samples)] for _ in prompts]
+        if self._is_grouped:
+            return results
+        executions = iter(results)
+        return [[next(executions) for _ in range(self._settings.samples)] for _ in prompts]
 
     def failed(self, prompt: Prompt, error: Exception) -> list[list[Trajectory]]:
-        """Returns what a prompt leaves of which all executions failed."""
-        return [self._failed(prompt, number, error) for number in range(self._wanted.samples)]
+        """Returns failed trajectories for all executions of a prompt."""
+        return [self._failed(prompt, number, error) for number in range(self._settings.samples)]
 
-    def _seated(self, prompts: Sequence[Prompt], barrier: Barrier) -> list[Coroutine[Any, Any, Any]]:
-        """Every execution of every prompt, or every prompt where its executions run together, in a seat."""
-        if self._grouped:
-            seats = [barrier.seat((place,)) for place in range(len(prompts))]
+    def _in_slots(self, prompts: Sequence[Prompt], barrier: Barrier) -> list[Coroutine[Any, Any, Any]]:
+        """Gives every execution a slot of the barrier, or every prompt where its executions run together."""
+        if self._is_grouped:
+            slots = [barrier.add_slot((position,)) for position in range(len(prompts))]
             return [
-                _leaving(seat, self._together(self._group(prompt, seat.ask)))
-                for prompt, seat in zip(prompts, seats, strict=True)
+                _run_in_slot(slot, self._run_group(self._policy_group(prompt, slot.send)))
+                for prompt, slot in zip(prompts, slots, strict=True)
             ]
-        runs: list[Coroutine[Any, Any, Any]] = []
-        for place, prompt in enumerate(prompts):
-            own = [barrier.seat((place, number)) for number in range(self._wanted.samples)]
-            sessions = self._group(prompt, own[0].ask).sessions
-            for seat, session in zip(own, sessions, strict=True):
-                session.requests = Requests(seat.ask)
-                runs.append(_leaving(seat, self._alone(session, None)))
-        return runs
+        executions: list[Coroutine[Any, Any, Any]] = []
+        for position, prompt in enumerate(prompts):
+            slots = [barrier.add_slot((position, number)) for number in range(self._settings.samples)]
+            sessions = self._policy_group(prompt, slots[0].send).sessions
+            for slot, session in zip(slots, sessions, strict=True):
+                session.requests = OpenRequests(slot.send)
+                executions.append(_run_in_slot(slot, self._run_session(session, None)))
+        return executions
 
-    async def _together(self, group: PolicyGroup) -> list[list[Trajectory]]:
-        prompt, samples = group.prompt, self._wanted.samples
+    async def _run_group(self, group: PolicyGroup) -> list[list[Trajectory]]:
+        prompt, samples = group.prompt, self._settings.samples
         try:
-            left = await self._policy.rollout.run_group(group)
-            if len(left) != samples:
-                raise ValueError(f"{len(left)} results for {samples} executions")
+            results = await self._policy.rollout.run_group(group)
+            if len(results) != samples:
+                raise ValueError(f"the rollout returned {len(results)} results for {samples} executions")
         except (TimeoutError, JobError):
             raise
-        except Exception as error:  # the boundary to other people's rollouts
+        except Exception as error:  # the boundary to other people's rollout plugins
             return self.failed(prompt, error)
-        return [self._checked(one, prompt, number) for number, one in enumerate(left)]
+        return [self._checked(result, prompt, number) for number, result in enumerate(results)]
 
-    async def _alone(self, session: PolicySession, seconds: float | None) -> list[Trajectory]:
-        """One execution; whatever goes wrong is its own failure."""
+    async def _run_session(self, session: PolicySession, seconds: float | None) -> list[Trajectory]:
+        """Runs one execution, with a deadline unless `seconds` is None; errors fail only this execution."""
         try:
-            run = self._policy.rollout.run(session)
-            left = await (
-                run if seconds is None else run_in_time(self._policy, run, session.requests, seconds)
-            )
-        except Exception as error:  # the boundary to other people's rollouts, and to engines that refuse
+            execution = self._policy.rollout.run(session)
+            if seconds is not None:
+                execution = run_with_deadline(self._policy, execution, session.requests, seconds)
+            result = await execution
+        except Exception as error:  # the boundary to other people's rollout plugins, and to failing engines
             return self._failed(session.prompt, session.number, error)
-        return self._checked(left, session.prompt, session.number)
+        return self._checked(result, session.prompt, session.number)
 
-    def _group(self, prompt: Prompt, ask: SendRequest) -> PolicyGroup:
+    def _policy_group(self, prompt: Prompt, send: SendRequest) -> PolicyGroup:
         seeds = [
-            sample_seed(self._policy.seed, self._wanted.purpose, prompt.index, number)
-            for number in range(self._wanted.samples)
+            sample_seed(self._policy.seed, self._settings.purpose, prompt.index, number)
+            for number in range(self._settings.samples)
         ]
-        return PolicyGroup(self._policy.tokenizer, self._wanted, prompt, seeds, ask)
+        return PolicyGroup(self._policy.tokenizer, self._settings, prompt, seeds, send)
 
-    def _checked(self, left: Executed, prompt: Prompt, number: int) -> list[Trajectory]:
-        """What an execution left, as a list; a failed trajectory where it left something else."""
-        trajectories = [left] if isinstance(left, Trajectory) else left
+    def _checked(self, result: Executed, prompt: Prompt, number: int) -> list[Trajectory]:
+        """Returns an execution's trajectories as a list, or a failed trajectory where a check fails."""
+        trajectories = [result] if isinstance(result, Trajectory) else result
         try:
             if not trajectories:
                 raise ValueError("the rollout returned nothing")
-            for one in trajectories:
-                self._check(one)
+            for trajectory in trajectories:
+                self._check(trajectory)
         except (ValueError, TypeError) as error:
             return self._failed(prompt, number, error)
         return list(trajectories)
 
-    def _check(self, one: object) -> None:
-        if not isinstance(one, Trajectory):
-            raise ValueError(f"the rollout returned {one!r}, which is no Trajectory")
-        if not len(one.prompt):
+    def _check(self, trajectory: object) -> None:
+        if not isinstance(trajectory, Trajectory):
+            raise ValueError(f"the rollout returned {trajectory!r}, which is not a Trajectory")
+        if not len(trajectory.prompt):
             raise ValueError("the rollout returned a trajectory without a prompt")
-        longest = self._wanted.max_tokens
-        # What was given last and went unanswered is no part of the sample.
-        if len(one) > longest and one.sample_length() > longest:
-            raise ValueError(f"a trajectory has {one.sample_length()} tokens, at most {longest} may be")
+        limit = self._settings.max_tokens
+        # Tokens after the last turn (a tool's result that got no answer) are not part of the sample.
+        if len(trajectory) > limit and trajectory.sample_length() > limit:
+            raise ValueError(f"a trajectory has {trajectory.sample_length()} tokens; the maximum is {limit}")
 
     def _failed(self, prompt: Prompt, number: int, error: Exception) -> list[Trajectory]:
-        """Returns a trajectory that says why there is no answer."""
-        why = self._tell(f"execution {prompt.index}-{number} failed, and is left out", error)
-        return [Trajectory(prompt.tokens, status=Status.FAILED, failure=why)]
+        """Returns a failed trajectory with the reason."""
+        reason = self._log_failure(f"execution {prompt.index}-{number} failed and is left out", error)
+        return [Trajectory(prompt.tokens, status=Status.FAILED, failure=reason)]
 
-    def _tell(self, what: str, error: Exception) -> str:
-        """Returns the reason of a failure. The console shows the first one, the log has all of them."""
-        why = f"{type(error).__name__}: {error}"
-        level, self._told = (logging.INFO if self._told else logging.WARNING), True
-        logger.log(level, "%s: %s", what, why)
-        logger.info("its trace", exc_info=error)
-        return why
+    def _log_failure(self, message: str, error: Exception) -> str:
+        """Logs a failure and returns its reason; the console shows only the first one, the log has all."""
+        reason = f"{type(error).__name__}: {error}"
+        level, self._has_warned = (logging.INFO if self._has_warned else logging.WARNING), True
+        logger.log(level, "%s: %s", message, reason)
+        logger.info("traceback of this failure", exc_info=error)
+        return reason
 
 
-async def _leaving(seat: BarrierSlot, run: Coroutine[Any, Any, Result]) -> Result:
+async def _run_in_slot(slot: BarrierSlot, execution: Coroutine[Any, Any, Result]) -> Result:
     try:
-        return await run
+        return await execution
     finally:
-        seat.leave()
+        slot.leave()

@@ -1,7 +1,7 @@
-"""Step 4: what filters say of a scored group, and what they remember from one to the next.
+"""Step 4: runs the filters on a scored group, one after another.
 
-group ──▶ filter ──▶ filter … ──▶ the group as it is trained on: less some samples, some of them masked
-             └── Drop: nothing of it is
+group ──▶ filter ──▶ filter … ──▶ the group to train on, with some samples removed or masked
+             └── Drop: the whole group is dropped
 """
 
 from collections import Counter
@@ -14,71 +14,72 @@ import numpy as np
 from rlrun.plugins.protocols import Filter
 from rlrun.plugins.types import Drop, Group, Mask
 
-Verdict = tuple[str, str]
-"""A filter's name and its reason."""
+Reason = tuple[str, str]
+"""The name of a filter (or `generation`, `truncated`, `staleness`, `buffer`), and its reason."""
 
 
 @dataclass(slots=True)
-class Judged:
-    """A group after all filters, or up to the one that dropped it."""
+class FilterResult:
+    """A group after all filters, or up to the filter that dropped it."""
 
     group: Group
-    dropped: Verdict | None = None
-    """Who dropped the whole group."""
-    spare: bool = False
-    """That filter would rather keep it than let the step starve."""
-    dropped_samples: Counter[Verdict] = field(default_factory=Counter)
-    masked_samples: Counter[Verdict] = field(default_factory=Counter)
+    dropped: Reason | None = None
+    """Why the whole group was dropped; None: it was kept."""
+    is_spare: bool = False
+    """The filter that dropped the group has `keep_when_short`: use it rather than let the step starve."""
+    dropped_samples: Counter[Reason] = field(default_factory=Counter)
+    masked_samples: Counter[Reason] = field(default_factory=Counter)
 
 
 class Filters:
-    """A spec's filters, in order."""
+    """The filters of a spec, in order."""
 
     def __init__(self, named: Sequence[tuple[str, Filter]]) -> None:
-        """By the names their verdicts are counted under."""
+        """`named` pairs each filter with the name that its drops are counted under."""
         self._named = list(named)
 
-    def judge(self, group: Group) -> Judged:
-        """Ask each filter of what those before it have left."""
-        judged = Judged(group)
-        for name, judge in self._named:
-            verdict = judge(judged.group)
+    def apply(self, group: Group) -> FilterResult:
+        """Runs each filter on the samples that the filters before it kept."""
+        result = FilterResult(group)
+        for name, filter in self._named:
+            verdict = filter(result.group)
             if verdict is None:
                 continue
-            who = name, verdict.reason
+            reason = name, verdict.reason
             if isinstance(verdict, Mask):
-                judged.masked_samples[who] += _mask(judged.group, verdict.samples)
+                result.masked_samples[reason] += _mask(result.group, verdict.samples)
             elif verdict.samples is not None:
-                judged.dropped_samples[who] += len(set(verdict.samples))
-                judged.group = _without(judged.group, verdict.samples)
-            if _drops_all(verdict, judged.group):
-                judged.dropped = who
-                judged.spare = verdict.samples is None and getattr(judge, "keep_when_short", False)
+                result.dropped_samples[reason] += len(set(verdict.samples))
+                result.group = _without(result.group, verdict.samples)
+            if _drops_group(verdict, result.group):
+                result.dropped = reason
+                result.is_spare = verdict.samples is None and getattr(filter, "keep_when_short", False)
                 break
-        return judged
+        return result
 
     def state(self) -> dict[str, Any]:
-        """What filters remember, by name; JSON values."""
-        return {name: judge.state() for name, judge in self._named if hasattr(judge, "state")}
+        """Returns the state of each filter that has one, by name, as JSON values."""
+        return {name: filter.state() for name, filter in self._named if hasattr(filter, "state")}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; a filter that is new begins without one."""
-        for name, judge in self._named:
-            if name in state and hasattr(judge, "restore"):
-                judge.restore(state[name])
+        """Restores a saved state; a filter that is new in the spec starts without one."""
+        for name, filter in self._named:
+            if name in state and hasattr(filter, "restore"):
+                filter.restore(state[name])
 
 
-def _drops_all(verdict: Drop | Mask, left: Group) -> bool:
-    return not left.samples or (isinstance(verdict, Drop) and verdict.samples is None)
+def _drops_group(verdict: Drop | Mask, remaining: Group) -> bool:
+    return not remaining.samples or (isinstance(verdict, Drop) and verdict.samples is None)
 
 
-def _mask(group: Group, places: Collection[int]) -> int:
-    """Train none of these samples; how many that are."""
-    for place in set(places):
-        sample = group.samples[place]
+def _mask(group: Group, indices: Collection[int]) -> int:
+    """Sets the loss mask of these samples to zero, and returns how many they are."""
+    for index in set(indices):
+        sample = group.samples[index]
         sample.loss_mask = np.zeros_like(sample.loss_mask)
-    return len(set(places))
+    return len(set(indices))
 
 
-def _without(group: Group, places: Collection[int]) -> Group:
-    return Group(group.prompt, [one for place, one in enumerate(group.samples) if place not in set(places)])
+def _without(group: Group, indices: Collection[int]) -> Group:
+    dropped = set(indices)
+    return Group(group.prompt, [sample for index, sample in enumerate(group.samples) if index not in dropped])

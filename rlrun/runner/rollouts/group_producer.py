@@ -1,6 +1,6 @@
-"""Steps 2 to 4 for a prompt: asked, decoded, scored, judged.
+"""Steps 2 to 4 for one prompt: generate, decode, score, filter.
 
-prompt ──▶ rollout, engines ──▶ decode ──▶ rewards ──▶ filters ──▶ the group to train on, or None, counted
+prompt ──▶ rollout, engines ──▶ decode ──▶ rewards ──▶ filters ──▶ group to train on, or None if dropped
 """
 
 import asyncio
@@ -15,42 +15,45 @@ from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.rollouts.executions import Executions
-from rlrun.runner.rollouts.filtering import Filters, Judged
+from rlrun.runner.rollouts.filtering import FilterResult, Filters
 from rlrun.runner.rollouts.grouping import groups_of, mask_truncated, without
-from rlrun.runner.rollouts.sessions import RolloutSettings, nothing
+from rlrun.runner.rollouts.sessions import RolloutSettings, empty_generations
 from rlrun.runner.rollouts.tally import Tally
 from rlrun.specs.sections.rollout import RolloutSpec
 
 
 class GroupProducer:
-    """The policy's answers to prompts, under one spec and its filters."""
+    """Produces a scored and filtered group of samples for a prompt."""
 
     def __init__(self, spec: RolloutSpec, policy: RolloutContext, filters: Filters) -> None:
         self._spec = spec
         self._policy = policy
         self._filters = filters
-        self._room = room_for(spec.max_concurrency, spec.samples_per_prompt)
-        wanted = wanted_of(spec, "rollout", spec.samples_per_prompt, sampling_of(spec))
-        wanted = replace(wanted, record_mask=policy.record_mask)
-        self._executions = Executions(policy, wanted)
-        self._seconds = wanted.timeout
+        self._concurrency = group_limit(spec.max_concurrency, spec.samples_per_prompt)
+        settings = rollout_settings(spec, "rollout", spec.samples_per_prompt, engine_sampling(spec))
+        settings = replace(settings, record_mask=policy.record_mask)
+        self._executions = Executions(policy, settings)
+        self._timeout = settings.timeout
 
-    async def one(self, prompt: Prompt, tally: Callable[[], Tally], enough: asyncio.Event) -> Group | None:
-        """One group from prompt to verdict; None when it is dropped, or no longer wanted.
+    async def produce(
+        self, prompt: Prompt, tally: Callable[[], Tally], cancelled: asyncio.Event | None = None
+    ) -> Group | None:
+        """Returns the group of a prompt; None if it is dropped, or if `cancelled` is set before its end.
 
-        `tally` is asked when there is something to count: answers may come steps after they were asked for.
+        `tally` returns the current tally each time something is counted, because a group may take several
+        steps. Once `cancelled` is set, no further requests are sent.
         """
 
-        async def ask(request: GenerateRequest) -> list[Generation]:
-            if enough.is_set():
-                return [nothing("abort") for _ in request.seeds]
-            made = await self._policy.engines.generate(request)
-            tally().count(request, made)
-            return made
+        async def send(request: GenerateRequest) -> list[Generation]:
+            if cancelled is not None and cancelled.is_set():
+                return empty_generations(request)
+            generations = await self._policy.engines.generate(request)
+            tally().count_request(request, generations)
+            return generations
 
         try:
-            async with self._room:
-                left = await self._executions.of(prompt, ask)
+            async with self._concurrency:
+                trajectories = await self._executions.run(prompt, send)
         except TimeoutError as error:
             tally().failure = f"TimeoutError: {error}"
             tally().dropped["generation", "timeout"] += 1
@@ -61,89 +64,99 @@ class GroupProducer:
             tally().failed += self._spec.samples_per_prompt
             tally().dropped["generation", "failed"] += 1
             return None
-        if enough.is_set():
+        if cancelled is not None and cancelled.is_set():
             return None
-        [group] = await self._grade([prompt], [left], tally())
-        return self._settle(group, tally())
+        [group] = await self._score([prompt], [trajectories], tally())
+        return self._filter(group, tally())
 
-    async def wave(self, prompts: Sequence[Prompt], tally: Tally) -> list[Group]:
-        """All groups in one go, in the order of prompts, less those that are dropped.
+    async def produce_batch(self, prompts: Sequence[Prompt], tally: Tally) -> list[Group]:
+        """Returns the groups of all prompts that are not dropped, in order, generated in lockstep.
 
-        JobError past `request_timeout` for each round that the engines need to take all samples.
+        JobError where they take longer than `request_timeout` for each round that the engines need to take
+        all samples.
         """
 
-        async def ask_all(requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
+        async def send_batch(requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
             answers = await self._policy.engines.generate_batch(requests)
             for request, generations in zip(requests, answers, strict=True):
-                tally.count(request, generations)
+                tally.count_request(request, generations)
             return answers
 
         capacity = self._policy.pending.capacity
         samples = len(prompts) * self._spec.samples_per_prompt
-        seconds = self._seconds * math.ceil(samples / (capacity or samples))
+        seconds = self._timeout * math.ceil(samples / (capacity or samples))
         try:
             async with asyncio.timeout(seconds):
-                left = await self._executions.wave(prompts, ask_all)
+                trajectories = await self._executions.run_batch(prompts, send_batch)
         except TimeoutError:
             raise JobError(
                 f"{len(prompts)} prompts were not answered within {seconds:g} s, and in deterministic "
                 "mode none can be replaced; raise rollout.request_timeout or lower max_response_tokens"
             ) from None
-        groups = await self._grade(prompts, left, tally)
-        return [group for scored in groups if (group := self._settle(scored, tally))]
+        groups = await self._score(prompts, trajectories, tally)
+        return [group for scored in groups if (group := self._filter(scored, tally))]
 
-    async def _grade(
-        self, prompts: Sequence[Prompt], left: Sequence[Sequence[Sequence[Trajectory]]], tally: Tally
+    async def _score(
+        self,
+        prompts: Sequence[Prompt],
+        trajectories: Sequence[Sequence[Sequence[Trajectory]]],
+        tally: Tally,
     ) -> list[Group]:
-        groups = groups_of(prompts, left, self._policy.tokenizer)
+        groups = groups_of(prompts, trajectories, self._policy.tokenizer)
         samples = [sample for group in groups for sample in group.samples]
-        tally.note_failures(samples)
+        tally.record_failures(samples)
         await self._policy.grader.score(samples)
         return groups
 
-    def _settle(self, group: Group, tally: Tally) -> Group | None:
-        """The group as it is trained on, or None, counted."""
+    def _filter(self, group: Group, tally: Tally) -> Group | None:
+        """Returns the group to train on, or None if it is dropped; both are counted."""
         tally.scored.append(group)
         tally.failed += sum(sample.status is Status.FAILED for sample in group.samples)
-        late = sum(sample.status is Status.ABORTED for sample in group.samples)
-        if late:
-            tally.dropped_samples["generation", "timeout"] += late
-        judged = self._judged(without(without(group, Status.FAILED), Status.ABORTED), late=late > 0)
-        tally.note_verdicts(judged)
-        return judged.group if judged.dropped is None else None
+        num_late = sum(sample.status is Status.ABORTED for sample in group.samples)
+        if num_late:
+            tally.dropped_samples["generation", "timeout"] += num_late
+        finished = without(without(group, Status.FAILED), Status.ABORTED)
+        result = self._apply_filters(finished, some_late=num_late > 0)
+        tally.count_filtered(result)
+        return result.group if result.dropped is None else None
 
-    def _judged(self, group: Group, *, late: bool) -> Judged:
+    def _apply_filters(self, group: Group, *, some_late: bool) -> FilterResult:
         if not group.samples:
-            return Judged(group, ("generation", "timeout" if late else "failed"))
+            return FilterResult(group, ("generation", "timeout" if some_late else "failed"))
         if self._spec.truncated == "mask":
             mask_truncated(group)
         if self._spec.truncated == "drop":
-            return self._judged_whole(group)
-        return self._filters.judge(group)
+            return self._filter_untruncated(group)
+        return self._filters.apply(group)
 
-    def _judged_whole(self, group: Group) -> Judged:
-        """What filters say of the samples that came to an end; others are dropped, and counted."""
-        whole = without(group, Status.TRUNCATED)
-        judged = self._filters.judge(whole) if whole.samples else Judged(whole, ("truncated", "all"))
-        if cut := len(group.samples) - len(whole.samples):
-            judged.dropped_samples["generation", "truncated"] += cut
-        return judged
-
-
-def room_for(concurrency: int | None, samples: int) -> AbstractAsyncContextManager[None]:
-    """For as many groups of so many samples as may be asked for at a time; None: for all."""
-    return nullcontext() if concurrency is None else asyncio.Semaphore(max(1, concurrency // samples))
+    def _filter_untruncated(self, group: Group) -> FilterResult:
+        """Drops and counts truncated samples, and runs the filters on the others."""
+        untruncated = without(group, Status.TRUNCATED)
+        if untruncated.samples:
+            result = self._filters.apply(untruncated)
+        else:
+            result = FilterResult(untruncated, ("truncated", "all"))
+        if num_truncated := len(group.samples) - len(untruncated.samples):
+            result.dropped_samples["generation", "truncated"] += num_truncated
+        return result
 
 
-def wanted_of(spec: RolloutSpec, purpose: str, samples: int, sampling: Sampling) -> RolloutSettings:
-    """Returns what is wanted of the policy for every prompt, within the limits of the spec."""
-    longest = spec.prompt_limit + sampling.max_new_tokens
-    seconds = spec.seconds_for(sampling.max_new_tokens)
-    return RolloutSettings(purpose, samples, sampling, longest, seconds, spec.max_turn_tokens)
+def group_limit(max_samples: int | None, samples_per_group: int) -> AbstractAsyncContextManager[None]:
+    """Limits how many groups are generated at once, to at most `max_samples` samples; None: no limit."""
+    return (
+        nullcontext() if max_samples is None else asyncio.Semaphore(max(1, max_samples // samples_per_group))
+    )
 
 
-def sampling_of(spec: RolloutSpec) -> Sampling:
-    """The spec's settings in the words of the engines."""
+def rollout_settings(spec: RolloutSpec, purpose: str, samples: int, sampling: Sampling) -> RolloutSettings:
+    """Returns the settings of every prompt of one purpose, within the limits of the spec."""
+    max_tokens = spec.prompt_limit + sampling.max_new_tokens
+    timeout = spec.seconds_for(sampling.max_new_tokens)
+    return RolloutSettings(purpose, samples, sampling, max_tokens, timeout, spec.max_turn_tokens)
+
+
+def engine_sampling(spec: RolloutSpec) -> Sampling:
+    """Returns the spec's sampling settings as the engines take them."""
     return Sampling(
         max_new_tokens=spec.max_response_tokens,
         temperature=spec.temperature,

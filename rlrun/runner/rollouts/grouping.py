@@ -1,4 +1,4 @@
-"""Trajectories -> samples -> group, for rollouts and evaluation alike. Pure but for the tokenizer."""
+"""Turns trajectories into samples and groups, for training and evaluation alike. No I/O but decoding."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,64 +11,74 @@ from rlrun.plugins.types import Group, Prompt, Sample, Status
 
 
 def groups_of(
-    prompts: Sequence[Prompt], executions: Sequence[Sequence[Sequence[Trajectory]]], chat: Chat
+    prompts: Sequence[Prompt], trajectories: Sequence[Sequence[Sequence[Trajectory]]], chat: Chat
 ) -> list[Group]:
-    """The samples of each prompt, by execution, ready to be scored; all are decoded in one go."""
-    flat = [one for prompt in executions for execution in prompt for one in execution if one.text is None]
-    texts = iter(chat.decode_batch([turn.tokens for one in flat for turn in one.turns]))
-    for one in flat:
-        one.text = next(texts) if len(one.turns) == 1 else "\n".join([next(texts) for _ in one.turns])
-    return [_group(prompt, own) for prompt, own in zip(prompts, executions, strict=True)]
+    """Returns one group per prompt, ready to be scored; all texts are decoded in one call.
+
+    `trajectories[i][k]` are those of execution k of prompt i.
+    """
+    undecoded = [
+        trajectory
+        for executions in trajectories
+        for execution in executions
+        for trajectory in execution
+        if trajectory.text is None
+    ]
+    texts = iter(chat.decode_batch([turn.tokens for trajectory in undecoded for turn in trajectory.turns]))
+    for trajectory in undecoded:
+        turn_texts = [next(texts) for _ in trajectory.turns]
+        trajectory.text = "\n".join(turn_texts)
+    return [_group(prompt, executions) for prompt, executions in zip(prompts, trajectories, strict=True)]
 
 
 def without(group: Group, status: Status) -> Group:
-    """The group less its samples of that status."""
+    """Returns the group without its samples of that status."""
     return Group(group.prompt, [sample for sample in group.samples if sample.status is not status])
 
 
-def mask_truncated(group: Group) -> Group:
-    """The same group, its truncated samples not trained; their rewards still count in its statistics."""
+def mask_truncated(group: Group) -> None:
+    """Sets the loss mask of truncated samples to zero; their rewards still count for the advantages."""
     for sample in group.samples:
         if sample.status is Status.TRUNCATED:
             sample.loss_mask = np.zeros_like(sample.loss_mask)
-    return group
 
 
 def prompt_index(group: Group) -> int:
-    """Sort key: the order of prompts in the run."""
+    """Returns the index of the group's prompt in the run: the sort key of groups."""
     return group.prompt.index
 
 
 def _group(prompt: Prompt, executions: Sequence[Sequence[Trajectory]]) -> Group:
-    samples = (_samples(prompt, number, left) for number, left in enumerate(executions))
-    return Group(prompt, [sample for own in samples for sample in own])
+    samples = (_samples(prompt, number, trajectories) for number, trajectories in enumerate(executions))
+    return Group(prompt, [sample for execution in samples for sample in execution])
 
 
-def _samples(prompt: Prompt, number: int, left: Sequence[Trajectory]) -> list[Sample]:
-    """What execution `number` left; several samples share its id, and count once."""
+def _samples(prompt: Prompt, number: int, trajectories: Sequence[Trajectory]) -> list[Sample]:
+    """Returns the samples of execution `number`; several share an execution id, and count once."""
     execution = f"{prompt.index}-{number}"
-    if len(left) == 1:
-        return [_sample(prompt, execution, left[0])]
+    if len(trajectories) == 1:
+        return [_sample(prompt, execution, trajectories[0])]
     return [
-        _sample(prompt, f"{execution}.{place}", one, execution_id=execution) for place, one in enumerate(left)
+        _sample(prompt, f"{execution}.{index}", trajectory, execution_id=execution)
+        for index, trajectory in enumerate(trajectories)
     ]
 
 
-def _sample(prompt: Prompt, id: str, one: Trajectory, execution_id: str = "") -> Sample:
-    tokens, log_probs, mask, versions = one.response()
-    assert one.text is not None, "decoded before"
+def _sample(prompt: Prompt, id: str, trajectory: Trajectory, execution_id: str = "") -> Sample:
+    tokens, log_probs, mask, versions = trajectory.response()
+    assert trajectory.text is not None, "groups_of decodes before it makes samples"
     return Sample(
         id=id,
-        prompt=prompt if one.prompt is prompt.tokens else replace(prompt, tokens=one.prompt),
+        prompt=prompt if trajectory.prompt is prompt.tokens else replace(prompt, tokens=trajectory.prompt),
         tokens=tokens,
         log_probs=log_probs,
         loss_mask=mask,
         versions=versions,
-        status=one.status,
-        text=one.text,
+        status=trajectory.status,
+        text=trajectory.text,
         execution_id=execution_id,
-        failure=one.failure,
-        info=one.info,
-        experts=one.experts(),
-        sampling_mask=one.sampling_mask(),
+        failure=trajectory.failure,
+        info=trajectory.info,
+        experts=trajectory.experts(),
+        sampling_mask=trajectory.sampling_mask(),
     )

@@ -1,10 +1,10 @@
-"""Executions in lockstep: what they ask of the engines goes as one batch, once every one of them waits.
+"""Executions in lockstep: their requests go to the engines as one batch, once every execution waits for one.
 
-    execution 0 ─ask─▶ │                          │ ─answer─▶ …
-    execution 1 ─ask─▶ │ one batch, in the order  │ ─answer─▶ a tool runs … ─ask─▶ │
-    execution 2 ─ask─▶ │ of prompts and samples   │ ─answer─▶ done                 │ the next batch
+    execution 0 ─request─▶ │                          │ ─answer─▶ …
+    execution 1 ─request─▶ │ one batch, in the order  │ ─answer─▶ a tool runs … ─request─▶ │
+    execution 2 ─request─▶ │ of prompts and samples   │ ─answer─▶ finished                 │ the next batch
 
-Which requests run together in an engine then depends on what was asked alone, never on who was first.
+Which requests run together in an engine then depends only on the requests, never on their timing.
 """
 
 import asyncio
@@ -13,41 +13,43 @@ from collections.abc import Awaitable, Callable, Sequence
 from rlrun.runner.contracts.carriers import GenerateRequest, Generation
 
 SendBatch = Callable[[Sequence[GenerateRequest]], Awaitable[list[list[Generation]]]]
+"""Sends several requests to the engines and returns their generations in the same order."""
 
 
 class Barrier:
-    """Collects what its seats ask. All seats are taken before the first one asks."""
+    """Sends a batch of requests whenever all slots wait; all slots are added before the first request."""
 
-    def __init__(self, ask_all: SendBatch) -> None:
-        self._ask_all = ask_all
-        self._seats: set[BarrierSlot] = set()
-        self._asking: asyncio.Task[None] | None = None
+    def __init__(self, send_batch: SendBatch) -> None:
+        self._send_batch = send_batch
+        self._slots: set[BarrierSlot] = set()
+        self._batch_task: asyncio.Task[None] | None = None
         self.error: Exception | None = None
-        """Why the engines did not answer, once they have not; every seat that asked got it."""
+        """The error that the engines raised; every slot with a request in that batch raised it too."""
 
-    def seat(self, place: tuple[int, ...]) -> "BarrierSlot":
-        """A place in the order of requests; until it is left, the others wait for it to ask."""
-        seat = BarrierSlot(self, place)
-        self._seats.add(seat)
-        return seat
+    def add_slot(self, position: tuple[int, ...]) -> "BarrierSlot":
+        """Returns a new slot; batches are in the order of positions, and wait for it until it leaves."""
+        slot = BarrierSlot(self, position)
+        self._slots.add(slot)
+        return slot
 
-    def leave(self, seat: "BarrierSlot") -> None:
-        """This one asks nothing more."""
-        self._seats.discard(seat)
-        self.look()
+    def remove_slot(self, slot: "BarrierSlot") -> None:
+        """Removes the slot of an execution that sends no more requests."""
+        self._slots.discard(slot)
+        self.send_if_complete()
 
-    def look(self) -> None:
-        """Ask the engines, where every seat waits for them."""
-        if self._asking is None and self._seats and all(seat.waiting for seat in self._seats):
-            self._asking = asyncio.get_running_loop().create_task(self._ask())
+    def send_if_complete(self) -> None:
+        """Sends the next batch if every slot has a request."""
+        if self._batch_task is None and self._slots and all(slot.waiting for slot in self._slots):
+            self._batch_task = asyncio.get_running_loop().create_task(self._run_batch())
 
-    async def _ask(self) -> None:
-        waiting = [one for seat in sorted(self._seats, key=lambda seat: seat.place) for one in seat.waiting]
-        for seat in self._seats:
-            seat.waiting = []
+    async def _run_batch(self) -> None:
+        slots = sorted(self._slots, key=lambda slot: slot.position)
+        waiting = [request for slot in slots for request in slot.waiting]
+        for slot in slots:
+            slot.waiting = []
         try:
-            answers = await self._ask_all([request for request, _ in waiting])
-        except Exception as error:  # handed on to everybody who waits for the answer
+            answers = await self._send_batch([request for request, _ in waiting])
+        except Exception as error:  # raised again in every slot of the batch
             self.error = error
             for _, future in waiting:
                 if not future.done():
@@ -56,33 +58,34 @@ class Barrier:
             for (_, future), answer in zip(waiting, answers, strict=True):
                 if not future.done():
                     future.set_result(answer)
-        self._asking = None
-        self.look()
+        self._batch_task = None
+        self.send_if_complete()
 
     async def close(self) -> None:
-        """Give up what is being asked."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait([self._asking])
+        """Cancels the batch that is running."""
+        if self._batch_task is not None:
+            self._batch_task.cancel()
+            await asyncio.wait([self._batch_task])
 
 
 class BarrierSlot:
-    """One execution's place."""
+    """One execution's slot in a barrier."""
 
-    def __init__(self, barrier: Barrier, place: tuple[int, ...]) -> None:
-        self.place = place
+    def __init__(self, barrier: Barrier, position: tuple[int, ...]) -> None:
+        self.position = position
         self.waiting: list[tuple[GenerateRequest, asyncio.Future[list[Generation]]]] = []
+        """Requests for the next batch."""
         self._barrier = barrier
 
     def leave(self) -> None:
-        """This one asks nothing more; the others need not wait for it."""
-        self._barrier.leave(self)
+        """Ends this slot, so that batches no longer wait for it."""
+        self._barrier.remove_slot(self)
 
-    async def ask(self, request: GenerateRequest) -> list[Generation]:
-        """The samples of a request, answered together with what the other seats ask."""
+    async def send(self, request: GenerateRequest) -> list[Generation]:
+        """Returns the generations of a request, which is sent together with those of the other slots."""
         if self._barrier.error is not None:
             raise self._barrier.error
         future: asyncio.Future[list[Generation]] = asyncio.get_running_loop().create_future()
         self.waiting.append((request, future))
-        self._barrier.look()
+        self._barrier.send_if_complete()
         return await future

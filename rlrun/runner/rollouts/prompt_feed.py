@@ -1,7 +1,7 @@
-"""Prompts one at a time, finished in any order; and where to go on so that none is lost or used twice.
+"""Hands out prompts that may be finished in any order, and knows where to resume.
 
-read ──▶ taken ──▶ finished        place: before the first batch that has an unfinished prompt,
-                                   and which prompts beyond it are finished
+The saved position is before the first read batch that has an unfinished prompt, with the prompts after it
+that are finished already. So no prompt is lost or used twice.
 """
 
 import asyncio
@@ -14,102 +14,105 @@ from rlrun.plugins.types import Prompt
 from rlrun.runner.prompts.prefetcher import Prefetcher
 
 FILTERS, BUFFER = "filters", "buffer"
-"""Keys of a source's state beside the place in the data: what filters remember, what waits to be used."""
+"""Keys of a source's state beside the position in the data: the filters' states, and the buffer."""
 _FINISHED = "finished"
 
 
 @dataclass(slots=True)
-class _Read:
+class _ReadBatch:
     """A batch of prompts that was read."""
 
-    place: dict[str, Any]
-    """Where reading stood before it."""
+    position: dict[str, Any]
+    """The position in the data before the batch was read."""
     unfinished: set[int]
     finished: set[int]
 
 
 class PromptFeed:
-    """Hands out prompts; whoever takes one says when it is done with."""
+    """Hands out prompts, each of which its taker marks as finished once it is trained on or dropped."""
 
     def __init__(self, prompts: Prefetcher[Prompt]) -> None:
         self._prompts = prompts
         self._queue: deque[Prompt] = deque()
-        self._reads: deque[_Read] = deque()
+        self._batches: deque[_ReadBatch] = deque()
         self._skipped: set[int] = set()
-        """Finished before they were read."""
+        """Prompts that were finished before they were read."""
         self._held: set[int] = set()
-        self._last = -1
-        """The last prompt that was read."""
+        self._last_read = -1
         self._reading = asyncio.Lock()
 
     async def take(self) -> Prompt:
-        """The next prompt that is neither finished nor held."""
+        """Returns the next prompt that is neither finished nor held."""
         async with self._reading:
             while True:
                 if not self._queue:
                     await self._read()
-                prompt = self._queue.popleft()
-                if prompt.index in self._skipped:
-                    self._skipped.remove(prompt.index)
-                    self.finish(prompt.index)
-                elif prompt.index not in self._held:
+                if (prompt := self._pop()) is not None:
                     return prompt
 
+    async def take_batch(self) -> list[Prompt]:
+        """Returns the prompts of the next batch that are neither finished nor held; at least one."""
+        async with self._reading:
+            while True:
+                if not self._queue:
+                    await self._read()
+                popped = [self._pop() for _ in range(len(self._queue))]
+                if prompts := [prompt for prompt in popped if prompt is not None]:
+                    return prompts
+
     def hold(self, indices: Iterable[int]) -> None:
-        """Do not hand these out, and do not count them as finished: their answers are known already."""
+        """Neither hands these prompts out nor counts them as finished: their groups are in the buffer."""
         self._held = set(indices)
 
     def finish(self, index: int) -> None:
-        """This prompt was trained on, or dropped; it may be told twice, and before it is read."""
-        for read in self._reads:
-            if index in read.unfinished:
-                read.unfinished.remove(index)
-                read.finished.add(index)
+        """Marks a prompt as trained on or dropped; it may be called twice, or before the prompt is read."""
+        for batch in self._batches:
+            if index in batch.unfinished:
+                batch.unfinished.remove(index)
+                batch.finished.add(index)
                 break
         else:
-            if index > self._last:
+            if index > self._last_read:
                 self._skipped.add(index)
-        while self._reads and not self._reads[0].unfinished:
-            self._reads.popleft()
+        while self._batches and not self._batches[0].unfinished:
+            self._batches.popleft()
 
     def state(self) -> dict[str, Any]:
-        """The place to go on from."""
-        place = self._reads[0].place if self._reads else self._prompts.state()
-        finished = self._skipped.union(*(read.finished for read in self._reads))
-        return {**place, _FINISHED: sorted(finished)}
+        """Returns the position to resume at, as JSON values."""
+        position = self._batches[0].position if self._batches else self._prompts.state()
+        finished = self._skipped.union(*(batch.finished for batch in self._batches))
+        return {**position, _FINISHED: sorted(finished)}
 
     async def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved place."""
-        place, self._skipped = split_state(state)
+        """Continues from a saved position."""
+        position, self._skipped = split_state(state)
         self._queue.clear()
-        self._reads.clear()
-        self._last = -1
-        await self._prompts.restore(place)
+        self._batches.clear()
+        self._last_read = -1
+        await self._prompts.restore(position)
 
     async def close(self) -> None:
-        """Stop reading ahead."""
+        """Stops reading ahead."""
         await self._prompts.close()
 
+    def _pop(self) -> Prompt | None:
+        """Takes a prompt out of the queue; None where it is finished or held."""
+        prompt = self._queue.popleft()
+        if prompt.index in self._skipped:
+            self._skipped.remove(prompt.index)
+            self.finish(prompt.index)
+            return None
+        return None if prompt.index in self._held else prompt
+
     async def _read(self) -> None:
-        place = self._prompts.state()
+        position = self._prompts.state()
         batch = await self._prompts.next()
-        self._reads.append(_Read(place, {prompt.index for prompt in batch}, set()))
+        self._batches.append(_ReadBatch(position, {prompt.index for prompt in batch}, set()))
         self._queue.extend(batch)
-        self._last = batch[-1].index
+        self._last_read = batch[-1].index
 
 
 def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], set[int]]:
-    """The place in the data, and the prompts beyond it that are finished already."""
-    place = {key: value for key, value in state.items() if key not in (_FINISHED, FILTERS, BUFFER)}
-    return place, set(state.get(_FINISHED, ()))
-
-
-def joined_state(
-    place: Mapping[str, Any], finished: Iterable[int], filters: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A state that `split_state` takes apart, with what filters remember."""
-    return {
-        **place,
-        **({_FINISHED: beyond} if (beyond := sorted(finished)) else {}),
-        **({FILTERS: dict(filters)} if filters else {}),
-    }
+    """Returns the position in the data, and the prompts after it that are finished already."""
+    position = {key: value for key, value in state.items() if key not in (_FINISHED, FILTERS, BUFFER)}
+    return position, set(state.get(_FINISHED, ()))

@@ -1,13 +1,12 @@
-"""Requests that outlive a stop of the engines: they go on from the tokens that they have.
+"""Engines whose requests can be parked while the weights change, and continue from the tokens they have.
 
     generate ──▶ engines ──▶ every sample finished ──▶ answer
-                  ▲  │ stop: the others, with their tokens so far
+                  ▲  │ stop: the unfinished samples, with their tokens so far
                   │  ▼
-         resume ──┴─ parked, while the weights change; in the checkpoint
+         resume ──┴─ parked while the weights change; saved in checkpoints
 
-Everything that was made for a prompt is kept until somebody forgets the prompt. A job that goes on from a
-checkpoint asks again what it had asked, and is answered from what was made: the same question has the same
-id and the same tokens.
+The generations of a prompt are kept until `forget`. A job that resumes from a checkpoint sends the same
+requests again, with the same ids and tokens, and each finds its saved generations.
 """
 
 import asyncio
@@ -21,23 +20,22 @@ from rlrun.runner.contracts.carriers import GenerateRequest, WeightUpdate
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.contracts.interfaces import Engines
 from rlrun.runner.rollouts.deadlines import GRACE_SECONDS
-from rlrun.runner.rollouts.resumable_request import ResumableRequest, generation_of, prompt_of, record_of
-from rlrun.runner.rollouts.sessions import nothing
-from rlrun.runner.rollouts.stop_strings import Decode
+from rlrun.runner.rollouts.resumable_request import Decode, ResumableRequest, generation_of, record_of
+from rlrun.runner.rollouts.sessions import empty_generations
 
-_AGAIN_SECONDS = 0.2
-"""A request that was on its way when the others were aborted is aborted after so long."""
+_ABORT_INTERVAL = 0.2
+"""Seconds between aborts: a request that reached its engine after an abort is only ended by the next one."""
 
 
 class ResumingEngines:
-    """Engines whose requests can be parked and go on."""
+    """Wraps engines (rlrun.runner.contracts.interfaces.Engines) so that requests can be parked."""
 
     def __init__(self, engines: Engines, decode: Decode) -> None:
-        """`decode` finds stop strings of which an engine made only the end."""
+        """`decode` is used to find stop strings that begin in one part of a sample and end in the next."""
         self._engines = engines
         self._decode = decode
-        self._made: defaultdict[int, dict[str, list[Generation]]] = defaultdict(dict)
-        """By prompt and question."""
+        self._generations: defaultdict[int, dict[str, list[Generation]]] = defaultdict(dict)
+        """Generations by prompt index and key of the request."""
         self._parked: dict[ResumableRequest, None] = {}
         self._running: dict[ResumableRequest, None] = {}
         self._calls: set[asyncio.Task[list[Generation]]] = set()
@@ -46,39 +44,41 @@ class ResumingEngines:
         self._stopped = False
 
     async def generate(self, request: GenerateRequest) -> list[Generation]:
-        """All samples of the request, however often the engines are stopped meanwhile."""
-        ask = ResumableRequest(request, [nothing("abort") for _ in request.seeds])
-        ask.made = self._made[prompt_of(request.id)].setdefault(ask.key, ask.made)
-        ask.end_at_limit()
-        while not ask.late and (rounds := ask.rounds()):
-            await (self._park(ask) if self._stopped else self._work(ask, rounds))
-        return list(ask.made)
+        """Returns all samples of the request, however often the engines are stopped meanwhile."""
+        resumable = ResumableRequest(request, empty_generations(request))
+        saved = self._generations[request.prompt_index]
+        resumable.generations = saved.setdefault(resumable.key, resumable.generations)
+        resumable.end_at_limit()
+        while not resumable.is_late and (requests := resumable.next_requests()):
+            await (self._park(resumable) if self._stopped else self._send(resumable, requests))
+        return list(resumable.generations)
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
-        """All requests; the answers, in order."""
+        """Returns the samples of all requests, in order."""
         return list(await asyncio.gather(*map(self.generate, requests)))
 
     async def abort(self, request: GenerateRequest) -> None:
-        """End a request: it answers with what it has, at once where it is parked."""
-        for ask in [ask for ask in (*self._running, *self._parked) if ask.request is request]:
-            ask.late = True
-            if ask in self._running:
-                await asyncio.gather(*(self._engines.abort(part) for _, part in ask.rounds()))
-            elif not ask.go.done():
-                ask.go.set_result(None)
+        """Ends a request, which returns the tokens it has; a parked one returns at once."""
+        for resumable in [one for one in (*self._running, *self._parked) if one.request is request]:
+            resumable.is_late = True
+            if resumable in self._running:
+                parts = [part for _, part in resumable.next_requests()]
+                await asyncio.gather(*map(self._engines.abort, parts))
+            elif not resumable.resumed.done():
+                resumable.resumed.set_result(None)
 
     async def abort_all(self) -> None:
-        """End every running request for good; to be called when nobody wants them."""
+        """Ends every running request for good."""
         await self._engines.abort_all()
 
     async def update_weights(self, update: WeightUpdate) -> int:
-        """As the engines do."""
+        """Updates the wrapped engines."""
         return await self._engines.update_weights(update)
 
     async def stop(self) -> None:
-        """Park every request; return when no engine works on any.
+        """Parks every request, and returns when the engines work on none.
 
-        One that does not answer within 5 s keeps what it had when it was asked last.
+        A request whose engine does not answer within GRACE_SECONDS loses the tokens of its current part.
         """
         self._stopped = True
         with suppress(TimeoutError, EngineError):
@@ -86,76 +86,93 @@ class ResumingEngines:
                 while not self._idle.is_set():
                     await self._engines.abort_all()
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(_AGAIN_SECONDS):
+                        async with asyncio.timeout(_ABORT_INTERVAL):
                             await self._idle.wait()
         for call in self._calls:
             call.cancel()
         await self._idle.wait()
 
     def resume(self, order: Sequence[int] = ()) -> None:
-        """Let parked requests go on, those of these prompts first and in this order."""
+        """Continues all parked requests, those of the prompts in `order` first."""
         self._stopped = False
-        rank = {index: place for place, index in enumerate(order)}
-        for ask in sorted(self._parked, key=lambda ask: rank.get(prompt_of(ask.request.id), len(rank))):
-            if not ask.go.done():
-                ask.go.set_result(None)
+        rank = {index: position for position, index in enumerate(order)}
+        for parked in sorted(self._parked, key=lambda one: rank.get(one.request.prompt_index, len(rank))):
+            if not parked.resumed.done():
+                parked.resumed.set_result(None)
 
-    def made(self, prompt: int) -> list[Generation]:
-        """What was made for a prompt so far, answered or not."""
-        return [one for made in self._made.get(prompt, {}).values() for one in made]
+    def generations(self, prompt: int) -> list[Generation]:
+        """Returns all generations made for a prompt so far, finished or not."""
+        return [
+            generation
+            for generations in self._generations.get(prompt, {}).values()
+            for generation in generations
+        ]
 
     def forget(self, prompt: int) -> None:
-        """Nobody will ask about this prompt again."""
-        self._made.pop(prompt, None)
+        """Drops the generations of a prompt that is finished."""
+        self._generations.pop(prompt, None)
 
     def state(self) -> dict[str, Any]:
-        """What was made for prompts that nobody has forgotten, as JSON values."""
+        """Returns the generations by prompt index and key of the request, as JSON values."""
         return self.snapshot()()
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """The state as it is now, to be read later: a generation that grows is replaced, not changed."""
-        made = {key: list(found) for asked in self._made.values() for key, found in asked.items()}
+        """Returns a function that returns the state as it is now, to be called later.
+
+        Copying the lists is enough, because a generation that grows is replaced, not changed.
+        """
+        by_prompt = {
+            prompt: {key: list(generations) for key, generations in requests.items()}
+            for prompt, requests in self._generations.items()
+        }
 
         def read() -> dict[str, Any]:
-            return {
-                key: [record_of(one) for one in found]
-                for key, found in made.items()
-                if any(len(one.tokens) for one in found)
+            records = {
+                str(prompt): {
+                    key: [record_of(generation) for generation in generations]
+                    for key, generations in requests.items()
+                    if any(len(generation.tokens) for generation in generations)
+                }
+                for prompt, requests in by_prompt.items()
             }
+            return {prompt: requests for prompt, requests in records.items() if requests}
 
         return read
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state as soon as the same is asked again."""
-        self._made.clear()
-        for key, found in state.items():
-            self._made[prompt_of(key)][key] = [generation_of(one) for one in found]
+        """Restores saved generations, which are continued once the same requests are sent again."""
+        self._generations.clear()
+        for prompt, requests in state.items():
+            for key, records in requests.items():
+                self._generations[int(prompt)][key] = [generation_of(record) for record in records]
 
-    async def _park(self, ask: ResumableRequest) -> None:
-        self._parked[ask] = None
-        ask.go = asyncio.get_running_loop().create_future()
+    async def _park(self, resumable: ResumableRequest) -> None:
+        self._parked[resumable] = None
+        resumable.resumed = asyncio.get_running_loop().create_future()
         try:
-            await ask.go
+            await resumable.resumed
         finally:
-            del self._parked[ask]
+            del self._parked[resumable]
 
-    async def _work(self, ask: ResumableRequest, rounds: Sequence[tuple[list[int], GenerateRequest]]) -> None:
-        """Ask the engines once. EngineError as they raise it."""
-        self._running[ask] = None
+    async def _send(
+        self, resumable: ResumableRequest, requests: Sequence[tuple[list[int], GenerateRequest]]
+    ) -> None:
+        """Sends the next part of each sample once, and appends the answers; raises the engines' errors."""
+        self._running[resumable] = None
         self._idle.clear()
-        calls = [asyncio.ensure_future(self._engines.generate(request)) for _, request in rounds]
+        calls = [asyncio.ensure_future(self._engines.generate(request)) for _, request in requests]
         self._calls.update(calls)
         try:
             answers = await asyncio.gather(*calls, return_exceptions=True)
-            for (places, _), answer in zip(rounds, answers, strict=True):
+            for (samples, _), answer in zip(requests, answers, strict=True):
                 if isinstance(answer, asyncio.CancelledError):
-                    continue  # by `stop`
+                    continue  # cancelled by `stop`
                 if isinstance(answer, BaseException):
                     raise answer
-                for place, made in zip(places, answer, strict=True):
-                    ask.add(place, made, self._decode)
+                for sample, part in zip(samples, answer, strict=True):
+                    resumable.append(sample, part, self._decode)
         finally:
             self._calls.difference_update(calls)
-            del self._running[ask]
+            del self._running[resumable]
             if not self._running:
                 self._idle.set()

@@ -1,19 +1,20 @@
-"""A request and what was made of it: what is left to be asked, how parts of a sample join, how it is kept.
+"""A request that is sent in several parts: which samples are unfinished, and how their parts are joined.
 
-A sample that goes on sends its prompt and its tokens as input, and the budget that is left. Its seed stays:
-engines hash it with a token's absolute position, so no random number is used twice.
+An unfinished sample is continued by a request whose input is the prompt and the tokens made so far, with the
+remaining token budget. Its seed does not change: engines hash it with a token's absolute position, so no
+random number is used twice.
 """
 
 import asyncio
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rlrun.plugins.generation import Generation
+from rlrun.plugins.generation import Generation, Sampling
 from rlrun.plugins.sampling_mask import joined_masks
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.contracts.carriers import GenerateRequest
@@ -27,83 +28,84 @@ from rlrun.runner.records.saved_rollouts import (
     mask_text,
     text_of,
 )
-from rlrun.runner.rollouts.stop_strings import Decode, end_across
 
-_PROMPT = re.compile(r"rollout-(\d+)")
+Tokens = NDArray[np.int32]
+Decode = Callable[[Sequence[Tokens]], Sequence[str]]
+"""Returns the texts of token sequences, special tokens included."""
+
+_TEXTLESS_TOKENS = 8
+"""How many tokens within a stop string may decode to nothing; every other one has at least a byte."""
 
 
 @dataclass(eq=False, slots=True)
 class ResumableRequest:
-    """A request, and what has been made of it."""
+    """A request with the generations made for it so far."""
 
     request: GenerateRequest
-    made: list[Generation]
-    """One for each sample; `finish` is "abort" where it is to go on."""
-    go: asyncio.Future[None] = field(init=False)
-    """While it is parked: set when it may go on."""
-    late: bool = False
-    """It is to answer with what it has."""
+    generations: list[Generation]
+    """One per sample; `finish` is "abort" where the sample is unfinished."""
+    resumed: asyncio.Future[None] = field(init=False)
+    """While the request is parked: done when it may continue."""
+    is_late: bool = False
+    """The deadline has passed: the request returns what it has."""
 
     @property
     def key(self) -> str:
-        """The same for the same question, in another process too."""
+        """Returns a key that equal requests of all processes share: the id and a hash of the tokens."""
         return f"{self.request.id}/{blake2b(self.request.tokens.tobytes(), digest_size=8).hexdigest()}"
 
     def end_at_limit(self) -> None:
-        """Ends samples that have all tokens that they may have: a resumed job may allow fewer than before."""
-        most = self.request.sampling.max_new_tokens
-        for place, made in enumerate(self.made):
-            if len(made.tokens) > most or (made.finish == "abort" and len(made.tokens) == most):
-                self.made[place] = replace(ended_at(made, most, len(self.request.tokens)), finish="length")
+        """Ends samples that reached the token limit, which may be lower in a resumed job than before."""
+        limit = self.request.sampling.max_new_tokens
+        for sample, generation in enumerate(self.generations):
+            length = len(generation.tokens)
+            if length > limit or (generation.finish == "abort" and length == limit):
+                truncated = truncate(generation, limit, len(self.request.tokens))
+                self.generations[sample] = replace(truncated, finish="length")
 
-    def rounds(self) -> list[tuple[list[int], GenerateRequest]]:
-        """What is still to be asked, and which samples it is of; those without a token together."""
-        fresh = [
-            place for place, made in enumerate(self.made) if made.finish == "abort" and not len(made.tokens)
-        ]
-        others = [
-            place for place, made in enumerate(self.made) if made.finish == "abort" and len(made.tokens)
-        ]
-        parts = [(fresh, self._first(fresh))] if fresh else []
-        return parts + [([place], self._rest(place)) for place in others]
+    def next_requests(self) -> list[tuple[list[int], GenerateRequest]]:
+        """Returns the requests that finish the samples, each with the numbers of its samples.
 
-    def add(self, place: int, made: Generation, decode: Decode) -> None:
-        """Append to a sample, up to a stop string that began in its earlier part."""
-        begun, whole = len(self.made[place].tokens), joined(self.made[place], made)
-        end = end_across(whole.tokens, begun, self.request.sampling, decode)
-        prompt = len(self.request.tokens)
-        self.made[place] = whole if end is None else ended_at(whole, end, prompt)
+        Samples without a token share one request; every other one is continued by its own.
+        """
+        unfinished = [n for n, generation in enumerate(self.generations) if generation.finish == "abort"]
+        new = [sample for sample in unfinished if not len(self.generations[sample].tokens)]
+        begun = [sample for sample in unfinished if len(self.generations[sample].tokens)]
+        requests = [(new, self._first_request(new))] if new else []
+        return requests + [([sample], self._continuation(sample)) for sample in begun]
 
-    def _first(self, places: Sequence[int]) -> GenerateRequest:
-        if len(places) == len(self.made):
+    def append(self, sample: int, part: Generation, decode: Decode) -> None:
+        """Appends a part to a sample, up to a stop string that begins in the tokens before it."""
+        before = self.generations[sample]
+        generation = join(before, part)
+        end = stop_string_end(generation.tokens, len(before.tokens), self.request.sampling, decode)
+        if end is not None:
+            generation = truncate(generation, end, len(self.request.tokens))
+        self.generations[sample] = generation
+
+    def _first_request(self, samples: Sequence[int]) -> GenerateRequest:
+        if len(samples) == len(self.generations):
             return self.request
-        return replace(self.request, seeds=tuple(self.request.seeds[place] for place in places))
+        return replace(self.request, seeds=tuple(self.request.seeds[sample] for sample in samples))
 
-    def _rest(self, place: int) -> GenerateRequest:
-        request, done = self.request, self.made[place].tokens
+    def _continuation(self, sample: int) -> GenerateRequest:
+        request, tokens = self.request, self.generations[sample].tokens
         sampling = replace(
             request.sampling,
-            max_new_tokens=request.sampling.max_new_tokens - len(done),
-            min_new_tokens=max(0, request.sampling.min_new_tokens - len(done)),
+            max_new_tokens=request.sampling.max_new_tokens - len(tokens),
+            min_new_tokens=max(0, request.sampling.min_new_tokens - len(tokens)),
         )
         return replace(
             request,
-            id=f"{request.id}-{place}",
-            tokens=np.concatenate([request.tokens, done]),
-            seeds=(request.seeds[place],),
+            id=f"{request.id}-{sample}",
+            tokens=np.concatenate([request.tokens, tokens]),
+            seeds=(request.seeds[sample],),
             sampling=sampling,
         )
 
 
-def prompt_of(request_id: str) -> int:
-    """The prompt that a request is about; rlrun.runner.rollouts.sessions names it `<purpose>-<prompt>…`."""
-    found = _PROMPT.match(request_id)
-    assert found is not None, f"request {request_id!r} names no prompt"
-    return int(found[1])
-
-
-def joined(first: Generation, second: Generation) -> Generation:
-    """A sample of two parts; neighbouring spans of the same version are one."""
+def join(first: Generation, second: Generation) -> Generation:
+    """Returns two parts of a sample as one; adjacent spans of the same version are merged."""
     if not len(first.tokens):
         return second
     spans, length = list(first.versions), len(first.tokens)
@@ -112,6 +114,7 @@ def joined(first: Generation, second: Generation) -> Generation:
             spans[-1] = replace(spans[-1], end=length + span.end)
         else:
             spans.append(VersionSpan(span.version, length + span.start, length + span.end))
+    # `second` has the experts of all tokens: the earlier ones were part of its input.
     return replace(
         second,
         tokens=np.concatenate([first.tokens, second.tokens]),
@@ -122,35 +125,53 @@ def joined(first: Generation, second: Generation) -> Generation:
     )
 
 
-def ended_at(made: Generation, end: int, prompt: int) -> Generation:
-    """The first `end` tokens of an answer to `prompt` tokens, as if a stop string had ended it there."""
-    spans = (replace(span, end=min(span.end, end)) for span in made.versions if span.start < end)
+def truncate(generation: Generation, length: int, prompt_length: int) -> Generation:
+    """Returns the first `length` tokens of a generation, as if a stop string had ended it there."""
+    spans = (replace(span, end=min(span.end, length)) for span in generation.versions if span.start < length)
+    experts, mask = generation.experts, generation.sampling_mask
     return replace(
-        made,
-        tokens=made.tokens[:end],
-        log_probs=made.log_probs[:end],
+        generation,
+        tokens=generation.tokens[:length],
+        log_probs=generation.log_probs[:length],
         finish="stop",
         versions=tuple(spans),
-        experts=None if made.experts is None else made.experts[: prompt + end - 1],
-        sampling_mask=None if made.sampling_mask is None else made.sampling_mask.part(0, end),
+        experts=None if experts is None else experts[: prompt_length + length - 1],
+        sampling_mask=None if mask is None else mask.part(0, length),
     )
 
 
-def record_of(made: Generation) -> dict[str, Any]:
-    """As JSON values."""
+def stop_string_end(tokens: Tokens, part_start: int, sampling: Sampling, decode: Decode) -> int | None:
+    """Returns the number of tokens up to the end of a stop string that begins before `part_start`.
+
+    Engines search for stop strings only in the tokens that they generate themselves, so they miss one that
+    begins in an earlier part. None where there is no such stop string.
+    """
+    if not sampling.stop or not 0 < part_start < len(tokens):
+        return None
+    reach = max(len(stop.encode()) for stop in sampling.stop) + _TEXTLESS_TOKENS
+    ends = range(max(part_start + 1, sampling.min_new_tokens), min(len(tokens), part_start + reach) + 1)
+    texts = decode([tokens[max(0, end - reach) : end] for end in ends])
+    for end, text in zip(ends, texts, strict=True):
+        if any(stop in text for stop in sampling.stop):
+            return end
+    return None
+
+
+def record_of(generation: Generation) -> dict[str, Any]:
+    """Returns a generation as JSON values."""
     return {
-        "tokens": text_of(made.tokens, INTS),
-        "log_probs": text_of(made.log_probs, FLOATS),
-        "finish": made.finish,
-        "versions": [[span.version, span.start, span.end] for span in made.versions],
-        "cached": made.cached_tokens,
-        "experts": experts_text(made.experts),
-        "sampling_mask": mask_text(made.sampling_mask),
+        "tokens": text_of(generation.tokens, INTS),
+        "log_probs": text_of(generation.log_probs, FLOATS),
+        "finish": generation.finish,
+        "versions": [[span.version, span.start, span.end] for span in generation.versions],
+        "cached": generation.cached_tokens,
+        "experts": experts_text(generation.experts),
+        "sampling_mask": mask_text(generation.sampling_mask),
     }
 
 
 def generation_of(record: Mapping[str, Any]) -> Generation:
-    """Of a record, to the bit."""
+    """Returns the generation that `record_of` wrote, bit for bit."""
     return Generation(
         array_of(record["tokens"], INTS),
         array_of(record["log_probs"], FLOATS),

@@ -1,79 +1,81 @@
-"""Steps 1 to 4 of the loop from a file: the samples that another run saved."""
+"""Steps 1 to 4 of the loop from files: the samples that another run saved."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlrun.plugins.types import Group, Sample
 from rlrun.runner.host.background import in_background
 from rlrun.runner.records.metrics import rollout_metrics
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.records.saved_rollouts import read_groups, rollout_file
-from rlrun.runner.rollouts.synchronous import Batch
+from rlrun.runner.rollouts.rollout_source import Batch
 
 
 class SavedSource:
-    """Batches of a run's `rollouts/`, a file a step."""
+    """Reads the batch of each step from a run's `rollouts/` folder."""
 
     def __init__(
         self, run: RunFolder, first: int, last: int, vocab_size: int, *, masked: bool = False
     ) -> None:
-        """Steps `first` to `last`; `masked`: the spec's log-probs are taken over sampling masks. ValueError
-        where the run has no file of one of the steps.
+        """Reads steps `first` to `last`; ValueError where the run has no file of one of them.
+
+        `masked`: the spec takes log-probs over sampling masks, so the samples must have them.
         """
         self._run = run
         self._masked = masked
-        self._next = first
+        self._next_step = first
         self._vocab_size = vocab_size
         missing = [step for step in range(first, last + 1) if not self._file(step).is_file()]
         if missing:
             raise ValueError(
                 f"debug.rollouts: {run.shown} has no samples of step {missing[0]}, and this job goes to step "
-                f"{last}; lower trainer.steps, or take a run that has them"
+                f"{last}; lower trainer.steps, or choose a run that has them"
             )
 
     async def next(self, version: int) -> Batch:
-        """The samples of the next step. ValueError where they cannot be trained on."""
-        groups = await in_background(self._read, self._file(self._next))
-        self._next += 1
+        """Returns the samples of the next step. ValueError where they cannot be trained on."""
+        groups = await in_background(self._read, self._file(self._next_step))
+        self._next_step += 1
         return Batch(groups, measure=partial(rollout_metrics, groups, version))
 
     def state(self) -> dict[str, Any]:
-        """The step that is next."""
-        return {"saved_step": self._next}
+        """Returns the next step to read."""
+        return {"saved_step": self._next_step}
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """The state as it is now, to be read later."""
+        """Returns a function that returns the state as it is now, to be called later."""
         return partial(dict, self.state())
 
     async def restore(self, state: dict[str, Any]) -> None:
-        """Go on at a step. ValueError for a checkpoint of a job that generated."""
+        """Continues at a saved step. ValueError for a checkpoint of a job that generated its samples."""
         if "saved_step" not in state:
             raise ValueError("the run so far generated its own samples: resume without debug.mode")
-        self._next = state["saved_step"]
+        self._next_step = state["saved_step"]
 
     async def close(self) -> None:
-        """Nothing is open between two steps."""
+        """Does nothing: no file is open between two steps."""
 
     def _file(self, step: int) -> Path:
         return rollout_file(self._run.rollouts, step)
 
     def _read(self, path: Path) -> list[Group]:
         groups = read_groups(path)
-        highest = max(
-            (int(tokens.max()) for group in groups for tokens in _tokens(group) if len(tokens)), default=0
-        )
+        highest = max((int(tokens.max()) for tokens in _token_arrays(groups) if len(tokens)), default=0)
         if highest >= self._vocab_size:
             raise ValueError(
-                f"{self._run.shown} has samples of token {highest}, and this model knows {self._vocab_size}: "
-                "they were made with another tokenizer"
+                f"{self._run.shown} has samples with token {highest}, but the vocabulary of this model has "
+                f"{self._vocab_size} tokens: the samples were made with another tokenizer"
             )
         self._check_masks([sample for group in groups for sample in group.samples if len(sample.tokens)])
         return groups
 
     def _check_masks(self, samples: Sequence[Sample]) -> None:
-        """ValueError where samples were drawn from other tokens than those that the spec trains on."""
+        """Raises ValueError where samples have sampling masks that the spec does not use, or vice versa."""
         recorded = any(sample.sampling_mask is not None for sample in samples)
         if samples and recorded != self._masked:
             has, cure = ("no sampling masks", "remove") if self._masked else ("sampling masks", "set")
@@ -83,5 +85,8 @@ class SavedSource:
             )
 
 
-def _tokens(group: Group) -> list[Any]:
-    return [tokens for one in group.samples for tokens in (one.prompt.tokens, one.tokens)]
+def _token_arrays(groups: Sequence[Group]) -> Iterator[NDArray[np.int32]]:
+    """Yields the prompt tokens and the response tokens of each sample."""
+    for group in groups:
+        for sample in group.samples:
+            yield from (sample.prompt.tokens, sample.tokens)

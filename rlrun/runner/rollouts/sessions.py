@@ -1,4 +1,8 @@
-"""Sessions: how an execution asks the policy (rlrun.plugins.session.Session). Pure but for the asking."""
+"""Sessions: how one execution, or all executions of a prompt, send requests to the policy.
+
+They implement rlrun.plugins.session.Session and SessionGroup for rollout plugins. A session chooses the seed
+and the token budget of each turn, and sends the request through a `SendRequest` function.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,139 +21,158 @@ from rlrun.runner.contracts.seeds import turn_seed
 
 Tokens = NDArray[np.int32]
 SendRequest = Callable[[GenerateRequest], Awaitable[list[Generation]]]
-"""Where requests go."""
+"""Sends a request to the engines and returns one generation per seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """What is wanted of the policy for every prompt."""
+    """How the policy generates for every prompt of one purpose: training, or one evaluation dataset."""
 
     purpose: str
-    """Names requests, and seeds them apart: training and every evaluation have their own."""
+    """Part of request ids and seeds, so that training and every evaluation have seeds of their own."""
     samples: int
-    """n: executions of a prompt."""
+    """n: executions per prompt."""
     sampling: Sampling
     max_tokens: int
-    """The longest sample, its prompt included."""
+    """The maximum length of a sample in tokens, prompt included."""
     timeout: float
-    """Seconds for an execution."""
+    """Seconds that one execution may take."""
     max_turn_tokens: int | None = None
-    """The longest answer; None: as long as the sample has room."""
+    """The maximum tokens of one turn; None: only the sample's length limits a turn."""
     record_mask: bool = False
-    """Engines return what each token was drawn from."""
+    """Engines return the set of tokens that each token was drawn from."""
 
     @property
     def turn_limit(self) -> int:
-        """Tokens of the longest answer."""
-        longest = self.sampling.max_new_tokens
-        return longest if self.max_turn_tokens is None else min(longest, self.max_turn_tokens)
+        """Returns the maximum tokens of one turn."""
+        limit = self.sampling.max_new_tokens
+        return limit if self.max_turn_tokens is None else min(limit, self.max_turn_tokens)
 
-    def sampling_for(self, tokens: Tokens, given: Sampling | None) -> Sampling | None:
-        """What may be drawn after these tokens; None where there is no room."""
-        sampling = given or self.sampling
-        room = min(sampling.max_new_tokens, self.turn_limit, self.max_tokens - len(tokens))
-        least = min(sampling.min_new_tokens, room)  # a later turn, or an evaluation, may have less room
-        return replace(sampling, max_new_tokens=room, min_new_tokens=least) if room > 0 else None
+    def sampling_for(self, tokens: Tokens, requested: Sampling | None) -> Sampling | None:
+        """Returns the sampling of a turn after `tokens`, within all limits; None where no token fits."""
+        sampling = requested or self.sampling
+        budget = min(sampling.max_new_tokens, self.turn_limit, self.max_tokens - len(tokens))
+        minimum = min(
+            sampling.min_new_tokens, budget
+        )  # late turns can have a smaller budget than the minimum
+        return replace(sampling, max_new_tokens=budget, min_new_tokens=minimum) if budget > 0 else None
 
 
-class Requests:
-    """The requests of everything that shares one deadline: of an execution, or of a whole group of them."""
+class OpenRequests:
+    """The unanswered requests that share one deadline: those of an execution, or of a prompt's executions."""
 
-    def __init__(self, ask: SendRequest) -> None:
-        self.ask = ask
-        self.late = False
-        """The time is up: later requests are answered with nothing."""
-        self._running: dict[asyncio.Future[list[Generation]], GenerateRequest] = {}
+    def __init__(self, send: SendRequest) -> None:
+        self.send_to_engines = send
+        self.is_late = False
+        """The deadline has passed: further requests are not sent, and return empty generations."""
+        self._pending: dict[asyncio.Future[list[Generation]], GenerateRequest] = {}
 
     @property
     def unanswered(self) -> list[GenerateRequest]:
-        """The requests that the engines have not answered yet."""
-        return list(self._running.values())
+        """Returns the requests that the engines have not answered yet."""
+        return list(self._pending.values())
 
-    async def answer(self, request: GenerateRequest) -> list[Generation]:
-        """Returns one answer for each seed of the request; empty ones once the time is up."""
-        if self.late:
-            return [nothing("abort") for _ in request.seeds]
-        asking = asyncio.ensure_future(self.ask(request))
-        self._running[asking] = request
+    async def send(self, request: GenerateRequest) -> list[Generation]:
+        """Returns one generation per seed of the request; empty ones after the deadline."""
+        if self.is_late:
+            return empty_generations(request)
+        answer = asyncio.ensure_future(self.send_to_engines(request))
+        self._pending[answer] = request
         try:
-            await asyncio.wait([asking])
-            if self.late and asking.cancelled():
-                return [nothing("abort") for _ in request.seeds]
-            return asking.result()
+            await asyncio.wait([answer])
+            if self.is_late and answer.cancelled():
+                return empty_generations(request)
+            return answer.result()
         finally:
-            del self._running[asking]
-            asking.cancel()
+            del self._pending[answer]
+            answer.cancel()
 
-    def give_up(self) -> None:
-        """Answers what is unanswered with nothing: an engine that was told to stop did not answer either."""
-        assert self.late, "nothing is given up before its time"
-        for asking in self._running:
-            asking.cancel()
+    def cancel(self) -> None:
+        """Makes every unanswered request return empty generations, because an engine ignored the abort."""
+        assert self.is_late, "requests are only cancelled after their deadline"
+        for answer in self._pending:
+            answer.cancel()
 
 
 class PolicySession:
-    """One execution's way to the policy."""
+    """The session of one execution (rlrun.plugins.session.Session)."""
 
     def __init__(self, group: "PolicyGroup", number: int, seed: int) -> None:
         self.id = f"{group.prompt.index}-{number}"
         self.number = number
         self.prompt = group.prompt
         self.seed = seed
-        self.sampling = group.wanted.sampling
-        self.max_tokens = group.wanted.max_tokens
-        self.max_turn_tokens = group.wanted.turn_limit
+        self.sampling = group.settings.sampling
+        self.max_tokens = group.settings.max_tokens
+        self.max_turn_tokens = group.settings.turn_limit
         self.chat = group.chat
         self.requests = group.requests
-        """Shared by the sessions of a group, unless each runs on its own."""
-        self._wanted = group.wanted
-        self._turns = 0
+        """Shared by all sessions of a group, unless each execution has its own deadline."""
+        self._settings = group.settings
+        self._num_turns = 0
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> Generation:
-        """What the policy makes of `tokens` (rlrun.plugins.session.Session)."""
-        chosen = self._wanted.sampling_for(tokens, sampling)
-        if chosen is None:
-            return nothing("length")
-        turn, self._turns = self._turns, self._turns + 1
-        prompt = f"{self._wanted.purpose}-{self.prompt.index}"
-        name, session = f"{prompt}-{self.number}.{turn}", f"{prompt}/{self.number}"
-        seeds = (turn_seed(self.seed, turn),)
-        request = GenerateRequest(name, tokens, seeds, chosen, session, self._wanted.record_mask)
-        [made] = await self.requests.answer(request)
-        return made
+        """Returns the policy's continuation of `tokens` (rlrun.plugins.session.Session)."""
+        limited = self._settings.sampling_for(tokens, sampling)
+        if limited is None:
+            return empty_generation("length")
+        turn, self._num_turns = self._num_turns, self._num_turns + 1
+        prefix = f"{self._settings.purpose}-{self.prompt.index}"
+        request = GenerateRequest(
+            f"{prefix}-{self.number}.{turn}",
+            tokens,
+            (turn_seed(self.seed, turn),),
+            limited,
+            session=f"{prefix}/{self.number}",
+            record_mask=self._settings.record_mask,
+            prompt_index=self.prompt.index,
+        )
+        [generation] = await self.requests.send(request)
+        return generation
 
 
 class PolicyGroup:
-    """All executions of a prompt."""
+    """The session of all executions of a prompt (rlrun.plugins.session.SessionGroup)."""
 
     def __init__(
-        self, chat: Chat, wanted: RolloutSettings, prompt: Prompt, seeds: Sequence[int], ask: SendRequest
+        self, chat: Chat, settings: RolloutSettings, prompt: Prompt, seeds: Sequence[int], send: SendRequest
     ) -> None:
         self.chat = chat
-        self.wanted = wanted
+        self.settings = settings
         self.prompt = prompt
-        self.requests = Requests(ask)
+        self.requests = OpenRequests(send)
         self._seeds = seeds
-        self._turns = 0
+        self._num_turns = 0
 
     @cached_property
     def sessions(self) -> list[PolicySession]:
-        """One for each execution; a group that only asks for all of them has no need of any."""
+        """Returns one session per execution; made on first use, as single-turn rollouts never need them."""
         return [PolicySession(self, number, seed) for number, seed in enumerate(self._seeds)]
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> list[Generation]:
-        """One answer for each execution, in one request (rlrun.plugins.session.SessionGroup)."""
-        chosen = self.wanted.sampling_for(tokens, sampling)
-        if chosen is None:
-            return [nothing("length") for _ in self._seeds]
-        turn, self._turns = self._turns, self._turns + 1
-        seeds = tuple(turn_seed(seed, turn) for seed in self._seeds)
-        name = f"{self.wanted.purpose}-{self.prompt.index}"
-        id = f"{name}.{turn}" if turn else name
-        request = GenerateRequest(id, tokens, seeds, chosen, name, self.wanted.record_mask)
-        return await self.requests.answer(request)
+        """Returns one generation per execution, made by one request (rlrun.plugins.session.SessionGroup)."""
+        limited = self.settings.sampling_for(tokens, sampling)
+        if limited is None:
+            return [empty_generation("length") for _ in self._seeds]
+        turn, self._num_turns = self._num_turns, self._num_turns + 1
+        prefix = f"{self.settings.purpose}-{self.prompt.index}"
+        request = GenerateRequest(
+            f"{prefix}.{turn}" if turn else prefix,
+            tokens,
+            tuple(turn_seed(seed, turn) for seed in self._seeds),
+            limited,
+            session=prefix,
+            record_mask=self.settings.record_mask,
+            prompt_index=self.prompt.index,
+        )
+        return await self.requests.send(request)
 
 
-def nothing(finish: Literal["length", "abort"]) -> Generation:
-    """An empty answer."""
+def empty_generations(request: GenerateRequest) -> list[Generation]:
+    """Returns an aborted generation without tokens for each seed of a request."""
+    return [empty_generation("abort") for _ in request.seeds]
+
+
+def empty_generation(finish: Literal["length", "abort"]) -> Generation:
+    """Returns a generation without tokens."""
     return Generation(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32), finish, ())

@@ -1,4 +1,4 @@
-"""What happened to prompts between one batch and the next: counted, told of as metrics, or why it starved."""
+"""Counts what happens to prompts between two batches: the metrics of a batch, or why a rollout starved."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -9,69 +9,74 @@ from rlrun.plugins.types import Group, Sample
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.records.metrics import prefixed, rollout_metrics
-from rlrun.runner.rollouts.filtering import Judged, Verdict
+from rlrun.runner.rollouts.filtering import FilterResult, Reason
 from rlrun.runner.rollouts.grouping import prompt_index
 
 
 @dataclass(slots=True)
 class Tally:
-    """What happened to prompts since the last batch."""
+    """Counts of groups, samples and tokens since the last batch."""
 
     submitted: int = 0
+    """Groups whose generation was started."""
     failed: int = 0
+    """Samples that failed."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    """Prompt tokens that engines took from their prefix caches."""
     generated_tokens: int = 0
-    dropped: Counter[Verdict] = field(default_factory=Counter)
-    dropped_samples: Counter[Verdict] = field(default_factory=Counter)
-    masked_samples: Counter[Verdict] = field(default_factory=Counter)
+    dropped: Counter[Reason] = field(default_factory=Counter)
+    """Groups dropped, by reason."""
+    dropped_samples: Counter[Reason] = field(default_factory=Counter)
+    masked_samples: Counter[Reason] = field(default_factory=Counter)
     failure: str = ""
-    """Why the last execution or request that failed did so."""
+    """The reason of the last execution or request that failed."""
     scored: list[Group] = field(default_factory=list)
+    """Every scored group, kept or dropped; the metrics are computed over these."""
     spare: list[Group] = field(default_factory=list)
-    """Dropped by a filter that would rather keep them than let the step starve."""
+    """Groups that a filter with `keep_when_short` dropped, used rather than letting the step starve."""
 
-    def count(self, request: GenerateRequest, generations: Sequence[Generation]) -> None:
-        """Note what an engine was asked, and what it answered."""
+    def count_request(self, request: GenerateRequest, generations: Sequence[Generation]) -> None:
+        """Counts the tokens of a request and of its generations."""
         self.prompt_tokens += len(request.tokens) * len(generations)
-        self.cached_tokens += sum(made.cached_tokens for made in generations)
-        self.generated_tokens += sum(len(made.tokens) for made in generations)
+        self.cached_tokens += sum(generation.cached_tokens for generation in generations)
+        self.generated_tokens += sum(len(generation.tokens) for generation in generations)
 
-    def note_failures(self, samples: Sequence[Sample]) -> None:
-        """Remember why the last execution failed that did."""
-        self.failure = next((one.failure for one in reversed(samples) if one.failure), self.failure)
+    def record_failures(self, samples: Sequence[Sample]) -> None:
+        """Remembers the reason of the last failed sample."""
+        self.failure = next((sample.failure for sample in reversed(samples) if sample.failure), self.failure)
 
     def split(self, waiting: Collection[int]) -> "Tally":
-        """A new tally with the groups of these prompts, which are told of when they are trained on."""
+        """Returns a new tally with the groups of these prompts, which wait for a later batch."""
         later = Tally(scored=[group for group in self.scored if prompt_index(group) in waiting])
         self.scored = [group for group in self.scored if prompt_index(group) not in waiting]
         return later
 
-    def drop_waiting(self, indices: Collection[int], who: str, why: str) -> None:
-        """Count the groups of these prompts as dropped, and nothing else of them."""
+    def drop_waiting(self, indices: Collection[int], dropper: str, why: str) -> None:
+        """Counts groups that waited for a batch as dropped, and leaves them out of all other metrics."""
         if indices:
-            self.dropped[who, why] += len(indices)
+            self.dropped[dropper, why] += len(indices)
         self.scored = [group for group in self.scored if prompt_index(group) not in indices]
 
-    def note_verdicts(self, judged: Judged) -> None:
-        """Count what filters said of a group."""
-        self.dropped_samples += judged.dropped_samples
-        self.masked_samples += judged.masked_samples
-        if judged.dropped is not None:
-            self.dropped[judged.dropped] += 1
-            if judged.spare:
-                self.spare.append(judged.group)
+    def count_filtered(self, result: FilterResult) -> None:
+        """Counts the drops and masks that filters decided for a group."""
+        self.dropped_samples += result.dropped_samples
+        self.masked_samples += result.masked_samples
+        if result.dropped is not None:
+            self.dropped[result.dropped] += 1
+            if result.is_spare:
+                self.spare.append(result.group)
 
-    def make_do(self, kept: Sequence[Group], wanted: int) -> list[Group]:
-        """Fill up with spare groups once nothing more may be tried. JobError when they do not suffice."""
-        groups = [*kept, *sorted(self.spare, key=prompt_index)[: wanted - len(kept)]]
-        if len(groups) < wanted:
-            raise self._starved(len(kept), wanted)
+    def accept_partial_batch(self, kept: Sequence[Group], batch_size: int) -> list[Group]:
+        """Fills up a batch with spare groups once all attempts are used; JobError where they are too few."""
+        groups = [*kept, *sorted(self.spare, key=prompt_index)[: batch_size - len(kept)]]
+        if len(groups) < batch_size:
+            raise self._starved(len(kept), batch_size)
         return sorted(groups, key=prompt_index)
 
-    def _starved(self, kept: int, wanted: int) -> JobError:
-        """What was tried, and why so little was kept."""
-        why = ", ".join(f"{n} by {name} ({reason})" for (name, reason), n in self.dropped.most_common())
+    def _starved(self, kept: int, batch_size: int) -> JobError:
+        """Returns the error that says how many groups were tried, why they were dropped, and what to do."""
+        reasons = ", ".join(f"{n} by {name} ({reason})" for (name, reason), n in self.dropped.most_common())
         last = f" The last failure: {self.failure}." if self.failure else ""
         cure = (
             "Choose prompts the policy sometimes solves, loosen the filters (nonzero_std has "
@@ -80,15 +85,15 @@ class Tally:
         if self.dropped and all(name == "generation" for name, _ in self.dropped):
             cure = "No filter dropped any of them: find out why the engines or the rollout failed"
         return JobError(
-            f"the rollout starved: of {self.submitted} groups tried {kept} were kept, {wanted} are "
-            f"needed. Dropped: {why}.{last} {cure}"
+            f"the rollout starved: of {self.submitted} groups tried {kept} were kept, {batch_size} are "
+            f"needed. Dropped: {reasons}.{last} {cure}"
         )
 
     def metrics(self, version: int) -> dict[str, float]:
-        """`rollout/…` over every group that was scored; `version` is what the trainer holds."""
+        """Returns `rollout/…` over every scored group; `version` is that of the trainer's weights."""
         metrics: dict[str, float] = {"failed": self.failed}
         for kind in ("dropped", "dropped_samples", "masked_samples"):
-            counts: Counter[Verdict] = getattr(self, kind)
+            counts: Counter[Reason] = getattr(self, kind)
             metrics |= {f"{kind}/{name}/{reason}": n for (name, reason), n in sorted(counts.items())}
         if self.prompt_tokens:
             metrics["prefix_cache_hit_rate"] = self.cached_tokens / self.prompt_tokens

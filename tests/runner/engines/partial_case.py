@@ -30,8 +30,10 @@ async def check_a_sample_goes_on_by_new_weights(
     """
     engines = ResumingEngines(EnginePool([client]), lambda batch: [""] * len(batch))
     sampling = Sampling(length, min_new_tokens=length)
-    asked = asyncio.create_task(engines.generate(GenerateRequest("rollout-7", PROMPT, (1, 2, 3), sampling)))
-    while not (begun := [len(one.tokens) for one in engines.made(7)]) or not all(begun):
+    asked = asyncio.create_task(
+        engines.generate(GenerateRequest("rollout-7", PROMPT, (1, 2, 3), sampling, prompt_index=7))
+    )
+    while not (begun := [len(one.tokens) for one in engines.generations(7)]) or not all(begun):
         assert not asked.done(), "too short to be cut"
         engines.resume()
         await asyncio.sleep(0.01)

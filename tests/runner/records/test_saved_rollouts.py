@@ -98,7 +98,9 @@ async def test_samples_that_are_missing_or_of_another_tokenizer(tmp_path: Path) 
     save(run.rollouts, 1)
     with pytest.raises(ValueError, match=r"has no samples of step 2, and this job goes to step 4"):
         SavedSource(run, 1, 4, vocab_size=20)
-    with pytest.raises(ValueError, match="samples of token 9, and this model knows 9"):
+    with pytest.raises(
+        ValueError, match="samples with token 9, but the vocabulary of this model has 9 tokens"
+    ):
         await SavedSource(run, 1, 1, vocab_size=9).next(0)
 
 

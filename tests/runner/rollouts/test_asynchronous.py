@@ -8,10 +8,10 @@ from rlrun.plugins.generation import Generation
 from rlrun.plugins.types import Drop, Group, VersionSpan
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.rollouts.asynchronous import AsynchronousSource
-from rlrun.runner.rollouts.drain_before_update import DrainBeforeUpdate
+from rlrun.runner.rollouts.asynchronous import AsynchronousSource, DrainBeforeUpdate
 from rlrun.runner.rollouts.filtering import Filters
-from rlrun.runner.rollouts.synchronous import Batch, SynchronousSource
+from rlrun.runner.rollouts.rollout_source import Batch
+from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.specs.sections.rollout import RolloutSpec
 from tests.runner.loop_fakes import Engines, Instant, Prompts, drop_even, policy
 from tests.runner.typing_engines import TypingEngines

@@ -32,8 +32,8 @@ def test_settings_fall_back_to_the_section_then_to_the_rollout(
 ) -> None:
     spec = EvalDatasetSpec(name="held_out", type="jsonl", **dataset)
     one = eval_set(spec, EvalSpec(**section), ROLLOUT, [])
-    sampling = one.wanted.sampling
-    found = (sampling.temperature, sampling.top_p, sampling.max_new_tokens, one.wanted.samples)
+    sampling = one.settings.sampling
+    found = (sampling.temperature, sampling.top_p, sampling.max_new_tokens, one.settings.samples)
     assert found == expected
     assert sampling.stop == ("#",)
 
@@ -161,7 +161,7 @@ def test_a_turn_has_a_limit_of_its_own(used: int, given: Sampling | None, limit:
 def test_a_long_evaluation_has_more_time_and_the_same_limit_per_turn() -> None:
     rollout = ROLLOUT.model_copy(update={"max_turn_tokens": 32})
     dataset = EvalDatasetSpec(name="held_out", type="jsonl", max_response_tokens=10_000)
-    wanted = eval_set(dataset, EvalSpec(), rollout, []).wanted
+    wanted = eval_set(dataset, EvalSpec(), rollout, []).settings
     assert (wanted.timeout, wanted.turn_limit) == (2000, 32)
 
 

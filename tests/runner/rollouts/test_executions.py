@@ -12,7 +12,7 @@ from rlrun.plugins.session import Session, SessionGroup
 from rlrun.plugins.types import Status, VersionSpan
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import EngineError, JobError
-from rlrun.runner.rollouts import deadlines as punctual
+from rlrun.runner.rollouts import deadlines
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.group_producer import GroupProducer
@@ -79,7 +79,7 @@ class Stuck:
 
 async def test_a_turn_goes_on_from_what_was_said_before() -> None:
     engines = Engines()
-    [[one], _] = await Executions(policy(engines, rollout=Turns()), WANTED).of(prompt(5), engines.generate)
+    [[one], _] = await Executions(policy(engines, rollout=Turns()), WANTED).run(prompt(5), engines.generate)
     first, second = [request for request in engines.requests if request.session == "rollout-5/0"]
     assert second.tokens.tolist() == [5, 5, 5, *one.turns[0].tokens, 7, 7]
     assert (first.id, second.id) == ("rollout-5-0.0", "rollout-5-0.1")
@@ -92,8 +92,8 @@ async def test_a_turn_goes_on_from_what_was_said_before() -> None:
 
 async def test_seeds_depend_on_the_sample_and_the_turn_alone() -> None:
     engines, others = Engines(), Engines()
-    await Executions(policy(engines, rollout=Turns()), WANTED).of(prompt(5), engines.generate)
-    await Executions(policy(others, rollout=Turns(pauses=(3, 0))), WANTED).of(prompt(5), others.generate)
+    await Executions(policy(engines, rollout=Turns()), WANTED).run(prompt(5), engines.generate)
+    await Executions(policy(others, rollout=Turns(pauses=(3, 0))), WANTED).run(prompt(5), others.generate)
     seeds = {request.id: request.seeds for request in engines.requests}
     assert seeds == {request.id: request.seeds for request in others.requests}
     assert len(set(seeds.values())) == 4
@@ -101,7 +101,7 @@ async def test_seeds_depend_on_the_sample_and_the_turn_alone() -> None:
 
 async def test_what_may_be_made_is_cut_to_what_there_is_room_for() -> None:
     engines = Engines()
-    [[one], _] = await Executions(policy(engines, rollout=Turns((9, 1))), WANTED).of(
+    [[one], _] = await Executions(policy(engines, rollout=Turns((9, 1))), WANTED).run(
         prompt(0), engines.generate
     )
     asked = [request for request in engines.requests if request.session == "rollout-0/0"]
@@ -115,7 +115,7 @@ async def test_in_lockstep_batches_do_not_depend_on_who_is_first() -> None:
     for pauses in ((0, 4), (3, 0)):
         engines = Engines()
         executions = Executions(policy(engines, rollout=Turns((2, 3), pauses)), WANTED)
-        await executions.wave([prompt(0), prompt(1)], engines.generate_batch)
+        await executions.run_batch([prompt(0), prompt(1)], engines.generate_batch)
         assert engines.batches == [4, 4, 2]
         orders.append([request.id for request in engines.requests])
     assert orders[0] == orders[1]
@@ -127,7 +127,7 @@ async def test_what_engines_refuse_ends_a_wave() -> None:
     engines.broken = {1}
     executions = Executions(policy(engines, rollout=Turns()), WANTED)
     with pytest.raises(EngineError, match="500"):
-        await executions.wave([prompt(0), prompt(1)], engines.generate_batch)
+        await executions.run_batch([prompt(0), prompt(1)], engines.generate_batch)
 
 
 async def test_samples_of_one_execution_share_its_id_and_have_prompts_of_their_own() -> None:
@@ -149,12 +149,12 @@ async def test_samples_of_one_execution_share_its_id_and_have_prompts_of_their_o
 async def test_an_execution_that_fails_fails_alone(
     rollout: object, failure: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.02)
     tally = Tally()
     group = await answer(rollout, Engines(), tally)
     assert [one.id for one in group.samples] == ["3-1"]
     assert (tally.failed, tally.failure) == (1, failure)
-    assert f"execution 3-0 failed, and is left out: {failure}" in caplog.text
+    assert f"execution 3-0 failed and is left out: {failure}" in caplog.text
 
 
 class SlowTurn(Engines):
@@ -180,7 +180,7 @@ class SlowTurn(Engines):
 async def test_a_late_turn_is_aborted_with_the_tokens_of_all_turns() -> None:
     engines = SlowTurn()
     executions = Executions(policy(engines, rollout=Turns((3, 2))), replace(WANTED, timeout=0.05))
-    [[late], [other]] = await executions.of(prompt(3), engines.generate)
+    [[late], [other]] = await executions.run(prompt(3), engines.generate)
     assert (late.status, other.status) == (Status.ABORTED, Status.COMPLETED)
     first, second = late.turns
     assert late.response()[0].tolist() == [*first.tokens, 7, 7, *second.tokens]
@@ -214,7 +214,7 @@ class AskedTogether:
 async def test_a_late_turn_counts_as_late_and_costs_no_other_execution(
     monkeypatch: pytest.MonkeyPatch, rollout: object, deaf: bool
 ) -> None:
-    monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.02)
     tally = Tally()
     group = await answer(rollout, SlowTurn(deaf=deaf), tally)
     assert [one.id for one in group.samples] == ["3-1"]
@@ -226,11 +226,11 @@ async def test_a_late_turn_counts_as_late_and_costs_no_other_execution(
 async def test_executions_that_run_together_keep_the_tokens_of_a_late_turn(
     monkeypatch: pytest.MonkeyPatch, deaf: bool
 ) -> None:
-    monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.02)
     engines = SlowTurn(deaf=deaf)
     asked = policy(engines, rollout=TurnsTogether((3, 2)))
     executions = Executions(asked, replace(WANTED, timeout=0.05))
-    [[late], [other]] = await executions.of(prompt(3), engines.generate)
+    [[late], [other]] = await executions.run(prompt(3), engines.generate)
     assert (late.status, other.status) == (Status.ABORTED, Status.COMPLETED)
     assert (len(late.turns), len(other.turns)) == (1 if deaf else 2, 2)
 
@@ -246,10 +246,10 @@ async def test_a_late_request_of_a_whole_group_keeps_the_tokens_of_earlier_ones(
         async def abort(self, request: GenerateRequest) -> None:
             await super().abort(replace(request, id="rollout-3-0.1"))
 
-    monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.02)
     engines = SlowSecond(deaf=deaf)
     executions = Executions(policy(engines, rollout=AskedTogether()), replace(WANTED, timeout=0.05))
-    left = await executions.of(prompt(3), engines.generate)
+    left = await executions.run(prompt(3), engines.generate)
     assert [one.status for [one] in left] == [Status.ABORTED] * 2
     assert [len(one.turns) for [one] in left] == [1 if deaf else 2] * 2
 
@@ -262,22 +262,22 @@ async def test_a_group_that_hangs_without_a_request_is_dropped_and_told_of(
             await asyncio.Event().wait()
             return []
 
-    monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.02)
     tally = Tally()
     assert await answer(Hangs(), Engines(), tally) is None
     assert tally.dropped["generation", "timeout"] == 1
     why = "TimeoutError: it took longer than rollout.request_timeout = 0.05 s"
     assert tally.failure == why
-    assert f"all executions of prompt 3 failed, and are left out: {why}" in caplog.text
+    assert f"all executions of prompt 3 failed and are left out: {why}" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("left", "failure"),
     [
-        (["42"], "returned '42', which is no Trajectory"),
+        (["42"], "returned '42', which is not a Trajectory"),
         ([], "returned nothing"),
         (Trajectory(np.zeros(0, dtype=np.int32)), "without a prompt"),
-        (Trajectory(np.zeros(5000, dtype=np.int32)), "has 5000 tokens, at most"),
+        (Trajectory(np.zeros(5000, dtype=np.int32)), "has 5000 tokens; the maximum is"),
     ],
 )
 async def test_what_is_no_trajectory_is_a_failure(left: object, failure: str) -> None:
@@ -286,7 +286,7 @@ async def test_what_is_no_trajectory_is_a_failure(left: object, failure: str) ->
     assert failure in tally.failure
     assert tally.dropped["generation", "failed"] == 1
     with pytest.raises(JobError, match="The last failure: ValueError:"):
-        tally.make_do([], 1)
+        tally.accept_partial_batch([], 1)
 
 
 async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> None:
@@ -301,7 +301,7 @@ async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> N
 
     spec = RolloutSpec(samples_per_prompt=2)
     answers = GroupProducer(spec, policy(engines, rollout=Asks()), Filters([]))
-    assert await answers.one(prompt(0), Tally, enough) is None
+    assert await answers.produce(prompt(0), Tally, enough) is None
     assert [one.finish for one in made] == ["abort", "abort"]
     assert not engines.requests
 
@@ -309,4 +309,4 @@ async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> N
 async def answer(rollout: object, engines: Engines, tally: Tally):
     spec = RolloutSpec(samples_per_prompt=2, max_response_tokens=8, request_timeout=0.05)
     answers = GroupProducer(spec, policy(engines, rollout=rollout), Filters([]))
-    return await answers.one(prompt(3), lambda: tally, asyncio.Event())
+    return await answers.produce(prompt(3), lambda: tally, asyncio.Event())

@@ -2,7 +2,7 @@ from typing import Any
 
 from rlrun.plugins.registry import build
 from rlrun.plugins.types import Drop, Group, Mask
-from rlrun.runner.rollouts.filtering import Filters, Judged
+from rlrun.runner.rollouts.filtering import FilterResult, Filters
 from tests.runner.loop_fakes import prompt, sample
 
 
@@ -15,7 +15,7 @@ def numbers(group: Group) -> list[float]:
 
 
 def test_masked_samples_stay_in_the_group_and_are_not_trained() -> None:
-    judged = Filters([("one", lambda group: Mask("odd", (1, 3)))]).judge(four())
+    judged = Filters([("one", lambda group: Mask("odd", (1, 3)))]).apply(four())
     assert judged.dropped is None
     assert [float(one.loss_mask.sum()) for one in judged.group.samples] == [2, 0, 2, 0]
     assert judged.masked_samples == {("one", "odd"): 2}
@@ -27,16 +27,16 @@ def test_dropped_samples_are_seen_by_no_later_filter() -> None:
     def watch(group: Group) -> None:
         seen.append(numbers(group))
 
-    judged = Filters([("one", lambda group: Drop("first", (0, 0, 2))), ("two", watch)]).judge(four())
+    judged = Filters([("one", lambda group: Drop("first", (0, 0, 2))), ("two", watch)]).apply(four())
     assert seen == [[1, 3]] == [numbers(judged.group)]
     assert judged.dropped_samples == {("one", "first"): 2}
 
 
 def test_a_group_without_samples_is_dropped_by_who_dropped_the_last() -> None:
     filters = Filters([("one", lambda group: Drop("all", (0, 1, 2, 3))), ("two", lambda group: 1 / 0)])  # type: ignore[list-item, return-value]
-    judged = filters.judge(four())
+    judged = filters.apply(four())
     assert judged.dropped == ("one", "all")
-    assert not judged.spare
+    assert not judged.is_spare
 
 
 def test_a_group_is_dropped_by_the_first_that_says_so() -> None:
@@ -46,13 +46,13 @@ def test_a_group_is_dropped_by_the_first_that_says_so() -> None:
         def __call__(self, group: Group) -> Drop:
             return Drop("dull")
 
-    judged = Filters([("kept", lambda group: None), ("forgiving", Forgiving())]).judge(four())
+    judged = Filters([("kept", lambda group: None), ("forgiving", Forgiving())]).apply(four())
     assert judged.dropped == ("forgiving", "dull")
-    assert judged.spare
-    strict = Filters([("strict", lambda group: Drop("dull")), ("forgiving", Forgiving())]).judge(four())
+    assert judged.is_spare
+    strict = Filters([("strict", lambda group: Drop("dull")), ("forgiving", Forgiving())]).apply(four())
     assert strict.dropped == ("strict", "dull")
-    assert not strict.spare
-    assert not Judged(four(), ("generation", "failed")).spare
+    assert not strict.is_spare
+    assert not FilterResult(four(), ("generation", "failed")).is_spare
 
 
 def test_filters_that_remember_go_on_from_their_state() -> None:
@@ -63,8 +63,8 @@ def test_filters_that_remember_go_on_from_their_state() -> None:
         return Filters([("plain", lambda group: None), *named])
 
     first, second = filters(), filters()
-    assert first.judge(four()).dropped is None
+    assert first.apply(four()).dropped is None
     second.restore(first.state())
-    assert second.judge(four()).dropped == ("a", "always")
+    assert second.apply(four()).dropped == ("a", "always")
     assert set(first.state()) == {"a", "b"}
     second.restore({"gone": {}})

@@ -8,7 +8,7 @@ import numpy as np
 from rlrun.plugins.generation import Generation, Sampling
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.rollouts.lockstep import Barrier
-from rlrun.runner.rollouts.sessions import nothing
+from rlrun.runner.rollouts.sessions import empty_generation
 
 LONGEST = 30.0
 """Seconds that no test takes: what would wait for ever fails then."""
@@ -28,7 +28,7 @@ class Asked:
     async def __call__(self, requests: Sequence[GenerateRequest]) -> list[list[Generation]]:
         self.batches.append([one.id for one in requests])
         await self.may_answer.wait()
-        return [[nothing("length")] for _ in requests]
+        return [[empty_generation("length")] for _ in requests]
 
 
 async def turns(count: int = 5) -> None:
@@ -40,11 +40,11 @@ async def test_requests_go_together_in_the_order_of_the_seats() -> None:
     asked = Asked()
     asked.may_answer.set()
     barrier = Barrier(asked)
-    seats = [barrier.seat((place,)) for place in (2, 0, 1)]
-    first = [asyncio.create_task(seat.ask(request(f"{seat.place[0]}"))) for seat in seats[:2]]
+    slots = [barrier.add_slot((place,)) for place in (2, 0, 1)]
+    first = [asyncio.create_task(slot.send(request(f"{slot.position[0]}"))) for slot in slots[:2]]
     await turns()
-    assert not asked.batches, "one seat has not asked"
-    await asyncio.gather(*first, seats[2].ask(request("1")))
+    assert not asked.batches, "one slot has not asked"
+    await asyncio.gather(*first, slots[2].send(request("1")))
     assert asked.batches == [["0", "1", "2"]]
 
 
@@ -52,8 +52,8 @@ async def test_whoever_leaves_is_not_waited_for() -> None:
     asked = Asked()
     asked.may_answer.set()
     barrier = Barrier(asked)
-    stays, leaves = barrier.seat((0,)), barrier.seat((1,))
-    asking = asyncio.create_task(stays.ask(request("a")))
+    stays, leaves = barrier.add_slot((0,)), barrier.add_slot((1,))
+    asking = asyncio.create_task(stays.send(request("a")))
     await turns()
     leaves.leave()
     await asyncio.wait_for(asking, LONGEST)
@@ -63,10 +63,10 @@ async def test_whoever_leaves_is_not_waited_for() -> None:
 async def test_what_a_seat_asks_while_it_is_answered_goes_into_the_next_batch() -> None:
     asked = Asked()
     barrier = Barrier(asked)
-    seat = barrier.seat((0,))
-    first = asyncio.create_task(seat.ask(request("a")))
+    slot = barrier.add_slot((0,))
+    first = asyncio.create_task(slot.send(request("a")))
     await turns()
-    second = asyncio.create_task(seat.ask(request("b")))
+    second = asyncio.create_task(slot.send(request("b")))
     await turns()
     asked.may_answer.set()
     await asyncio.wait_for(asyncio.gather(first, second), LONGEST)
@@ -76,7 +76,7 @@ async def test_what_a_seat_asks_while_it_is_answered_goes_into_the_next_batch() 
 async def test_closing_gives_up_what_is_being_asked() -> None:
     asked = Asked()
     barrier = Barrier(asked)
-    asking = asyncio.create_task(barrier.seat((0,)).ask(request("a")))
+    asking = asyncio.create_task(barrier.add_slot((0,)).send(request("a")))
     await turns()
     await asyncio.wait_for(barrier.close(), LONGEST)
     asking.cancel()

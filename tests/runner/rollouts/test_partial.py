@@ -13,8 +13,8 @@ from rlrun.plugins.types import Buffered, Drop, Group
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.partial import PartialSource
-from rlrun.runner.rollouts.resumable_request import prompt_of
-from rlrun.runner.rollouts.synchronous import Batch, SynchronousSource
+from rlrun.runner.rollouts.rollout_source import Batch
+from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.specs.sections.rollout import RolloutSpec
 from tests.runner.loop_fakes import Instant, Prompts, drop_even, policy
 from tests.runner.typing_engines import PROMPT, TypingEngines, token_at
@@ -152,7 +152,7 @@ async def test_a_checkpoint_has_requests_of_those_begun_and_a_resume_begins_with
     finished = len(state["buffer"]["finished"]) // SPEC.samples_per_prompt
     assert begun and finished
     assert batch.measure()["rollout/buffer/groups"] == len(begun) + finished
-    assert {prompt_of(key) for key in state["buffer"]["requests"]} <= begun
+    assert set(map(int, state["buffer"]["requests"])) <= begun
     again = engines.again()
     resumed = source(again)
     await resumed.restore(state)
@@ -352,7 +352,8 @@ async def test_executions_of_several_turns_go_on_in_mid_turn_after_a_resume() ->
     while not any(key.endswith(".1") for key in over):  # until a second turn is under way
         before += await steps(rollouts, engines, [len(before)])
         state = json.loads(json.dumps(rollouts.state()))
-        over = {key.partition("/")[0] for key in state["buffer"]["requests"]}
+        saved = state["buffer"]["requests"].values()
+        over = {key.partition("/")[0] for requests in saved for key in requests}
     again = engines.again()
     resumed = twice(again, 30)
     await resumed.restore(state)

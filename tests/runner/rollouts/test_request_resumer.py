@@ -10,14 +10,14 @@ from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import EngineError
-from rlrun.runner.rollouts import request_resumer as resuming
+from rlrun.runner.rollouts import request_resumer
 from rlrun.runner.rollouts.request_resumer import ResumingEngines
 from rlrun.runner.rollouts.resumable_request import (
     ResumableRequest,
-    ended_at,
     generation_of,
-    joined,
+    join,
     record_of,
+    truncate,
 )
 from tests.runner.typing_engines import PROMPT, TypingEngines, token_at
 
@@ -26,7 +26,9 @@ SEEDS = (11, 12, 13)
 
 def request(index: int = 5, budget: int = 20, least: int = 0) -> GenerateRequest:
     tokens = np.full(PROMPT, index, dtype=np.int32)
-    return GenerateRequest(f"rollout-{index}", tokens, SEEDS, Sampling(budget, min_new_tokens=least))
+    return GenerateRequest(
+        f"rollout-{index}", tokens, SEEDS, Sampling(budget, min_new_tokens=least), prompt_index=index
+    )
 
 
 def words(batch: Sequence[np.ndarray]) -> list[str]:
@@ -48,7 +50,7 @@ async def test_a_stopped_request_goes_on_from_its_tokens_by_the_new_weights() ->
     asked = asyncio.create_task(resumable.generate(request(budget=12, least=7)))
     await turns(7)
     await resumable.stop()
-    so_far = [len(one.tokens) for one in resumable.made(5)]
+    so_far = [len(one.tokens) for one in resumable.generations(5)]
     assert so_far[0] == 4 < so_far[1] == so_far[2] < 10
     engines.version = 1
     resumable.resume()
@@ -64,7 +66,7 @@ async def test_a_stopped_request_goes_on_from_its_tokens_by_the_new_weights() ->
     assert [one.seeds for one in again] == [(12,), (13,)]  # the finished one is not asked for again
     assert {one.sampling.max_new_tokens for one in again} == {12 - so_far[1]}
     assert {one.sampling.min_new_tokens for one in again} == {7 - so_far[1]}
-    assert [len(one.tokens) for one in resumable.made(5)] == [4, 10, 12]
+    assert [len(one.tokens) for one in resumable.generations(5)] == [4, 10, 12]
     assert await resumable.generate(request(budget=12, least=7)) == made  # nothing is made twice
     assert len(engines.requests) == 3
 
@@ -92,12 +94,12 @@ async def stopped_after(
     """A request that was stopped, its engines with new weights, and how long its second sample was."""
     engines = TypingEngines(lambda index, number: 30)
     resumable = ResumingEngines(engines, words)
-    one = GenerateRequest("rollout-5", np.full(PROMPT, 5, dtype=np.int32), SEEDS, sampling)
+    one = GenerateRequest("rollout-5", np.full(PROMPT, 5, dtype=np.int32), SEEDS, sampling, prompt_index=5)
     asked = asyncio.create_task(resumable.generate(one))
     await turns(7)
     await resumable.stop()
     engines.version = 1
-    return asked, resumable, len(resumable.made(5)[1].tokens)
+    return asked, resumable, len(resumable.generations(5)[1].tokens)
 
 
 async def test_samples_without_a_token_are_asked_for_together() -> None:
@@ -142,14 +144,14 @@ async def test_parked_requests_go_on_in_the_order_asked_for() -> None:
 async def test_an_engine_that_does_not_answer_an_abort_loses_what_it_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resuming, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(request_resumer, "GRACE_SECONDS", 0.02)
     engines = TypingEngines(lambda index, number: 10**9)
     resumable = ResumingEngines(engines, words)
     asked = asyncio.create_task(resumable.generate(request(budget=10**9)))
     engines.deaf = True
     await turns(4)
     await resumable.stop()
-    assert [len(one.tokens) for one in resumable.made(5)] == [0, 0, 0]
+    assert [len(one.tokens) for one in resumable.generations(5)] == [0, 0, 0]
     engines.length = lambda index, number: 2
     resumable.resume()
     assert [len(one.tokens) for one in await asked] == [2, 2, 2]
@@ -161,12 +163,12 @@ async def test_a_request_of_a_resumed_job_finds_its_tokens() -> None:
     asked = asyncio.create_task(resumable.generate(request()))
     await turns(5)
     await resumable.stop()
-    so_far = [len(one.tokens) for one in resumable.made(5)]
+    so_far = [len(one.tokens) for one in resumable.generations(5)]
     state = json.loads(json.dumps(resumable.state()))
     asked.cancel()
     other = ResumingEngines(engines, words)
     other.restore(state)
-    assert [len(one.tokens) for one in other.made(5)] == so_far
+    assert [len(one.tokens) for one in other.generations(5)] == so_far
     assert other.state() == state
     engines.version = 3
     made = await other.generate(request())
@@ -185,7 +187,7 @@ async def test_a_resumed_job_that_allows_fewer_tokens_ends_its_samples_there(bud
     await resumable.stop()
     state = resumable.state()
     asked.cancel()
-    assert min(len(one.tokens) for one in resumable.made(5)) >= 2
+    assert min(len(one.tokens) for one in resumable.generations(5)) >= 2
     other = ResumingEngines(engines, words)
     other.restore(state)
     made = await other.generate(request(budget=budget))
@@ -204,7 +206,7 @@ async def test_tokens_of_another_question_are_not_taken() -> None:
     other.restore(resumable.state())
     asked.cancel()
     engines.version = 1
-    changed = GenerateRequest("rollout-5", np.array([5, 5, 6], np.int32), SEEDS, Sampling(20))
+    changed = GenerateRequest("rollout-5", np.array([5, 5, 6], np.int32), SEEDS, Sampling(20), prompt_index=5)
     made = await other.generate(changed)
     assert [span.version for span in made[0].versions] == [1]
     other.forget(5)
@@ -239,7 +241,7 @@ def test_neighbouring_spans_of_a_version_are_one() -> None:
         length = spans[-1].end
         return Generation(np.ones(length, np.int32), np.zeros(length, np.float32), "stop", spans)
 
-    both = joined(
+    both = join(
         part(VersionSpan(1, 0, 2), VersionSpan(2, 2, 3)), part(VersionSpan(2, 0, 4), VersionSpan(3, 4, 5))
     )
     assert both.versions == (VersionSpan(1, 0, 2), VersionSpan(2, 2, 7), VersionSpan(3, 7, 8))
@@ -253,11 +255,11 @@ def test_masks_of_both_parts_of_a_sample_stay_with_their_tokens() -> None:
         return Generation(ones, np.zeros(length, np.float32), "stop", spans, sampling_mask=mask)
 
     first = generation_of(json.loads(json.dumps(record_of(part([5, 9, 7], [2, 1])))))
-    both = joined(first, part([3, 4, 8], [2, 1]))
+    both = join(first, part([3, 4, 8], [2, 1]))
     assert both.sampling_mask is not None
     assert both.sampling_mask.ids.tolist() == [5, 9, 7, 3, 4, 8]
     assert both.sampling_mask.lengths.tolist() == [2, 1, 2, 1]
-    cut = ended_at(both, 3, 4).sampling_mask
+    cut = truncate(both, 3, 4).sampling_mask
     assert cut is not None
     assert (cut.ids.tolist(), cut.lengths.tolist()) == ([5, 9, 7, 3, 4], [2, 1, 2])
     old = {key: value for key, value in record_of(first).items() if key != "sampling_mask"}
@@ -270,11 +272,13 @@ def test_what_is_left_to_ask_of_a_request() -> None:
         return Generation(np.full(length, 9, np.int32), np.zeros(length, np.float32), finish, versions)  # type: ignore[arg-type]
 
     one = request(budget=12, least=2)
-    fresh, second = ResumableRequest(one, [made(0, "abort"), made(4, "abort"), made(3, "stop")]).rounds()
+    fresh, second = ResumableRequest(
+        one, [made(0, "abort"), made(4, "abort"), made(3, "stop")]
+    ).next_requests()
     assert (fresh[0], fresh[1].id, fresh[1].seeds) == ([0], one.id, (11,))
     assert fresh[1].sampling == one.sampling
     assert (second[0], second[1].id, second[1].seeds) == ([1], f"{one.id}-1", (12,))
     assert second[1].tokens.tolist() == [*one.tokens.tolist(), 9, 9, 9, 9]
     assert (second[1].sampling.max_new_tokens, second[1].sampling.min_new_tokens) == (8, 0)
-    assert ResumableRequest(one, [made(0, "abort")] * 3).rounds() == [([0, 1, 2], one)]
-    assert not ResumableRequest(one, [made(3, "stop")] * 3).rounds()
+    assert ResumableRequest(one, [made(0, "abort")] * 3).next_requests() == [([0, 1, 2], one)]
+    assert not ResumableRequest(one, [made(3, "stop")] * 3).next_requests()

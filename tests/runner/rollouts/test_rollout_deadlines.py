@@ -49,6 +49,6 @@ async def test_time_in_the_queue_of_an_engine_does_not_count() -> None:
     asked = replace(policy(engines, rollout=Once()), pending=PendingRequests(1))
 
     executions = Executions(asked, RolloutSettings("rollout", 1, Sampling(max_new_tokens=8), 100, SECONDS))
-    left = await asyncio.gather(*(executions.of(prompt(index), engines.generate) for index in range(4)))
+    left = await asyncio.gather(*(executions.run(prompt(index), engines.generate) for index in range(4)))
     late = [one.status in (Status.ABORTED, Status.FAILED) for [[one]] in left]
     assert late == [True, True, False, False]

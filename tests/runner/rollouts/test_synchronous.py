@@ -11,8 +11,7 @@ from rlrun.plugins.types import Drop, Group, Sample, Status
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.contracts.pending_requests import PendingRequests
-from rlrun.runner.rollouts import deadlines as punctual
-from rlrun.runner.rollouts import synchronous as rollout
+from rlrun.runner.rollouts import deadlines, synchronous
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.synchronous import SynchronousSource
 from rlrun.specs.sections.rollout import RolloutSpec
@@ -132,7 +131,7 @@ async def test_a_sample_past_its_time_leaves_its_group_and_is_counted() -> None:
 async def test_an_engine_that_does_not_hear_that_a_sample_is_late_costs_the_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(punctual, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(deadlines, "GRACE_SECONDS", 0.02)
     engines = TypingEngines(lambda index, number: 10**9 if (index, number) == (2, 1) else 3)
     engines.deaf = True
     spec = SPEC.model_copy(update={"request_timeout": 0.3, "max_response_tokens": 10**9})
@@ -156,7 +155,7 @@ async def test_an_engine_that_hangs_while_surplus_is_aborted_does_not_end_the_st
         async def abort_all(self) -> None:
             await asyncio.Event().wait()
 
-    for module in (punctual, rollout):
+    for module in (deadlines, synchronous):
         monkeypatch.setattr(module, "GRACE_SECONDS", 0.02)
     engines = Hanging()
     engines.never = {1, 5}

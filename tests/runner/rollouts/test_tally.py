@@ -34,5 +34,5 @@ ENGINE = "BadAnswer: engine 1 at http://x answered /generate with log-prob 0.7 a
 def test_a_rollout_that_starved(dropped: dict[tuple[str, str], int], failure: str, said: str) -> None:
     tally = Tally(submitted=4, dropped=Counter(dropped), failure=failure)
     with pytest.raises(JobError) as caught:
-        tally.make_do([], 1)
+        tally.accept_partial_batch([], 1)
     assert said in str(caught.value)

@@ -14,7 +14,7 @@ from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer
 from rlrun.runner.prompts.tokenizer import Tokenizer
 from rlrun.runner.rollouts.request_resumer import ResumingEngines
-from rlrun.runner.rollouts.stop_strings import Decode
+from rlrun.runner.rollouts.resumable_request import Decode
 from rlrun.runner.weights.shared_memory import SharedWeights
 from tests.runner.engines.partial_case import check_a_sample_goes_on_by_new_weights
 from tests.tiny_models import make_tiny_model
@@ -56,7 +56,7 @@ async def test_stops_change_nothing_of_where_stop_strings_end_a_sample(tmp_path:
     decode = partial(Tokenizer(folder).decode_batch, special=True)
     server = NativeServer(EngineSetup(str(folder), dtype="float32", max_running=8, threads=1, job="test"))
     prompt = np.arange(5, 25, dtype=np.int32)
-    free = GenerateRequest("rollout-7", prompt, tuple(range(8)), Sampling(60))
+    free = GenerateRequest("rollout-7", prompt, tuple(range(8)), Sampling(60), prompt_index=7)
     try:
         async with EngineClient(server.start()) as client:
             texts = [letters(one, decode) for one in await client.generate(free)]

@@ -101,7 +101,7 @@ async def test_a_conversation_goes_on_from_the_cache_and_is_recorded_exactly(
     policy = RolloutContext(EnginePool([client]), None, None, 7, Twice(), deterministic=False)  # type: ignore[arg-type]
     executions = Executions(policy, RolloutSettings("rollout", 3, Sampling(64), 200, timeout=120))
     prompt = Prompt(Row("0", "p"), 0, PROMPT)
-    for [one] in await executions.of(prompt, policy.engines.generate):
+    for [one] in await executions.run(prompt, policy.engines.generate):
         tokens, log_probs, mask, _ = one.response()
         whole = Generation(tokens, log_probs, "stop", ())
         expected = model_log_probs(models[0], PROMPT, whole)

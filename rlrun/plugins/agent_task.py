@@ -1,4 +1,4 @@
-"""What an agent is given."""
+"""The task that an agent receives."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,28 +9,29 @@ from rlrun.plugins.types import Message
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """One execution of an agent: a prompt of the dataset, and where the policy answers.
+    """One execution of an agent: a prompt of the dataset, and the address at which the policy answers.
 
     Example: `openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key)`
     """
 
     id: str
-    """Of the execution, its own in the run."""
+    """The id of the execution, unique in the run."""
     messages: Sequence[Message]
     """The prompt."""
     label: Any
-    """The row's label, for agents that judge themselves; it is not for the policy."""
+    """The row's label, for agents that judge their own answers; do not show it to the policy."""
     metadata: Mapping[str, Any]
     """The row's metadata."""
     seed: int
-    """For what the agent draws itself."""
+    """The seed for random choices of the agent."""
     base_url: str
-    """Of an OpenAI-compatible endpoint, `/chat/completions` beneath it. Any model name is the policy."""
+    """The base URL of an OpenAI-compatible endpoint with `/chat/completions`. Every model name means the
+    policy."""
     api_key: str
-    """Says whose conversation a request belongs to; good for this execution alone."""
+    """The key that identifies the execution of a request; it is valid for this execution only."""
 
     def as_json(self) -> dict[str, Any]:
-        """What a command reads from its standard input: all but the key."""
+        """Returns what a command reads from its standard input: every field except the key."""
         values = asdict(self)
         del values["api_key"]
         return values

@@ -1,4 +1,4 @@
-"""How long a reward may take for a sample, for rewards that can end what they run in time."""
+"""Tells rewards how long they may take for a sample, so that they can stop what they run in time."""
 
 import os
 
@@ -6,6 +6,6 @@ VARIABLE = "RLRUN_SCORING_TIMEOUT"
 
 
 def scoring_timeout() -> float | None:
-    """`scoring.timeout` of the job whose reward process this is; None outside of one."""
+    """Returns `scoring.timeout` of the job that this reward process belongs to; None outside of a job."""
     seconds = os.environ.get(VARIABLE)
     return None if seconds is None else float(seconds)

@@ -1,4 +1,6 @@
-"""Addresses of a job's `[[engines]]`, for plugins that ask them: handed to reward processes in a variable."""
+"""Addresses of a job's `[[engines]]`, for plugins that use them; reward processes get them in an environment
+variable.
+"""
 
 import json
 import os
@@ -10,27 +12,34 @@ VARIABLE = "RLRUN_ENGINES"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an engine listens."""
+    """The address of an engine."""
 
     url: str
-    """Without a path: `http://127.0.0.1:30000`."""
+    """The URL without a path: `http://127.0.0.1:30000`."""
     key: str | None = None
-    """To be sent as `Authorization: Bearer KEY`; None: it asks for none."""
+    """The key to send as `Authorization: Bearer KEY`; None if the engine requires none."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """What is sent with every request."""
+        """The headers to send with every request."""
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
 
 def engine_addresses(name: str) -> list[Address]:
-    """The engines called `name` in the spec, at least one. ValueError outside of a job that has them."""
-    known = json.loads(os.environ.get(VARIABLE, "{}"))
-    if not known.get(name):
+    """Returns the addresses of the engines named `name` in the spec, at least one.
+
+    Raises ValueError if this job has no such engines, or outside of a job.
+    """
+    groups = json.loads(os.environ.get(VARIABLE, "{}"))
+    if not groups.get(name):
         raise ValueError(f"no engines named {name!r} run here: they are those of [[engines]] of a job's spec")
-    return [Address(**one) for one in known[name]]
+    return [Address(**fields) for fields in groups[name]]
 
 
 def as_environment(engines: Mapping[str, Sequence[Address]]) -> dict[str, str]:
-    """The variable that `engine_addresses` reads."""
-    return {VARIABLE: json.dumps({name: [asdict(one) for one in group] for name, group in engines.items()})}
+    """Returns the environment variable that `engine_addresses` reads."""
+    return {
+        VARIABLE: json.dumps(
+            {name: [asdict(address) for address in group] for name, group in engines.items()}
+        )
+    }

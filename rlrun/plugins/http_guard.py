@@ -1,4 +1,4 @@
-"""Who may ask a server of ours: decided by a request's headers alone, before its body is read."""
+"""Decides which requests rlrun's servers accept, from a request's headers alone, before its body is read."""
 
 import hmac
 import ipaddress
@@ -14,7 +14,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What is answered instead."""
+    """The answer to a request that is refused."""
 
     status: int
     message: str
@@ -22,20 +22,20 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The rules of one server."""
+    """The rules of one server for accepting requests."""
 
     address: str
-    """Where it listens: `127.0.0.1`, `0.0.0.0` for all addresses of the host."""
+    """The address that the server listens at: `127.0.0.1`, or `0.0.0.0` for all addresses of the host."""
     key: str | None = None
-    """Asked for as `Authorization: Bearer KEY`; None: no key is asked for here."""
+    """The key that requests must send as `Authorization: Bearer KEY`; None if no key is required."""
     keyless: frozenset[str] = frozenset()
-    """Paths that need no key."""
+    """Paths that do not require a key."""
 
     def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
-        """Why a request is refused; None where it may pass. `headers` has names in any case.
+        """Returns why a request is refused; None if it is accepted. Names in `headers` may have any case.
 
-        The name it was sent to keeps out pages that a browser was led to under a name of their own (DNS
-        rebinding), and the type of its body keeps out forms of any page.
+        Checking the Host header keeps out web pages that reach the server under their own name (DNS
+        rebinding). Checking the content type keeps out forms of web pages.
         """
         if not is_known_host(headers.get("Host", ""), self.address):
             return Refusal(403, f"this server is not called {headers.get('Host', '')!r}")
@@ -49,41 +49,41 @@ class Guard:
 
 
 def is_known_host(host: str, address: str) -> bool:
-    """Whether a Host header names a server that listens at `address`, whatever the port."""
+    """Returns whether a Host header names a server that listens at `address`, with any port."""
     name = _name(host)
     if not name:
         return False
     if name in _LOOPBACK or name == address.lower().strip("[]") or name in _own_names():
         return True
-    # An address cannot be a name that somebody else's DNS server answers for.
+    # An IP address is safe: no foreign DNS server can resolve it.
     return address in ("0.0.0.0", "::", "") and _is_address(name)
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this host reaches what listens at an IP address."""
+    """Returns whether an IP address can only be reached from this host."""
     return _is_address(address) and ipaddress.ip_address(address).is_loopback
 
 
 def bearer(headers: Mapping[str, str]) -> str:
-    """The key that a request brings; "" where it brings none."""
+    """Returns the key of a request; "" if it has none."""
     match = _BEARER.fullmatch(headers.get("Authorization", ""))
     return match[1] if match else ""
 
 
 def is_key(given: str, key: str) -> bool:
-    """Whether this is the key; takes the same time however much of it is right."""
+    """Returns whether this is the key, in a time that does not depend on how much of it is right."""
     return bool(key) and hmac.compare_digest(given.encode(errors="replace"), key.encode())
 
 
 @cache
 def _own_names() -> frozenset[str]:
-    """What this host is called; asked once, since the full name may have to come from a DNS server."""
+    """Returns the names of this host; cached, since the full name may have to come from a DNS server."""
     name = socket.gethostname().lower()
     return frozenset({name, name.partition(".")[0], socket.getfqdn().lower()})
 
 
 def _name(host: str) -> str:
-    """Without the port, in lower case; "" where it is no host."""
+    """Returns a Host header's name without the port, in lower case; "" if it is not a valid host."""
     match = re.fullmatch(r"\[([0-9a-fA-F:.]+)\](?::\d+)?|([^\[\]:/@\s]+)(?::\d+)?", host)
     return (match[1] or match[2]).lower().rstrip(".") if match else ""
 

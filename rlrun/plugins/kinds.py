@@ -1,4 +1,4 @@
-"""The kinds of plugins, and whether a class is one of a kind (rlrun.plugins.protocols)."""
+"""The kinds of plugins, and the check that a class is a plugin of a kind (rlrun.plugins.protocols)."""
 
 from collections.abc import Mapping
 from inspect import isclass, signature
@@ -18,13 +18,14 @@ METHODS: Mapping[str, Mapping[str, int]] = {
     "agents": {"run": 1},
     "trackers": {"start": 3, "log": 2, "close": 0},
 }
-"""Methods of each kind with their number of arguments; the keys are the kinds.
+"""The methods of each kind with their number of arguments; the keys are the kinds.
 
-`a|b` wants one of the two."""
+`a|b` means that one of the two is required.
+"""
 
 
 def fault_of(kind: str, plugin: object) -> str | None:
-    """What keeps it from being a plugin of this kind, to follow its name; None where nothing does."""
+    """Returns what is wrong with a plugin of this kind, phrased to follow its name; None if nothing is."""
     if not isclass(plugin):
         return "is not a class"
     version = getattr(plugin, "api_version", None)
@@ -38,15 +39,15 @@ def fault_of(kind: str, plugin: object) -> str | None:
         return "has no pydantic model named Params"
     if params.model_config.get("extra") != "forbid":
         return "would ignore misspelt parameters; give its Params extra='forbid'"
-    for wanted, arguments in {"__init__": 1, **METHODS[kind]}.items():
-        names = wanted.split("|")
+    for required, arguments in {"__init__": 1, **METHODS[kind]}.items():
+        names = required.split("|")
         if not any(_takes(getattr(plugin, name, None), arguments) for name in names):
             return f"needs a method {' or '.join(names)} that takes {arguments} arguments beside self"
     return None
 
 
 def _takes(method: object, arguments: int) -> bool:
-    """Whether a method, looked up on its class, can be called with that many arguments beside self."""
+    """Returns whether a method, looked up on its class, accepts that many arguments besides self."""
     if not callable(method):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Plugins of rlrun's repository that are in packages of their own, under `packages/`.
+"""Plugins that rlrun's repository keeps in separate packages, under `packages/`.
 
 A spec may name such a plugin where its package is not installed. The error then says how to install it.
 """

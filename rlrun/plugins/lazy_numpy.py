@@ -1,7 +1,7 @@
-"""numpy, imported when something of it is first used.
+"""Stands in for numpy, and imports it when one of its attributes is first used.
 
-A spec is checked by the plugins it names, and these compute with numpy only once a job runs: importing it
-would be a third of the time of `rlrun validate`. Type checkers see numpy itself:
+Checking a spec imports the plugins that it names, but these compute with numpy only once a job runs.
+Importing numpy would take a third of the time of `rlrun validate`. Type checkers see numpy itself:
 
     if TYPE_CHECKING:
         import numpy as np
@@ -15,5 +15,5 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     import numpy
 
-    found = globals()[name] = getattr(numpy, name)  # the next one that asks finds it at once
-    return found
+    attribute = globals()[name] = getattr(numpy, name)  # so that later uses find it without this function
+    return attribute

@@ -1,10 +1,10 @@
-"""For authors: `pytest --rlrun-check PACKAGE` has a test for each plugin of an installed package."""
+"""For plugin authors: `pytest --rlrun-check PACKAGE` adds a test for each plugin of an installed package."""
 
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option; without it nothing of rlrun is imported."""
+    """Adds the option; without it, nothing of rlrun is imported."""
     parser.getgroup("rlrun").addoption(
         "--rlrun-check",
         metavar="PACKAGE",
@@ -13,7 +13,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """Add the checks to what was collected."""
+    """Adds the checks to the collected tests."""
     package = session.config.getoption("--rlrun-check")
     if package is not None:
         from rlrun.plugins.registry import entries_of
@@ -25,19 +25,19 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 
 class PluginCheck(pytest.Item):
-    """The contract of one plugin."""
+    """A test that checks one plugin against its contract."""
 
-    def __init__(self, *, kind: str, plugin: str, **given: object) -> None:
-        super().__init__(**given)  # type: ignore[arg-type]
+    def __init__(self, *, kind: str, plugin: str, **item_arguments: object) -> None:
+        super().__init__(**item_arguments)  # type: ignore[arg-type]
         self._kind = kind
         self._plugin = plugin
 
     def runtest(self) -> None:
-        """Raises AssertionError with what the plugin does wrong."""
+        """Raises AssertionError if the plugin breaks its contract, saying how."""
         from rlrun.plugins.testing import check_plugin
 
         check_plugin(self._kind, self._plugin)
 
     def reportinfo(self) -> tuple[str, None, str]:
-        """How pytest names it."""
+        """Returns how pytest names the test."""
         return "rlrun", None, f"{self._kind} plugin {self._plugin}"

@@ -1,4 +1,4 @@
-"""Several solvers side by side, and one who chooses: an agent of several conversations."""
+"""An agent with several conversations: several solvers answer in parallel, then the policy chooses."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from rlrun.specs.sections.section import Section
 
 
 class SolveAndSelectParams(Section):
-    """How many try."""
+    """How many solvers there are, and how the policy is asked to choose."""
 
     solvers: int = Field(default=2, ge=1)
-    """Answers that are made side by side."""
+    """The number of answers that are generated in parallel."""
     ask: str = "Here are answers to the question. Give the best answer, in full."
-    """What the one who chooses is told, before the answers."""
+    """The request to choose, which precedes the answers."""
 
 
 class SolveAndSelect:
-    """The policy answers the prompt several times, then sees its answers and gives the best one.
+    """Lets the policy answer the prompt several times, then shows it the answers and asks for the best one.
 
-    All of it is trained: each solver's conversation is a sample, and the choice is the last one.
+    Everything is trained: each solver's conversation is a sample, and the choice is the last sample.
     """
 
     Params = SolveAndSelectParams
@@ -33,21 +33,21 @@ class SolveAndSelect:
         self.params = params
 
     async def run(self, task: AgentTask) -> dict[str, Any]:
-        """`answer`, the text of the choice."""
-        import aiohttp  # a job has it; whoever only checks a spec need not
+        """Returns `answer`, the text of the choice."""
+        import aiohttp  # installed where jobs run; checking a spec does not need it
 
         headers = {"Authorization": f"Bearer {task.api_key}"}
-        patient = aiohttp.ClientTimeout(total=None)  # the execution has a deadline of its own
+        patient = aiohttp.ClientTimeout(total=None)  # the execution's own deadline applies
         async with aiohttp.ClientSession(headers=headers, timeout=patient) as client:
-            tries = (_said(client, task, task.messages) for _ in range(self.params.solvers))
+            tries = (_ask_policy(client, task, task.messages) for _ in range(self.params.solvers))
             answers = await asyncio.gather(*tries)
             listed = "\n\n".join(f"Answer {number}:\n{text}" for number, text in enumerate(answers, 1))
             question = {"role": "user", "content": f"{self.params.ask}\n\n{listed}"}
-            return {"answer": await _said(client, task, [*task.messages, question])}
+            return {"answer": await _ask_policy(client, task, [*task.messages, question])}
 
 
-async def _said(client: Any, task: AgentTask, messages: Sequence[Message]) -> str:
-    """What the policy answers; RuntimeError where it does not."""
+async def _ask_policy(client: Any, task: AgentTask, messages: Sequence[Message]) -> str:
+    """Returns the policy's answer. Raises RuntimeError if there is none."""
     body = {"model": "policy", "messages": list(messages)}
     async with client.post(f"{task.base_url}/chat/completions", json=body) as response:
         answer = await response.json()

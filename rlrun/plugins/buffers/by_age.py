@@ -1,4 +1,4 @@
-"""The order of buffered groups by the age of what made them."""
+"""Orders buffered groups by the age of the weights that generated them."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from rlrun.specs.sections.section import Section
 
 
 class AgeParams(Section):
-    """None."""
+    """These strategies have no parameters."""
 
 
 class Fifo:
-    """The oldest first: nothing waits until it is too old to be trained on."""
+    """Uses the oldest groups first, so that no group becomes too old to be trained on."""
 
     Params = AgeParams
     api_version = 1
@@ -20,12 +20,14 @@ class Fifo:
         self.params = params
 
     def order(self, buffered: Sequence[Buffered], version: int) -> list[int]:
-        """By the oldest weights in a group, then by prompt; gives nothing up."""
-        return [one.index for one in sorted(buffered, key=lambda one: (one.oldest_version, one.index))]
+        """Returns all groups, ordered by the oldest weights in a group, then by prompt."""
+        return [
+            group.index for group in sorted(buffered, key=lambda group: (group.oldest_version, group.index))
+        ]
 
 
 class Freshest:
-    """The newest first: batches are close to the policy, and what waits may grow too old."""
+    """Uses the newest groups first: batches are close to the policy, but waiting groups may become too old."""
 
     Params = AgeParams
     api_version = 1
@@ -34,5 +36,7 @@ class Freshest:
         self.params = params
 
     def order(self, buffered: Sequence[Buffered], version: int) -> list[int]:
-        """By the oldest weights in a group, newest first, then by prompt; gives nothing up."""
-        return [one.index for one in sorted(buffered, key=lambda one: (-one.oldest_version, one.index))]
+        """Returns all groups, ordered by the oldest weights in a group, newest first, then by prompt."""
+        return [
+            group.index for group in sorted(buffered, key=lambda group: (-group.oldest_version, group.index))
+        ]

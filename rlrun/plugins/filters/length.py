@@ -1,4 +1,4 @@
-"""Drops groups whose responses are, on average, too short or too long, or the responses that are."""
+"""Drops groups, or single responses, that are too short or too long."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ else:
 
 
 class LengthParams(Section):
-    """The range of response lengths that is kept, ends included, in tokens."""
+    """The range of response lengths in tokens that is kept, including both ends."""
 
     min_tokens: int = Field(default=0, ge=0)
     """Smallest length."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Largest length. None: any."""
+    """Largest length. None: no limit."""
     single: Literal["drop", "mask"] | None = None
-    """What becomes of a single response beyond the range: it leaves the group, or is not trained on. None:
-    the mean of the group's lengths is judged, and the group dropped."""
+    """What happens to a single response outside of the range: it is dropped from its group, or masked, which
+    means not trained on. None: the group is dropped if the mean of its lengths is outside."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -36,7 +36,7 @@ class LengthParams(Section):
 
 
 class Length:
-    """Keeps a group, or each response of it, when min_tokens <= (mean) response length <= max_tokens."""
+    """Keeps a group, or each of its responses, if min_tokens <= (mean) response length <= max_tokens."""
 
     Params = LengthParams
     api_version = 1
@@ -46,17 +46,17 @@ class Length:
         self.params = params
 
     def __call__(self, group: Group) -> Drop | Mask | None:
-        """Reasons: `short`, `long`; `length` of single responses."""
+        """Returns the verdict with the reason `short` or `long`, or `length` for single responses."""
         lengths = [len(sample.tokens) for sample in group.samples]
         if self.params.single is None:
-            reason = self._beyond(float(np.mean(lengths)))
+            reason = self._reason(float(np.mean(lengths)))
             return Drop(reason) if reason else None
-        beyond = tuple(place for place, length in enumerate(lengths) if self._beyond(length))
-        if not beyond:
+        outside = tuple(index for index, length in enumerate(lengths) if self._reason(length))
+        if not outside:
             return None
-        return (Drop if self.params.single == "drop" else Mask)("length", beyond)
+        return (Drop if self.params.single == "drop" else Mask)("length", outside)
 
-    def _beyond(self, length: float) -> str | None:
+    def _reason(self, length: float) -> str | None:
         if length < self.params.min_tokens:
             return "short"
         if self.params.max_tokens is not None and length > self.params.max_tokens:

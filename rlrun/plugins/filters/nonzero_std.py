@@ -1,6 +1,6 @@
-"""Drops groups whose samples all have the same reward: they teach a group-relative algorithm nothing.
+"""Drops groups whose samples all have the same reward: a group-relative algorithm learns nothing from them.
 
-Dynamic sampling of DAPO (https://arxiv.org/abs/2503.14476).
+This is the dynamic sampling of DAPO (https://arxiv.org/abs/2503.14476).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SMALLEST_STD = 1e-6
 
 
 class NonzeroStdParams(Section):
-    """What happens when nothing else is left."""
+    """What happens when too few groups are left."""
 
     keep_when_short: bool = False
-    """Keep such a group after all when the step would otherwise end with too few groups."""
+    """Use dropped groups after all when the step would otherwise end with too few groups."""
 
 
 class NonzeroStd:
-    """Keeps a group when its rewards' standard deviation is above 1e-6; a group of one is dropped."""
+    """Keeps a group if the standard deviation of its rewards is above 1e-6; drops a group of one."""
 
     Params = NonzeroStdParams
     api_version = 1
@@ -35,9 +35,9 @@ class NonzeroStd:
         self.keep_when_short = params.keep_when_short
 
     def __call__(self, group: Group) -> Drop | None:
-        """Names the reward that all samples share in the reason: `all_0`, `all_1`, …"""
+        """Returns the verdict; its reason names the reward that all samples share: `all_0`, `all_1`, …"""
         rewards = np.array([sample.reward for sample in group.samples], dtype=np.float64)
-        compared = len({one.execution for one in group.samples}) > 1
-        if compared and rewards.std(ddof=1) > SMALLEST_STD:
+        has_several_executions = len({sample.execution for sample in group.samples}) > 1
+        if has_several_executions and rewards.std(ddof=1) > SMALLEST_STD:
             return None
         return Drop(f"all_{rewards[0]:.3g}" if len(rewards) else "empty")

@@ -1,7 +1,7 @@
-"""Drops prompts that have become too easy, or are still too hard, over their last visits.
+"""Drops prompts that were too easy or too hard in each of their last visits.
 
-One group of all right or all wrong answers may be chance; several in a row say that the prompt teaches
-nothing at this stage. A prompt that was dropped comes again with its next epoch, and is judged again.
+A single group of only right or only wrong answers may be chance; several in a row show that the policy cannot
+learn from the prompt at this stage. A dropped prompt returns in the next epoch, and is judged again.
 """
 
 from collections import deque
@@ -17,18 +17,19 @@ Outcome = Literal["always", "never", "sometimes"]
 
 
 class OnlineDifficultyParams(Section):
-    """How long a prompt is given, and what counts as solved."""
+    """How many visits are considered, and when a sample solves its prompt."""
 
     window: int = Field(default=3, ge=1)
-    """Visits of a prompt, this one included, that must all have the same outcome for it to be dropped."""
+    """The number of visits, including this one, that must have the same outcome for a prompt to be
+    dropped."""
     solved: float = 1.0
-    """A sample with this reward or more solves the prompt."""
+    """A sample with at least this reward solves the prompt."""
     keep_when_short: bool = False
-    """Keep such a group after all when the step would otherwise end with too few groups."""
+    """Use dropped groups after all when the step would otherwise end with too few groups."""
 
 
 class OnlineDifficulty:
-    """Drops a prompt that every sample, or none, has solved in each of its last `window` visits."""
+    """Drops a prompt if all samples, or no samples, solved it in each of its last `window` visits."""
 
     Params = OnlineDifficultyParams
     api_version = 1
@@ -39,7 +40,7 @@ class OnlineDifficulty:
         self._visits: dict[str, deque[Outcome]] = {}
 
     def __call__(self, group: Group) -> Drop | None:
-        """Reasons: `always`, `never`."""
+        """Returns the verdict with the reason `always` or `never`."""
         visits = self._visits.setdefault(group.prompt.row.id, deque(maxlen=self.params.window))
         visits.append(self._outcome(group))
         if len(visits) < self.params.window or len(set(visits)) > 1 or visits[-1] == "sometimes":
@@ -47,11 +48,11 @@ class OnlineDifficulty:
         return Drop(visits[-1])
 
     def state(self) -> dict[str, Any]:
-        """The last visits of every prompt, by row."""
+        """Returns the outcomes of the last visits of every prompt, by row id."""
         return {row: list(visits) for row, visits in self._visits.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from saved visits, as many as the window holds."""
+        """Restores saved visits, as many as the window holds."""
         self._visits = {row: deque(visits, maxlen=self.params.window) for row, visits in state.items()}
 
     def _outcome(self, group: Group) -> Outcome:

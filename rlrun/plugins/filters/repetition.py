@@ -1,4 +1,4 @@
-"""Drops groups in which too many responses repeat themselves."""
+"""Drops groups in which too many responses repeat themselves, or drops or masks these responses."""
 
 from typing import Literal, Self
 
@@ -11,17 +11,17 @@ from rlrun.specs.sections.section import Section
 
 
 class RepetitionParams(Section):
-    """What counts as repetition, and how much of it is kept."""
+    """What counts as repetition, and how much of it is allowed."""
 
     ngram: int = Field(default=20, ge=1)
-    """Words in a row that count as repeated when they stand there again."""
+    """How many consecutive words count as a repetition when they occur again."""
     share: float = Field(default=0.5, gt=0, le=1)
-    """Share of a response's n-grams that must be repetitions for it to count as one that repeats itself."""
+    """The share of a response's n-grams that must be repetitions for the response to count as repetitive."""
     single: Literal["drop", "mask"] | None = None
-    """What becomes of a single response that repeats itself: it leaves the group, or is not trained on. None:
-    nothing; groups are judged as a whole."""
+    """What happens to a single repetitive response: it is dropped from its group, or masked, which means not
+    trained on. None: groups are judged as a whole."""
     samples: float = Field(default=0.5, gt=0, le=1)
-    """Share of a group's responses that must repeat themselves for the group to be dropped."""
+    """The share of a group's responses that must be repetitive for the group to be dropped."""
 
     @model_validator(mode="after")
     def _read(self) -> Self:
@@ -31,8 +31,10 @@ class RepetitionParams(Section):
 
 
 class Repetition:
-    """Drops a group where at least `samples` of the responses consist of repetitions for at least `share`, or
-    drops or masks the responses that do.
+    """Judges responses as repetitive if at least `share` of their n-grams are repetitions.
+
+    Drops a group if at least `samples` of its responses are repetitive, or drops or masks the repetitive
+    responses.
     """
 
     Params = RepetitionParams
@@ -42,12 +44,12 @@ class Repetition:
         self.params = params
 
     def __call__(self, group: Group) -> Drop | Mask | None:
-        """Reason: `repetition`."""
+        """Returns the verdict with the reason `repetition`."""
         params = self.params
         repeating = tuple(
-            place
-            for place, one in enumerate(group.samples)
-            if repeated_share(one.text, params.ngram) >= params.share
+            index
+            for index, sample in enumerate(group.samples)
+            if repeated_share(sample.text, params.ngram) >= params.share
         )
         if not repeating:
             return None

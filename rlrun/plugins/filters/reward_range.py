@@ -1,4 +1,4 @@
-"""Drops groups that are too easy or too hard for the policy: their mean reward lies outside a range."""
+"""Drops groups whose mean reward is outside a range, because they are too easy or too hard for the policy."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ else:
 
 
 class RewardRangeParams(Section):
-    """The range of mean rewards that is kept, ends included."""
+    """The range of mean rewards that is kept, including both ends."""
 
     low: float | None = None
-    """Smallest mean reward. None: any."""
+    """Smallest mean reward. None: no limit."""
     high: float | None = None
-    """Largest mean reward. None: any."""
+    """Largest mean reward. None: no limit."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -34,7 +34,7 @@ class RewardRangeParams(Section):
 
 
 class RewardRange:
-    """Keeps a group when low <= mean reward <= high."""
+    """Keeps a group if low <= mean reward <= high."""
 
     Params = RewardRangeParams
     api_version = 1
@@ -44,7 +44,7 @@ class RewardRange:
         self.params = params
 
     def __call__(self, group: Group) -> Drop | None:
-        """Reasons: `low`, `high`."""
+        """Returns the verdict with the reason `low` or `high`."""
         mean = float(np.mean([sample.reward for sample in group.samples]))
         if self.params.low is not None and exceeds(self.params.low, mean):
             return Drop("low")

@@ -1,4 +1,4 @@
-"""Drops groups in which too many responses ran into the token limit."""
+"""Drops groups in which too many responses reached the token limit."""
 
 from pydantic import Field
 
@@ -8,14 +8,15 @@ from rlrun.specs.sections.section import Section
 
 
 class TruncatedParams(Section):
-    """How much truncation is too much."""
+    """How much truncation is allowed."""
 
     max_share: float = Field(default=0.0, ge=0, lt=1)
-    """Largest share of the group's samples that may be truncated; 0 drops a group with any."""
+    """Largest share of a group's samples that may be truncated; 0 drops every group with a truncated
+    sample."""
 
 
 class Truncated:
-    """Keeps a group when no more than `max_share` of its samples are truncated."""
+    """Keeps a group if at most `max_share` of its samples are truncated."""
 
     Params = TruncatedParams
     api_version = 1
@@ -24,7 +25,7 @@ class Truncated:
         self.params = params
 
     def __call__(self, group: Group) -> Drop | None:
-        """Reason: `truncated`."""
+        """Returns the verdict with the reason `truncated`."""
         truncated = sum(sample.status is Status.TRUNCATED for sample in group.samples)
-        most = self.params.max_share * len(group.samples)
-        return Drop("truncated") if exceeds(truncated, most) else None
+        limit = self.params.max_share * len(group.samples)
+        return Drop("truncated") if exceeds(truncated, limit) else None

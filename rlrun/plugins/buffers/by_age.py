@@ -27,7 +27,7 @@ class Fifo:
 
 
 class Freshest:
-    """Uses the newest groups first: batches are close to the policy, but waiting groups may become too old."""
+    """Uses the newest groups first: batches are close to the policy, but waiting groups may grow too old."""
 
     Params = AgeParams
     api_version = 1

@@ -28,10 +28,10 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
         print(f"error: {state['error']}")
     if state["status"] in ("died", "failed", "interrupted"):
         from rlrun.runner.checkpoints.folder import newest_step
-        from rlrun.runner.job.stopping import outcome
+        from rlrun.runner.job.stopping import resume_hint
 
         print(f"its logs: rlrun logs {run.name}; to go on: rlrun launch SPEC --name {run.name} --resume")
-        print(outcome(state["step"], newest_step(run.checkpoints)))
+        print(resume_hint(state["step"], newest_step(run.checkpoints)))
     width = max(map(len, state["metrics"]), default=0)
     for metric, value in sorted(state["metrics"].items()):
         print(f"  {metric:{width}}  {'none' if value is None else format(value, '.6g')}")

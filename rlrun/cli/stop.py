@@ -36,7 +36,7 @@ def command(
     """Ask a run to save its last step and to end, as Ctrl-C would, and wait for it."""
     from rlrun.cli.run_states import find_run, shown_state
     from rlrun.runner.checkpoints.folder import newest_step
-    from rlrun.runner.job.stopping import outcome
+    from rlrun.runner.job.stopping import resume_hint
     from rlrun.runner.records.state import is_alive
 
     run = find_run(runs_dir, name)
@@ -52,7 +52,7 @@ def command(
     state = shown_state(run)
     print(f"{name}: {state['status']} at step {state['step']} of {state['steps'] or '?'}")
     if state["status"] != "done":
-        print(outcome(state["step"], newest_step(run.checkpoints)))
+        print(resume_hint(state["step"], newest_step(run.checkpoints)))
 
 
 def _stop_timeout(run: "RunFolder") -> float:

@@ -119,7 +119,7 @@ def test_a_run_whose_process_is_gone_has_died(rlrun: Command, tmp_path: Path) ->
     outcome = rlrun("status", "job", "--runs-dir", tmp_path)
     assert "job: died" in outcome.out
     assert "--resume" in outcome.out
-    assert "nothing was saved (steps 1 to 5 are lost): --resume begins again from the start" in outcome.out
+    assert "nothing was saved (steps 1 to 5 are lost): --resume starts from the beginning" in outcome.out
     stop = rlrun("stop", "job", "--runs-dir", tmp_path)
     assert stop.code == 2
     assert "not running: died" in stop.err
@@ -132,7 +132,7 @@ def test_stop_interrupts_and_waits(rlrun: Command, tmp_path: Path) -> None:
         outcome = rlrun("stop", "job", "--runs-dir", tmp_path)
         assert (outcome.code, outcome.out) == (
             0,
-            "job: interrupted at step 5 of 10\n--resume goes on from step 5 (checkpoints/step-5)\n",
+            "job: interrupted at step 5 of 10\n--resume continues from step 5 (checkpoints/step-5)\n",
         )
         assert process.wait(timeout=30) == 130
 

@@ -60,14 +60,14 @@ def test_a_job_that_is_stopped_again_and_again_is_the_job_that_was_not(
     os.killpg(running.process.pid, signal.SIGINT)  # as a terminal does: every process of the group has it
     ended = running.wait()
     assert ended.code == 130
-    assert "giving up step 6 and saving step 5 (at most 60 s; once more to stop at once)" in ended.output
-    assert ended.output.endswith("--resume goes on from step 5 (checkpoints/step-5)\n")
+    assert "cancelling step 6 and saving step 5 (at most 60 s; once more to stop at once)" in ended.output
+    assert ended.output.endswith("--resume continues from step 5 (checkpoints/step-5)\n")
     assert saved_steps(ended) == ["step-5"]
     assert_nothing_left(processes, ended)
 
     running = start("--resume")
     running.until(lambda: is_at(running, HELD - 1), "the checkpoint is loaded")
-    assert "--resume goes on from step 5" in rlrun_stop(jobs, "stopped")
+    assert "--resume continues from step 5" in rlrun_stop(jobs, "stopped")
     assert saved_steps(running.wait()) == ["step-5"]
 
     hold.unlink()
@@ -125,7 +125,7 @@ def test_a_driver_that_is_killed_or_stopped_at_any_moment_goes_on(jobs: Jobs, re
         assert ended.code == (-signal.SIGKILL if fault.number == signal.SIGKILL else 130), ended.output
         assert saved_steps(ended) == saved
         resume = ["--resume"]
-    assert "putting the evaluation off and saving step 8" in ended.output
+    assert "postponing the evaluation and saving step 8" in ended.output
     ended = jobs.run("killed", "--resume", **settings)
     assert ended.code == 0, ended.output
     lines = {line["step"]: line for line in ended.curve}

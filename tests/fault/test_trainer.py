@@ -114,9 +114,9 @@ def test_checkpoints_that_are_unfinished_or_damaged_do_not_count_and_strays_are_
     assert refused.code == 3
     [failed] = [line for line in refused.output.splitlines() if line.startswith("failed:")]
     assert f"{weights.relative_to(jobs.folder)} is damaged: its checksum is not the one" in failed
-    assert "--resume goes on from step 4, the one before" in failed
+    assert "--resume continues from step 4, the one before" in failed
     assert "Traceback" not in refused.output
-    assert "goes on from step 8" not in refused.output
+    assert "continues from step 8" not in refused.output
 
     subprocess.run(failed[failed.index("mv ") :], shell=True, check=True)  # as it says
     resumed = jobs.run("writing-killed", "--resume", **settings)

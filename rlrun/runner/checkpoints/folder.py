@@ -1,10 +1,10 @@
-"""A run's `checkpoints/`: which entries are checkpoints of the run, and which leftovers of a crash.
+"""Names the entries of a run's `checkpoints/` folder.
 
-step-N/        a checkpoint: it gets this name when it is complete
-.step-N.tmp/   one that is being written
-.step-N.old/   one that is being deleted
+step-N/        a complete checkpoint
+.step-N.tmp/   a checkpoint that is being written, or that a crash left unfinished
+.step-N.old/   a checkpoint that is being deleted, or that a crash left half-deleted
 
-Everything else belongs to the user: it is neither read nor deleted, and does not get in the way.
+Everything else belongs to the user: rlrun neither reads nor deletes it.
 """
 
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """Returns the checkpoints in a folder by step, the oldest first."""
+    """Returns the checkpoints in a folder by step, oldest first."""
     return {step: path for step, path in list_step_paths(folder).items() if is_checkpoint(path)}
 
 
@@ -41,8 +41,8 @@ def newest_step(folder: Path) -> int | None:
 def checkpoints_to_delete(folder: Path, step: int, keep: int) -> list[Path]:
     """Returns the checkpoints to delete after that of `step` was written, so that `keep` remain.
 
-    Links are left out because what they lead to is not the run's to delete, later steps because the run has
-    not written them.
+    Never returns links, whose targets the run does not own, nor checkpoints of later steps, which this run
+    did not write.
     """
     own = [
         path for number, path in checkpoints_in(folder).items() if number <= step and not path.is_symlink()
@@ -51,26 +51,26 @@ def checkpoints_to_delete(folder: Path, step: int, keep: int) -> list[Path]:
 
 
 def temporary_path(final: Path) -> Path:
-    """Returns where a checkpoint is until it is complete."""
+    """Returns the path of a checkpoint until it is complete."""
     return final.with_name(f".{final.name}.tmp")
 
 
 def delete(checkpoint: Path) -> None:
-    """Deletes a checkpoint; it loses its name first, because a half-deleted one must not look complete."""
-    doomed = checkpoint.with_name(f".{checkpoint.name}.old")
-    _remove(doomed)
-    checkpoint.rename(doomed)
-    _remove(doomed)
+    """Deletes a checkpoint. Renames it first, because a half-deleted checkpoint must not look complete."""
+    renamed = checkpoint.with_name(f".{checkpoint.name}.old")
+    _remove(renamed)
+    checkpoint.rename(renamed)
+    _remove(renamed)
 
 
 def create_empty(temporary: Path) -> None:
-    """Makes the folder of a checkpoint that is about to be written; a crash may have left an earlier one."""
+    """Creates the folder of a checkpoint that will be written, and removes what a crash left there."""
     _remove(temporary)
     (temporary / TRAINER).mkdir(parents=True)
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Removes what a crash left half-written or half-deleted."""
+    """Removes checkpoints that a crash left half-written or half-deleted."""
     for path in folder.glob(".*"):
         match = _UNFINISHED.fullmatch(path.name)
         if match and step_of(match["name"]) is not None:
@@ -78,7 +78,7 @@ def clear_unfinished(folder: Path) -> None:
 
 
 def move_aside(final: Path) -> None:
-    """Renames something that is no checkpoint but has the name that one is to get."""
+    """Renames an entry that is not a checkpoint but has the name that a checkpoint needs."""
     if not final.exists() and not final.is_symlink():
         return
     number = 1
@@ -89,12 +89,12 @@ def move_aside(final: Path) -> None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a folder holds any part of a checkpoint; a part that is missing makes it a damaged one."""
+    """Whether a folder has any part of a checkpoint; if another part is missing, it is a damaged one."""
     return path.is_dir() and any((path / name).exists() for name in _CONTENTS)
 
 
 def _remove(path: Path) -> None:
-    """Removes a folder with what is in it; of a link, only the link."""
+    """Removes a file, a link (but not its target), or a folder with its content."""
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     else:

@@ -1,10 +1,10 @@
-"""Opens a checkpoint to go on from, and refuses a damaged one.
+"""Opens the checkpoint that a run continues from, and refuses a damaged one.
 
 checksums.txt ─▶ driver: driver.json      ┐
              └─▶ trainer ranks: trainer/* ┴─▶ all as recorded ─▶ the driver's state
 
-A damaged checkpoint is never passed over without a word, because that would lose the steps since the one
-before: the error names the file, and the command after which `--resume` takes the checkpoint before.
+rlrun never skips a damaged checkpoint silently, because the steps since the one before would be lost. The
+error names the damaged file, and the command after which `--resume` uses the checkpoint before.
 """
 
 import json
@@ -22,38 +22,39 @@ from rlrun.specs.paths import display_path
 from rlrun.specs.step_names import step_of
 
 _SHOWN = 3
-"""Damaged files that are named."""
+"""How many damaged files the error names."""
 
 logger = logging.getLogger(__name__)
 
 
 class DamagedCheckpoint(JobError):
-    """A checkpoint is not as it was written; the message says which file, and what to do."""
+    """A checkpoint's files differ from what was written; the message names a file and says what to do."""
 
-    def __init__(self, checkpoint: Path, wrong: dict[str, str]) -> None:
-        """`wrong` says of each damaged file, by its path in the checkpoint, what is wrong with it."""
-        named = [f"{display_path(checkpoint / name)} is damaged: {wrong[name]}" for name in sorted(wrong)]
+    def __init__(self, checkpoint: Path, damage: dict[str, str]) -> None:
+        """`damage` says what is wrong with each damaged file, by its path in the checkpoint."""
+        named = [f"{display_path(checkpoint / name)} is damaged: {damage[name]}" for name in sorted(damage)]
         more = f"; and {len(named) - _SHOWN} more files" if len(named) > _SHOWN else ""
         super().__init__(f"{'; '.join(named[:_SHOWN])}{more}. {_cure(checkpoint)}")
 
 
 async def open_checkpoint(checkpoint: Path, trainer: Trainer | None) -> dict[str, Any]:
-    """Returns the driver's state of a checkpoint, after all files that will be read were compared with their
-    checksums. DamagedCheckpoint where one differs.
+    """Returns the driver's state of a checkpoint, after comparing all files that will be read with their
+    checksums. DamagedCheckpoint if a file differs.
     """
-    digests = await to_thread(_recorded, checkpoint)
+    digests = await to_thread(_recorded_checksums, checkpoint)
     if digests is not None:
-        own = {name: digest for name, digest in digests.items() if "/" not in name}
-        wrong = await to_thread(find_problems, checkpoint, own)
+        of_driver = {name: digest for name, digest in digests.items() if "/" not in name}
+        damage = await to_thread(find_problems, checkpoint, of_driver)
         if trainer is not None:
-            wrong |= await trainer.check(checkpoint, {n: d for n, d in digests.items() if n not in own})
-        if wrong:
-            raise DamagedCheckpoint(checkpoint, wrong)
+            of_trainer = {name: digest for name, digest in digests.items() if name not in of_driver}
+            damage |= await trainer.check(checkpoint, of_trainer)
+        if damage:
+            raise DamagedCheckpoint(checkpoint, damage)
     return await to_thread(read_driver, checkpoint)
 
 
 def read_driver(checkpoint: Path) -> dict[str, Any]:
-    """Returns the driver's state, unchecked. DamagedCheckpoint where there is none."""
+    """Returns the driver's state without checking its checksum. DamagedCheckpoint if it cannot be read."""
     return {key: value for key, value in _driver_json(checkpoint).items() if key != CHECKSUMS}
 
 
@@ -71,8 +72,8 @@ def _driver_json(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def _recorded(checkpoint: Path) -> Digests | None:
-    """Returns the checksums; None for a checkpoint that was written before there were any."""
+def _recorded_checksums(checkpoint: Path) -> Digests | None:
+    """Returns the checksums; None for a checkpoint of an rlrun version that did not write any."""
     try:
         digests = read_checksums(checkpoint)
     except OSError as error:
@@ -84,7 +85,7 @@ def _recorded(checkpoint: Path) -> Digests | None:
             raise DamagedCheckpoint(checkpoint, {CHECKSUMS: MISSING})
         shown = display_path(checkpoint)
         logger.warning(
-            "%s has no %s: an earlier rlrun wrote it, and it is loaded unchecked", shown, CHECKSUMS
+            "%s has no %s, because an earlier rlrun wrote it: it is loaded unchecked", shown, CHECKSUMS
         )
     elif DRIVER not in digests:
         raise DamagedCheckpoint(checkpoint, {CHECKSUMS: f"it does not list {DRIVER}"})
@@ -92,12 +93,12 @@ def _recorded(checkpoint: Path) -> Digests | None:
 
 
 def _cure(checkpoint: Path) -> str:
-    """Says how the run goes on without this checkpoint."""
+    """Returns the sentences that say how to continue without this checkpoint."""
     step = step_of(checkpoint.name)
     earlier = [number for number in checkpoints_in(checkpoint.parent) if step is not None and number < step]
-    then = f"goes on from step {earlier[-1]}, the one before" if earlier else "begins the run again"
+    then = f"continues from step {earlier[-1]}, the one before" if earlier else "starts the run again"
     source, target = quote(str(checkpoint)), quote(f"{checkpoint}.damaged")
     return (
-        f"Copy it again if it exists elsewhere. Without this checkpoint --resume {then}; this moves it away: "
-        f"mv {source} {target}"
+        f"If you have another copy of it, restore that. Without this checkpoint --resume {then}; to move it "
+        f"away: mv {source} {target}"
     )

@@ -1,9 +1,9 @@
-"""Checkpoints: complete or not there at all.
+"""Saves checkpoints: a checkpoint is complete, or it does not exist.
 
 trainer ──▶ .step-N.tmp/trainer/*   ┐
 driver  ──▶ .step-N.tmp/driver.json ┴─▶ checksums.txt ─▶ fsync ─▶ rename to step-N ─▶ delete the oldest
 
-An asynchronous one is begun by the trainer, and all this happens while it trains on.
+An asynchronous checkpoint is copied to host memory first; all this then happens while training continues.
 """
 
 import asyncio
@@ -39,10 +39,12 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of one run; the newest `keep` stay."""
+    """Saves the checkpoints of one run, and keeps the newest `keep` of them."""
 
     def __init__(self, folder: Path, keep: int, *, asynchronous: bool = False) -> None:
-        """`asynchronous`: `save` returns when the state is copied; the next one and `settle` wait for it."""
+        """`asynchronous`: `save` returns when the state is copied; the next `save`, or `settle`, waits for
+        the files.
+        """
         self._folder = folder
         self._keep = keep
         self._asynchronous = asynchronous
@@ -50,31 +52,31 @@ class Checkpoints:
         self._completing: asyncio.Future[None] | None = None
 
     async def save(self, trainer: Trainer | None, step: int, driver: dict[str, Any]) -> None:
-        """Save training state, where there is a trainer, and driver state as `step-<step>`.
+        """Saves the driver's state, and the trainer's if there is a trainer, as `step-<step>`.
 
-        JobError when the disk fails; older ones stay.
+        JobError if the disk fails; older checkpoints remain.
         """
         await self.settle()
         if checkpoint_of(self._folder, step) is not None:
             return
         temporary = temporary_path(self._folder / step_name(step))
-        with self._told(step, temporary):
+        with self._disk_errors_reported(step, temporary):
             await to_thread(create_empty, temporary)
             if trainer is not None and self._asynchronous:
                 await trainer.begin_save(temporary / TRAINER)
                 self._writing = asyncio.create_task(self._write(trainer, temporary, step, driver))
                 return
             digests = await trainer.save(temporary / TRAINER) if trainer is not None else {}
-            await self._complete_one(temporary, step, driver, digests)
+            await self._finish(temporary, step, driver, digests)
 
     async def settle(self) -> None:
-        """Return when the last checkpoint is complete. JobError when the disk failed."""
+        """Returns when the last checkpoint is complete. JobError if the disk failed."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             await writing
 
     async def abandon(self) -> None:
-        """Leave what is not on disk yet; return when nothing is written any more by this process."""
+        """Gives up an unfinished checkpoint; returns when this process no longer writes to the folder."""
         if self._writing is not None:
             await cancel_all([self._writing])
             await asyncio.gather(self._writing, return_exceptions=True)
@@ -83,27 +85,26 @@ class Checkpoints:
             await asyncio.wait([self._completing])
 
     async def _write(self, trainer: Trainer, temporary: Path, step: int, driver: dict[str, Any]) -> None:
-        """What is left to do while training goes on."""
-        with self._told(step, temporary):
+        """Waits for the trainer's part and completes the checkpoint, while training continues."""
+        with self._disk_errors_reported(step, temporary):
             digests = await trainer.saved()
-            await self._complete_one(temporary, step, driver, digests)
+            await self._finish(temporary, step, driver, digests)
 
-    async def _complete_one(
-        self, temporary: Path, step: int, driver: dict[str, Any], digests: Digests
-    ) -> None:
-        """Give a checkpoint its name, also where nobody waits for it any more."""
+    async def _finish(self, temporary: Path, step: int, driver: dict[str, Any], digests: Digests) -> None:
+        """Completes a checkpoint, even if the caller is cancelled: its thread cannot be stopped."""
         final = self._folder / step_name(step)
         self._completing = asyncio.ensure_future(to_thread(_complete, temporary, final, driver, digests))
         await asyncio.shield(self._completing)
         await to_thread(self._prune, step)
 
     @contextmanager
-    def _told(self, step: int, temporary: Path) -> Iterator[None]:
+    def _disk_errors_reported(self, step: int, temporary: Path) -> Iterator[None]:
+        """Turns an OSError in the block into a JobError, after deleting the unfinished checkpoint."""
         try:
             yield
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise JobError(self._failed(step, error)) from error
+            raise JobError(self._failure_message(step, error)) from error
 
     def newest(self) -> Path | None:
         """Returns the newest checkpoint; None before the first."""
@@ -113,10 +114,10 @@ class Checkpoints:
         for path in checkpoints_to_delete(self._folder, step, self._keep):
             try:
                 delete(path)
-            except OSError as error:  # the new checkpoint is complete; a disk that fills up says so by itself
+            except OSError as error:  # harmless: the new checkpoint is complete
                 logger.warning("the old checkpoint %s could not be deleted: %s", display_path(path), error)
 
-    def _failed(self, step: int, error: OSError) -> str:
+    def _failure_message(self, step: int, error: OSError) -> str:
         newest = self.newest()
         kept = (
             f"the last complete one, {display_path(newest)}, is untouched"
@@ -125,20 +126,20 @@ class Checkpoints:
         )
         return (
             f"the checkpoint of step {step} could not be saved in {display_path(self._folder)}: "
-            f"{error.strerror or error}; {kept}. Make room (or mend the disk) and go on with --resume"
+            f"{error.strerror or error}; {kept}. Make room or repair the disk, then continue with --resume"
         )
 
 
 def trainer_folder(checkpoint: Path) -> Path:
-    """Where the trainer's part of a checkpoint lies."""
+    """Returns the folder with the trainer's part of a checkpoint."""
     return checkpoint / TRAINER
 
 
 def _complete(temporary: Path, final: Path, driver: dict[str, Any], digests: Digests) -> None:
     """Writes the driver's part and the checksums of all files, and renames the folder.
 
-    The driver's part says that there are checksums, so that a checkpoint that lost them does not pass for one
-    that was written before there were any.
+    The driver's part records that there are checksums, so that a checkpoint that lost them is not mistaken
+    for one of an earlier version of rlrun, which wrote none.
     """
     data = json_bytes({CHECKSUMS: True, **driver})
     write_bytes(temporary / DRIVER, data)

@@ -1,4 +1,4 @@
-"""Files that are either as they were or as they should be, whatever happens while they are written."""
+"""Writes files atomically: after a crash a file has either its old or its new content."""
 
 import json
 import os
@@ -12,7 +12,7 @@ _UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file in one piece: a reader sees the old content or the new."""
+    """Writes a file atomically: a reader sees the old content or the new."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     temporary = Path(name)
     try:
@@ -27,42 +27,42 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in one piece."""
+    """Writes a text file atomically."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file in one piece."""
+    """Writes a JSON file atomically."""
     write_bytes(path, json_bytes(value))
 
 
 def json_bytes(value: Any) -> bytes:
-    """The content of such a file."""
+    """Returns the content that `write_json` writes."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether this is a temporary file of `write_bytes`, which a killed process leaves behind."""
+    """Whether this is a temporary file of `write_bytes` that a killed process left behind."""
     return _UNFINISHED.fullmatch(path.name) is not None and path.is_file() and not path.is_symlink()
 
 
-def read_bytes(path: Path, most: int, *, folder: int | None = None) -> bytes:
-    """Returns what a file from outside holds; OSError or ValueError if it cannot be read.
+def read_bytes(path: Path, max_bytes: int, *, folder: int | None = None) -> bytes:
+    """Returns the content of a file that rlrun did not write; OSError or ValueError if it cannot be read.
 
-    ValueError for more than `most` bytes, and for what is not a regular file: opening a pipe would wait
-    for a writer, and a device has no end. `folder`: descriptor of the folder that a relative path begins in.
+    ValueError for more than `max_bytes`, and for anything but a regular file: opening a pipe would wait for a
+    writer, and a device has no end. `folder` is the descriptor of the folder of a relative path.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a regular file")
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"it has more than {most} bytes")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes} bytes")
     return content
 
 
 def sync_tree(folder: Path) -> None:
-    """Force every file under a folder, and the folders themselves, to disk."""
+    """Flushes every file under a folder, and the folders themselves, to disk."""
     for path in (*folder.rglob("*"), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Work beside the main line of a job that must not keep it from ending."""
+"""Runs work beside the job's main task, and ends it without holding the job up."""
 
 import asyncio
 import threading
@@ -7,12 +7,17 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-_ASK_AGAIN_SECONDS = 1.0
+_CANCEL_AGAIN_SECONDS = 1.0
 _UNREAD_SECONDS = 2.0
+"""If this process was suspended past a deadline, the event loop may still have to read an answer."""
 
 
 async def in_background(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-    """Run `function` in a thread of its own. When this is cancelled the thread is left to itself."""
+    """Runs `function` in a new daemon thread, and returns its result.
+
+    On cancellation the thread keeps running, but nothing waits for it: unlike the threads of an executor, a
+    daemon thread does not keep the process from ending.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
 
@@ -37,7 +42,7 @@ async def in_background(function: Callable[..., Result], *args: Any, **kwargs: A
 
 
 async def finish_when_cancelled(work: Awaitable[Result]) -> Result:
-    """What `work` returns. It is not cut short where this is cancelled, which is told when it has ended."""
+    """Returns the result of `work`. On cancellation, waits for `work` to end before raising it."""
     working = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(working)
@@ -47,8 +52,9 @@ async def finish_when_cancelled(work: Awaitable[Result]) -> Result:
 
 
 async def with_deadline(work: Awaitable[Result], seconds: float) -> Result:
-    """What `work` returns; TimeoutError past the deadline, but for an answer that is there and was not read,
-    since this process itself stood still.
+    """Returns the result of `work`; TimeoutError after `seconds` without one.
+
+    A result that arrived while this process was suspended still counts.
     """
     working = asyncio.ensure_future(work)
     try:
@@ -62,8 +68,8 @@ async def with_deadline(work: Awaitable[Result], seconds: float) -> Result:
 
 
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and return when all have ended, however; one that swallows it is asked again."""
+    """Cancels tasks and returns when all have ended; a task that swallows the cancellation gets another."""
     while waiting := [task for task in tasks if not task.done()]:
         for task in waiting:
             task.cancel()
-        await asyncio.wait(waiting, timeout=_ASK_AGAIN_SECONDS)
+        await asyncio.wait(waiting, timeout=_CANCEL_AGAIN_SECONDS)

@@ -1,4 +1,4 @@
-"""Makes sure that nothing of a job is left on this host when it is over."""
+"""Finds and ends the processes that a job started on this host."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -9,26 +9,26 @@ _WAIT_SECONDS = 3.0
 
 
 def children() -> set[psutil.Process]:
-    """Every process that this one started, and theirs."""
+    """Returns every process that this process started, and those that they started in turn."""
     return set(psutil.Process().children(recursive=True))
 
 
 def end_or_kill(processes: Iterable[psutil.Process], wait: float = _WAIT_SECONDS) -> None:
-    """Give processes `wait` seconds to end by themselves, then kill them."""
-    _, left = psutil.wait_procs(list(processes), timeout=wait)
-    for process in left:
+    """Waits `wait` seconds for processes to end by themselves, then kills them."""
+    _, running = psutil.wait_procs(list(processes), timeout=wait)
+    for process in running:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=_WAIT_SECONDS)
+    psutil.wait_procs(running, timeout=_WAIT_SECONDS)
 
 
 def kill(pids: Iterable[int]) -> None:
-    """Kill processes of this host by their ids, also those that are stopped."""
+    """Kills processes of this host by their ids, including suspended ones."""
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).kill()
 
 
 def kill_children() -> None:
-    """Kill everything that this process started."""
+    """Kills every process that this process started."""
     end_or_kill(children(), wait=0.0)

@@ -1,9 +1,9 @@
-"""Compile C++ operators for this machine's CPU once, and load them into torch.
+"""Compiles C++ operators for this machine's CPU once, and loads them into torch.
 
-A source file registers its operators with TORCH_LIBRARY. The library is cached under a hash of all that its
-code depends on: the source and the headers beside it, torch's version, the flags, and all macros that the
-compiler predefines (its version and the instruction sets of `-march=native`), so that unlike machines can
-share a home folder.
+A source file registers its operators with TORCH_LIBRARY. The library is cached under a hash of everything
+that its code depends on: the source and the headers beside it, torch's version, the flags, and all macros
+that the compiler predefines (its version and the instruction sets of `-march=native`), so that different
+machines can share a home folder.
 """
 
 import fcntl
@@ -43,9 +43,9 @@ _logger = logging.getLogger(__name__)
 
 @cache
 def load_operators(source: Path) -> bool:
-    """Make the operators of `source` available in `torch.ops`; False, and the reason in the log, if it fails.
+    """Makes the operators of `source` available in `torch.ops`; if that fails, logs why and returns False.
 
-    RLRUN_NO_COMPILER=1 switches compiled operators off; RLRUN_CACHE is used in place of ~/.cache/rlrun.
+    RLRUN_NO_COMPILER=1 disables compiled operators; RLRUN_CACHE replaces the cache folder ~/.cache/rlrun.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -63,30 +63,30 @@ def load_operators(source: Path) -> bool:
 
 
 def is_built(source: Path) -> bool:
-    """Whether nothing will be compiled for `source`: it is in the cache, or cannot be compiled here."""
+    """Whether `source` needs no compilation: its library is cached, or this machine has no compiler."""
     compiler = find_compiler()
     try:
-        return compiler is None or _path(source, compiler).exists()
-    except (OSError, subprocess.SubprocessError):  # the process that loads the operators says what is wrong
+        return compiler is None or _library_path(source, compiler).exists()
+    except (OSError, subprocess.SubprocessError):  # the process that loads the operators reports the error
         return True
 
 
 def find_compiler() -> str | None:
-    """CXX, or the first of c++, g++ and clang++ in PATH; None without any, or where it is not wanted."""
+    """Returns CXX, or the first of c++, g++ and clang++ in PATH; None if there is none or it is disabled."""
     if os.environ.get("RLRUN_NO_COMPILER") == "1":
         return None
     return os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 
 
 def _library(source: Path, compiler: str) -> Path:
-    """The compiled library of `source`, from the cache or built now."""
-    library = _path(source, compiler)
+    """Returns the compiled library of `source`, from the cache or compiled now."""
+    library = _library_path(source, compiler)
     folder = library.parent
     if not library.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_nobody_else_writes(folder)
         with _locked(library.with_suffix(".lock")):
-            if not library.exists():  # another process may have built it meanwhile
+            if not library.exists():  # another process may have compiled it meanwhile
                 _remove_unfinished(library)
                 _compile(source, compiler, library)
     _check_nobody_else_writes(folder)
@@ -95,29 +95,29 @@ def _library(source: Path, compiler: str) -> Path:
 
 
 def _check_nobody_else_writes(path: Path) -> None:
-    """OSError if another user could have written what is run from here, as in a cache folder under /tmp."""
+    """OSError if another user could have written the library, as in a cache folder under /tmp."""
     status = path.stat()
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & stat.S_IWOTH:
         raise OSError(
-            f"{path} belongs to another user, or every user may write it; RLRUN_CACHE names another"
+            f"{path} belongs to another user, or every user may write it; set RLRUN_CACHE to another folder"
         )
 
 
 def _remove_unfinished(library: Path) -> None:
-    """Removes what processes that were killed while they compiled left; the lock is held."""
+    """Removes the files of processes that were killed while they compiled. The caller holds the lock."""
     for path in library.parent.glob(f"{library.stem}.*.tmp"):
         path.unlink(missing_ok=True)
 
 
-def _path(source: Path, compiler: str) -> Path:
-    """Where the library of `source` is, or will be."""
+def _library_path(source: Path, compiler: str) -> Path:
+    """Returns the path of the library of `source`, which may not exist yet."""
     return cache_folder() / "operators" / f"{source.stem}-{_key(source, compiler)}.so"
 
 
 def _torch_folder() -> Path:
-    """Where torch is installed; importing it would take seconds."""
+    """Returns the folder of torch without importing it, which would take seconds."""
     spec = find_spec("torch")
-    assert spec is not None, "operators are compiled where torch is installed"
+    assert spec is not None, "operators are compiled only where torch is installed"
     assert spec.origin is not None, "torch has an __init__.py"
     return Path(spec.origin).parent
 
@@ -127,13 +127,13 @@ def _key(source: Path, compiler: str) -> str:
         [compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull], check=True, capture_output=True, timeout=60
     ).stdout
     headers = sorted(source.parent.glob("*.h"))
-    parts = (
+    dependencies = (
         *(file.read_bytes() for file in (source, *headers)),
         (_torch_folder() / "version.py").read_bytes(),
         " ".join(_FLAGS).encode(),
         macros,
     )
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    return hashlib.sha256(b"\0".join(dependencies)).hexdigest()[:16]
 
 
 def _compile(source: Path, compiler: str, library: Path) -> None:
@@ -154,7 +154,7 @@ def _compile(source: Path, compiler: str, library: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file; TimeoutError when another process keeps it longer than a build may take."""
+    """Holds the lock file; TimeoutError if another process holds it longer than a compilation may take."""
     deadline = time.monotonic() + _COMPILE_SECONDS
     with path.open("w") as file:
         while True:
@@ -163,13 +163,13 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"{path}: another process compiles for too long") from None
+                    raise TimeoutError(f"{path}: another process has compiled for too long") from None
                 time.sleep(0.1)
         yield
 
 
 def _reason(error: Exception) -> str:
-    """The compiler's first error, or the exception itself."""
+    """Returns the compiler's first error, or else the exception's message."""
     output = getattr(error, "stderr", None) or ""
     lines = output.splitlines() if isinstance(output, str) else []
     return next((line for line in lines if "error" in line), str(error))

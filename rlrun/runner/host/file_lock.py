@@ -1,4 +1,4 @@
-"""Locks of files that the kernel releases when the process that holds them ends, however it ends."""
+"""File locks that the kernel releases when the process that holds them ends, even if it is killed."""
 
 import errno
 import fcntl
@@ -7,10 +7,10 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, err
 
 
 def try_lock(descriptor: int) -> bool | None:
-    """Lock an open file, and return whether that succeeded; None if its file system has no locks.
+    """Locks an open file, and returns whether that succeeded; None if its file system has no locks.
 
-    The lock lasts until the descriptor is closed. Descriptors that Python opens are closed on exec, so the
-    programs that this process starts do not keep it.
+    The lock lasts until the descriptor is closed. Python's descriptors are closed on exec, so programs that
+    this process starts do not hold the lock.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The model's files on this machine, and what exactly they are."""
+"""Finds or downloads a model's files, checks them, and identifies their content."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,44 +16,46 @@ _READ_BYTES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A Hugging Face folder."""
+    """A Hugging Face folder on this machine."""
 
     folder: Path
     commit: str | None
-    """Commit on the hub; None for a folder that did not come from there."""
+    """Commit on the hub; None for a local folder."""
 
     def config(self) -> dict[str, Any]:
-        """config.json, with what its family's models have where it leaves a key out."""
+        """Returns config.json; keys that it leaves out have the default of the model's family."""
         return with_family_defaults(read_json_object(self.folder / "config.json"))
 
 
 def fetch_model(spec: ModelSpec) -> ModelFiles:
-    """The policy's files (`fetch_files`); without weights where they are drawn at random."""
+    """Returns the policy's files; does not download weights that are initialised at random."""
     return fetch_files("model.path", spec.path, spec.revision, weights=not spec.random_init)
 
 
 def fetch_files(key: str, path: str, revision: str | None = None, *, weights: bool = True) -> ModelFiles:
-    """The folder that `path` is, or the hub's files, downloaded where they are not yet here.
+    """Returns the local folder `path`, or the files of the hub's model `path`, downloaded if necessary.
 
-    JobError, which names `key`, where there is neither.
+    `key` is the spec's key for the JobError that is raised if there is neither.
     """
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
         return ModelFiles(folder.absolute(), None)
     if folder.is_absolute() or folder.exists():
-        raise JobError(f"{key} = {path!r} holds no config.json; name a Hugging Face folder or id")
+        raise JobError(f"{key} = {path!r} has no config.json; name a Hugging Face folder or id")
     patterns = ["*.json", "*.jinja", "*.model", "*.txt", *(["*.safetensors"] if weights else [])]
     try:
         downloaded = download(path, patterns, revision)
     except ValueError as error:
-        raise JobError(f"{key} = {path!r} is no folder, and the hub does not give it: {error}") from error
+        raise JobError(
+            f"{key} = {path!r} is not a folder, and it could not be downloaded from the hub: {error}"
+        ) from error
     return ModelFiles(downloaded, downloaded.name)
 
 
 def check_weights(spec: ModelSpec, folder: Path) -> None:
-    """ValueError where the folder's files are missing, cut off, or not those that its config.json asks for.
+    """Raises ValueError if weight files are missing or truncated, or do not match config.json.
 
-    Reads headers alone: a rank or an engine would fail in the same way, later and with less to say.
+    Reads only headers. Without this check a rank or an engine would fail later, with a less helpful message.
     """
     from rlrun.converters.families.model_folder import WeightFolder
     from rlrun.models.config_json import read_architecture
@@ -67,7 +69,7 @@ def check_weights(spec: ModelSpec, folder: Path) -> None:
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 over names and contents of a folder's files: whether two runs start from the same."""
+    """Returns a SHA-256 over the names and contents of a folder's files, to compare two runs' models."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0")

@@ -1,6 +1,6 @@
-"""Crashes that repeat: a process that crashes twice at the same place is not started a third time.
+"""Detects repeated crashes: a process that crashes twice at the same step is not started a third time.
 
-log: "Fatal Python error: Illegal instruction" ─▶ SIGILL ─▶ where the job was ─▶ the same as before? give up
+log: "Fatal Python error: Illegal instruction" ─▶ SIGILL ─▶ same signal and step as the last crash? JobError
 """
 
 import re
@@ -18,34 +18,37 @@ _SIGNALS = {
     "Floating point exception": "SIGFPE",
     "Aborted": "SIGABRT",
 }
-"""What faulthandler writes first of all when a process receives a signal."""
+"""The words that faulthandler writes for a signal, after "Fatal Python error: "."""
 _REPEATS = re.compile(r"\bSIG(?:ILL|SEGV|BUS|FPE)\b")
-"""Signals of a process's own doing. SIGKILL is somebody else's (out of memory), and with SIGABRT NCCL ends a
-rank that waited too long for the others."""
+"""Signals that a process causes itself. SIGKILL comes from outside (out of memory), and NCCL uses SIGABRT to
+end a rank that waited too long for the others."""
 
 
 def fatal_signal(log: Path, start: int) -> str | None:
-    """The signal that faulthandler named last in a log from byte `start` on: `SIGBUS (Bus error)`."""
+    """Returns the last signal that faulthandler logged after byte `start`, such as `SIGBUS (Bus error)`."""
     try:
         with log.open("rb") as file:
             file.seek(start)
-            found = _FATAL.findall(file.read().decode(errors="replace"))
+            errors = _FATAL.findall(file.read().decode(errors="replace"))
     except OSError:
         return None
-    name = _SIGNALS.get(found[-1]) if found else None
-    return f"{name} ({found[-1]})" if name else None
+    name = _SIGNALS.get(errors[-1]) if errors else None
+    return f"{name} ({errors[-1]})" if name else None
 
 
 @dataclass(slots=True)
 class Crashes:
-    """The last crash of a process that is started again."""
+    """Remembers the last crash of a process that is started again."""
 
     _last: tuple[str, object] | None = field(default=None)
 
-    def check(self, failure: JobError, place: object) -> None:
-        """Note where a process failed. JobError where it crashed at the same place before."""
-        found = _REPEATS.search(str(failure))
-        crash = (found[0], place) if found else None
+    def check(self, failure: JobError, progress: object) -> None:
+        """Records a failure. Raises JobError if the process crashed with the same signal and progress before.
+
+        `progress` is how far the process was: a step, or a version of the weights.
+        """
+        signal = _REPEATS.search(str(failure))
+        crash = (signal[0], progress) if signal else None
         if crash is not None and crash == self._last:
             raise JobError(
                 f"{failure}; it crashed with {crash[0]} at the same place before, so another start would not "

@@ -1,4 +1,4 @@
-"""Segments as files: their names, whose they are, their locks, and what killed writers leave behind."""
+"""The files of shared-memory segments: their names, owners and locks, and the removal of leftover ones."""
 
 import fcntl
 import itertools
@@ -16,31 +16,33 @@ FOLDER = Path("/dev/shm")
 _PREFIX = "rlrun-"
 _NAME = re.compile(rf"{_PREFIX}[A-Za-z0-9._-]+")
 _OWNED = re.compile(rf"{_PREFIX}.+-(\d+)\.(\d+)-\d+")
-"""The writer's space of process ids, and its process."""
-_TORCHS = re.compile(r"torch_(\d+)_\d+_\d+")
-"""A buffer that torch shares, for SGLang servers, and its process."""
-_NUMBERS = itertools.count()
+"""The namespace of process ids of the writer, and its process id."""
+_TORCH_BUFFER = re.compile(r"torch_(\d+)_\d+_\d+")
+"""A buffer that torch shares with SGLang servers, and the process id of its writer."""
+_SEGMENT_NUMBERS = itertools.count()
 
 
 def new_segment_name(job: str) -> str:
-    """A name for a segment that this process writes for `job`."""
-    return f"{_PREFIX}{_readable(job)}-{pid_namespace()}.{os.getpid()}-{next(_NUMBERS)}"
+    """Returns a new name for a segment that this process writes for `job`."""
+    return f"{_PREFIX}{_safe_name(job)}-{pid_namespace()}.{os.getpid()}-{next(_SEGMENT_NUMBERS)}"
 
 
 def is_segment_name(name: str) -> bool:
-    """Whether a segment may be called so: no path, nothing of another program's."""
+    """Whether a name can be a segment's: it is not a path, and not a file of another program."""
     return _NAME.fullmatch(name) is not None
 
 
 def belongs_to_job(name: str, job: str) -> bool:
-    """Whether a segment of this job, or of a part of it called `<job>-…`, may be called so."""
-    return is_segment_name(name) and f"{name}-".startswith(f"{_PREFIX}{_readable(job)}-"[: len(_PREFIX) + 90])
+    """Whether a name can be that of a segment of `job`, or of one of its parts `<job>-…`."""
+    return is_segment_name(name) and f"{name}-".startswith(
+        f"{_PREFIX}{_safe_name(job)}-"[: len(_PREFIX) + 90]
+    )
 
 
 def remove_stale_segments(folder: Path = FOLDER) -> list[str]:
-    """Remove this user's segments whose writer was killed, of whatever job; returns their names.
+    """Removes this user's segments whose writer was killed, of any job; returns their names.
 
-    Writers of other containers that share /dev/shm are left alone: their process ids mean nothing here.
+    Segments of other containers that share /dev/shm remain: their process ids cannot be looked up here.
     """
     removed = []
     for path in _own_files(folder):
@@ -52,17 +54,17 @@ def remove_stale_segments(folder: Path = FOLDER) -> list[str]:
 
 
 def remove_segments_of(pids: Iterable[int], folder: Path = FOLDER) -> None:
-    """Remove the shared weights, ours and torch's, that these processes of this host left behind."""
+    """Removes the segments and torch's shared buffers that these processes of this host left behind."""
     owners = set(pids)
     for path in _own_files(folder):
-        ours, torchs = _OWNED.fullmatch(path.name), _TORCHS.fullmatch(path.name)
-        is_ours = ours and ours[1] == str(pid_namespace()) and int(ours[2]) in owners
-        if is_ours or (torchs and int(torchs[1]) in owners):
+        segment, buffer = _OWNED.fullmatch(path.name), _TORCH_BUFFER.fullmatch(path.name)
+        is_ours = segment and segment[1] == str(pid_namespace()) and int(segment[2]) in owners
+        if is_ours or (buffer and int(buffer[1]) in owners):
             path.unlink(missing_ok=True)
 
 
 class ExclusiveLock:
-    """A writer's lock of an open segment. TimeoutError when readers keep it longer than `wait` seconds."""
+    """A writer's lock of an open segment. TimeoutError if readers hold it longer than `wait` seconds."""
 
     def __init__(self, descriptor: int, name: str, wait: float) -> None:
         self._descriptor, self._name, self._wait = descriptor, name, wait
@@ -75,8 +77,8 @@ class ExclusiveLock:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise TimeoutError(
-                        f"an engine still computes with segment {self._name} after {self._wait:g} s: "
-                        "it has not taken over the weights pushed last"
+                        f"an engine still reads segment {self._name} after {self._wait:g} s: "
+                        "it has not adopted the weights of the last update"
                     ) from None
                 time.sleep(0.002)
 
@@ -84,12 +86,12 @@ class ExclusiveLock:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
-def _readable(job: str) -> str:
+def _safe_name(job: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", job)[:100]
 
 
 def _own_files(folder: Path) -> Iterator[Path]:
-    """Regular files that belong to this user."""
+    """Yields the regular files that belong to this user."""
     for entry in os.scandir(folder):
         with suppress(FileNotFoundError):
             status = entry.stat(follow_symlinks=False)

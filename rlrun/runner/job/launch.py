@@ -29,7 +29,7 @@ from rlrun.runner.job.assembly import start_parts
 from rlrun.runner.job.attempts import Attempts, roll_out_alone
 from rlrun.runner.job.preflight import check_files
 from rlrun.runner.job.signals import INTERRUPTED, stop_on_signals
-from rlrun.runner.job.stopping import StopRequest, outcome
+from rlrun.runner.job.stopping import StopRequest, resume_hint
 from rlrun.runner.job.watching import diagnose_engines, watch
 from rlrun.runner.records.claim import claim
 from rlrun.runner.records.console import Console
@@ -203,4 +203,4 @@ def _conclude(folder: RunFolder, console: Console, status: str, *, advise: bool)
         console.say(f"the report could not be written: {error}")
     console.say(f"{folder.name}: {status}; see {folder.shown}")
     if status != "done" and advise:
-        console.say(outcome(folder.read_state()["step"], newest_step(folder.checkpoints)))
+        console.say(resume_hint(folder.read_state()["step"], newest_step(folder.checkpoints)))

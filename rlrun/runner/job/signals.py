@@ -28,7 +28,7 @@ def stop_on_signals(
             first = loop.time()
             say(announcement(stop.moment, stop.step, seconds))
             stop.ask()
-            if stop.heard:
+            if stop.will_save:
                 loop.call_later(seconds, give_up)
             else:
                 task.cancel()

@@ -1,11 +1,11 @@
-"""A request to stop a run, and what is given up or finished for it.
+"""A request to stop a run, and what the run cancels or finishes before it ends.
 
-    signal ──▶ ask ─┬▶ rollout, log-probs, evaluation: given up ───────────┐
+    signal ──▶ ask ─┬▶ rollout, log-probs, evaluation: cancelled ──────────┐
                     ├▶ an optimizer step has begun: the step is finished ──┴▶ checkpoint ──▶ end
                     └▶ start, export: there is nothing to save ───────────────────────────▶ end
 
-Until a step's first optimizer step the trainer still has the state after the step before, so that a
-checkpoint of that one can be written. From then on a run can only go on from the end of the step.
+Until a step's first optimizer step, the trainer still has the state after the step before, so that a
+checkpoint of that step can be written. After that, the run can only continue from the end of the step.
 """
 
 import asyncio
@@ -17,23 +17,23 @@ from rlrun.runner.host.background import cancel_all
 
 Result = TypeVar("Result")
 Moment = Literal["outside", "preparing", "committed", "evaluating"]
-"""What the loop does: it does not run; work that can be given up; work that must be finished; evaluation."""
+"""What the loop does: it does not run; work that can be cancelled; work that must be finished; evaluation."""
 
 
 class Stopped(Exception):
-    """The run was asked to stop, and gave up what it was doing."""
+    """The run was asked to stop, and its current work was cancelled."""
 
 
 class StopRequest:
-    """Whether a run was asked to stop, as the loop sees it."""
+    """Tells the loop to stop, and tells others what the loop does."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.moment: Moment = "outside"
         self.step = 0
-        """The step under way."""
+        """The current step."""
         self.cause: str | None = None
-        """Why the run has to stop, where nobody asked it to."""
+        """Why the run has to stop, if it is not the user who asked for it."""
 
     @property
     def asked(self) -> bool:
@@ -42,26 +42,26 @@ class StopRequest:
 
     @property
     def by_user(self) -> bool:
-        """Whether somebody asked the run to stop, rather than something that it needs is lost."""
+        """Whether the user asked the run to stop, as opposed to a failure that forces it to."""
         return self.asked and self.cause is None
 
     @property
-    def heard(self) -> bool:
-        """Whether the loop runs, and saves the last finished step before it ends."""
+    def will_save(self) -> bool:
+        """Whether the loop runs: it saves the last finished step before it ends."""
         return self.moment != "outside"
 
     def ask(self) -> None:
-        """Ask the run to stop."""
+        """Asks the run to stop."""
         self._event.set()
 
     def check(self) -> None:
-        """Raise Stopped where the run was asked to stop."""
+        """Raises Stopped if the run was asked to stop."""
         if self.asked:
             raise Stopped
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """The loop runs inside this block."""
+        """Marks the block in which the loop runs."""
         self.moment = "committed"
         try:
             yield
@@ -69,8 +69,9 @@ class StopRequest:
             self.moment = "outside"
 
     async def unless_asked(self, work: Coroutine[Any, Any, Result], moment: Moment, step: int) -> Result:
-        """The result of `work`, which belongs to `step`. Stopped, and the work is cancelled, when the run is
-        asked to stop first.
+        """Returns the result of `work`, which is part of `step`.
+
+        If the run is asked to stop first, cancels the work and raises Stopped.
         """
         if self.asked:
             work.close()
@@ -88,22 +89,22 @@ class StopRequest:
 
 
 def announcement(moment: Moment, step: int, seconds: float) -> str:
-    """What the user is told when the run is asked to stop during `step`."""
+    """Returns the message that the user sees when the run is asked to stop during `step`."""
     if moment == "outside":
         return "stopping; once more to stop at once"
     if moment == "evaluating":
-        what = "putting the evaluation off" + (f" and saving step {step}" if step else "")
+        action = "postponing the evaluation" + (f" and saving step {step}" if step else "")
     elif moment == "preparing":
-        what = f"giving up step {step}" + (f" and saving step {step - 1}" if step > 1 else "")
+        action = f"cancelling step {step}" + (f" and saving step {step - 1}" if step > 1 else "")
     else:
-        what = f"finishing step {step} and saving"
-    return f"stopping: {what} (at most {seconds:g} s; once more to stop at once)"
+        action = f"finishing step {step} and saving"
+    return f"stopping: {action} (at most {seconds:g} s; once more to stop at once)"
 
 
-def outcome(finished: int, saved: int | None) -> str:
-    """What a run that ended early has on disk to go on from; `finished` and `saved` are steps."""
+def resume_hint(finished: int, saved: int | None) -> str:
+    """Says what `--resume` will continue from; `finished` and `saved` are the last such steps."""
     if saved is None:
         lost = "no step was finished" if not finished else f"steps 1 to {finished} are lost"
-        return f"nothing was saved ({lost}): --resume begins again from the start"
-    resumes = f"--resume goes on from step {saved} (checkpoints/step-{saved})"
+        return f"nothing was saved ({lost}): --resume starts from the beginning"
+    resumes = f"--resume continues from step {saved} (checkpoints/step-{saved})"
     return resumes if saved >= finished else f"steps after {saved} were not saved: {resumes}"

@@ -36,7 +36,7 @@ async def watch_ray(cluster: Cluster, stop: StopRequest, say: Callable[[str], No
     stop.cause = await cluster.lost()
     say(f"{stop.cause}; {announcement(stop.moment, stop.step, seconds)}")
     stop.ask()
-    if stop.heard:
+    if stop.will_save:
         await asyncio.sleep(seconds)
     raise JobError(stop.cause)
 

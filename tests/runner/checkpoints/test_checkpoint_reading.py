@@ -98,7 +98,7 @@ async def test_damage_is_refused_with_the_file_and_the_checkpoint_before(
     damage(checkpoint / name)
     message = await refusal(checkpoint)
     assert f"step-4/{name} is damaged: " in message
-    assert "--resume goes on from step 2, the one before" in message
+    assert "--resume continues from step 2, the one before" in message
     assert message.endswith(f"mv {checkpoint} {checkpoint}.damaged")
 
 
@@ -131,7 +131,7 @@ async def test_a_file_that_nobody_wrote_is_passed_over(checkpoint: Path) -> None
 async def test_without_an_earlier_one_the_run_begins_again(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint.with_name("step-2"))
     cut(checkpoint / "driver.json")
-    assert "Without this checkpoint --resume begins the run again" in await refusal(checkpoint)
+    assert "Without this checkpoint --resume starts the run again" in await refusal(checkpoint)
 
 
 async def test_a_job_without_a_trainer_reads_the_driver_s_part_alone(checkpoint: Path) -> None:
@@ -149,6 +149,6 @@ async def test_one_of_an_earlier_rlrun_is_loaded_with_a_warning(
     (checkpoint / "driver.json").write_text(json.dumps(DRIVER))
     with caplog.at_level(logging.WARNING):
         assert await opened(checkpoint) == DRIVER
-    assert "step-4 has no checksums.txt: an earlier rlrun wrote it" in caplog.text
+    assert "step-4 has no checksums.txt, because an earlier rlrun wrote it" in caplog.text
     (checkpoint / "driver.json").write_text('{"progress": {"step": 4,,}}')
     assert "step-4/driver.json is damaged: it is not JSON (" in await refusal(checkpoint)

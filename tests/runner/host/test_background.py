@@ -23,7 +23,7 @@ async def test_work_that_hangs_does_not_keep_the_job() -> None:
 
 
 async def test_a_task_that_swallows_its_cancellation_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlrun.runner.host.background._ASK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("rlrun.runner.host.background._CANCEL_AGAIN_SECONDS", 0.01)
     asked = 0
 
     async def stubborn() -> None:

@@ -55,7 +55,7 @@ def test_what_another_user_may_have_written_is_not_loaded(what, source, tmp_path
     (next(folder.glob("*.so")) if what == "library" else folder).chmod(0o777)
     cpp_build.load_operators.cache_clear()
     assert not cpp_build.load_operators(source)
-    assert "every user may write it; RLRUN_CACHE names another" in caplog.text
+    assert "every user may write it; set RLRUN_CACHE to another folder" in caplog.text
 
 
 def test_what_a_killed_compiler_left_is_removed(source, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from rlrun.runner.job.device_sharing import SharedDevices
 from rlrun.runner.job.job import Job, Progress, RolloutJob
 from rlrun.runner.job.loop import run
 from rlrun.runner.job.rollout_only import generate
-from rlrun.runner.job.stopping import Moment, StopRequest, announcement, outcome
+from rlrun.runner.job.stopping import Moment, StopRequest, announcement, resume_hint
 from tests.runner.job.test_loop import Evaluation, Memory, job
 
 STEPS = 4
@@ -173,11 +173,11 @@ async def test_progress_is_saved_as_json() -> None:
     ("moment", "step", "says"),
     [
         pytest.param("outside", 0, "stopping; once more to stop at once", id="start, restart, export"),
-        pytest.param("preparing", 1, "giving up step 1 (at most 45 s", id="first step"),
-        pytest.param("preparing", 8, "giving up step 8 and saving step 7 (at most 45 s", id="rollout"),
+        pytest.param("preparing", 1, "cancelling step 1 (at most 45 s", id="first step"),
+        pytest.param("preparing", 8, "cancelling step 8 and saving step 7 (at most 45 s", id="rollout"),
         pytest.param("committed", 8, "finishing step 8 and saving (at most 45 s", id="training"),
-        pytest.param("evaluating", 0, "putting the evaluation off (at most 45 s", id="evaluation before"),
-        pytest.param("evaluating", 7, "putting the evaluation off and saving step 7 (", id="evaluation"),
+        pytest.param("evaluating", 0, "postponing the evaluation (at most 45 s", id="evaluation before"),
+        pytest.param("evaluating", 7, "postponing the evaluation and saving step 7 (", id="evaluation"),
     ],
 )
 def test_what_the_user_is_told_at_first(moment: Moment, step: int, says: str) -> None:
@@ -189,15 +189,25 @@ def test_what_the_user_is_told_at_first(moment: Moment, step: int, says: str) ->
 @pytest.mark.parametrize(
     ("finished", "saved", "says"),
     [
-        pytest.param(0, None, "nothing was saved (no step was finished): --resume begins again", id="start"),
-        pytest.param(7, None, "nothing was saved (steps 1 to 7 are lost): --resume begins again", id="lost"),
-        pytest.param(7, 7, "--resume goes on from step 7 (checkpoints/step-7)", id="saved"),
-        pytest.param(7, 8, "--resume goes on from step 8", id="saved, its evaluation waits"),
-        pytest.param(7, 4, "steps after 4 were not saved: --resume goes on from step 4", id="older"),
+        pytest.param(
+            0,
+            None,
+            "nothing was saved (no step was finished): --resume starts from the beginning",
+            id="start",
+        ),
+        pytest.param(
+            7,
+            None,
+            "nothing was saved (steps 1 to 7 are lost): --resume starts from the beginning",
+            id="lost",
+        ),
+        pytest.param(7, 7, "--resume continues from step 7 (checkpoints/step-7)", id="saved"),
+        pytest.param(7, 8, "--resume continues from step 8", id="saved, its evaluation waits"),
+        pytest.param(7, 4, "steps after 4 were not saved: --resume continues from step 4", id="older"),
     ],
 )
 def test_what_the_user_is_told_at_the_end(finished: int, saved: int | None, says: str) -> None:
-    assert outcome(finished, saved).startswith(says)
+    assert resume_hint(finished, saved).startswith(says)
 
 
 async def test_work_that_ends_is_not_given_up() -> None:
@@ -210,4 +220,4 @@ async def test_work_that_ends_is_not_given_up() -> None:
     with stop.listening():
         assert await stop.unless_asked(work(), "preparing", 1) == 3
         assert (stop.moment, stop.step) == ("committed", 1)
-    assert not stop.heard
+    assert not stop.will_save

@@ -67,7 +67,7 @@ def test_a_fingerprint_knows_names_and_contents(model: Path) -> None:
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"holds no config\.json"):
+    with pytest.raises(JobError, match=r"has no config\.json"):
         fetch_model(ModelSpec(path=str(tmp_path)))
 
 

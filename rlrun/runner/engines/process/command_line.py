@@ -1,11 +1,12 @@
-"""What a server in a Python environment of its own is started with: words, variables, a death; pure."""
+"""Command lines and environments of servers that run in another Python environment; pure."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# The server dies with the thread that started it: asked of the kernel before it takes the server's place.
-# What it has started by then may not have asked the same yet: a guard kills the rest of its session.
+# Asks the kernel to kill this process when the thread that started it ends (prctl PR_SET_PDEATHSIG), then
+# replaces itself with the server. Processes that the server starts do not inherit this, so a forked guard
+# waits for the server's end and kills the rest of its session.
 _DIE_WITH_PARENT = """
 import ctypes, os, select, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -18,33 +19,38 @@ finally:
     os.killpg(server, signal.SIGKILL)
 """
 
-_OF_OUR_PYTHON = {"PYTHONPATH", "PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__", "VIRTUAL_ENV"}
-"""They would have another interpreter use the packages of ours; Ray's workers have some of them."""
-_OF_OTHERS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
-"""Who has Ray's token can run anything as this user, which no server needs to."""
+_PYTHON_VARIABLES = {"PYTHONPATH", "PYTHONHOME", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__", "VIRTUAL_ENV"}
+"""These would make another interpreter import this environment's packages; Ray sets some in its workers."""
+_RAY_SECRETS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+"""A process that has Ray's token can run any code as this user, so servers do not get it."""
 
 
-def mortal(words: Sequence[str]) -> list[str]:
-    """The command line, an interpreter and its words, of a server that is killed when its parent ends; with
-    it everything in its session, where it is started in one of its own.
+def die_with_parent(words: Sequence[str]) -> list[str]:
+    """Returns the command line of a server that is killed when the thread that starts it ends.
+
+    `words`: an interpreter and its arguments. Started in a session of its own, the server takes everything
+    else in that session with it.
     """
     return [words[0], "-c", _DIE_WITH_PARENT, *words]
 
 
-def variables(own: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables, without Ray's token, and without those that lead Python to our packages."""
-    return {name: value for name, value in own.items() if name not in _OF_OUR_PYTHON | _OF_OTHERS}
+def inherited_variables(own: Mapping[str, str]) -> dict[str, str]:
+    """Returns this process's variables without Ray's token and those that select its Python packages."""
+    return {name: value for name, value in own.items() if name not in _PYTHON_VARIABLES | _RAY_SECRETS}
 
 
 def options(arguments: Mapping[str, Any]) -> list[str]:
-    """`--name value` for each; true is the bare name, false nothing, a list several values, a table JSON."""
+    """Returns `--name value` for each argument.
+
+    True becomes the bare name, false is left out, a list becomes several values, a table becomes JSON.
+    """
     words: list[str] = []
     for name, value in arguments.items():
         if value is False:
             continue
         words.append(f"--{name}")
         if isinstance(value, list):
-            words += [str(one) for one in value]
+            words += [str(item) for item in value]
         elif isinstance(value, dict):
             words.append(json.dumps(value))
         elif value is not True:

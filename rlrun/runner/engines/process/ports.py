@@ -1,4 +1,4 @@
-"""Ports of this host, tried before a server starts: it would say only after a minute that one is taken."""
+"""Finds a usable port before a server starts: the server itself would fail only after a minute of loading."""
 
 from socket import SO_REUSEADDR, SOL_SOCKET, socket
 
@@ -6,14 +6,15 @@ from rlrun.runner.contracts.errors import EngineError
 
 
 def usable_port(host: str, port: int | None) -> int:
-    """The port that was asked for, or a free one. EngineError where it is taken."""
-    with socket() as one:
-        one.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # as servers do: not kept by connections that ended
+    """Returns the given port, or a free one if it is None. Raises EngineError where the port is taken."""
+    with socket() as listener:
+        # Servers set this too: connections that ended a moment ago do not block the port.
+        listener.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
         try:
-            one.bind((host, port or 0))
+            listener.bind((host, port or 0))
         except OSError as error:
             raise EngineError(
                 f"port {port} of {host} is taken ({error.strerror}); choose another engine.port, "
                 "or leave it out"
             ) from error
-        return int(one.getsockname()[1])
+        return int(listener.getsockname()[1])

@@ -1,8 +1,7 @@
-"""A server as a subprocess, in a Python environment of its own: started, watched, and ended with all that it
-started.
+"""Runs a server as a subprocess in another Python environment, and ends it with every process it started.
 
-setup -> command -> process ──▶ GET /health until it answers -> URL
-                       └─▶ log ──▶ its own last error, when it dies
+setup ──▶ command line ──▶ process ──GET /health until it answers──▶ URL
+                              └─▶ log ──▶ the server's own last error, when it dies
 """
 
 import os
@@ -27,7 +26,7 @@ _END_SECONDS = 3.0
 
 
 class ServerSetup(Protocol):
-    """What every kind of server has."""
+    """The settings that every kind of server has."""
 
     @property
     def host(self) -> str:
@@ -35,46 +34,48 @@ class ServerSetup(Protocol):
 
     @property
     def port(self) -> int | None:
-        """None: a free one."""
+        """Port to listen on; None: a free one."""
 
     @property
     def log(self) -> Path:
-        """Where its output goes."""
+        """File that the server's output is appended to."""
 
     @property
     def secrets(self) -> Path:
-        """A file for what no command line may show; it is there while the server starts."""
+        """File for keys, which a command line would show to other users; removed when the server is up."""
 
     @property
     def api_key(self) -> str:
-        """Asked of its clients."""
+        """The key that the server asks its clients for."""
 
     @property
     def start_timeout(self) -> float:
-        """Seconds it may take to answer."""
+        """Seconds that the server may take to answer."""
 
 
 class ServerProcess(ABC):
-    """One server. `start`, then `check` now and then, and `stop`, also while a check is under way."""
+    """One server. Call `start`, `check` from time to time, and `stop`, also while a check is running."""
 
     what: ClassVar[str]
-    """As messages call it: `SGLang server`."""
+    """Kind of server, for messages: `SGLang server`."""
 
     def __init__(self, setup: ServerSetup) -> None:
         self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
         self._members: set[psutil.Process] = set()
+        """The server and every process seen below it; they may outlive it and lose their parent."""
         self._log_start = 0
         self.url = ""
 
     def start(self) -> str:
-        """Start it and wait until it answers; its URL. Raises as `launch` and `wait` do."""
+        """Starts the server, waits until it answers and returns its URL; raises as `launch` and `wait` do."""
         self.launch()
         return self.wait()
 
     def launch(self) -> None:
-        """Start it; it is killed when the thread that calls this ends. EngineError where its port is taken;
-        FileNotFoundError where there is no such interpreter.
+        """Starts the server, which is killed when the thread that calls this ends.
+
+        Raises EngineError where its port is taken, FileNotFoundError where the interpreter does not exist.
         """
         setup = self._setup
         port = usable_port(setup.host, setup.port)
@@ -93,8 +94,10 @@ class ServerProcess(ABC):
             )
 
     def wait(self) -> str:
-        """Return its URL when it answers. EngineError, with the server's own last error, as soon as it dies;
-        TimeoutError past the deadline. It is ended then.
+        """Returns the URL when the server answers.
+
+        Raises EngineError with the server's own last error as soon as it dies, TimeoutError past the
+        deadline. The server is stopped then.
         """
         try:
             self._wait_until_up()
@@ -106,11 +109,11 @@ class ServerProcess(ABC):
         return self.url
 
     def check(self) -> None:
-        """EngineError when the server is gone or does not answer."""
-        assert self._process is not None, "started first"
+        """Raises EngineError when the server is gone or does not answer."""
+        assert self._process is not None, "`launch` comes first"
         self._raise_if_dead()
         if not self._answers(_HEALTH_SECONDS):
-            with suppress(subprocess.TimeoutExpired):  # who dies refuses connections before it is gone
+            with suppress(subprocess.TimeoutExpired):  # a dying server refuses connections before it is gone
                 self._process.wait(_END_SECONDS)
             self._raise_if_dead()
             raise EngineError(
@@ -119,32 +122,32 @@ class ServerProcess(ABC):
         self._members = self._members | _tree(self._process.pid)
 
     def memory(self) -> float:
-        """Bytes that the server and all that it started hold in host memory now."""
+        """Returns the bytes of host memory that the server and the processes it started use now."""
         return float(sum(_resident(member) for member in self._members))
 
     def stop(self) -> None:
-        """End it and everything that it started."""
+        """Ends the server and every process that it started."""
         if self._process is None:
             return
         self._members = self._members | _tree(self._process.pid)
         for member in self._members:
             _signal(member, signal.SIGTERM)
-        _, left = psutil.wait_procs(list(self._members), timeout=_END_SECONDS)
-        for member in left:
+        _, remaining = psutil.wait_procs(list(self._members), timeout=_END_SECONDS)
+        for member in remaining:
             _signal(member, signal.SIGKILL)
         self._process.wait(_END_SECONDS)
 
     @abstractmethod
     def _command(self, port: int) -> list[str]:
-        """Its command line."""
+        """Returns the server's command line."""
 
     @abstractmethod
     def _environment(self) -> dict[str, str]:
-        """Its variables."""
+        """Returns the server's environment variables."""
 
     @abstractmethod
     def _secret(self) -> str:
-        """What its file of secrets holds."""
+        """Returns the content of the file of secrets."""
 
     def _wait_until_up(self) -> None:
         deadline = time.monotonic() + self._setup.start_timeout
@@ -153,7 +156,7 @@ class ServerProcess(ABC):
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"the {self.what} did not answer within {self._setup.start_timeout:g} s "
-                    f"(engine.start_timeout); the last that it wrote: {last_line(self._output())}"
+                    f"(engine.start_timeout); its last line: {last_line(self._output())}"
                 )
             time.sleep(_POLL_SECONDS)
 

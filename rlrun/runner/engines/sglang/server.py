@@ -1,4 +1,4 @@
-"""An SGLang server's process."""
+"""Runs an SGLang server as a process."""
 
 import os
 
@@ -8,7 +8,7 @@ from rlrun.runner.engines.sglang.setup import SglangSetup
 
 
 class SglangServer(ServerProcess):
-    """One server, or the part of one on a node."""
+    """One server, or one node's part of a server over several nodes."""
 
     what = "SGLang server"
 

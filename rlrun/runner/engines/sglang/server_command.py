@@ -3,13 +3,13 @@
 import json
 from collections.abc import Mapping
 
-from rlrun.runner.engines.process.command_line import mortal, options, variables
+from rlrun.runner.engines.process.command_line import die_with_parent, inherited_variables, options
 from rlrun.runner.engines.sglang.setup import SglangSetup
 from rlrun.specs.derived.sglang_arguments import flag_name
 
 
 def command(setup: SglangSetup, port: int) -> list[str]:
-    """The server's command line; what the spec gives comes last, ours are the rest."""
+    """Returns the server's command line; arguments of the spec take precedence over the job's."""
     ours = {
         "model-path": setup.model_folder,
         "host": setup.host,
@@ -27,23 +27,23 @@ def command(setup: SglangSetup, port: int) -> list[str]:
     if setup.max_cache_tokens is not None:
         ours["max-total-tokens"] = setup.max_cache_tokens
     if setup.nodes > 1:
-        assert setup.meeting is not None, "several nodes meet somewhere"
+        assert setup.meeting is not None, "a server over several nodes needs an address to meet at"
         ours |= {"nnodes": setup.nodes, "node-rank": setup.node, "dist-init-addr": setup.meeting}
     given = {flag_name(name): value for name, value in setup.arguments.items()}
-    return mortal([setup.python, "-m", "sglang.launch_server", *options(ours | given)])
+    return die_with_parent([setup.python, "-m", "sglang.launch_server", *options(ours | given)])
 
 
 def key_file(setup: SglangSetup) -> str:
-    """Content of the file that `--config` names; JSON is YAML too."""
+    """Returns the content of the file that `--config` names. SGLang reads YAML, which includes JSON."""
     return json.dumps({"api-key": setup.api_key, "admin-api-key": setup.api_key})
 
 
 def environment(setup: SglangSetup, own: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables, without those that would lead the server to our packages, and the spec's.
+    """Returns the server's environment variables: those of this process that it may inherit, and the spec's.
 
-    The server asks itself whether it is up, which no proxy can answer.
+    Its own address is excluded from proxies, since the server checks itself through it.
     """
-    kept = variables(own)
+    kept = inherited_variables(own)
     for name in ("no_proxy", "NO_PROXY"):
         kept[name] = ",".join(filter(None, [kept.get(name), setup.host]))
     if setup.gpus:

@@ -1,4 +1,4 @@
-"""What an SGLang server needs to start."""
+"""The settings that an SGLang server is started with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,43 +8,43 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class SglangSetup:
-    """One SGLang server, in a Python environment that need not be ours."""
+    """Settings of one SGLang server, or of its part on one node."""
 
     python: str
-    """Interpreter that has sglang."""
+    """Interpreter of an environment that has sglang; it may differ from this process's environment."""
     model_folder: str
     """Local Hugging Face folder."""
     dtype: Literal["float32", "bfloat16"]
     max_running: int
-    """Samples decoded together; others wait."""
+    """Limit of samples decoded together; further samples wait."""
     max_cache_tokens: int | None
-    """Tokens of KV cache. None: the server's own choice, by memory."""
+    """Tokens of KV cache. None: the server decides by its memory."""
     max_length: int | None
-    """Prompt and response together. None: the model's own limit."""
+    """Tokens of prompt and response together. None: the model's own limit."""
     log: Path
-    """Where the server's output goes; its last error is read from there."""
+    """File for the server's output; its last error is read from there."""
     secrets: Path
-    """A `.yaml` file for the keys, which other users may not read; a command line they may."""
+    """A `.yaml` file for the keys, which other users may not read, unlike a command line."""
     api_key: str = field(repr=False)
-    """Asked of whoever generates or changes weights."""
+    """The key that generation and updates of the weights need."""
     host: str = "127.0.0.1"
     port: int | None = None
-    """None: a free one."""
+    """Port to listen on; None: a free one."""
     tensor: int = 1
     """Ranks that split each layer's matrices."""
     gpus: tuple[str, ...] = ()
-    """Ids of its GPUs on this node, as CUDA knows them; none: those that this process sees."""
+    """CUDA's ids of its GPUs on this node; empty: those that this process sees."""
     nodes: int = 1
-    """Nodes that it lies on, each with a setup of its own."""
+    """Number of nodes that the server runs on; each has its own setup."""
     node: int = 0
-    """This one among them; the first answers requests."""
+    """Number of this node among them; node 0 answers requests."""
     meeting: str | None = None
-    """`host:port` where the parts on several nodes meet: of the first."""
+    """`host:port` on node 0 where the parts on several nodes meet."""
     seed: int = 0
     device: Literal["cpu", "cuda"] = "cpu"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the server, as in `[engine.sglang]`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Set for the server on top of this process's own."""
+    """Variables that are added to those of this process."""
     start_timeout: float = 600.0
-    """Seconds it may take to answer."""
+    """Seconds that it may take to answer."""

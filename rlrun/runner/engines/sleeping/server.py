@@ -1,7 +1,7 @@
-"""An engine that sleeps, behind SGLang's HTTP protocol: for load tests of everything around engines.
+"""Serves a sleeping engine over SGLang's HTTP protocol, for load tests of everything around engines.
 
-client --HTTP--> handlers --jobs--> Sleepers
-       <-answers-         <-done---'
+client ──HTTP──▶ handlers ──jobs──▶ Sleepers
+       ◀─answers─         ◀──done──
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.engines.sleeping.sleepers import Sleepers
 
 _SECONDS = 30.0
-"""Deadline for the server's own thread."""
+"""Deadline for calls into the server's thread."""
 
 
 class SleepingServer:
-    """The server in this process, in a thread of its own."""
+    """The server, in a thread of this process."""
 
     def __init__(self, setup: SleepingSetup) -> None:
         self._setup = setup
@@ -40,7 +40,7 @@ class SleepingServer:
         self._runner: web.AppRunner | None = None
 
     def start(self) -> str:
-        """Listen; the URL. OSError when the port is taken."""
+        """Starts to listen and returns the URL. Raises OSError when the port is taken."""
         listener = socket.create_server((self._setup.host, self._setup.port or 0), backlog=1024)
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._serve(listener), self._loop).result(_SECONDS)
@@ -48,7 +48,7 @@ class SleepingServer:
         return f"http://{host}:{port}"
 
     def stop(self) -> None:
-        """End what sleeps, and the thread. Safe to call twice."""
+        """Ends all samples and the thread. May be called twice."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -62,13 +62,13 @@ class SleepingServer:
         app = web.Application(client_max_size=GENERATE_BYTES, middlewares=[guard, user_errors])
         app.add_routes(
             [
-                web.get("/health", self._told),
+                web.get("/health", self._acknowledge),
                 web.get("/model_info", self._model_info),
                 web.post("/generate", self._generate),
                 web.post("/abort_request", self._abort),
                 web.post("/pause_generation", self._pause),
                 web.post("/continue_generation", self._continue),
-                web.post("/flush_cache", self._told),
+                web.post("/flush_cache", self._acknowledge),
                 web.post("/update_weights_from_tensor", self._update),
             ]
         )
@@ -78,28 +78,28 @@ class SleepingServer:
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await read_body(request, GENERATE_BYTES)
-        jobs, several = parse_generate(body, lambda: f"r{next(self._numbers)}", lambda: next(self._numbers))
+        jobs, is_batch = parse_generate(body, lambda: f"r{next(self._numbers)}", lambda: next(self._numbers))
         try:
             await self._run(jobs)
         except asyncio.CancelledError:  # the client went away
-            gone = set(map(id, jobs))
-            self._sleepers.abort(lambda job: id(job) in gone)
+            aborted = set(map(id, jobs))
+            self._sleepers.abort(lambda job: id(job) in aborted)
             raise
         answers = [answer(job, bool(body.get("return_logprob")), self._sleepers.version) for job in jobs]
-        return json_response(answers if several else answers[0])
+        return json_response(answers if is_batch else answers[0])
 
     async def _run(self, jobs: Sequence[Job]) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        left = itertools.count(len(jobs) - 1, -1)
+        remaining = itertools.count(len(jobs) - 1, -1)
         for job in jobs:
-            job.on_done = lambda _: None if next(left) or done.done() else done.set_result(None)
+            job.on_done = lambda _: None if next(remaining) or done.done() else done.set_result(None)
         self._sleepers.submit(jobs)
         await done
 
     async def _abort(self, request: web.Request) -> web.Response:
         body = await read_body(request)
-        everybody, name = bool(body.get("abort_all")), body.get("rid")
-        return json_response({"aborted": self._sleepers.abort(lambda job: everybody or job.id == name)})
+        abort_all, sample_id = bool(body.get("abort_all")), body.get("rid")
+        return json_response({"aborted": self._sleepers.abort(lambda job: abort_all or job.id == sample_id)})
 
     async def _pause(self, request: web.Request) -> web.Response:
         if (await read_body(request)).get("mode", "abort") == "abort":
@@ -112,7 +112,7 @@ class SleepingServer:
         return json_response({})
 
     async def _update(self, request: web.Request) -> web.Response:
-        """Take note of the version; nothing is read."""
+        """Notes the version; no weights are read."""
         body = await read_body(request)
         self._sleepers.set_version(parse_version(body.get("weight_version")))
         return json_response({"success": True, "weight_version": str(self._sleepers.version)})
@@ -120,5 +120,5 @@ class SleepingServer:
     async def _model_info(self, request: web.Request) -> web.Response:
         return json_response({"model_path": "", "weight_version": str(self._sleepers.version)})
 
-    async def _told(self, request: web.Request) -> web.Response:
+    async def _acknowledge(self, request: web.Request) -> web.Response:
         return json_response({})

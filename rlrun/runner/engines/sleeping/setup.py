@@ -1,22 +1,22 @@
-"""What a sleeping engine needs to start."""
+"""The settings that a sleeping engine is started with."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class SleepingSetup:
-    """One engine that answers with tokens that nobody computed."""
+    """Settings of an engine that answers with constant tokens after a delay."""
 
     max_running: int = 256
-    """Samples that sleep together; others wait."""
+    """Limit of samples that sleep at once; further samples wait."""
     token_seconds: float = 0.01
-    """How long a token takes, whatever runs beside it."""
+    """Seconds per token, however many samples run."""
     mean_tokens: float = 200.0
-    """Length of a response, on average; what the request's budget leaves of it."""
+    """Mean length of a response, before it is cut to the request's limit."""
     spread: float = 1.0
-    """Standard deviation of lengths over their mean."""
+    """Standard deviation of the lengths, divided by their mean."""
     host: str = "127.0.0.1"
     port: int | None = None
-    """None: a free one."""
+    """Port to listen on; None: a free one."""
     api_key: str | None = field(default=None, repr=False)
-    """Asked for with every request but `/health`; None: no key is asked for."""
+    """The key that every request except `/health` needs; None: no key is needed."""

@@ -1,7 +1,7 @@
-"""Samples that sleep instead of being decoded: they take their time, and no computation.
+"""Samples that sleep instead of being decoded: they take time, but no computation.
 
 submit ──▶ waiting ──▶ running, at most `max_running` ──▶ done after length × token_seconds
-                          └── abort, pause: with the tokens that the time so far was enough for
+                          └─ abort, pause ──▶ as many tokens as the time so far allows
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from rlrun.runner.engines.native.engine.requests import Job
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
 
 TOKEN = 7
-"""What every response consists of."""
+"""The only token of every response."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,8 +26,8 @@ class _Sleeper:
 
     job: Job
     length: int
-    begun: float
-    """When it would have begun if it had never been paused."""
+    start: float
+    """The loop's time at which it started, moved later by every pause."""
     timer: asyncio.TimerHandle | None = None
 
 
@@ -37,12 +37,12 @@ class Sleepers:
     def __init__(self, setup: SleepingSetup) -> None:
         self._setup = setup
         self._sigma = sqrt(log(1 + setup.spread**2))
-        self._centre = log(setup.mean_tokens) - self._sigma**2 / 2
+        self._mu = log(setup.mean_tokens) - self._sigma**2 / 2
         self._waiting: deque[Job] = deque()
         self._running: dict[Job, _Sleeper] = {}
         self._paused_at: float | None = None
         self.version = 0
-        """Of the weights that it would have."""
+        """Version of the weights that the engine pretends to have."""
 
     @property
     def busy(self) -> bool:
@@ -50,68 +50,68 @@ class Sleepers:
         return bool(self._running or self._waiting)
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take samples in; each is told when it is done."""
+        """Accepts samples; calls `on_done` of each when it is done."""
         self._waiting.extend(jobs)
         self._fill()
 
-    def abort(self, chosen: Callable[[Job], bool]) -> int:
-        """End the chosen samples with what they have; how many those are."""
-        waiting = [job for job in self._waiting if chosen(job)]
-        running = [one for job, one in self._running.items() if chosen(job)]
-        self._waiting = deque(job for job in self._waiting if not chosen(job))
+    def abort(self, is_chosen: Callable[[Job], bool]) -> int:
+        """Ends the samples for which `is_chosen` is true with their tokens so far; returns their number."""
+        waiting = [job for job in self._waiting if is_chosen(job)]
+        running = [sleeper for job, sleeper in self._running.items() if is_chosen(job)]
+        self._waiting = deque(job for job in self._waiting if not is_chosen(job))
         for job in waiting:
             self._end(job, 0, "abort")
-        for one in running:
-            self._leave(one, self._tokens(one), "abort")
+        for sleeper in running:
+            self._stop(sleeper, self._tokens(sleeper), "abort")
         self._fill()
         return len(waiting) + len(running)
 
     def set_version(self, version: int) -> None:
-        """From the next token on, by other weights."""
+        """Notes that tokens from the next one on come from other weights."""
         self.version = version
-        for one in self._running.values():
-            one.job.starts.append((version, self._tokens(one)))
+        for sleeper in self._running.values():
+            sleeper.job.starts.append((version, self._tokens(sleeper)))
 
     def pause(self) -> None:
-        """Nobody gets a token until `resume`."""
+        """Stops all samples until `resume`."""
         if self._paused_at is None:
             self._paused_at = _now()
-            for one in self._running.values():
-                assert one.timer is not None
-                one.timer.cancel()
+            for sleeper in self._running.values():
+                assert sleeper.timer is not None
+                sleeper.timer.cancel()
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Continues after a pause."""
         if self._paused_at is None:
             return
-        stood, self._paused_at = _now() - self._paused_at, None
-        for one in self._running.values():
-            one.begun += stood
-            self._wake_later(one)
+        pause, self._paused_at = _now() - self._paused_at, None
+        for sleeper in self._running.values():
+            sleeper.start += pause
+            self._wake_later(sleeper)
         self._fill()
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._setup.max_running and self._paused_at is None:
             job = self._waiting.popleft()
             job.starts.append((self.version, 0))
-            one = self._running[job] = _Sleeper(job, self._length(job), _now())
-            self._wake_later(one)
+            sleeper = self._running[job] = _Sleeper(job, self._length(job), _now())
+            self._wake_later(sleeper)
 
-    def _wake_later(self, one: _Sleeper) -> None:
-        end = one.begun + one.length * self._setup.token_seconds
-        finish = "length" if one.length == one.job.params.max_new_tokens else "stop"
+    def _wake_later(self, sleeper: _Sleeper) -> None:
+        end = sleeper.start + sleeper.length * self._setup.token_seconds
+        finish = "length" if sleeper.length == sleeper.job.params.max_new_tokens else "stop"
         loop = asyncio.get_running_loop()
-        one.timer = loop.call_at(end, self._wake, one, finish)
+        sleeper.timer = loop.call_at(end, self._wake, sleeper, finish)
 
-    def _wake(self, one: _Sleeper, finish: str) -> None:
-        self._leave(one, one.length, finish)
+    def _wake(self, sleeper: _Sleeper, finish: str) -> None:
+        self._stop(sleeper, sleeper.length, finish)
         self._fill()
 
-    def _leave(self, one: _Sleeper, tokens: int, finish: str) -> None:
-        assert one.timer is not None
-        one.timer.cancel()
-        del self._running[one.job]
-        self._end(one.job, tokens, finish)
+    def _stop(self, sleeper: _Sleeper, tokens: int, finish: str) -> None:
+        assert sleeper.timer is not None
+        sleeper.timer.cancel()
+        del self._running[sleeper.job]
+        self._end(sleeper.job, tokens, finish)
 
     def _end(self, job: Job, tokens: int, finish: str) -> None:
         job.tokens = np.full(tokens, TOKEN, dtype=np.int32)
@@ -119,15 +119,14 @@ class Sleepers:
         job.finish = {"type": finish}
         job.on_done(job)
 
-    def _tokens(self, one: _Sleeper) -> int:
+    def _tokens(self, sleeper: _Sleeper) -> int:
         until = _now() if self._paused_at is None else self._paused_at
-        return min(one.length, int((until - one.begun) / self._setup.token_seconds))
+        return min(sleeper.length, int((until - sleeper.start) / self._setup.token_seconds))
 
     def _length(self, job: Job) -> int:
-        """By the sample's seed alone."""
-        drawn = random.Random(job.seed).lognormvariate(self._centre, self._sigma)
-        least = max(1, job.params.min_new_tokens)
-        return min(max(least, round(drawn)), job.params.max_new_tokens)
+        """Returns the sample's length, drawn from a log-normal distribution by its seed alone."""
+        length = random.Random(job.seed).lognormvariate(self._mu, self._sigma)
+        return min(max(1, job.params.min_new_tokens, round(length)), job.params.max_new_tokens)
 
 
 def _now() -> float:

@@ -33,7 +33,7 @@ class SglangLike:
 
 @pytest.fixture
 def vocabulary(server: Any) -> int:
-    return int(server._engine.loaded.config.vocab_size)
+    return int(server._engine.loaded.architecture.vocab)
 
 
 async def start(url: str, wanted: ExpectedModel) -> None:

@@ -3,7 +3,7 @@ import sys
 
 import psutil
 
-from rlrun.runner.engines.process.command_line import mortal
+from rlrun.runner.engines.process.command_line import die_with_parent
 
 SERVER = """
 import subprocess, sys, time
@@ -14,7 +14,7 @@ time.sleep(1000)
 
 
 def test_what_a_server_started_is_killed_with_it() -> None:
-    command = mortal([sys.executable, "-c", SERVER])
+    command = die_with_parent([sys.executable, "-c", SERVER])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
         assert server.stdout is not None
         child = psutil.Process(int(server.stdout.readline()))

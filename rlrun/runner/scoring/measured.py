@@ -1,4 +1,4 @@
-"""The number in what a reward returns."""
+"""Reads the score from the value that a reward returned."""
 
 import math
 import numbers
@@ -11,16 +11,16 @@ from rlrun.runner.scoring.protocol import RewardSetup
 
 
 class MissingKey(Exception):
-    """The spec's `key` and what the reward returns do not fit: the spec is wrong, not the sample."""
+    """The spec's `key` does not match what the reward returns: an error of the spec, not of one sample."""
 
 
 def usual_key(rewarded: object, setup: RewardSetup) -> str | None:
-    """The entry of a table that counts where the spec names none."""
+    """Returns the key of the score in a returned table, where the spec names none; None if it is missing."""
     return setup.usual_key if isinstance(rewarded, Mapping) and setup.usual_key in rewarded else None
 
 
 def measured(rewarded: Rewarded, key: str | None) -> float:
-    """The finite number in a reward's answer; MissingKey where `key` does not fit it, else ValueError."""
+    """Returns the finite score of a reward; MissingKey where `key` does not match it, else ValueError."""
     value: object = rewarded
     if isinstance(rewarded, Mapping):
         entries = ", ".join(map(str, rewarded)) or "nothing"

@@ -1,4 +1,4 @@
-"""One reward process as the driver sees it: started, given batches, killed when a sample takes too long."""
+"""Runs one reward process: starts it, sends it batches, kills it when a sample takes too long."""
 
 import asyncio
 import os
@@ -16,29 +16,29 @@ from rlrun.runner.scoring.protocol import Call, Outcome, RewardSetup, Setup, Sha
 from rlrun.specs.sections.scoring import ScoringSpec
 
 START_TIMEOUT = 60.0
-"""Seconds in which a process must have imported and built its rewards."""
+"""Seconds that a process may take to import and build its rewards."""
 SLACK = 2.0
-"""Seconds beyond its own deadline that a reward which waits has to say so."""
+"""Seconds after its deadline in which an asynchronous reward has to report that it ran out of time."""
 LOG_LINES = 20
 LOG_BYTES = 10_000
 
 
 class ProcessDied(Exception):
-    """The process ended in the middle of a call; the message says how."""
+    """The process ended during a call; the message says how."""
 
     def __init__(self, how: str, call: Call | None = None, *, late: bool = False) -> None:
         super().__init__(how)
         self.call = call
-        """The call it was in; None where several were in flight."""
+        """The call that ended the process; None where several were in flight."""
         self.late = late
-        """It was killed because the call took too long."""
+        """The process was killed because the call took too long."""
 
 
 class RewardProcess:
-    """A child process that scores samples one after the other; restarted by calling `start` again."""
+    """A child process that scores batches of samples; `start` restarts it after `stop`."""
 
     def __init__(self, rewards: Sequence[RewardSetup], scoring: ScoringSpec, log: Path | None = None) -> None:
-        """`log`: file that what the rewards print is appended to; None: it is thrown away."""
+        """`log` is the file to which the output of the rewards is appended; None discards it."""
         self._setup = Setup(
             tuple(rewards),
             os.getpid(),
@@ -48,9 +48,9 @@ class RewardProcess:
         )
         self._timeout = scoring.timeout
         self.environment: Mapping[str, str] = {}
-        """Set on top of this process's own, from the next start on."""
+        """Variables added to this process's environment from the next start on."""
         self.shapes: list[Shape] = []
-        """How each reward is called; known once the process has started."""
+        """How each reward is called; set once the process has started."""
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._answers: ProcessOutput | None = None
@@ -62,7 +62,7 @@ class RewardProcess:
         await self._wait_ready()
 
     async def spawn(self) -> None:
-        """Begin to start, so that it is ready when it is needed."""
+        """Starts the process without waiting for its rewards, so that it is ready when it is needed."""
         self._is_ready = False
         with self._open_log() as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -78,27 +78,27 @@ class RewardProcess:
         self._send(self._setup)
 
     async def outcomes(self, batch: Sequence[Task]) -> AsyncGenerator[Outcome]:
-        """Each outcome as it arrives; ProcessDied when a call crashed the process or took too long."""
+        """Yields each outcome as it arrives; ProcessDied when a call crashed the process or took too long."""
         if self._process is not None and self._process.returncode is not None:
-            await self.stop()  # it died while it had nothing to do, which is no sample's fault
+            await self.stop()  # it died while idle, for which no sample is to blame
         if self._process is None:
             await self.spawn()
         await self._wait_ready()
         calls = schedule(batch, self.shapes)
         self._send(batch)
-        for call in calls.in_turn:
+        for call in calls.sequential:
             seconds = self._timeout * len(call.tasks)
             deadline = asyncio.get_running_loop().time() + seconds
             for _ in call.tasks:
                 yield await self._next(deadline, seconds, f"took longer than {seconds:g} s", call)
-        longest = max((self._timeout * len(call.tasks) for call in calls.together), default=0.0) + SLACK
-        for _ in range(sum(len(call.tasks) for call in calls.together)):
+        longest = max((self._timeout * len(call.tasks) for call in calls.concurrent), default=0.0) + SLACK
+        for _ in range(sum(len(call.tasks) for call in calls.concurrent)):
             deadline = asyncio.get_running_loop().time() + longest
-            only = calls.together[0] if len(calls.together) == 1 else None
+            only = calls.concurrent[0] if len(calls.concurrent) == 1 else None
             yield await self._next(deadline, longest, f"did not let go for {longest:g} s", only)
 
     async def stop(self) -> None:
-        """Kill the process and all that it started."""
+        """Kills the process and all processes that it started."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -107,7 +107,7 @@ class RewardProcess:
         self._process = None
 
     def log_end(self) -> str:
-        """The last lines the rewards printed, and where the whole log is."""
+        """Returns the last lines that the rewards printed, and the path of the whole log."""
         if self._log is None or not self._log.exists():
             return ""
         with self._log.open("rb") as file:
@@ -138,14 +138,15 @@ class RewardProcess:
         return self._answers
 
     def _send(self, message: Any) -> None:
-        """Hand a message over without waiting; whether it arrived shows when the answer is read."""
+        """Sends a message without waiting; a broken pipe shows when the answer is read."""
         assert self._process is not None and self._process.stdin is not None, "start() comes first"
         self._process.stdin.write(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
     async def _next(self, deadline: float, seconds: float, late: str, call: Call | None) -> Outcome:
-        """The next answer, by `deadline` on the event loop's clock; ProcessDied says how it failed.
+        """Returns the next answer, by `deadline` on the event loop's clock; ProcessDied says why there is
+        none.
 
-        While a reward that a row names is loaded, the sample's clock stands still; then it has `seconds`.
+        Loading a reward that a row names does not count: the sample has `seconds` once it is loaded.
         """
         answers = self._reader
         while True:
@@ -162,7 +163,7 @@ class RewardProcess:
                 return Outcome.of(answer)
 
     async def _ending(self) -> str:
-        """Reap the process that closed its end of the pipe, and say how it ended."""
+        """Waits for the process that closed its end of the pipe, and returns how it ended."""
         process, status = self._process, None
         assert process is not None
         with suppress(TimeoutError):
@@ -180,7 +181,8 @@ class RewardProcess:
 
 
 def _environment() -> dict[str, str]:
-    """The driver's import path, one thread, the same hashes every time, and no token of Ray's."""
+    """Returns this environment with the driver's import path, one thread and fixed hashes, without Ray's
+    token."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_TOKEN")}
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}

@@ -1,4 +1,4 @@
-"""What the driver and its reward processes say to each other, and in which order samples are scored."""
+"""The messages between the driver and its reward processes, and the order in which samples are scored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,37 +9,37 @@ from rlrun.plugins.types import Sample
 
 @dataclass(frozen=True, slots=True)
 class RewardSetup:
-    """One reward to build."""
+    """The settings of one reward."""
 
     name: str
-    """Unique in the spec; stands in metrics and messages."""
+    """Unique in the spec; used in metrics and messages."""
     type: str
     params: Mapping[str, Any]
     key: str | None
     type_key: str | None = None
     """Metadata key under which a row may name the reward that scores it instead."""
     usual_key: str | None = None
-    """The entry of a table that counts where `key` names none; None: that is an error."""
+    """The key of the score in a returned table, where `key` is None; None: a table is an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the process needs before the first sample."""
+    """The first message to a process."""
 
     rewards: tuple[RewardSetup, ...]
     parent: int
     """Process id of the driver."""
     memory: float | None
-    """GiB of address space it may use."""
+    """GiB of address space that the process may use; None: no limit."""
     timeout: float
-    """Seconds a reward that waits has for a sample; the driver itself watches the others."""
+    """Seconds per sample of an asynchronous reward; the driver watches the time of the others."""
     concurrency: int
-    """Calls of rewards that wait, in flight at a time."""
+    """How many calls of asynchronous rewards are in flight at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A sample and the rewards, by index, that are still to score it."""
+    """A sample and the indices of the rewards that have yet to score it."""
 
     sample: Sample
     rewards: tuple[int, ...]
@@ -47,23 +47,23 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one reward made of one sample of a batch."""
+    """The result of one reward on one sample of a batch."""
 
     task: int
     """Index in the batch."""
     reward: int
     """Index in the spec's rewards."""
     value: float | None
-    """None: see `problem`."""
+    """The score; None where the reward failed, for the reason in `problem`."""
     problem: str = ""
     fatal: bool = False
-    """The spec is wrong: every sample would fail in the same way."""
+    """The spec is wrong, so every sample would fail in the same way."""
     detail: Mapping[str, Any] | None = None
-    """The whole table, where the reward returned one."""
+    """The table that the reward returned; None where it returned a number."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> "Outcome":
-        """From the line of JSON that tells of it."""
+        """Returns the outcome that a line of JSON holds."""
         return cls(
             answer["task"],
             answer["reward"],
@@ -78,17 +78,17 @@ class Outcome:
 class Shape:
     """How a reward is called."""
 
-    waits: bool
-    """It is async: many of its calls are in flight at a time."""
-    grouped: bool
-    """It is given all samples of a prompt together."""
+    is_async: bool
+    """The reward is asynchronous: many of its calls are in flight at once."""
+    is_grouped: bool
+    """One call scores all samples of a prompt."""
     late_score: float | None = None
-    """What a sample scores that takes too long to grade, or too much memory; None: that is an error."""
+    """The score of a sample that takes too long or too much memory to grade; None: that is an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a reward: with one task of the batch, by index, or with all those of one prompt."""
+    """One call of a reward, with one task or with all tasks of a prompt, as indices of the batch."""
 
     reward: int
     tasks: tuple[int, ...]
@@ -96,34 +96,34 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """All calls of a batch."""
+    """The calls of a batch."""
 
-    in_turn: Sequence[Call]
-    """Made one after the other, in this order: who hangs is known."""
-    together: Sequence[Call]
-    """Made side by side when the others are done; answered in any order."""
+    sequential: Sequence[Call]
+    """Calls made one after another, so that the driver knows which one hangs."""
+    concurrent: Sequence[Call]
+    """Calls made concurrently after those, and answered in any order."""
 
 
 def schedule(tasks: Sequence[Task], shapes: Sequence[Shape]) -> Schedule:
-    """The calls for a batch, sample by sample, those for whole groups last."""
+    """Returns the calls for a batch: sample by sample, then those that score whole groups."""
     single = [
-        Call(reward, (at,))
-        for at, task in enumerate(tasks)
+        Call(reward, (index,))
+        for index, task in enumerate(tasks)
         for reward in task.rewards
-        if not shapes[reward].grouped
+        if not shapes[reward].is_grouped
     ]
     groups: dict[tuple[int, int, str], list[int]] = {}
-    for at, task in enumerate(tasks):
+    for index, task in enumerate(tasks):
         for reward in task.rewards:
-            if shapes[reward].grouped:
-                groups.setdefault((reward, *group_key(task.sample)), []).append(at)
+            if shapes[reward].is_grouped:
+                groups.setdefault((reward, *group_key(task.sample)), []).append(index)
     calls = [*single, *(Call(reward, tuple(members)) for (reward, _, _), members in groups.items())]
     return Schedule(
-        [call for call in calls if not shapes[call.reward].waits],
-        [call for call in calls if shapes[call.reward].waits],
+        [call for call in calls if not shapes[call.reward].is_async],
+        [call for call in calls if shapes[call.reward].is_async],
     )
 
 
 def group_key(sample: Sample) -> tuple[int, str]:
-    """Samples of one prompt share it."""
+    """Returns a key that the samples of one prompt share."""
     return sample.prompt.index, sample.prompt.row.id

@@ -1,9 +1,9 @@
 """Scores samples in reward processes, so that no reward can hang, crash or corrupt the job.
 
-    score(samples) -> chunks -> queue -> one task a process: RewardProcess.outcomes -> sample.reward, .rewards
+    score(samples) -> chunks -> queue -> one task per process -> RewardProcess -> sample.reward, .rewards
 
-A reward that hangs, crashes, raises or returns nan makes an error of that sample; `on_error` says what then;
-the other samples keep their scores. A reward with a `late_score` gives that to a sample on which it hangs.
+Where a reward hangs, crashes, raises or returns NaN, only that sample has an error, which `scoring.on_error`
+handles; all other samples keep their scores. A reward with a `late_score` gives it to samples that hang.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ from rlrun.plugins.types import Sample, Status
 from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.scoring.process import ProcessDied, RewardProcess
 from rlrun.runner.scoring.protocol import Outcome, RewardSetup, Shape, Task
-from rlrun.runner.scoring.shares import left_over, whole_groups
+from rlrun.runner.scoring.shares import unfinished_batches, whole_groups
 from rlrun.specs.sections.scoring import RewardSpec, ScoringSpec
 from rlrun.specs.sections.section import PluginSection
 
 logger = logging.getLogger(__name__)
 
 LARGEST_CHUNK = 16
-"""Samples a process is given at a time: few enough to share the work out, enough to make messages cheap."""
+"""The most samples that a process is sent at once: few enough to spread the work, enough to keep it busy."""
 
 
 class RewardError(JobError):
-    """A reward failed and the spec says to stop; names the plugin, the sample and the cause."""
+    """A reward failed and the spec says to stop; the message names the reward, the sample and the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Chunk:
 
 
 class Scorer:
-    """All rewards of a job, in `scoring.workers` processes."""
+    """Scores samples with all rewards of a job, in `scoring.workers` processes."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class Scorer:
         log_folder: Path | None = None,
         usual_key: str | None = None,
     ) -> None:
-        """`log_folder` gets `reward-<i>.log`: what rewards print. None: it is thrown away.
+        """`log_folder` receives `reward-<i>.log`, the output of each process; None discards it.
 
-        `usual_key` is the entry that counts of a table for which the spec gives no `key`; None: an error.
+        `usual_key` is the key of the score in a returned table where the spec has no `key`; None: an error.
         """
         self.errors: Counter[str] = Counter()
-        """Failures so far by reward."""
+        """Number of failures so far, by reward."""
         self.details: dict[tuple[str, str], Mapping[str, Any]] | None = None
-        """Whole tables by sample id and reward, where somebody set it to collect them."""
+        """Returned tables by sample id and reward; None: they are not collected."""
         self.names = unique_names(rewards)
         self._specs = tuple(rewards)
         self._scoring = scoring
@@ -74,9 +74,9 @@ class Scorer:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, engines: Mapping[str, Sequence[Address]] | None = None) -> None:
-        """Returns when every process has imported and built its rewards, which may ask `engines`.
+        """Returns when every process has built its rewards, which may send requests to `engines`.
 
-        JobError when one cannot.
+        JobError when a process cannot.
         """
         if not self._specs:
             return
@@ -94,64 +94,64 @@ class Scorer:
         self._tasks = [asyncio.create_task(self._serve(place)) for place in range(len(self._processes))]
 
     async def score(self, samples: Sequence[Sample]) -> None:
-        """Fills `rewards` and `reward` (their weighted sum), and `failure` where a reward failed.
+        """Sets `rewards` and `reward` (their weighted sum), and `failure` where a reward failed.
 
-        A sample that `on_error = "drop"` gives up has status failed and reward NaN. RewardError under `stop`,
-        and always where a reward's `key` does not fit what it returns. Samples whose generation failed or was
-        aborted are left alone.
+        With `on_error = "drop"` a failed sample has status failed and reward NaN; with `stop` RewardError is
+        raised, as always where a reward's `key` does not match what it returns. Samples whose generation
+        failed or was aborted are not scored.
         """
         samples = [sample for sample in samples if sample.status.is_finished]
         if not self._specs or not samples:
             return
         assert self._tasks, "start() comes first"
         loop = asyncio.get_running_loop()
-        chunks = [_Chunk(part, loop.create_future()) for part in self._parts(samples)]
+        chunks = [_Chunk(chunk, loop.create_future()) for chunk in self._split(samples)]
         for chunk in chunks:
             self._chunks.put_nowait(chunk)
         await asyncio.gather(*(chunk.done for chunk in chunks))
 
     async def close(self) -> None:
-        """End every process at once."""
+        """Kills every process."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         await asyncio.gather(*(process.stop() for process in [*self._processes, self._spare]))
 
-    async def _serve(self, place: int) -> None:
+    async def _serve(self, number: int) -> None:
         while True:
             chunk = await self._chunks.get()
             try:
-                await self._score_chunk(place, chunk.samples)
+                await self._score_chunk(number, chunk.samples)
             except Exception as error:
-                await self._processes[place].stop()  # it may still be answering what nobody reads any more
+                await self._processes[number].stop()  # it may still be answering what nobody reads any more
                 if not chunk.done.done():
                     chunk.done.set_exception(error)
             else:
                 if not chunk.done.done():
                     chunk.done.set_result(None)
 
-    def _parts(self, samples: Sequence[Sample]) -> list[Sequence[Sample]]:
-        """What the processes take at a time: groups stay whole where a reward wants them so."""
+    def _split(self, samples: Sequence[Sample]) -> list[Sequence[Sample]]:
+        """Splits samples into chunks, with whole groups where a reward scores groups."""
         shapes = self._shapes
         largest = LARGEST_CHUNK
-        if any(shape.waits for shape in shapes):
+        if any(shape.is_async for shape in shapes):
             largest = max(largest, self._scoring.concurrency)
         size = min(largest, ceil(len(samples) / len(self._processes)))
-        if any(shape.grouped for shape in shapes):
+        if any(shape.is_grouped for shape in shapes):
             return whole_groups(samples, size)
         return [samples[begin : begin + size] for begin in range(0, len(samples), size)]
 
-    async def _replace(self, place: int) -> None:
-        """Put the spare, which has long begun to start, in place of a process that died; begin another."""
-        self._processes[place], self._spare = self._spare, self._processes[place]
+    async def _replace(self, number: int) -> None:
+        """Replaces a process that died by the spare, which has started already, and starts another spare."""
+        self._processes[number], self._spare = self._spare, self._processes[number]
         await self._spare.spawn()
 
-    async def _score_chunk(self, place: int, samples: Sequence[Sample]) -> None:
+    async def _score_chunk(self, number: int, samples: Sequence[Sample]) -> None:
         batches = deque([[Task(sample, tuple(range(len(self.names)))) for sample in samples]])
         while batches:
-            tasks, process = batches.popleft(), self._processes[place]
-            open_pairs = {(at, reward) for at, task in enumerate(tasks) for reward in task.rewards}
+            tasks, process = batches.popleft(), self._processes[number]
+            open_pairs = {(index, reward) for index, task in enumerate(tasks) for reward in task.rewards}
             try:
                 async with aclosing(process.outcomes(tasks)) as outcomes:
                     async for outcome in outcomes:
@@ -160,13 +160,13 @@ class Scorer:
             except ProcessDied as death:
                 if death.call is not None:
                     value = process.shapes[death.call.reward].late_score if death.late else None
-                    for at in death.call.tasks:
-                        open_pairs.discard((at, death.call.reward))
-                        outcome = Outcome(at, death.call.reward, value, str(death))
-                        self._record(tasks[at].sample, outcome, process)
-                await self._replace(place)
-                grouped = [] if death.call is not None else [shape.grouped for shape in process.shapes]
-                batches.extendleft(reversed(left_over(tasks, open_pairs, grouped)))
+                    for index in death.call.tasks:
+                        open_pairs.discard((index, death.call.reward))
+                        outcome = Outcome(index, death.call.reward, value, str(death))
+                        self._record(tasks[index].sample, outcome, process)
+                await self._replace(number)
+                grouped = [] if death.call is not None else [shape.is_grouped for shape in process.shapes]
+                batches.extendleft(reversed(unfinished_batches(tasks, open_pairs, grouped)))
         for sample in samples:
             sample.reward = self._total(sample)
 
@@ -204,7 +204,7 @@ class Scorer:
 
 
 def unique_names(plugins: Sequence[PluginSection]) -> list[str]:
-    """One name a plugin: its type, numbered from the second of a type on (`format`, `format_2`)."""
+    """Returns one name per plugin: its type, numbered from the second of a type on (`format`, `format_2`)."""
     seen: Counter[str] = Counter()
     names = []
     for spec in plugins:

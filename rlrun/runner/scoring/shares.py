@@ -1,4 +1,4 @@
-"""How samples are parted among reward processes, and what of a part is left when its process dies."""
+"""Splits samples among reward processes, and finds what a process that died left undone."""
 
 from collections.abc import Sequence
 
@@ -7,33 +7,34 @@ from rlrun.runner.scoring.protocol import Task, group_key
 
 
 def whole_groups(samples: Sequence[Sample], size: int) -> list[Sequence[Sample]]:
-    """Parts of at least `size` samples (the last may have fewer), none of which divides a group."""
+    """Returns chunks of at least `size` samples (the last may have fewer) that never split a group."""
     groups: dict[tuple[int, str], list[Sample]] = {}
     for sample in samples:
         groups.setdefault(group_key(sample), []).append(sample)
-    parts: list[list[Sample]] = []
+    chunks: list[list[Sample]] = []
     for members in groups.values():
-        if parts and len(parts[-1]) < size:
-            parts[-1] += members
+        if chunks and len(chunks[-1]) < size:
+            chunks[-1] += members
         else:
-            parts.append(list(members))
-    return list(parts)
+            chunks.append(list(members))
+    return list(chunks)
 
 
-def left_over(
+def unfinished_batches(
     tasks: Sequence[Task], pairs: set[tuple[int, int]], grouped: Sequence[bool]
 ) -> list[list[Task]]:
-    """Batches of what a process that died left undone.
+    """Returns the batches that finish the work of a process that died.
 
-    `grouped` says of each reward whether its calls take whole groups, where nobody knows which call the
-    process died of: then every call gets a batch of its own. Empty: one batch.
+    `pairs` are the unfinished (task, reward) pairs, as indices. Where it is not known which call ended the
+    process, `grouped` holds for each reward whether one call scores a whole group, and every call gets a
+    batch of its own. If `grouped` is empty, the rest is one batch.
     """
-    left: dict[object, list[Task]] = {}
-    for at, task in enumerate(tasks):
-        rewards = tuple(reward for reward in task.rewards if (at, reward) in pairs)
+    batches: dict[object, list[Task]] = {}
+    for index, task in enumerate(tasks):
+        rewards = tuple(reward for reward in task.rewards if (index, reward) in pairs)
         if not grouped and rewards:
-            left.setdefault(None, []).append(Task(task.sample, rewards))
+            batches.setdefault(None, []).append(Task(task.sample, rewards))
         for reward in rewards if grouped else ():
-            call = (reward, *group_key(task.sample)) if grouped[reward] else (reward, at)
-            left.setdefault(call, []).append(Task(task.sample, (reward,)))
-    return list(left.values())
+            call = (reward, *group_key(task.sample)) if grouped[reward] else (reward, index)
+            batches.setdefault(call, []).append(Task(task.sample, (reward,)))
+    return list(batches.values())

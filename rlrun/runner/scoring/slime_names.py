@@ -1,4 +1,4 @@
-"""slime's names for rewards, which rows of its datasets carry in their metadata."""
+"""Translates slime's names of rewards, which the rows of its datasets have in their metadata."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ RENAMED = {"remote_rm": "remote"}
 
 
 def reward_of_slime(name: str) -> tuple[str, dict[str, Any]]:
-    """Our name and parameters for a reward that slime, or we, call `name`. PluginError for an unknown one.
+    """Returns rlrun's name and parameters of a reward, given slime's or rlrun's name. PluginError if unknown.
 
     `boxed_f1` -> `("f1", {"boxed": True})`, `remote_rm` -> `("remote", {})`, `math` -> `("math", {})`
     """

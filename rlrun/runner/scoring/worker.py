@@ -1,10 +1,10 @@
-"""The reward process, started and killed by rlrun.runner.scoring.process.
+"""The program of a reward process, which rlrun.runner.scoring.process starts and kills.
 
-    stdin:  one Setup, then batches of Task, pickled          (from the parent, which we trust)
+    stdin:  one Setup, then batches of Task, pickled          (from the driver, which is trusted)
     stdout: one JSON line when ready, then one for each task and reward
 
-Whatever a reward prints goes to stderr, so that it cannot garble the answers. Answers are written one by one:
-when a reward hangs or dies, the parent knows which one it was, on which sample, and has all answers before.
+Rewards print to stderr, so that they cannot garble the answers. Answers are written one by one: when a reward
+hangs or crashes, the driver knows which reward and which sample it was, and has all earlier answers.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ LONGEST_MESSAGE = 500
 
 
 def main() -> None:
-    """Build the rewards, say so, then answer batches until stdin ends."""
+    """Builds the rewards, reports that they are ready, and answers batches until stdin ends."""
     requests = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -45,7 +45,7 @@ def main() -> None:
         answers.write(json.dumps(answer, default=str).encode() + b"\n")
 
     setup: Setup = pickle.load(requests)
-    _die_with(setup.parent)
+    _die_with_driver(setup.parent)
     os.environ[deadline.VARIABLE] = str(setup.timeout)
     _limit_memory(setup.memory)
     with asyncio.Runner() as runner:
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 class _Worker:
-    """The rewards of this process."""
+    """Calls the rewards of this process and sends their answers."""
 
     def __init__(self, setup: Setup, send: Callable[[Answer], None], runner: asyncio.Runner) -> None:
         self._setup = setup
@@ -72,30 +72,32 @@ class _Worker:
         self._runner = runner
         self._rewards = [build("rewards", reward.type, reward.params) for reward in setup.rewards]
         self._chosen: dict[str, Any] = {}
-        self._places = asyncio.Semaphore(setup.concurrency)
+        self._concurrency = asyncio.Semaphore(setup.concurrency)
         self.shapes = [_shape(reward) for reward in self._rewards]
 
     def answer(self, tasks: Sequence[Task]) -> None:
-        """Make every call of a batch, and send an answer for each sample."""
+        """Makes every call of a batch, and sends an answer for each sample."""
         calls = schedule(tasks, self.shapes)
-        for call in calls.in_turn:
-            samples = [tasks[at].sample for at in call.tasks]
+        for call in calls.sequential:
+            samples = [tasks[task].sample for task in call.tasks]
             try:
                 result = self._call(call, samples)
                 if inspect.isawaitable(result):  # a reward that a row's metadata chose
                     result = self._runner.run(_awaited(result))
                 self._report(call, result)
-            except BaseException as error:  # the boundary to rewards: their sys.exit() is a sample's error
+            except BaseException as error:  # the boundary to rewards: even sys.exit() only fails a sample
                 self._fail(call, error)
-        if calls.together:
-            self._runner.run(self._all(calls.together, tasks))
+        if calls.concurrent:
+            self._runner.run(self._run_concurrently(calls.concurrent, tasks))
 
-    async def _all(self, calls: Sequence[Call], tasks: Sequence[Task]) -> None:
-        await asyncio.gather(*(self._one(call, [tasks[at].sample for at in call.tasks]) for call in calls))
+    async def _run_concurrently(self, calls: Sequence[Call], tasks: Sequence[Task]) -> None:
+        await asyncio.gather(
+            *(self._run_one(call, [tasks[task].sample for task in call.tasks]) for call in calls)
+        )
 
-    async def _one(self, call: Call, samples: Sequence[Sample]) -> None:
+    async def _run_one(self, call: Call, samples: Sequence[Sample]) -> None:
         seconds = self._setup.timeout * len(samples)
-        async with self._places:
+        async with self._concurrency:
             try:
                 async with asyncio.timeout(seconds) as limit:
                     result = self._call(call, samples)
@@ -103,16 +105,16 @@ class _Worker:
                 self._report(call, result)
             except BaseException as error:  # the boundary to rewards
                 late = isinstance(error, TimeoutError) and limit.expired()
-                self._fail(call, error, too_late(error, seconds) if late else "")
+                self._fail(call, error, late_problem(error, seconds) if late else "")
 
     def _call(self, call: Call, samples: Sequence[Sample]) -> Any:
-        """The reward's answer, or what it has to be awaited for."""
-        if self.shapes[call.reward].grouped:
+        """Returns what the reward returns: an answer, or an awaitable of one."""
+        if self.shapes[call.reward].is_grouped:
             return self._rewards[call.reward].score_group(samples)
         return self._reward_for(call.reward, samples[0]).score(samples[0])
 
     def _reward_for(self, number: int, sample: Sample) -> Any:
-        """The reward of the spec, or the one that the row's metadata names."""
+        """Returns the spec's reward, or the one that the row's metadata names."""
         setup = self._setup.rewards[number]
         named = sample.prompt.row.metadata.get(setup.type_key) if setup.type_key else None
         if not named or str(named).strip() == setup.type:
@@ -129,18 +131,18 @@ class _Worker:
         return self._chosen[named]
 
     def _report(self, call: Call, result: Any) -> None:
-        """Send the answers of a call that came back."""
+        """Sends the answers of a call that returned."""
         results = [result]
-        if self.shapes[call.reward].grouped:
+        if self.shapes[call.reward].is_grouped:
             results = list(result)
             if len(results) != len(call.tasks):
                 raise ValueError(f"returned {len(results)} scores for {len(call.tasks)} samples")
         setup = self._setup.rewards[call.reward]
-        values = [measured(one, setup.key or usual_key(one, setup)) for one in results]
-        for at, value, one in zip(call.tasks, values, results, strict=True):
-            answer: Answer = {"task": at, "reward": call.reward, "value": value}
-            if isinstance(one, Mapping):
-                answer["detail"] = dict(one)
+        scores = [measured(returned, setup.key or usual_key(returned, setup)) for returned in results]
+        for task, score, returned in zip(call.tasks, scores, results, strict=True):
+            answer: Answer = {"task": task, "reward": call.reward, "value": score}
+            if isinstance(returned, Mapping):
+                answer["detail"] = dict(returned)
             self._send(answer)
 
     def _fail(self, call: Call, error: BaseException, problem: str = "") -> None:
@@ -156,18 +158,18 @@ class _Worker:
         }
         if isinstance(error, RecursionError | MemoryError):
             answer["value"] = self.shapes[call.reward].late_score
-        for at in call.tasks:
-            self._send({"task": at, **answer})
+        for task in call.tasks:
+            self._send({"task": task, **answer})
 
 
 def _shape(reward: Any) -> Shape:
-    grouped = hasattr(reward, "score_group")
-    waits = inspect.iscoroutinefunction(reward.score_group if grouped else reward.score)
-    return Shape(waits, grouped, getattr(reward, "late_score", None))
+    is_grouped = hasattr(reward, "score_group")
+    is_async = inspect.iscoroutinefunction(reward.score_group if is_grouped else reward.score)
+    return Shape(is_async, is_grouped, getattr(reward, "late_score", None))
 
 
-def too_late(error: BaseException, seconds: float) -> str:
-    """What became of a sample past its deadline, with what the reward noted when it was cancelled."""
+def late_problem(error: BaseException, seconds: float) -> str:
+    """Returns the problem of a late sample, with the notes that the reward added when it was cancelled."""
     notes = getattr(error.__cause__, "__notes__", [])
     return "; ".join([f"took longer than {seconds:g} s (scoring.timeout)", *notes])
 
@@ -176,8 +178,8 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _die_with(parent: int) -> None:
-    """Have Linux kill this process when the driver dies, hung or not; elsewhere the end of stdin does."""
+def _die_with_driver(parent: int) -> None:
+    """Makes Linux kill this process when the driver dies, even if it hangs; elsewhere stdin ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -185,7 +187,7 @@ def _die_with(parent: int) -> None:
 
 
 def _limit_memory(gibibytes: float | None) -> None:
-    """What asks for more gets a MemoryError; without it, one reward could take the whole machine down."""
+    """Limits the address space, so that a greedy reward gets a MemoryError and the host keeps running."""
     if gibibytes is not None:
         size = int(gibibytes * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (size, size))

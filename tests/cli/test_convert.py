@@ -87,17 +87,17 @@ def test_a_run_is_a_source(rlrun, model, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hf-to-dcp", "MODEL", "OUT", "--quantize", "fp8-block"], "it is not quantised"),
+        (["hf-to-dcp", "MODEL", "OUT", "--quantize", "fp8-block"], "cannot be quantised"),
         (["hf-to-dcp", "MODEL", "OUT", "--to", "hf"], "hf-to-dcp says both formats already"),
         (["dcp-to-hf", "MODEL", "OUT"], "is in format hf, not dcp"),
         (["MODEL", "OUT", "--from", "dcp"], "is in format hf, not dcp"),
         (["MODEL", "OUT", "--step", "3"], "it is not a run's folder"),
         (["MODEL", "OUT", "--to", "dcp", "--push", "a/b"], "--push uploads Hugging Face folders"),
-        (["MODEL", "OUT", "--optimizer"], "leave --optimizer out"),
+        (["MODEL", "OUT", "--optimizer"], "remove --optimizer"),
         (["MODEL", "OUT", "--memory", "much"], "'much' is no size"),
         (["MODEL", "OUT", "--memory", "1MB"], "--memory must be at least"),
-        (["MODEL", "OUT", "--revision", "main"], "--revision is for models on the hub"),
-        (["MODEL", "MODEL"], "exists already; nothing is overwritten"),
+        (["MODEL", "OUT", "--revision", "main"], "--revision is only for models on the hub"),
+        (["MODEL", "MODEL"], "already exists and is not overwritten"),
         (["OUT", "MODEL"], "there is no folder"),
         (["EMPTY", "OUT"], "is no checkpoint: it has neither safetensors"),
     ],
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_an_unknown_model(rlrun, model, tmp_path):
     rlrun("convert", "hf-to-dcp", model, tmp_path / "dcp")
     (tmp_path / "dcp" / "config.json").unlink()
     result = rlrun("convert", tmp_path / "dcp", tmp_path / "out")
-    assert result.code == 2 and "does not say which model it is of: give --model" in result.err
+    assert result.code == 2 and "does not say its model: add --model" in result.err
     assert rlrun("convert", tmp_path / "dcp", tmp_path / "out", "--model", model).code == 0
 
 

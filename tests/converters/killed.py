@@ -66,7 +66,7 @@ def write_small_files(source, out, options):
     """Files may have no more than 20 kB: to the kernel that is not a full disk, to us the same."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-    with pytest.raises(ValueError, match=r"model-.*: File too large; .*give the same command again"):
+    with pytest.raises(ValueError, match=r"model-.*: File too large; .*run the same command again"):
         convert(source, "hf", out, **SHARDS, **options)
     assert not out.exists()
     die()

@@ -2,8 +2,7 @@
 
     SRC (either format) ─▶ tensors by Hugging Face name ─▶ merged, tied, cast, quantised ─▶ files of DST
 
-Planning reads headers only; everything that can be wrong with the source's names and shapes is found before a
-byte is written.
+Planning reads only headers. Every mistake in the source's names and shapes is found before a byte is written.
 """
 
 import json
@@ -35,48 +34,54 @@ _OPTIMIZER = "optimizer"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is done on the way."""
+    """Options of a conversion."""
 
     dtype: torch.dtype | None = None
-    """Of the weights in DST; None: as stored, or the config's where the source is of training."""
+    """Precision of the weights in DST. None: as stored, or for a training checkpoint that of config.json."""
     shard_bytes: int = 5 * 10**9
+    """Maximum size of a file of DST; a larger tensor gets a file to itself."""
     quantise: Kind | None = None
+    """Quantisation of the projections in DST. None: they are not quantised again."""
     dequantise: bool = False
+    """Whether quantised weights of SRC are converted to `dtype`."""
     adapter: Path | None = None
-    """LoRA adapter to merge."""
+    """Folder of a LoRA adapter to merge."""
     tied: bool | None = None
-    """Embedding and head share one tensor in DST; None: as in the source."""
+    """Whether embedding and head share one tensor in DST. None: as in the source."""
     optimizer: bool = False
-    """Bring the moments of AdamW along, in DST's folder `optimizer`."""
+    """Whether to write the moments of AdamW to the folder `optimizer` in DST."""
     lenience: Lenience = STRICT
+    """Which differences between the tensors and config.json are accepted."""
 
 
 @dataclass(slots=True)
 class Conversion:
-    """All that will be written, and what is read for it."""
+    """A planned conversion: the files to write, and the tensors to read."""
 
     source: Checkpoint
     target: Format
     files: list[OutputFile]
     contents: dict[str, Content]
-    """By the names that DST has for them."""
+    """Contents of the tensors, by their names in DST."""
     sources: Files
     identity: dict[str, Any]
-    """What makes two conversions the same."""
+    """Values that are equal for two conversions that write the same bytes; decides whether one can be
+    resumed."""
     mapped: Mapped = field(default_factory=Mapped)
     resumed: int = 0
-    """Bytes that an earlier, interrupted conversion had written."""
+    """Bytes that an earlier, interrupted conversion has already written."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes to be written."""
+        """Number of bytes to write."""
         return sum(file.size for file in self.files)
 
     def write(
         self, destination: Path, effort: ResourceLimits, advance: Advance, verify: Advance | None
     ) -> None:
-        """Write the folder; where `verify` is given, read it back first and compare it (calling `verify` with
-        the bytes compared). ValueError where it differs.
+        """Writes the folder. With `verify`, the written files are first read back and compared.
+
+        `advance` and `verify` are called with numbers of bytes. Raises ValueError where a file differs.
         """
 
         def check(folder: Path) -> None:
@@ -97,11 +102,9 @@ class Conversion:
 
 
 def plan_conversion(source: Checkpoint, target: Format, options: Options) -> Conversion:
-    """What converting would write. ValueError where the source is not in order, or the options do not fit
-    it.
-    """
+    """Plans a conversion. Raises ValueError where the source is broken, or an option does not fit it."""
     if options.optimizer and (source.format, target) != ("dcp", "hf"):
-        raise ValueError("only a checkpoint of training has an optimizer's state: leave --optimizer out")
+        raise ValueError("only training checkpoints have an optimizer state: remove --optimizer")
     config = config_of(source)
     wide = target == "dcp" or options.dequantise or bool(options.quantise or options.adapter)
     mapped = checked_contents(source, config, options.dtype, wide=wide, lenience=options.lenience)
@@ -118,7 +121,7 @@ def plan_conversion(source: Checkpoint, target: Format, options: Options) -> Con
             files += [replace(file, name=f"{_OPTIMIZER}/{file.name}") for file in extra]
     else:
         if options.quantise:
-            raise ValueError("a distributed checkpoint is for training: it is not quantised")
+            raise ValueError("a distributed checkpoint is for training and cannot be quantised")
         mapped = map_to_parameters(config, contents, str(source.folder), options.lenience)
         contents = mapped.contents
         aliases = {new: old for new, old in alias_names(config).items() if old in contents}
@@ -133,14 +136,16 @@ def _quantised(
     contents: dict[str, Content], config: dict[str, Any], kind: Kind | None
 ) -> tuple[dict[str, Content], dict[str, Any]]:
     if kind is None:
-        kept = any(_is_code(content.tensor.dtype) for content in contents.values())
-        return contents, config if kept else {k: v for k, v in config.items() if k != "quantization_config"}
-    check_family(config)  # of others it is not known which tensors are projections
+        is_quantised = any(_is_code(content.tensor.dtype) for content in contents.values())
+        if not is_quantised:
+            config = {key: value for key, value in config.items() if key != "quantization_config"}
+        return contents, config
+    check_family(config)  # only for known families it is known which tensors are projections
     return quantise(contents, config, kind)
 
 
 def _is_code(dtype: torch.dtype) -> bool:
-    """Whether numbers of this type stand for others."""
+    """Returns whether numbers of this type are codes of quantised weights."""
     return dtype.itemsize == 1 or dtype == torch.int32
 
 
@@ -151,7 +156,7 @@ def _with_dtype(config: dict[str, Any], dtype: torch.dtype | None) -> dict[str, 
 
 
 def _companion_files(source: Checkpoint, config: dict[str, Any]) -> list[OutputFile]:
-    """The config as it now is; tokenizer and the rest as they were."""
+    """Returns the new config.json, and copies of the tokenizer and other small files."""
     assert source.model is not None
     original = read_config(source.model)
     files = []
@@ -163,7 +168,7 @@ def _companion_files(source: Checkpoint, config: dict[str, Any]) -> list[OutputF
 
 
 def _opened(files: list[OutputFile]) -> Files:
-    """Every file that will be read, open: a running job may remove its oldest checkpoint meanwhile."""
+    """Opens all files that will be read, because a running job may delete its oldest checkpoint meanwhile."""
     sources = Files()
     for content in (tensor.content for file in files for tensor in file.tensors):
         if isinstance(content, Plain):
@@ -175,7 +180,7 @@ def _opened(files: list[OutputFile]) -> Files:
 def _identity(
     source: Checkpoint, target: Format, files: list[OutputFile], options: Options
 ) -> dict[str, Any]:
-    """Source files by size and time, and the layout of what is written."""
+    """Returns sizes and times of the source files, the layout of the output files, and the options."""
     stats = {
         path.name: (path.stat().st_size, path.stat().st_mtime_ns)
         for folder in (source.folder, source.model, options.adapter)

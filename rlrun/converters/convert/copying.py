@@ -1,9 +1,9 @@
-"""Fills the output files: several threads, a bounded number of bytes in memory.
+"""Writes the output files with several threads, within a memory limit.
 
     OutputFile ─▶ name.part, a tensor at a time ─▶ fsync ─▶ name
 
-A tensor that is stored as it shall be written is copied within the kernel and never seen by this process; any
-other is made block by block.
+A tensor whose bytes do not change is copied by the kernel (sendfile). Any other tensor is computed in blocks
+of rows.
 """
 
 import os
@@ -21,37 +21,39 @@ from rlrun.converters.tensors.stored import Files
 
 PART = ".part"
 _COPY_BYTES = 64 << 20
-"""Copied between two looks at the clock."""
+"""Bytes per sendfile call, after which progress is reported."""
 _BLOCK_BYTES = 4 << 20
-"""Of output, made at once where memory allows. What is computed on the way stays in the processor's cache and
-the allocator keeps its pages: quantising is three times as fast as with 16 MiB.
+"""Bytes of output per block, where memory allows. Intermediate values then stay in the processor's cache, and
+the allocator reuses its pages: quantising is three times as fast as with 16 MiB.
 """
 _WORKING_COPIES = 6
-"""A block is in memory this many times at worst: read, widened, scaled, rounded, narrowed."""
+"""Maximum number of copies of a block in memory at the same time: read, widened, scaled, rounded,
+narrowed."""
 _BASE_BYTES = 1 << 30
-"""What the process takes with nothing to do: torch."""
+"""Memory of the process without any work, most of it torch."""
 
 Advance = Callable[[int], None]
-"""Called with bytes done, from any thread."""
+"""Called from any thread with the number of bytes that were just written or compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """How much of the machine to use."""
+    """Limits of the threads and the memory of a conversion."""
 
     threads: int
     memory: int
-    """Bytes of memory that the whole process may take."""
+    """Bytes of memory that the whole process may use."""
 
     def block_bytes(self) -> int:
-        """Bytes of output that one thread may make at once."""
-        room = (self.memory - _BASE_BYTES) // (self.threads * _WORKING_COPIES)
-        return min(_BLOCK_BYTES, max(1 << 20, room))
+        """Returns the bytes of output that one thread may compute at a time."""
+        available = (self.memory - _BASE_BYTES) // (self.threads * _WORKING_COPIES)
+        return min(_BLOCK_BYTES, max(1 << 20, available))
 
 
 def check_limits(effort: ResourceLimits, files: Sequence[OutputFile], held: int) -> None:
-    """ValueError where the memory is too little for any way of doing it; each thread holds `held` bytes
-    besides.
+    """Raises ValueError where the memory is not even enough for the smallest possible blocks.
+
+    `held`: bytes that each thread needs in addition.
     """
     needs = {tensor.name: _least_bytes(tensor.content) for file in files for tensor in file.tensors}
     name = max(needs, key=lambda name: needs[name], default="")
@@ -59,22 +61,23 @@ def check_limits(effort: ResourceLimits, files: Sequence[OutputFile], held: int)
     if effort.memory < least:
         raise ValueError(
             f"--memory must be at least {least / 2**30:.1f}GiB with {effort.threads} threads, because "
-            f"{name or 'torch'} cannot be made in smaller parts; give more, or fewer --threads"
+            f"{name or 'torch'} cannot be split into smaller parts; raise it, or lower --threads"
         )
 
 
 def write_files(
     folder: Path, files: Sequence[OutputFile], sources: Files, effort: ResourceLimits, advance: Advance
 ) -> None:
-    """Write `files` into a folder; those that it has already are left as they are.
+    """Writes `files` into a folder, except those that are already there.
 
-    Raises the first error of any thread, an OSError (a full disk) as such; then no other file is begun.
+    Raises the first error of any thread, for instance OSError for a full disk. No further file is started
+    then.
     """
     writer = _Writer(folder, sources, effort, advance)
-    todo = [file for file in files if not (folder / file.name).exists()]
+    missing = [file for file in files if not (folder / file.name).exists()]
     with ThreadPoolExecutor(effort.threads) as pool:
         try:
-            tasks = [pool.submit(writer.run, work) for work in _in_turn(todo, effort.threads)]
+            tasks = [pool.submit(writer.run, work) for work in _interleave(missing, effort.threads)]
             done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
             for task in done:
                 task.result()
@@ -85,14 +88,14 @@ def write_files(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A tensor of a file; None for a file without any."""
+    """One tensor of a file; None for a file without tensors."""
 
     file: OutputFile
     tensor: OutputTensor | None
 
 
 class _Writer:
-    """What the threads share."""
+    """Writes tensors to files; shared by all threads."""
 
     def __init__(self, folder: Path, sources: Files, effort: ResourceLimits, advance: Advance) -> None:
         self.stopped = False
@@ -104,7 +107,7 @@ class _Writer:
         self._lock = threading.Lock()
 
     def run(self, work: _Work) -> None:
-        """Write one tensor; whoever writes a file's last one completes the file."""
+        """Writes one tensor; the thread that writes the last tensor of a file completes the file."""
         if self.stopped:
             return
         path = self._folder / (work.file.name + PART)
@@ -157,20 +160,22 @@ class _Writer:
             count = min(_COPY_BYTES, span.nbytes - done)
             sent = os.sendfile(target, source, span.position + done, count)
             if not sent:
-                raise ValueError(f"{span.path} became shorter while it was read")
+                raise ValueError(
+                    f"{span.path} was truncated while it was read; convert it again when it is complete"
+                )
             done += sent
             self._advance(sent)
 
 
 def _least_bytes(content: Content) -> int:
-    """Bytes that must be made at once."""
+    """Returns the size of the smallest block of a content, in bytes."""
     if isinstance(content, Plain) and content.spans() is not None:
         return 0
     return min(content.step * row_bytes(content), content.tensor.nbytes)
 
 
-def _in_turn(files: Sequence[OutputFile], count: int) -> Iterator[_Work]:
-    """The tensors of `count` files in turn, so that threads rarely write to the same one."""
+def _interleave(files: Sequence[OutputFile], count: int) -> Iterator[_Work]:
+    """Yields tensors of `count` files alternately, so that threads rarely write to the same file."""
     for start in range(0, len(files), count):
         group = files[start : start + count]
         lanes = [[_Work(file, tensor) for tensor in file.tensors] or [_Work(file, None)] for file in group]

@@ -1,4 +1,4 @@
-"""What is in a checkpoint."""
+"""Describes the tensors of a checkpoint, for `rlrun convert`."""
 
 import json
 import math
@@ -16,20 +16,20 @@ from rlrun.converters.tensors.safetensors_format import TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Tensors of one name, numbers aside: the same matrix of every layer, or of every expert."""
+    """Tensors whose names differ only in numbers: the same matrix of every layer or expert."""
 
     name: str
-    """With `*` for the numbers."""
+    """The common name, with `*` for the numbers."""
     count: int
     shape: tuple[int, ...]
-    """Of the first."""
+    """Shape of the first tensor."""
     dtype: str
     parameters: int
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A checkpoint at a glance."""
+    """A summary of a checkpoint."""
 
     path: str
     format: str
@@ -38,25 +38,25 @@ class Description:
     step: int | None
     tensors: int
     parameters: int
-    """Numbers in the weights; an optimizer's state is not counted."""
+    """Number of parameters, without the optimizer state."""
     nbytes: int
-    """Of all tensors."""
+    """Bytes of all tensors."""
     dtypes: dict[str, int]
-    """Parameters by precision."""
+    """Number of parameters by precision."""
     branches: tuple[Branch, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts."""
+        """Returns the description for `--json`."""
         return asdict(self)
 
 
 def describe(found: Checkpoint) -> Description:
-    """Look into a checkpoint; reads headers only. ValueError where it is not in order."""
+    """Describes a checkpoint from its headers. Raises ValueError where it is broken."""
     if found.format == "dcp":
         folder = DcpFolder(found.folder)
         tensors: Mapping[str, TensorInfo] = folder.tensors
-        parts = max(folder.num_chunks(name) for name in tensors)
-        layout = f"{folder.num_files} files, tensors in up to {parts} parts"
+        num_parts = max(folder.num_chunks(name) for name in tensors)
+        layout = f"{folder.num_files} files, tensors in up to {num_parts} parts"
         step = found.step if found.step is not None else folder.scalar("step")
     else:
         stored = read_tensors(found.folder)
@@ -82,7 +82,7 @@ def describe(found: Checkpoint) -> Description:
 
 
 def is_state(name: str, names: Mapping[str, Any]) -> bool:
-    """Whether a tensor is no weight: an optimizer's, a random state, a step."""
+    """Returns whether a tensor is training state (optimizer, random state, step) rather than a weight."""
     if any(other.startswith("parameters.") for other in names):
         return not name.startswith("parameters.")
     return name.startswith(("optimizer.", "lr_scheduler.", "dataloader.", "train_state."))

@@ -1,9 +1,9 @@
-"""A folder that is written whole, or not there at all.
+"""Writes a folder completely or not at all.
 
     files ─▶ .DST.partial/ ─▶ read back ─▶ rename to DST
 
-What a killed run has completed is in `.DST.partial/`, and the same command goes on from there. Beside it,
-`.DST.partial.json` says what it will be, and is locked as long as somebody works on it.
+A killed conversion leaves its complete files in `.DST.partial/`, and the same command continues from there.
+`.DST.partial.json` beside it identifies the conversion, and is locked while a process works on it.
 """
 
 import errno
@@ -26,13 +26,15 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def check_free(destination: Path, files: Sequence[OutputFile]) -> None:
-    """ValueError where something is there already, or the disk has too little room."""
+    """Raises ValueError where the destination exists, or the disk has too little space."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise ValueError(f"{destination} exists already; nothing is overwritten: name another, or remove it")
+        raise ValueError(
+            f"{destination} already exists and is not overwritten; name another folder, or remove it"
+        )
     partial = _partial(destination)
-    here = {path.name.removesuffix(PART): path.stat() for path in partial.rglob("*") if path.is_file()}
-    # blocks, not the length: a file that was begun has its full length at once
-    need = sum(file.size for file in files) - sum(stat.st_blocks * 512 for stat in here.values())
+    present = {path.name.removesuffix(PART): path.stat() for path in partial.rglob("*") if path.is_file()}
+    # counts blocks, because an unfinished file has its full length from the start
+    need = sum(file.size for file in files) - sum(stat.st_blocks * 512 for stat in present.values())
     parent = next(path for path in destination.absolute().parents if path.is_dir())
     free = shutil.disk_usage(parent).free
     if need > free:
@@ -53,11 +55,11 @@ def write_atomically(
     held: int,
     check: Callable[[Path], None],
 ) -> int:
-    """Write the folder `destination`, or complete what an earlier call with the same `identity` (anything
-    that goes into JSON) began.
+    """Writes the folder `destination`, or completes one that a call with the same `identity` has started.
 
-    `held`: bytes that a thread holds besides the rows that it makes. `check` sees the folder before it gets
-    its name, and may raise. Returns the bytes that were there already.
+    `identity`: a value that can be written as JSON. `held`: bytes that each thread needs in addition to its
+    rows. `check` is called with the folder before it is renamed, and may raise. Returns the number of bytes
+    that an earlier call has written.
     """
     check_free(destination, files)
     check_limits(effort, files, held)
@@ -72,13 +74,13 @@ def write_atomically(
             if error.errno not in _FULL:
                 raise
             raise ValueError(
-                f"{error.filename}: {error.strerror}; {destination} was not made. Make room and give the "
-                "same command again: it goes on where it stopped"
+                f"{error.filename}: {error.strerror}; {destination} is not complete. Free some space and run "
+                "the same command again: it continues where it stopped"
             ) from error
         try:
             check(partial)
         except ValueError:
-            shutil.rmtree(partial)  # or the next call would go on from it
+            shutil.rmtree(partial)  # otherwise the next call would continue from the damaged files
             raise
         _sync(partial)
         partial.rename(destination)
@@ -88,9 +90,9 @@ def write_atomically(
 
 @contextmanager
 def _claimed(partial: Path, identity: object) -> Iterator[None]:
-    """The partial folder, ours alone and begun with the same identity (or empty).
+    """Locks the partial folder, and empties it where it belongs to a conversion with another identity.
 
-    ValueError for what no conversion of ours has made: it is neither removed nor written to.
+    Raises ValueError where rlrun did not create the folder; it is then neither removed nor written to.
     """
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     claim = partial.with_name(partial.name + ".json")
@@ -117,12 +119,12 @@ def _open_claim(claim: Path) -> int:
         descriptor = os.open(claim, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The one that held the lock before may have removed the file when it was done.
+            # The process that held the lock before may have removed the file at its end.
             if claim.exists() and os.path.samestat(os.fstat(descriptor), claim.stat()):
                 return descriptor
         except BlockingIOError:
             os.close(descriptor)
-            raise ValueError(f"another conversion is writing beside {claim} just now") from None
+            raise ValueError(f"another conversion is writing this folder (it has locked {claim})") from None
         except BaseException:
             os.close(descriptor)
             raise

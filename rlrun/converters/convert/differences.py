@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, tensor by tensor; of whatever formats, where the model is known."""
+"""Compares two checkpoints tensor by tensor. Their formats may differ where the model is known."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -17,29 +17,32 @@ _BLOCK_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One tensor in two checkpoints."""
+    """The comparison of one tensor in two checkpoints."""
 
     name: str
     note: str
-    """Where they cannot be compared: only in one of them, or other shapes. Else empty."""
+    """Why the tensors cannot be compared: only one checkpoint has it, or the shapes differ. Otherwise
+    empty."""
     largest: float = 0.0
-    """Largest difference of two values, in float32; NaN where one has a NaN that the other has not."""
+    """Largest absolute difference of two values; NaN where only one of them is NaN."""
     changed: float = 0.0
     """Share of values that differ."""
 
     @property
     def differs(self) -> bool:
-        """Whether anything does."""
+        """Whether the tensors differ."""
         return bool(self.note) or self.changed > 0
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts."""
+        """Returns the comparison for `--json`."""
         return asdict(self)
 
 
 def compare_checkpoints(first: Checkpoint, second: Checkpoint) -> Iterator[Difference]:
-    """Every tensor of either, in order of the first. A run's checkpoint is compared with a Hugging Face
-    folder by Hugging Face names; two distributed checkpoints by their own, optimizer included.
+    """Yields the comparison of every tensor, in the order of the first checkpoint.
+
+    A run's checkpoint and a Hugging Face folder are compared by Hugging Face names. Two distributed
+    checkpoints are compared by their own names, including the optimizer state.
     """
     ours, theirs = _contents(first, second), _contents(second, first)
     files = Files()

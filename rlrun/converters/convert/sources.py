@@ -1,4 +1,4 @@
-"""The tensors of a source, of either format, by Hugging Face name."""
+"""Reads the tensors of a source of either format by their Hugging Face names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,22 +17,22 @@ from rlrun.converters.tensors.stored import StoredTensor
 from rlrun.models.config_json import FAMILIES, read_config, weight_dtype
 
 _OWN = "parameters."
-"""Before the names of parameters in checkpoints of rlrun's trainer."""
+"""Prefix of the names of parameters in checkpoints of rlrun's trainer."""
 _OTHER_STATE = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")
-"""What torchtitan's own checkpoints hold besides parameters."""
+"""Prefixes of the names in torchtitan's own checkpoints that are not parameters."""
 
 
 def config_of(source: Checkpoint) -> dict[str, Any]:
-    """config.json of the source's model; ValueError where it is not known which that is."""
+    """Returns config.json of the source's model. Raises ValueError where the model is unknown."""
     if source.model is None:
         raise ValueError(
-            f"{source.folder} does not say which model it is of: give --model, a folder with its config.json"
+            f"{source.folder} does not say its model: add --model, a folder with the model's config.json"
         )
     return read_config(source.model)
 
 
 def hf_contents(source: Checkpoint) -> dict[str, Content]:
-    """All tensors as they are, whatever is missing or not known."""
+    """Returns all tensors unchanged, even if tensors are missing or unknown."""
     if source.format == "hf":
         return {name: plain(tensor) for name, tensor in read_tensors(source.folder).items()}
     return _from_parameters(source, config_of(source), Lenience(missing=True, unknown=True)).contents
@@ -46,27 +46,29 @@ def checked_contents(
     wide: bool,
     lenience: Lenience,
 ) -> Mapped:
-    """The tensors, and what was passed over. ValueError names what is missing or not known.
+    """Returns the tensors, and which ones were ignored. Raises ValueError for missing and unknown tensors.
 
-    `wide`: none of them quantised, but of `dtype` (None: the config's). A checkpoint of training always gets
-    that precision.
+    `wide`: converts quantised tensors to `dtype` (None: the precision of the config). The tensors of a
+    training checkpoint always get that precision.
     """
     if source.format == "hf":
         return _stored_hf(source, config, dtype, wide, lenience)
     mapped = _from_parameters(source, config, lenience)
     precision = dtype or _dtype(config)
-    mapped.contents = {name: cast_weight(name, each, precision) for name, each in mapped.contents.items()}
+    mapped.contents = {
+        name: cast_weight(name, content, precision) for name, content in mapped.contents.items()
+    }
     return mapped
 
 
 def optimizer_contents(source: Checkpoint, config: Mapping[str, Any]) -> dict[str, Content]:
-    """The optimizer's tensors, each by the name of its weight after the kind: `exp_avg.model.norm.weight`."""
+    """Returns the optimizer's tensors, named by kind and weight: `exp_avg.model.norm.weight`."""
     names = DcpFolder(source.folder).tensors
     weights = {name.removeprefix(_OWN) for name in names if name.startswith(_OWN)}
     kinds = {kind for kind, _, weight in (name.partition(".") for name in names) if weight in weights}
     kinds -= {_OWN.removesuffix(".")}
     if not kinds:
-        raise ValueError(f"{source.folder} holds no optimizer's state")
+        raise ValueError(f"{source.folder} has no optimizer state: remove --optimizer")
     contents: dict[str, Content] = {}
     for kind in sorted(kinds):
         found = _from_parameters(source, config, Lenience(missing=True), f"{kind}.")
@@ -75,9 +77,7 @@ def optimizer_contents(source: Checkpoint, config: Mapping[str, Any]) -> dict[st
 
 
 def cast_weight(name: str, content: Content, dtype: torch.dtype | None) -> Content:
-    """A weight in another precision, unless it is quantised, with what it is multiplied by, or keeps its
-    own.
-    """
+    """Returns a weight in another precision, unless it is quantised, a scale, or never cast."""
     scale = name.endswith(("_scale", "_scale_inv"))
     if dtype is None or scale or content.tensor.dtype.itemsize == 1 or keeps_precision(name):
         return content
@@ -102,7 +102,7 @@ def _stored_hf(
 def _from_parameters(
     source: Checkpoint, config: Mapping[str, Any], lenience: Lenience, prefix: str | None = None
 ) -> Mapped:
-    """The tensors of a distributed checkpoint whose names begin with `prefix`; None: the parameters."""
+    """Returns the tensors of a distributed checkpoint with a prefix; None: the parameters."""
     folder = DcpFolder(source.folder)
     own = any(name.startswith(_OWN) for name in folder.tensors)
     start = prefix if prefix is not None else _OWN if own else ""
@@ -122,7 +122,7 @@ def _from_parameters(
 
 
 def _fixed(source: Checkpoint) -> dict[str, Content]:
-    """Tensors that the trainer leaves as they were, and out of its checkpoints: those of the run's model."""
+    """Returns the tensors of the initial model that are not trained, and therefore not in checkpoints."""
     if source.model is None or not is_hf_folder(source.model):
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Whether a source is as it was written, and a written folder reads back as what was to be written."""
+"""Verifies that a source is undamaged, and that a written folder has the right contents."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,10 +20,10 @@ _BLOCK_BYTES = 16 << 20
 
 
 def check_source(folder: Path, *, whole: bool) -> None:
-    """Compares files of a run's checkpoint with its checksums. ValueError names one that is damaged.
+    """Compares files of a run's checkpoint with its checksums. Raises ValueError for a damaged file.
 
-    `whole`: all files of the policy, which takes a read of them; otherwise the table of contents. Checkpoints
-    of others have no checksums.
+    `whole`: reads all files of the policy; otherwise only `.metadata`. Checkpoints that rlrun did not write
+    have no checksums, and are accepted.
     """
     checkpoint = folder.parent
     try:
@@ -40,21 +40,22 @@ def check_source(folder: Path, *, whole: bool) -> None:
 def verify_folder(
     folder: Path, target: Format, files: Sequence[OutputFile], sources: Files, advance: Advance
 ) -> None:
-    """Read a folder as any reader would, and compare every byte of every tensor with its source.
+    """Reads a written folder, and compares every byte of every tensor with its source.
 
-    ValueError names the first that differs. `advance` is called with the bytes compared.
+    Raises ValueError with the name of the first tensor that differs. `advance` is called with the number of
+    compared bytes.
     """
     written = Files()
     for part in sorted({Path(file.name).parent for file in files}):
         read = _reader(target, folder / part)
         tensors = [tensor for file in files if Path(file.name).parent == part for tensor in file.tensors]
         for name, content in ((tensor.name, tensor.content) for tensor in tensors):
-            found = plain(read(name))
-            same = found.tensor == content.tensor
+            stored = plain(read(name))
+            same = stored.tensor == content.tensor
             for block in blocks(content, _BLOCK_BYTES):
                 expected = as_bytes(content.rows(sources, *block))
-                if not same or not torch.equal(as_bytes(found.rows(written, *block)), expected):
-                    raise ValueError(f"{name} in {folder} is not what was written: is the disk in order?")
+                if not same or not torch.equal(as_bytes(stored.rows(written, *block)), expected):
+                    raise ValueError(f"{name} in {folder} is not what was written: check the disk")
                 advance(len(expected))
     written.close()
 

@@ -42,7 +42,7 @@ def test_killed_at_the_end(moment, source, tmp_path):
     out = tmp_path / "out"
     run_and_die(write_and_die_at_the_end, moment, source, out)
     if moment == "after":
-        with pytest.raises(ValueError, match="exists already"):
+        with pytest.raises(ValueError, match="already exists"):
             convert(source, "hf", out, **SHARDS)
     else:
         convert(source, "hf", out, **SHARDS)
@@ -68,10 +68,10 @@ def test_another_conversion_does_not_go_on_from_it(source, tmp_path):
 
 
 def test_nothing_is_overwritten(source, tmp_path):
-    with pytest.raises(ValueError, match=r"exists already; nothing is overwritten"):
+    with pytest.raises(ValueError, match=r"already exists and is not overwritten"):
         convert(source, "hf", source)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ValueError, match="exists already"):
+    with pytest.raises(ValueError, match="already exists"):
         convert(source, "hf", tmp_path / "file")
     (tmp_path / "empty").mkdir()
     convert(source, "hf", tmp_path / "empty")
@@ -145,6 +145,6 @@ def test_reading_back_finds_what_the_disk_changed(source, tmp_path, monkeypatch)
             whole.write_bytes(data)
 
     monkeypatch.setattr(copying, "_complete", spoil)
-    with pytest.raises(ValueError, match="is not what was written: is the disk in order"):
+    with pytest.raises(ValueError, match="is not what was written: check the disk"):
         convert(source, "hf", tmp_path / "out")
     assert not (tmp_path / "out").exists()

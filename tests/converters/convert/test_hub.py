@@ -57,7 +57,9 @@ def test_paths_are_not_looked_for_on_the_hub(name, hub):
 
 def test_a_hub_that_does_not_answer(hub):
     hub.refuses = LocalEntryNotFoundError("cannot reach it\nmore")
-    with pytest.raises(ValueError, match=r"a/b is no folder, and the hub does not give it: cannot reach it$"):
+    with pytest.raises(
+        ValueError, match=r"a/b is not a folder, and cannot be downloaded from the hub: cannot reach it$"
+    ):
         local_folder("a/b", None)
 
 
@@ -65,7 +67,7 @@ def test_uploading_makes_a_private_model(hub, tmp_path):
     assert upload(tmp_path, "a/b") == "https://hub/a/b/commit/1"
     assert (hub.repos, hub.uploads) == ([("a/b", True, True)], [("a/b", tmp_path)])
     hub.refuses = HfHubHTTPError("not allowed", response=Response())
-    with pytest.raises(ValueError, match="is complete, and the hub does not take it as a/b: not allowed"):
+    with pytest.raises(ValueError, match="is complete, but the hub refused to store it as a/b: not allowed"):
         upload(tmp_path, "a/b")
 
 

@@ -1,4 +1,5 @@
-"""Finished conversations for SFT and DPO: which tokens are the prompt, and which of the rest are trained."""
+"""Encodes finished conversations for SFT and DPO: the prompt, the response, and the tokens that are trained
+on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,20 +16,20 @@ class Demonstration:
     """One training sample made from a row of data."""
 
     prompt: Tokens
-    """Up to the first token that is trained."""
+    """`[P]` The tokens before the first one that is trained on."""
     response: Tokens
-    """`[R]` from there on."""
+    """`[R]` The tokens from the first to the last one that is trained on."""
     mask: Mask
-    """`[R]` 1 on tokens that are trained."""
+    """`[R]` 1 for tokens that are trained on, else 0."""
     text: str
-    """The last answer, as the row has it."""
+    """The text of the last answer in the row."""
 
 
 def encode_demonstration(tokenizer: Tokenizer, row: Row, apply_chat_template: bool) -> tuple[Tokens, Tokens]:
-    """Prompt and response tokens of a row; the response ends in the token that stops generation.
+    """Returns a row's prompt and response tokens; the response ends with the token that stops generation.
 
-    With a chat template the response is what the template makes of it as the assistant's turn. ValueError
-    where the prompt, as it would be given for generation, is no prefix of the whole conversation.
+    With a chat template the response is rendered as the assistant's turn. ValueError if the prompt, rendered
+    as for generation, is not a prefix of the whole conversation.
     """
     prompt = tokenizer.encode_prompt(row, apply_chat_template)
     if row.response is None:
@@ -45,13 +46,13 @@ def encode_demonstration(tokenizer: Tokenizer, row: Row, apply_chat_template: bo
 def encode_conversation(tokenizer: Tokenizer, row: Row) -> list[Demonstration]:
     """Returns the training samples of a finished chat, in which every assistant turn is trained once.
 
-    Turns are those that the template marks (`{% generation %}`), all in one sample. Where it marks none, each
-    turn is trained as the template renders it while it is the last, up to the token that ends it. Turns share
-    a sample as long as the template keeps what it rendered before. Where it changes earlier turns once other
-    messages follow, as Qwen3's drops their thoughts, another sample begins, so that the policy is trained on
-    the context that it generates from.
+    If the template marks turns (`{% generation %}`), all of them are in one sample. Otherwise each turn is
+    trained on as the template renders it when it is the last one, up to the token that ends it. Turns share a
+    sample as long as the template does not change what it rendered before. Where it changes earlier turns
+    once messages follow (Qwen3's template drops their thoughts), another sample begins, so that the policy is
+    trained on the context from which it generates.
 
-    ValueError for a chat that does not end with an answer, or whose generation prompt is no prefix of the
+    ValueError for a chat that does not end with an answer, or whose generation prompt is not a prefix of the
     answer's turn.
     """
     messages = messages_of(row)
@@ -64,12 +65,12 @@ def encode_conversation(tokenizer: Tokenizer, row: Row) -> list[Demonstration]:
     chats = [(*marked, messages[-1])] if marked else _by_turn(tokenizer, row, messages)
     samples = [_demonstration(*chat) for chat in chats if chat[1].any()]
     if not samples:
-        raise ValueError(f"row {row.id}: the chat template leaves nothing of the assistant's turns")
+        raise ValueError(f"row {row.id}: the chat template renders no token of the assistant's turns")
     return samples
 
 
 def _by_turn(tokenizer: Tokenizer, row: Row, messages: Sequence[Any]) -> list[tuple[Tokens, Mask, Any]]:
-    """Returns each sample's tokens, 1 on those of the assistant's turns, and its last message."""
+    """Returns for each sample its tokens, a mask of the assistant's turns, and its last message."""
     chats: list[tuple[Tokens, Mask, Any]] = []
     for turn, message in enumerate(messages):
         if message.get("role") != "assistant":
@@ -98,13 +99,13 @@ def _continuation(row: Row, prompt: Tokens, conversation: Tokens) -> Tokens:
     if not np.array_equal(conversation[: len(prompt)], prompt):
         raise ValueError(
             f"row {row.id}: the chat template renders the prompt of a finished conversation differently from "
-            "the prompt for generation, so that the policy would be trained on what it never sees"
+            "the prompt for generation, so the policy would be trained on a context that it never sees"
         )
     return conversation[len(prompt) :]
 
 
 def _ended(response: Tokens, end_tokens: Sequence[int]) -> Tokens:
-    """Cut after the last end token (the template may add more between turns), or with one appended."""
+    """Cuts a response after its last end token (templates may add text after it), or appends one."""
     ends = np.flatnonzero(np.isin(response, end_tokens))
     if len(ends):
         return response[: ends[-1] + 1]

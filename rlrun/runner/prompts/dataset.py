@@ -1,11 +1,10 @@
-"""The run's endless sequence of prompts: every epoch a seeded permutation of the rows that can be used.
+"""The run's endless sequence of prompts: each epoch is a seeded permutation of the usable rows.
 
     DataSource[i] -> Row -> encode -> Prompt      (i from the epoch's permutation)
 
-Up to 10,000 rows are read and tokenised when the stream is made, so that what is wrong shows at once. Of a
-larger dataset only the first rows of the epoch are, and a warning estimates how many of all rows are too
-long; other rows are read when their turn comes. Which prompts come, and in which order, is the same either
-way.
+A dataset of up to 10,000 rows is read and tokenised when the stream is created, so that its errors show at
+once. Of a larger one only the first rows of the epoch are, and a warning estimates how many of all rows are
+too long; other rows are read when they are needed. The prompts and their order are the same either way.
 """
 
 import logging
@@ -24,15 +23,16 @@ logger = logging.getLogger(__name__)
 Tokens = NDArray[np.int32]
 
 EAGER_ROWS = 10_000
-"""The largest dataset that is tokenised when it is loaded."""
+"""The size of the largest dataset that is tokenised when it is loaded."""
 PROBED_ROWS = 256
-"""How many rows of a larger dataset are read when it is loaded, to estimate how many are too long."""
+"""The number of rows of a larger dataset that are read when it is loaded, to estimate how many are too long.
+"""
 NAMED_ROWS = 5
-"""How many of the broken rows a message names."""
+"""The number of broken rows that a message names."""
 
 
 class PromptStream:
-    """Prompts in order, epoch after epoch; its place is a few numbers."""
+    """Returns prompts in order, epoch after epoch; its position is a few numbers."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class PromptStream:
         max_prompt_tokens: int,
         seed: int,
     ) -> None:
-        """`encode` tokenises a row; like the source it raises ValueError for a row it can make nothing of.
+        """`encode` tokenises a row; like the source it raises ValueError for a broken row.
 
-        ValueError when more than `max_bad_share` of the rows are broken, or no row is left.
+        ValueError if more than `max_bad_share` of the rows are broken, or no row is usable.
         """
         self._source = source
         self._encode = encode
@@ -57,9 +57,9 @@ class PromptStream:
         self._broken: dict[int, str] = {}
         self._too_long: set[int] = set()
         self._probed = False
-        """The first rows of a large dataset were read; the others are read when their turn comes."""
+        """Whether the first rows of a large dataset were read; the others are read when they are needed."""
         self._longest = 0
-        """Tokens of the longest prompt that was dropped, as far as it was tokenised."""
+        """Tokens of the longest dropped prompt, as far as it was tokenised."""
         if not len(source):
             raise ValueError("the dataset has no rows")
         if len(source) <= EAGER_ROWS:
@@ -68,11 +68,11 @@ class PromptStream:
             self._probe()
 
     def __len__(self) -> int:
-        """Rows that can be used, as far as they have been read."""
+        """Returns the number of rows that are not known to be unusable; rows not read yet count."""
         return len(self._source) - len(self._broken) - len(self._too_long)
 
     def take(self, count: int) -> list[Prompt]:
-        """The next `count` prompts. ValueError when too many rows turn out to be broken, or none is left."""
+        """Returns the next `count` prompts. ValueError if too many rows are broken, or no row is usable."""
         prompts: list[Prompt] = []
         while len(prompts) < count:
             if self._position == len(self._order):
@@ -86,16 +86,16 @@ class PromptStream:
         return prompts
 
     def epoch(self) -> list[Prompt]:
-        """Every usable row once, in this epoch's order: a held-out dataset as a whole."""
+        """Returns every usable row once, in this epoch's order; for a whole held-out dataset."""
         readable = (self._read(int(index)) for index in self._order)
         usable = (row for row in readable if row is not None)
-        prompts = [Prompt(row, place, tokens) for place, (row, tokens) in enumerate(usable)]
+        prompts = [Prompt(row, index, tokens) for index, (row, tokens) in enumerate(usable)]
         if not self._ready:
-            self._say_what_is_left_out()
+            self._warn_unused_rows()
         return prompts
 
     def state(self) -> dict[str, Any]:
-        """The place in the sequence, as JSON values."""
+        """Returns the position in the sequence, as JSON values."""
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -105,12 +105,12 @@ class PromptStream:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a place that `state` gave. ValueError when it is of another dataset or seed."""
-        for name, here in (("rows", len(self._source)), ("seed", self._seed)):
-            if state[name] != here:
+        """Continues from a saved position. ValueError if it belongs to another dataset or seed."""
+        for name, current in (("rows", len(self._source)), ("seed", self._seed)):
+            if state[name] != current:
                 raise ValueError(
-                    f"the checkpoint was made with a dataset of {name} = {state[name]}, this one has {here}; "
-                    "resume with the data and seed it was made with"
+                    f"the checkpoint was made with a dataset of {name} = {state[name]}, this one has "
+                    f"{current}; resume with the data and seed it was made with"
                 )
         self._epoch, self._position, self._taken = state["epoch"], state["position"], state["taken"]
         self._order = self._permutation()
@@ -125,20 +125,28 @@ class PromptStream:
         for index in range(len(self._source)):
             if (row := self._read(index)) is not None:
                 self._ready[index] = row
-        self._say_what_is_left_out()
+        self._warn_unused_rows()
 
-    def _say_what_is_left_out(self) -> None:
-        """Says how many rows are not used, once all have been read."""
+    def _warn_unused_rows(self) -> None:
+        """Warns how many rows are not used, once all have been read."""
         if self._broken:
-            logger.warning("skipped %d of %d rows: %s", len(self._broken), len(self._source), self._named())
+            logger.warning(
+                "skipped %d of %d rows: %s", len(self._broken), len(self._source), self._broken_rows()
+            )
         if self._too_long:
             logger.warning(
                 "%sdropped %d of %d prompts, longer than rollout.max_prompt_tokens = %d: %s",
-                *(self._whose(), len(self._too_long), len(self._source), self._max_tokens, self._cure()),
+                *(
+                    self._dataset_prefix(),
+                    len(self._too_long),
+                    len(self._source),
+                    self._max_tokens,
+                    self._cure(),
+                ),
             )
 
     def _probe(self) -> None:
-        """Reads the first rows of the epoch, and says what share of all prompts will probably be dropped."""
+        """Reads the first rows of the epoch, and warns about the share of prompts that will be dropped."""
         probed = self._order[:PROBED_ROWS]
         for index in probed:
             self._read(int(index))
@@ -147,12 +155,12 @@ class PromptStream:
             logger.warning(
                 "%s%d of the first %d prompts are longer than rollout.max_prompt_tokens = %d and are "
                 "dropped, so about %d of all %d will be: %s",
-                *(self._whose(), dropped, len(probed), self._max_tokens),
+                *(self._dataset_prefix(), dropped, len(probed), self._max_tokens),
                 *(round(dropped / len(probed) * len(self._source)), len(self._source), self._cure()),
             )
 
-    def _whose(self) -> str:
-        """Names a held-out dataset before a message; training data need no name."""
+    def _dataset_prefix(self) -> str:
+        """Returns a held-out dataset's name as a prefix of messages; empty for the training data."""
         name = getattr(self._spec, "name", None)
         return f"eval dataset {name}: " if name else ""
 
@@ -163,7 +171,7 @@ class PromptStream:
         )
 
     def _read(self, index: int) -> tuple[Row, Tokens] | None:
-        """Row `index` with its tokens, or None where it cannot be used."""
+        """Returns row `index` with its tokens, or None if it cannot be used."""
         if index in self._ready:
             return self._ready[index]
         if index in self._broken or index in self._too_long:
@@ -185,7 +193,7 @@ class PromptStream:
                 logger.warning(
                     "%sdropped a prompt, longer than rollout.max_prompt_tokens = %d, and will drop others "
                     "like it: %s",
-                    *(self._whose(), self._max_tokens, self._cure()),
+                    *(self._dataset_prefix(), self._max_tokens, self._cure()),
                 )
         self._refuse_empty()
         return None
@@ -195,18 +203,18 @@ class PromptStream:
         if len(self._broken) > allowed:
             raise ValueError(
                 f"more than data.max_bad_share = {self._spec.max_bad_share:g} of {len(self._source)} rows "
-                f"are broken: {self._named()}; mend them or raise data.max_bad_share"
+                f"are broken: {self._broken_rows()}; fix them or raise data.max_bad_share"
             )
 
     def _refuse_empty(self) -> None:
         if len(self) == 0:
-            broken = f" and {len(self._broken)} broken: {self._named()}" if self._broken else ""
+            broken = f" and {len(self._broken)} broken: {self._broken_rows()}" if self._broken else ""
             raise ValueError(
-                f"no prompt is left: {len(self._too_long)} are longer than rollout.max_prompt_tokens = "
+                f"no prompt can be used: {len(self._too_long)} are longer than rollout.max_prompt_tokens = "
                 f"{self._max_tokens}{broken}"
             )
 
-    def _named(self) -> str:
+    def _broken_rows(self) -> str:
         named = [self._broken[index] for index in list(self._broken)[:NAMED_ROWS]]
         more = len(self._broken) - len(named)
         return "; ".join(named) + (f"; and {more} more" if more > 0 else "")

@@ -1,7 +1,7 @@
-"""Which tokens end a response, by all the files of a model folder that name any.
+"""Reads the tokens that end a response from all files of a model folder that name any.
 
-SGLang ends a sample at each of them: those of config.json and of generation_config.json, and the tokenizer's
-own, which instruction tuning often changes alone.
+SGLang ends a sample at each of them: those of config.json, those of generation_config.json, and the
+tokenizer's, which is often the only one that instruction tuning changes.
 """
 
 from collections.abc import Iterator
@@ -12,22 +12,22 @@ from rlrun.models.json_files import read_json_object
 
 
 def end_token_ids(folder: Path) -> tuple[int, ...]:
-    """All of them, without loading a tokenizer; its own first."""
+    """Returns all end tokens, the tokenizer's first, without loading the tokenizer."""
     own = _own_end_token(folder)
     return tuple(dict.fromkeys([*([] if own is None else [own]), *declared_end_tokens(folder)]))
 
 
 def declared_end_tokens(folder: Path) -> list[int]:
-    """Those of generation_config.json and config.json."""
-    found: list[int] = []
+    """Returns the end tokens of generation_config.json and config.json."""
+    token_ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         ids = _table(folder / name).get("eos_token_id")
-        found += ids if isinstance(ids, list) else [] if ids is None else [ids]
-    return [number for number in dict.fromkeys(found) if number >= 0]  # -1 stands for none
+        token_ids += ids if isinstance(ids, list) else [] if ids is None else [ids]
+    return [number for number in dict.fromkeys(token_ids) if number >= 0]  # -1 means that there is none
 
 
 def _own_end_token(folder: Path) -> int | None:
-    """The tokenizer's; None where its files name none, or name one that they give no number."""
+    """Returns the tokenizer's end token; None if its files name none, or do not give it a number."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = _table(folder / name).get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token
@@ -37,7 +37,7 @@ def _own_end_token(folder: Path) -> int | None:
 
 
 def _numbered(folder: Path) -> Iterator[tuple[str, int]]:
-    """Tokens and their numbers: added ones first, among which end tokens usually are."""
+    """Yields tokens with their numbers, first the added tokens, which usually include the end tokens."""
     added = _table(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
     yield from ((token["content"], int(number)) for number, token in added.items())
     tokenizer = _table(folder / "tokenizer.json")
@@ -50,5 +50,5 @@ def _numbered(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """A JSON file's table; an empty one where there is no file."""
+    """Returns the object of a JSON file; an empty one if the file does not exist."""
     return read_json_object(path) if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""Reads the next batch of rows while the machine is busy with this one: tokenising costs no step any time."""
+"""Reads and tokenises the next batch of rows in a thread, while the current one is used."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ Item = TypeVar("Item")
 
 
 class Prefetcher(Generic[Item]):
-    """`fetch` in a thread, one batch ahead; its place is that of the batch handed out last."""
+    """Calls `fetch` one batch ahead; its state is the position after the batch that `next` returned last."""
 
     def __init__(
         self,
@@ -23,24 +23,24 @@ class Prefetcher(Generic[Item]):
         self._pending: asyncio.Task[list[Item]] | None = None
 
     async def next(self) -> list[Item]:
-        """The next batch; the one after it starts to be read."""
+        """Returns the next batch, and starts to read the one after it."""
         batch = await (self._pending or self._start())
         self._state = self._read_state()
         self._pending = self._start()
         return batch
 
     def state(self) -> dict[str, Any]:
-        """Where reading goes on after the batches handed out so far."""
+        """Returns the position after the batches that `next` has returned."""
         return self._state
 
     async def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a saved place."""
+        """Continues from a saved position."""
         await self.close()
         self._seek(state)
         self._state = state
 
     async def close(self) -> None:
-        """Let the batch being read finish, and forget it."""
+        """Waits for the batch that is being read, and discards it."""
         if self._pending is not None:
             await asyncio.gather(self._pending, return_exceptions=True)
             self._pending = None

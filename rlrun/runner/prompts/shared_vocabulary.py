@@ -1,8 +1,9 @@
-"""Whether two models mean the same by a token's number.
+"""Checks that two models give every token the same number.
 
 A teacher or a reference scores the policy's samples by their token numbers, so every token of the policy must
-have the same number there. The sizes of the two vocabularies may differ: models of one family pad theirs to
-different sizes, in config.json and in the embedding. A teacher may also know tokens that the policy lacks.
+have the same number in that model. The sizes of the two vocabularies may differ: models of one family pad
+theirs to different sizes, in config.json and in the embedding. A teacher may also know tokens that the policy
+lacks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from rlrun.runner.host.model_files import ModelFiles
 
 
 def check_same_tokens(policy: ModelFiles, role: str, other: ModelFiles) -> None:
-    """Raises JobError where a teacher or reference knows a token of the policy by another number, or not.
+    """Raises JobError if a token of the policy has another number, or none, in a teacher or reference.
 
     Without a tokenizer.json in both folders, only vocabularies of the same size are accepted.
     """
@@ -30,10 +31,10 @@ def check_same_tokens(policy: ModelFiles, role: str, other: ModelFiles) -> None:
 
 
 def known_tokens(tokens: NDArray[np.int32], vocabulary: int) -> NDArray[np.int32]:
-    """Returns `tokens`, with the last token of a vocabulary instead of each number past it.
+    """Returns `tokens` with every number outside of a vocabulary replaced by the vocabulary's last token.
 
-    Only numbers that pad the policy's vocabulary are past a teacher's. No text has them, and a sample has one
-    only where a policy draws it by chance; the teacher's last token is as unlikely.
+    The only tokens of the policy outside of a teacher's vocabulary are those that pad the policy's. No text
+    has them; a policy samples one only by chance, and the teacher's last token is as unlikely.
     """
     return np.minimum(tokens, np.int32(vocabulary - 1))
 
@@ -43,19 +44,19 @@ def _difference(policy: ModelFiles, other: ModelFiles) -> str | None:
     if not all(file.is_file() for file in files):
         sizes = [model.config()["vocab_size"] for model in (policy, other)]
         return None if sizes[0] == sizes[1] else f"has {sizes[1]} tokens and the policy {sizes[0]}"
-    own, others = [read_json_object(file) for file in files]
-    numbers = dict(_numbered(others))
-    for token, number in _numbered(own):
+    policy_tokenizer, other_tokenizer = [read_json_object(file) for file in files]
+    numbers = dict(_numbered(other_tokenizer))
+    for token, number in _numbered(policy_tokenizer):
         if token not in numbers:
             return f"does not have the policy's token {token!r} (number {number})"
         if numbers[token] != number:
             return f"has the token {token!r} as number {numbers[token]}, and the policy as {number}"
-    same = _merges(own) == _merges(others)
+    same = _merges(policy_tokenizer) == _merges(other_tokenizer)
     return None if same else "has the policy's tokens, but splits text into them by other merges"
 
 
 def _numbered(tokenizer: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Every token with its number, of the model's vocabulary and of the tokens added to it."""
+    """Yields every token with its number: those of the vocabulary, and those added to it."""
     vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
     if isinstance(vocabulary, list):  # Unigram models: pieces with their scores, in order
         yield from ((piece[0], number) for number, piece in enumerate(vocabulary))
@@ -65,6 +66,6 @@ def _numbered(tokenizer: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _merges(tokenizer: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Pairs in order; older files write a pair as one string, newer ones as two."""
+    """Returns the merges in order; older files write a pair as one string, newer ones as two."""
     merges = (tokenizer.get("model") or {}).get("merges") or ()
     return [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in merges]

@@ -1,17 +1,17 @@
-"""Whether a model folder has a tokenizer and a chat template, told from its files without loading them."""
+"""Checks that a model folder has a tokenizer and a chat template, without loading either."""
 
 import json
 from pathlib import Path
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
-"""One of these is there where a tokenizer is."""
+"""A folder with a tokenizer has at least one of these files."""
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 def template_problem(folder: Path, *, template: bool) -> str | None:
-    """Returns what the folder lacks to tokenise prompts; None where nothing is missing.
+    """Returns what the folder lacks to tokenise prompts; None if nothing is missing.
 
-    `template`: prompts are rendered by the model's chat template.
+    `template` says whether prompts are rendered by the model's chat template.
     """
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}; copy it there too"
@@ -24,7 +24,7 @@ def template_problem(folder: Path, *, template: bool) -> str | None:
         return None
     return (
         f"the tokenizer of {folder} has no chat template, as base models often do: set "
-        "data.apply_chat_template = false, and write prompts as the model is to see them (prompt_template)"
+        "data.apply_chat_template = false, and write prompts as the model should see them (prompt_template)"
     )
 
 

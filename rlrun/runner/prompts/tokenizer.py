@@ -1,4 +1,4 @@
-"""Text to tokens and back, with the model's own tokenizer and chat template."""
+"""Converts text to tokens and back, with the model's tokenizer and chat template."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,20 +21,20 @@ Tokens = NDArray[np.int32]
 Mask = NDArray[np.float32]
 
 _ANSWER = "An-answer-that-nobody-gives."
-"""Stands for what the policy answered, where the template is asked what comes after it."""
+"""A placeholder for an answer, to find out what the template renders after one."""
 
 
 class Tokenizer:
     """The tokenizer of a Hugging Face model folder."""
 
     def __init__(self, folder: Path | str, template_args: Mapping[str, Any] | None = None) -> None:
-        """`template_args`: variables of the chat template beside its usual ones.
+        """`template_args` are additional variables of the chat template.
 
-        ValueError when the folder has no tokenizer, its config contradicts itself, or nothing in it names an
-        end-of-sequence token.
+        ValueError if the folder has no tokenizer, its config.json contradicts itself, or none of its files
+        names an end-of-sequence token.
         """
         from huggingface_hub.errors import StrictDataclassError
-        from transformers import AutoTokenizer  # takes seconds, and brings torch with it
+        from transformers import AutoTokenizer  # its import takes seconds and loads torch
 
         self.folder = Path(folder)
         if problem := template_problem(self.folder, template=False):
@@ -44,25 +44,25 @@ class Tokenizer:
         except StrictDataclassError as error:
             reason = str(error.__cause__ or error)
             raise ValueError(f"{self.folder}/config.json contradicts itself: {reason}") from error
-        except Exception as error:  # the boundary to files of others, which fail to load in many ways
+        except Exception as error:  # the boundary to other people's files, which fail to load in many ways
             raise ValueError(
                 f"{self.folder} has no tokenizer that can be loaded: {first_line(error)}"
             ) from error
         self.eos_token_ids = self._end_tokens()
-        """Tokens that end a response, the tokenizer's own first."""
-        special = [str(one) for one in self._tokenizer.added_tokens_decoder.values() if one.special]
+        """Tokens that end a response, the tokenizer's first."""
+        special = [str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special]
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self._longest = max(map(len, self._tokenizer.get_vocab()))
         guard = Guard(self._tokenizer, self.eos_token_ids)
         self._template = ChatTemplate(self._tokenizer, guard, template_args or {})
 
     def encode_prompt(
-        self, row: Row, apply_chat_template: bool, tools: Tools = (), most: int | None = None
+        self, row: Row, apply_chat_template: bool, tools: Tools = (), limit: int | None = None
     ) -> Tokens:
-        """The tokens of a prompt, up to where the response begins; ValueError says what is wrong with it.
+        """Returns the tokens of a prompt, up to where the response begins; ValueError for a bad row.
 
-        `tools` are for the chat template; a row's own, under `tools` in its metadata, outrank them. Of a text
-        that must have more than `most` tokens, only as much is looked at as shows it.
+        The chat template receives the row's own tools (`tools` in its metadata), else `tools`. Of a text that
+        certainly has more than `limit` tokens, only the beginning is encoded, which is enough to show it.
         """
         if apply_chat_template:
             rendered = self._rendered(row, messages_of(row), tools)
@@ -70,28 +70,31 @@ class Tokenizer:
             rendered = Rendered(_plain(row))
         text = rendered.text
         with _naming(row):
-            start = text if most is None else text[: (most + 1) * self._longest]
+            start = text if limit is None else text[: (limit + 1) * self._longest]
             tokens = self._encode(replace(rendered, text=start), special_tokens=not apply_chat_template)
-            if len(start) == len(text) or len(tokens) > (most or 0):
+            if len(start) == len(text) or len(tokens) > (limit or 0):
                 return tokens
             return self._encode(rendered, special_tokens=not apply_chat_template)  # it drops much of a text
 
     def encode_chat(self, row: Row, messages: Sequence[Any], *, generation_prompt: bool) -> Tokens:
-        """A row's messages by the template; `generation_prompt`: up to where an answer begins."""
+        """Returns the tokens of a row's messages; `generation_prompt` appends the beginning of an answer."""
         rendered = self._rendered(row, messages, generation_prompt=generation_prompt)
         with _naming(row):
             return self._encode(rendered)
 
     def encode_marked(self, row: Row, messages: Sequence[Any]) -> tuple[Tokens, Mask] | None:
-        """The same, and 1 on tokens within the template's generation markers; None where it has none."""
+        """Returns the tokens of messages and a mask that is 1 where the template marks tokens as generated.
+
+        None if the template has no such markers.
+        """
         if not self._template.marks_answers:
             return None
         rendered = self._rendered(row, messages, generation_prompt=False, answers=True)
         with _naming(row):
-            tokens, places = self._encode_with_places(rendered)
+            tokens, offsets = self._encode_with_offsets(rendered)
         mask = np.zeros(len(tokens), np.float32)
         for begin, end in rendered.answers:
-            mask[(places[:, 0] < end) & (places[:, 1] > begin)] = 1
+            mask[(offsets[:, 0] < end) & (offsets[:, 1] > begin)] = 1
         return tokens, mask
 
     def _rendered(
@@ -110,34 +113,34 @@ class Tokenizer:
             )
 
     def decode(self, tokens: Tokens) -> str:
-        """The text of a response, without special tokens."""
+        """Returns the text of a response, without special tokens."""
         return self.decode_batch([tokens])[0]
 
     def encode(self, text: str) -> Tokens:
-        """Tokens of a text; special tokens that it names are special, and none are added."""
+        """Returns the tokens of a text, in which the names of special tokens become those tokens."""
         return self._encode(Rendered(text))
 
     def plain(self, text: str) -> str:
-        """A text without the names of special tokens (rlrun.plugins.session.Chat)."""
+        """Returns a text without the names of special tokens (rlrun.plugins.session.Chat)."""
         if self._special is None:
             return text
         start = 0
-        while found := self._special.search(text, start):
-            # What is left on both sides may be a name in its turn.
-            text = text[: found.start()] + text[found.end() :]
-            start = max(0, found.start() - self._longest)
+        while match := self._special.search(text, start):
+            # The text before and after the match may join to another name.
+            text = text[: match.start()] + text[match.end() :]
+            start = max(0, match.start() - self._longest)
         return text
 
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> Tokens:
-        """A conversation up to where the policy's answer begins (rlrun.plugins.session.Chat)."""
+        """Returns the tokens of a conversation up to where the answer begins (rlrun.plugins.session.Chat)."""
         self._require_template()
         return self._encode(self._template.render(messages, tools, generation_prompt=True))
 
     def follow_up(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[Tokens, Tokens]:
-        """What stands between an answer and the next (rlrun.plugins.session.Chat).
+        """Returns the token that ends an answer, and the tokens up to the next (rlrun.plugins.session.Chat).
 
-        The template renders a conversation with an answer of a known text; what comes after that text begins
-        with the token that ends the answer, a special one, so that tokens cannot merge across it.
+        The template renders a conversation whose answer is a known text. The tokens after that text begin
+        with the special token that ends the answer; as it is special, no token merges across it.
         """
         self._require_template()
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
@@ -146,13 +149,13 @@ class Tokenizer:
         if not len(tail) or tail[0] not in self.eos_token_ids:
             raise ValueError(
                 f"the chat template of {self.folder} ends an answer with "
-                f"{self._tokenizer.decode(tail[:1])!r}, which is no end-of-sequence token; add it to "
+                f"{self._tokenizer.decode(tail[:1])!r}, which is not an end-of-sequence token; add it to "
                 "eos_token_id in generation_config.json"
             )
         return tail[:1], tail[1:]
 
     def decode_batch(self, batch: Sequence[Tokens], *, special: bool = False) -> list[str]:
-        """The text of each response; `special`: with special tokens."""
+        """Returns the text of each response; `special` keeps special tokens."""
         texts: list[str] = self._tokenizer.batch_decode(
             [tokens.tolist() for tokens in batch],
             skip_special_tokens=not special,
@@ -171,23 +174,23 @@ class Tokenizer:
         return tokens
 
     def _encode(self, rendered: Rendered, special_tokens: bool = False) -> Tokens:
-        rendered.text.encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
+        rendered.text.encode()  # raises UnicodeEncodeError, a ValueError, for half a surrogate pair
         tokens: list[int] = []
         for _, piece in rendered.pieces():
             tokens += self._tokenizer.encode(piece, add_special_tokens=special_tokens, verbose=False)
         return np.array(tokens, dtype=np.int32)
 
-    def _encode_with_places(self, rendered: Rendered) -> tuple[Tokens, NDArray[np.int64]]:
-        """Tokens, and for each the characters of the text that it stands for: `[tokens, 2]`."""
+    def _encode_with_offsets(self, rendered: Rendered) -> tuple[Tokens, NDArray[np.int64]]:
+        """Returns the tokens, and the (start, end) of each token's characters in the text: `[tokens, 2]`."""
         rendered.text.encode()
-        tokens, places = [], []
+        tokens, offsets = [], []
         for start, piece in rendered.pieces():
             encoded = self._tokenizer(
                 piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False
             )
             tokens += encoded["input_ids"]
-            places += [(start + begin, start + end) for begin, end in encoded["offset_mapping"]]
-        return np.array(tokens, np.int32), np.array(places, np.int64).reshape(-1, 2)
+            offsets += [(start + begin, start + end) for begin, end in encoded["offset_mapping"]]
+        return np.array(tokens, np.int32), np.array(offsets, np.int64).reshape(-1, 2)
 
     def _require_template(self) -> None:
         if self._tokenizer.chat_template is None:
@@ -198,17 +201,17 @@ class Tokenizer:
 
 @contextmanager
 def _naming(row: Row) -> Iterator[None]:
-    """Errors say which row it was."""
+    """Adds the row's id to errors."""
     try:
         yield
     except ValueError as error:
         raise ValueError(f"row {row.id}: {error}") from error
 
 
-def _tools(row: Row, others: Tools = ()) -> Tools:
-    """A row's own tools outrank others."""
-    own: Tools = row.metadata.get("tools") or others
-    return own
+def _tools(row: Row, default: Tools) -> Tools:
+    """Returns the row's own tools, else the default ones."""
+    tools: Tools = row.metadata.get("tools") or default
+    return tools
 
 
 def _plain(row: Row) -> str:
@@ -220,5 +223,5 @@ def _plain(row: Row) -> str:
 
 
 def messages_of(row: Row) -> Sequence[Any]:
-    """The prompt as a conversation."""
+    """Returns the prompt of a row as a conversation."""
     return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt

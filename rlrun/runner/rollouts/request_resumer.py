@@ -59,11 +59,12 @@ class ResumingEngines:
 
     async def abort(self, request: GenerateRequest) -> None:
         """Ends a request, which returns the tokens it has; a parked one returns at once."""
-        for resumable in [one for one in (*self._running, *self._parked) if one.request is request]:
+        open_requests = [*self._running, *self._parked]
+        for resumable in [candidate for candidate in open_requests if candidate.request is request]:
             resumable.is_late = True
             if resumable in self._running:
-                parts = [part for _, part in resumable.next_requests()]
-                await asyncio.gather(*map(self._engines.abort, parts))
+                part_requests = [part for _, part in resumable.next_requests()]
+                await asyncio.gather(*map(self._engines.abort, part_requests))
             elif not resumable.resumed.done():
                 resumable.resumed.set_result(None)
 
@@ -96,7 +97,8 @@ class ResumingEngines:
         """Continues all parked requests, those of the prompts in `order` first."""
         self._stopped = False
         rank = {index: position for position, index in enumerate(order)}
-        for parked in sorted(self._parked, key=lambda one: rank.get(one.request.prompt_index, len(rank))):
+        last = len(rank)
+        for parked in sorted(self._parked, key=lambda parked: rank.get(parked.request.prompt_index, last)):
             if not parked.resumed.done():
                 parked.resumed.set_result(None)
 

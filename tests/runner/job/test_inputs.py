@@ -96,7 +96,7 @@ TOOLS = {"type": "multi_turn_tools", "tools": [{"type": "python"}]}
     ("data", "ends", "message"),
     [
         ({"apply_chat_template": False}, "<|im_end|>", r"set data\.apply_chat_template = true"),
-        ({}, "###", "ends an answer with '#', which is no end-of-sequence token"),
+        ({}, "###", "ends an answer with '#', which is not an end-of-sequence token"),
     ],
 )
 def test_tools_that_the_policy_cannot_be_told_of_end_the_job_before_it_starts(

@@ -97,5 +97,5 @@ def test_a_template_that_ends_answers_with_no_end_token_is_refused(tmp_path: Pat
     make_chat_tokenizer(tmp_path, "qwen3")
     config = tmp_path / "chat_template.jinja"
     config.write_text(config.read_text().replace("else m.content }}<|im_end|>", "else m.content }}###"))
-    with pytest.raises(ValueError, match="ends an answer with '#', which is no end-of-sequence token"):
+    with pytest.raises(ValueError, match="ends an answer with '#', which is not an end-of-sequence token"):
         Tokenizer(tmp_path).follow_up([HI])

@@ -130,7 +130,7 @@ def test_too_many_broken_rows_of_a_large_dataset_are_an_error_when_met(
     monkeypatch.setattr(dataset, "EAGER_ROWS", 0)
     monkeypatch.setattr(dataset, "PROBED_ROWS", 1)
     source = stream([1, -1, 2, -1], max_bad_share=0.25, shuffle=False)
-    with pytest.raises(ValueError, match=r"mend them or raise data\.max_bad_share"):
+    with pytest.raises(ValueError, match=r"fix them or raise data\.max_bad_share"):
         source.take(10)
 
 
@@ -180,7 +180,9 @@ def test_a_large_held_out_dataset_says_exactly_how_many_prompts_are_dropped(
 @pytest.mark.parametrize("eager_rows", [0, 100])
 def test_nothing_left_is_an_error(monkeypatch: pytest.MonkeyPatch, eager_rows: int) -> None:
     monkeypatch.setattr(dataset, "EAGER_ROWS", eager_rows)
-    with pytest.raises(ValueError, match=r"no prompt is left: 2 are longer than .* = 4 and 1 broken: words"):
+    with pytest.raises(
+        ValueError, match=r"no prompt can be used: 2 are longer than .* = 4 and 1 broken: words"
+    ):
         stream([9, -1, 9], max_bad_share=1).take(1)
     with pytest.raises(ValueError, match="no rows"):
         stream([])

@@ -103,7 +103,7 @@ def test_a_template_that_prompts_with_what_it_later_drops_is_refused(tmp_path: P
 
 def test_rows_that_cannot_be_encoded_are_named(tmp_path: Path) -> None:
     system_first = Row("9", [{"role": "system", "content": "s"}])
-    with pytest.raises(ValueError, match="row 9: the chat template refuses it: user first"):
+    with pytest.raises(ValueError, match="row 9: the chat template refuses the conversation: user first"):
         make(tmp_path / "a", USER_FIRST + CHATML).encode_prompt(system_first, apply_chat_template=True)
     with pytest.raises(ValueError, match=r"row 9: .* set data\.apply_chat_template = true"):
         make(tmp_path / "b").encode_prompt(system_first, apply_chat_template=False)
@@ -154,8 +154,8 @@ def test_of_a_text_that_is_too_long_as_much_is_looked_at_as_shows_it(tmp_path: P
     tokenizer = make(tmp_path)
     whole = tokenizer.encode_prompt(Row("1", "ab " * 5000), template)
     for most in (len(whole) - 1, len(whole), len(whole) + 1):
-        assert np.array_equal(tokenizer.encode_prompt(Row("1", "ab " * 5000), template, most=most), whole)
-    assert 10 < len(tokenizer.encode_prompt(Row("1", "ab " * 5000), template, most=10)) < len(whole) / 4
+        assert np.array_equal(tokenizer.encode_prompt(Row("1", "ab " * 5000), template, limit=most), whole)
+    assert 10 < len(tokenizer.encode_prompt(Row("1", "ab " * 5000), template, limit=10)) < len(whole) / 4
 
 
 @pytest.mark.parametrize("template", [True, False])

@@ -1,8 +1,9 @@
 """Finds plugins through the entry points of installed distributions.
 
-    entry points (names only) -> find -> load (imports and checks one class) -> build (makes one)
+    entry points (names only) -> find -> load (imports and checks one class) -> build (creates one plugin)
 
-Names are known before anything is imported: listing is cheap, and a broken plugin hurts only who asks for it.
+Names are known before anything is imported, so listing is cheap, and a broken plugin only affects specs that
+name it.
 """
 
 import difflib
@@ -24,18 +25,18 @@ from rlrun.specs.problems.messages import describe_errors
 from rlrun.specs.reading.secret_references import reveal
 
 _OF_EXTRA = re.compile(r"""(?P<name>[\w.-]+).*;.*\bextra == ["'](?P<extra>[\w-]+)""")
-"""A requirement of an extra, as a distribution's metadata has it."""
+"""Matches a requirement of an extra in a distribution's metadata."""
 ALLOW_LOCAL = "RLRUN_ALLOW_LOCAL_PLUGINS"
-"""Environment variable that `--allow-local-plugins` sets to 1, for the processes of the job too."""
+"""The environment variable that `--allow-local-plugins` sets to 1, also for the processes of the job."""
 
 
 class PluginError(ValueError):
-    """A plugin that is missing, broken, ambiguous or given wrong parameters; says which, and what to do."""
+    """A plugin is missing, broken, ambiguous or has wrong parameters; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class PluginEntry:
-    """A plugin as its distribution announces it; nothing of it is imported.
+    """A plugin as its distribution announces it, before anything of it is imported.
 
     Example: `PluginEntry("rewards", "math", "rlrun.plugins.rewards.math:Math", "rlrun", "0.1.0")`
     """
@@ -52,19 +53,21 @@ class PluginEntry:
 
 
 def entries(kind: str) -> list[PluginEntry]:
-    """All announced plugins of a kind by name, duplicates included; imports none of them."""
+    """Returns all announced plugins of a kind by name, including duplicates, without importing them."""
     assert kind in METHODS, f"no such kind of plugin: {kind}"
     return sorted(_announced(tuple(sys.path))[kind], key=lambda entry: (entry.name, entry.distribution))
 
 
 def entries_of(distribution: str) -> list[PluginEntry]:
-    """All plugins that a distribution announces. PluginError when it announces none, or is not installed."""
-    wanted = distribution.replace("_", "-").lower()
+    """Returns all plugins that a distribution announces. Raises PluginError if it announces none or is not
+    installed.
+    """
+    normalised_name = distribution.replace("_", "-").lower()
     found = [
         entry
         for kind in METHODS
         for entry in entries(kind)
-        if entry.distribution.replace("_", "-").lower() == wanted
+        if entry.distribution.replace("_", "-").lower() == normalised_name
     ]
     if not found:
         owners = sorted({entry.distribution for kind in METHODS for entry in entries(kind)})
@@ -76,14 +79,15 @@ def entries_of(distribution: str) -> list[PluginEntry]:
 
 
 def names(kind: str) -> list[str]:
-    """The names a spec may give as `type` in sections of this kind."""
+    """Returns the names that a spec may give as `type` in sections of this kind."""
     return sorted({entry.name for entry in entries(kind)})
 
 
 def find(kind: str, name: str) -> PluginEntry:
-    """The one entry of that name. PluginError when there is none, or when two distributions announce it.
+    """Returns the entry of that name. Raises PluginError if there is none, or if two distributions announce
+    it.
 
-    `path/to/file.py:Class` is a class in a file, where local plugins are allowed.
+    `path/to/file.py:Class` names a class in a file, if local plugins are allowed.
     """
     if ".py:" in name:
         return _local(kind, name)
@@ -97,11 +101,13 @@ def find(kind: str, name: str) -> PluginEntry:
 
 
 def load(kind: str, name: str) -> type[Any]:
-    """Imports one plugin's class and checks it against its protocol. PluginError says what is wrong."""
+    """Imports a plugin's class and checks it against its protocol. Raises PluginError, which says what is
+    wrong.
+    """
     entry = find(kind, name)
     try:
         plugin = _import(entry)
-    except (Exception, SystemExit) as error:  # the boundary to others' modules: an import may raise anything
+    except (Exception, SystemExit) as error:  # importing a foreign module may raise anything
         raise PluginError(f"{entry} ({entry.target}) fails to import: {_describe(error, entry)}") from error
     if fault := fault_of(kind, plugin):
         raise PluginError(f"{entry} ({entry.target}) {fault}")
@@ -109,22 +115,22 @@ def load(kind: str, name: str) -> type[Any]:
 
 
 def build(kind: str, name: str, params: Mapping[str, Any]) -> Any:
-    """Makes a plugin from parameters as written in a spec, secrets by reference included.
+    """Creates a plugin from parameters as written in a spec, where secrets are references.
 
-    PluginError names the plugin and each wrong key.
+    Raises PluginError, which names the plugin and each wrong key.
     """
     plugin, checked = load(kind, name), checked_params(kind, name, params)
     try:
         return plugin(checked)
-    except Exception as error:  # the boundary to other people's constructors
+    except Exception as error:  # a foreign constructor may raise anything
         entry = find(kind, name)
         raise PluginError(f"{entry} cannot start: {_describe(error, entry)}") from error
 
 
 def checked_params(kind: str, name: str, params: Mapping[str, Any]) -> Any:
-    """A plugin's `Params` from what a spec gives, with references to secrets replaced.
+    """Returns a plugin's `Params` from the keys of a spec, with references to secrets replaced.
 
-    PluginError names the plugin and each wrong key.
+    Raises PluginError, which names the plugin and each wrong key.
     """
     model = load(kind, name).Params
     try:
@@ -136,7 +142,7 @@ def checked_params(kind: str, name: str, params: Mapping[str, Any]) -> Any:
 
 
 def _local(kind: str, name: str) -> PluginEntry:
-    """A class in a file, as if a distribution of the file's name announced it."""
+    """Returns the entry of a class in a file, as if a distribution with the file's name announced it."""
     path = Path(name.rpartition(":")[0])
     if os.environ.get(ALLOW_LOCAL) != "1":
         raise PluginError(
@@ -149,7 +155,7 @@ def _local(kind: str, name: str) -> PluginEntry:
 
 
 def _import(entry: PluginEntry) -> Any:
-    """The class; whatever importing its module raises."""
+    """Returns the class; raises whatever importing its module raises."""
     if ".py:" not in entry.name:
         return metadata.EntryPoint(name=entry.name, value=entry.target, group=f"rlrun.{entry.kind}").load()
     path, _, class_name = entry.name.rpartition(":")
@@ -165,7 +171,10 @@ def _import(entry: PluginEntry) -> Any:
 
 @cache
 def _announced(path: tuple[str, ...]) -> dict[str, list[PluginEntry]]:
-    """Entries by kind of every distribution on `path`: `sys.path`, a parameter so that a change is seen."""
+    """Returns the entries of every distribution on `path`, by kind.
+
+    `path` is `sys.path`; as the key of the cache, it makes a change of `sys.path` take effect.
+    """
     announced: dict[str, list[PluginEntry]] = {kind: [] for kind in METHODS}
     for entry in _scan():
         announced[entry.kind].append(entry)
@@ -173,14 +182,14 @@ def _announced(path: tuple[str, ...]) -> dict[str, list[PluginEntry]]:
 
 
 def _scan() -> Iterator[PluginEntry]:
-    """Parses the entry points of those distributions that have some for us: one in hundreds, as a rule."""
+    """Parses the entry points of the distributions that announce plugins, usually one in hundreds."""
     seen = set()
     for distribution in metadata.distributions():
         if "[rlrun." not in (distribution.read_text("entry_points.txt") or ""):
             continue
-        # each look-up parses all of the metadata; what an interrupted uninstall leaves has none
+        # each look-up parses all metadata, so only once; the remains of an interrupted uninstall have no name
         name, version = distribution.name or "", distribution.version
-        if not name or name in seen:  # further down the path: shadowed
+        if not name or name in seen:  # shadowed by a distribution earlier on the path
             continue
         seen.add(name)
         for point in distribution.entry_points:
@@ -200,7 +209,7 @@ def _unknown(kind: str, name: str) -> str:
 
 
 def _describe(error: BaseException, entry: PluginEntry) -> str:
-    """What was raised, and the extra of the plugin's distribution that has what is not installed."""
+    """Returns the exception's text, and which extra of the distribution to install if a module is missing."""
     text = f"{type(error).__name__}: {error}"
     if not isinstance(error, ModuleNotFoundError) or ".py:" in entry.name:
         return text

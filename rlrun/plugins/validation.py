@@ -1,4 +1,4 @@
-"""Looks at the plugins a spec names, and no others: their names, and their parameters by their own models."""
+"""Checks the plugins that a spec names: their names, and their parameters with the plugins' own models."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ _SECTIONS: tuple[tuple[KeyPath, str, type[PluginSection]], ...] = (
     (("trackers",), "trackers", TrackerSpec),
 )
 _INNER: dict[type[BaseModel], str] = {ToolSpec: "tools", AgentSpec: "agents"}
-"""Tables inside a plugin's parameters that name plugins themselves."""
+"""The tables inside a plugin's parameters that name further plugins."""
 _NOUNS = {"data": "data source"}
 
 
@@ -50,20 +50,22 @@ def load_checked_spec(
     *,
     planning: bool = False,
 ) -> LoadedSpec:
-    """Load a spec with everything checked, plugins and their parameters included.
+    """Loads a spec and checks everything, including plugins and their parameters.
 
-    `planning`: as `load_spec` has it. Raises SpecError with every problem found.
+    `planning` is passed on to `load_spec`. Raises SpecError with every problem found.
     """
     return load_spec(paths, overrides, check_plugins, profiles, planning=planning)
 
 
 def needs_of(spec: Spec) -> Needs:
-    """What the spec's algorithm asks for; PluginError where it cannot be made."""
+    """Returns what the spec's algorithm requires. Raises PluginError if the algorithm cannot be created."""
     return _needs(spec.algorithm.type, as_json(spec.algorithm.params))
 
 
 def check_plugins(data: Mapping[str, Any], explainer: Explainer) -> PluginReport:
-    """Findings about every plugin section of a merged document, whatever else is wrong with it."""
+    """Returns findings about every plugin section of a merged document, whatever else is wrong with the
+    document.
+    """
     report = PluginReport()
     for where, kind, section in _SECTIONS:
         for path, table in _tables(data, where):
@@ -90,7 +92,9 @@ class _PluginTable:
 
 
 def _tables(data: Any, where: KeyPath) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
-    """The table at `where`, or the tables of the array there; the algorithm has defaults."""
+    """Yields the table at `where`, or the tables of the array there. Without a table, the algorithm has
+    defaults.
+    """
     for part in where:
         data = data.get(part) if isinstance(data, dict) else None
     if where == ("algorithm",) and data is None:
@@ -124,7 +128,7 @@ def _check(report: PluginReport, explainer: Explainer, found: _PluginTable) -> N
 
 
 def _inner_tables(found: _PluginTable, params: type[BaseModel]) -> Iterator[_PluginTable]:
-    """The tables in a plugin's parameters that name plugins, as far as they do."""
+    """Yields the tables in a plugin's parameters that name plugins."""
     for key, field in params.model_fields.items():
         for section in section_models(field.annotation):
             if section in _INNER and issubclass(section, PluginSection):

@@ -1,4 +1,4 @@
-"""From a spec to running parts: inputs, rewards, trainer ranks and engines, all started side by side."""
+"""Starts everything that a job needs, concurrently: inputs, rewards, trainer ranks and engines."""
 
 import asyncio
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from rlrun.specs.sections.job import Spec
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """Everything that runs."""
+    """Everything of a job that has been started."""
 
     plan: Plan
     steps: int
@@ -38,19 +38,19 @@ class RunningJob:
     cluster: Cluster
     started: Processes
     trainer: TrainerGroup | None
-    """None where the job generates alone."""
+    """None in a run that only generates."""
     pool: EnginePool | None
     """The policy's engines."""
-    others: Mapping[str, EnginePool]
-    """By name of `[[engines]]`."""
+    named_engines: Mapping[str, EnginePool]
+    """The engines of `[[engines]]`, by name."""
     scorer: Scorer
     saved: SavedSource | None = None
-    """Samples of another run to train on, instead of this one's own."""
+    """Samples of another run to train on, with `debug.mode = "train"`."""
     gateway: Gateway | None = None
-    """The way to the policy's engines, where they are not asked directly."""
+    """The router before the policy's engines; None if requests go to them directly."""
 
 
-async def start_parts(
+async def start_job(
     spec: Spec,
     model: ModelFiles,
     folder: RunFolder,
@@ -59,7 +59,7 @@ async def start_parts(
     *,
     timed: Timed,
 ) -> RunningJob:
-    """Start everything; `stack` ends it. JobError or ValueError with the first cause of what went wrong.
+    """Starts everything; closing `stack` ends it. JobError or ValueError with the first cause of a failure.
 
     `timed` awaits a phase and shows it by its name.
     """
@@ -68,18 +68,18 @@ async def start_parts(
     if plan.steps is None:
         plan = make_plan(spec, rows=len((await reading).stream))
     assert plan.steps is not None
-    steps, plan = spec.debug.step or plan.steps, part_of(plan, spec.debug.mode)
+    steps, plan = spec.debug.step or plan.steps, plan_for_mode(plan, spec.debug.mode)
     saved = saved_source(spec, steps, model)
     cluster = Cluster(spec.cluster, place(plan), scratch)
     stack.push_async_callback(cluster.close)
     scorer = Scorer(spec.rewards if saved is None else (), spec.scoring, folder.logs)
-    stack.push_async_callback(scorer.close)  # first: the cluster waits for whatever this process started
+    stack.push_async_callback(scorer.close)  # before the cluster, which waits for all child processes
     models = await in_background(_fetch_models, spec, model)
     processes = start_processes(spec, plan, models, folder, cluster, timed=timed)
     starting = asyncio.create_task(cluster.while_alive(processes))
     scorers = _start_scorer(scorer, starting if spec.engines else None)
     scoring = asyncio.create_task(timed("starting the rewards", scorers))
-    await gather_or_first_cause([reading, starting, scoring])  # what is wrong with files is told best first
+    await gather_or_first_cause([reading, starting, scoring])  # errors of files explain those of processes
     stack.push_async_callback(reading.result().close)
     started = starting.result()
     gateway = make_gateway(spec, model, folder)
@@ -96,7 +96,7 @@ async def start_parts(
 
 
 def _pools(spec: Spec, started: Processes, gateway: Gateway | None) -> dict[str, EnginePool]:
-    """By name of `[[engines]]`, "" for the policy's."""
+    """Returns the pools by name of `[[engines]]`; "" is the policy's."""
     supervised = spec.fault_tolerance.engine_restarts > 0
     others = started.others.items()
     pools = {
@@ -125,7 +125,7 @@ def _fetch_models(spec: Spec, policy: ModelFiles) -> Models:
 
 
 async def _start_scorer(scorer: Scorer, starting: asyncio.Task[Processes] | None) -> None:
-    """At once, or when the engines that rewards may ask are up."""
+    """Starts the scorer; if rewards can call engines, waits until those have started."""
     if starting is None:
         await scorer.start()
         return
@@ -135,15 +135,15 @@ async def _start_scorer(scorer: Scorer, starting: asyncio.Task[Processes] | None
         await scorer.start({name: group.addresses for name, group in others.items()})
 
 
-def part_of(plan: Plan, mode: Literal["rollout", "train"] | None) -> Plan:
-    """What is started of a plan; everything sits where it would sit in the whole job."""
+def plan_for_mode(plan: Plan, mode: Literal["rollout", "train"] | None) -> Plan:
+    """Returns the part of the plan that a debug mode starts, with the placement of the whole job."""
     if mode is None:
         return plan
     return replace(plan, ranks=()) if mode == "rollout" else replace(plan, engines=(), rollout=False)
 
 
 def trainer_of(started: Processes, pool: EnginePool | None) -> TrainerGroup:
-    """The trainer of the ranks that run now, which hands its weights to the engines."""
+    """Returns a trainer of the running ranks, and connects it to the engines that receive its weights."""
     trainer = TrainerGroup(started.trainer.processes)
     if pool is not None:
         pool.connect(trainer)

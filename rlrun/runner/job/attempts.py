@@ -1,8 +1,8 @@
-"""A run from its start, or its last checkpoint, to its end; again from there when the trainer is lost.
+"""Runs a job from its start or last checkpoint to its end, and again when a trainer rank dies or hangs.
 
 load ─▶ loop ─▶ export
  ▲        │ a rank dies or hangs
- └────────┴── all ranks started again (a budget, a pause that grows); engines go on, and are given weights
+ └────────┴── all ranks are started again (limited number, growing pauses); engines continue with new weights
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from rlrun.specs.reading.loading import LoadedSpec
 from rlrun.specs.sections.job import Spec
 
 FIRST_PAUSE = 1.0
-"""Seconds before the second start in a row of a trainer that finished no step; doubles each time."""
+"""Seconds before the second restart in a row without a finished step; doubles each time."""
 LONGEST_PAUSE = 60.0
 
 logger = logging.getLogger(__name__)
@@ -44,33 +44,33 @@ class Attempts:
         self,
         loaded: LoadedSpec,
         model: ModelFiles,
-        parts: RunningJob,
+        running: RunningJob,
         folder: RunFolder,
         *,
         journal: Journal,
         say: Callable[[str], None],
         stop: StopRequest,
     ) -> None:
-        """`say` tells the user."""
+        """`say` shows a line to the user."""
         self._loaded = loaded
         self._model = model
-        self._parts = parts
+        self._running = running
         self._folder = folder
         self._journal = journal
         self._say = say
         self._stop = stop
-        self._beginning = parts.inputs.stream.state()
-        self._left = loaded.spec.fault_tolerance.trainer_restarts
+        self._stream_start = running.inputs.stream.state()
+        self._restarts_left = loaded.spec.fault_tolerance.trainer_restarts
         self._crashes = Crashes()
         self._pause = 0.0
         self._lost_at: float | None = None
-        self._first = 0
+        self._first_step = 0
         self._progress = Progress()
 
     async def run(self, *, resume: bool) -> None:
-        """Return when the run is done, or was asked to stop and has saved.
+        """Returns when the run is done, or has saved because it was asked to stop.
 
-        Raises the failure that ended it where no restart is left, or none helps.
+        Raises the failure that ended the run if no restart is left, or if a restart cannot help.
         """
         failure: ProcessFailure | None = None
         while True:
@@ -79,16 +79,16 @@ class Attempts:
                     await self._start_again(failure)
                 return await self._attempt(resume=resume or failure is not None)
             except ProcessFailure as error:
-                failure = self._bearable(error)
+                failure = self._check_restartable(error)
 
     async def _attempt(self, *, resume: bool) -> None:
-        """Load, run the loop, export, while the ranks are well."""
-        spec, ranks = self._loaded.spec, self._parts.started.trainer
-        self._parts.inputs.stream.restore(self._beginning)
+        """Loads a checkpoint, runs the loop and exports the model; fails when a rank dies or hangs."""
+        spec, ranks = self._loaded.spec, self._running.started.trainer
+        self._running.inputs.stream.restore(self._stream_start)
         checkpoints = Checkpoints(
             self._folder.checkpoints, spec.checkpoint.keep, asynchronous=spec.checkpoint.asynchronous
         )
-        job = make_job(spec, self._model, self._parts, self._journal, checkpoints, stop=self._stop)
+        job = make_job(spec, self._model, self._running, self._journal, checkpoints, stop=self._stop)
         try:
             await run_watched(self._train(job, resume=resume), ranks.watch(), ranks.diagnose)
         finally:
@@ -99,10 +99,10 @@ class Attempts:
         await job.devices.give_to_trainer()
         loaded = None
         if resume:
-            going_on = restore_run(self._folder, job.checkpoints, job.source, job.trainer)
-            loaded = await self._journal.timed("loading the checkpoint", going_on)
+            restoring = restore_run(self._folder, job.checkpoints, job.source, job.trainer)
+            loaded = await self._journal.timed("loading the checkpoint", restoring)
         self._progress = loaded or await begin(self._loaded.spec.debug, job.trainer)
-        self._first = first = self._progress.step
+        self._first_step = first = self._progress.step
         if self._lost_at is None:
             if loaded is not None:
                 self._say(f"resumed from the checkpoint of step {first}")
@@ -110,51 +110,51 @@ class Attempts:
         else:
             self._journal.go_back(first)
             seconds = time.monotonic() - self._lost_at
-            self._say(f"the trainer is back after {seconds:.1f} s and goes on from step {first}")
+            self._say(f"the trainer is back after {seconds:.1f} s and continues from step {first}")
         await run(job, self._progress)
         await self._journal.flush()
         if self._loaded.spec.checkpoint.export_hf and not self._stop.asked:
             await job.devices.give_to_trainer()
             await self._journal.timed("writing the final model", _export(job, self._folder))
 
-    def _bearable(self, failure: ProcessFailure) -> ProcessFailure:
-        """The failure, where the trainer is to be started again; it is raised where not."""
+    def _check_restartable(self, failure: ProcessFailure) -> ProcessFailure:
+        """Returns the failure if the trainer can be started again, otherwise raises it."""
         budget = self._loaded.spec.fault_tolerance.trainer_restarts
         if not failure.is_transient or not budget or self._stop.asked:
             raise failure
         self._crashes.check(failure, self._progress.step)
-        if not self._left:
-            spent = f"{failure}; no restart is left (fault_tolerance.trainer_restarts = {budget})"
-            raise JobError(spent, failure.details) from failure
-        if self._progress.step > self._first:
+        if not self._restarts_left:
+            message = f"{failure}; no restart is left (fault_tolerance.trainer_restarts = {budget})"
+            raise JobError(message, failure.details) from failure
+        if self._progress.step > self._first_step:
             self._pause = 0.0
         return failure
 
     async def _start_again(self, failure: ProcessFailure) -> None:
-        """Other ranks in place of what is left of these; whatever was written of the run is on disk then."""
+        """Replaces all trainer ranks by new ones, after everything recorded so far is on disk."""
         self._lost_at = time.monotonic()
-        self._left -= 1
-        self._say(f"{failure}; starting the trainer again ({self._left} restarts left)")
+        self._restarts_left -= 1
+        self._say(f"{failure}; starting the trainer again ({self._restarts_left} restarts left)")
         logger.info("%s", failure.details)
         self._journal.doing("starting the trainer again")
         await asyncio.sleep(self._pause)
         self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
-        if self._parts.pool is not None:
-            self._parts.pool.forget_weights()
+        if self._running.pool is not None:
+            self._running.pool.forget_weights()
             if sleeps(self._loaded.spec):
-                await self._parts.pool.sleep()
+                await self._running.pool.sleep()
         await self._journal.flush()
-        await self._parts.started.trainer.restart()
-        trainer = trainer_of(self._parts.started, self._parts.pool)
-        self._parts = replace(self._parts, trainer=trainer)
+        await self._running.started.trainer.restart()
+        trainer = trainer_of(self._running.started, self._running.pool)
+        self._running = replace(self._running, trainer=trainer)
 
 
 async def roll_out_alone(
-    spec: Spec, parts: RunningJob, folder: RunFolder, journal: Journal, *, stop: StopRequest, resume: bool
+    spec: Spec, running: RunningJob, folder: RunFolder, journal: Journal, *, stop: StopRequest, resume: bool
 ) -> None:
-    """A run without a trainer, from its start or its last checkpoint on."""
+    """Runs a job that only generates, from its start or its last checkpoint."""
     checkpoints = Checkpoints(folder.checkpoints, spec.checkpoint.keep)
-    job = make_rollout_job(spec, parts, journal, checkpoints, stop=stop)
+    job = make_rollout_job(spec, running, journal, checkpoints, stop=stop)
     try:
         progress = await restore_run(folder, job.checkpoints, job.source, None) if resume else None
         progress = progress or Progress()
@@ -174,7 +174,7 @@ async def _export(job: Job, folder: RunFolder) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         raise JobError(
             f"the model could not be written to {folder.model}: {error.strerror or error}; the checkpoints "
-            "are untouched. Make room and run again with --resume"
+            "are unchanged. Make room and run again with --resume"
         ) from error
     folder.set_aside(folder.model)
     temporary.rename(folder.model)

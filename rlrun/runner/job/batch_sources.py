@@ -1,4 +1,4 @@
-"""Which of the sources of groups a spec asks for."""
+"""Creates the source of groups that a spec asks for."""
 
 from pathlib import Path
 
@@ -22,10 +22,10 @@ from rlrun.specs.sections.job import Spec
 
 
 def policy_source(spec: Spec, policy: RolloutContext, inputs: Inputs) -> BatchSource:
-    """The policy's own answers: in turns with the trainer, beside it, or over several steps."""
+    """Returns a source of the policy's samples: synchronous, asynchronous or partial."""
     rollout = spec.rollout
     prompts = inputs.prompts(rollout.oversample or rollout.batch_size)
-    built = [build("filters", one.type, one.params) for one in spec.filters]
+    built = [build("filters", section.type, section.params) for section in spec.filters]
     filters = Filters(list(zip(unique_names(spec.filters), built, strict=True)))
     if rollout.partial:
         strategy = build("buffers", rollout.buffer.type, rollout.buffer.params)
@@ -35,17 +35,18 @@ def policy_source(spec: Spec, policy: RolloutContext, inputs: Inputs) -> BatchSo
 
 
 def demonstration_source(inputs: Inputs, batch_size: int) -> BatchSource:
-    """What the rows themselves show."""
+    """Returns a source of the demonstrations in the rows."""
     return DemonstrationSource(inputs.groups(batch_size))
 
 
 def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None:
-    """The samples that `debug.mode = "train"` trains on up to step `last`; ValueError where some are not
-    there.
+    """Returns the samples that `debug.mode = "train"` trains on up to step `last`; None for other modes.
+
+    ValueError if samples of some steps do not exist.
     """
     if spec.debug.mode != "train":
         return None
-    assert spec.debug.rollouts is not None, "a rule asks for it"
+    assert spec.debug.rollouts is not None, "a rule of the spec requires it"
     checkpoint_before(spec.debug)
     run, first = RunFolder(Path(spec.debug.rollouts)), spec.debug.step or 1
     masked = records_mask(spec, needs_of(spec))

@@ -1,4 +1,4 @@
-"""From running parts to what works with them: the loop, or what generates alone."""
+"""Builds the `Job` of the loop, or the `RolloutJob` of a run that only generates, from a running job."""
 
 from functools import partial
 from typing import Literal
@@ -35,82 +35,82 @@ from rlrun.specs.sections.job import Spec
 def make_job(
     spec: Spec,
     model: ModelFiles,
-    parts: RunningJob,
+    running: RunningJob,
     journal: Journal,
     checkpoints: Checkpoints,
     *,
     stop: StopRequest,
 ) -> Job:
-    """The loop's view of the parts."""
-    assert parts.trainer is not None, "a job that generates alone is made by make_rollout_job"
-    policy = _policy(spec, parts)
+    """Returns the job that the loop runs."""
+    assert running.trainer is not None, "make_rollout_job is for runs that only generate"
+    policy = _policy(spec, running)
     needs = needs_of(spec)
-    source = _source(spec, parts, policy)
-    engines: WeightReceiver | None = parts.pool
+    source = _source(spec, running, policy)
+    engines: WeightReceiver | None = running.pool
     if spec.rollout.weight_update == "between" and isinstance(source, AsynchronousSource):
-        assert parts.pool is not None
-        engines = DrainBeforeUpdate(parts.pool, source)
+        assert running.pool is not None
+        engines = DrainBeforeUpdate(running.pool, source)
     return Job(
-        steps=parts.steps,
+        steps=running.steps,
         source=source,
         algorithm=build("algorithms", spec.algorithm.type, spec.algorithm.params),
-        policy=_handle("policy", spec, parts, model),
-        trainer=parts.trainer,
+        policy=_handle("policy", spec, running, model),
+        trainer=running.trainer,
         journal=journal,
         checkpoints=checkpoints,
         engines=engines,
-        evaluation=_evaluation(spec, parts, policy, journal),
-        reference=_frozen("reference", spec, parts, model) if needs.reference else None,
-        teacher=_frozen("teacher", spec, parts, model) if needs.teacher else None,
-        critic=_handle("critic", spec, parts, model) if needs.critic else None,
+        evaluation=_evaluation(spec, running, policy, journal),
+        reference=_frozen("reference", spec, running, model) if needs.reference else None,
+        teacher=_frozen("teacher", spec, running, model) if needs.teacher else None,
+        critic=_handle("critic", spec, running, model) if needs.critic else None,
         critic_only_steps=spec.critic.only_steps,
         reference_interval=spec.reference.update_interval,
         recompute_old=old_log_probs_of(spec, corrected=needs.trainer_log_probs) == "trainer",
         eval_before_training=spec.eval.before_training,
         eval_interval=spec.eval.interval,
         checkpoint_interval=spec.checkpoint.interval,
-        peak_memory=parts.cluster.peak_memory,
-        engine_counts=partial(_engine_counts, parts),
-        gpus=_gpus(spec, parts.plan, model),
+        peak_memory=running.cluster.peak_memory,
+        engine_counts=partial(_engine_counts, running),
+        gpus=_gpus(spec, running.plan, model),
         compiles=spec.trainer.compile,
         stop=stop,
-        devices=_device_sharing(spec, parts),
+        devices=_device_sharing(spec, running),
     )
 
 
 def make_rollout_job(
-    spec: Spec, parts: RunningJob, journal: Journal, checkpoints: Checkpoints, *, stop: StopRequest
+    spec: Spec, running: RunningJob, journal: Journal, checkpoints: Checkpoints, *, stop: StopRequest
 ) -> RolloutJob:
-    """The view of the parts of a job that generates alone."""
-    policy = _policy(spec, parts)
+    """Returns the job of a run that only generates."""
+    policy = _policy(spec, running)
     return RolloutJob(
-        steps=parts.steps,
-        source=_source(spec, parts, policy),
+        steps=running.steps,
+        source=_source(spec, running, policy),
         journal=journal,
         checkpoints=checkpoints,
-        evaluation=_evaluation(spec, parts, policy, journal),
+        evaluation=_evaluation(spec, running, policy, journal),
         eval_before_training=spec.eval.before_training,
         checkpoint_interval=spec.checkpoint.interval,
         stop=stop,
-        engine_counts=partial(_engine_counts, parts),
+        engine_counts=partial(_engine_counts, running),
     )
 
 
-def _engine_counts(parts: RunningJob) -> dict[str, float]:
-    """What all engines of the job did since the last call, where it is worth a metric."""
-    pools = [*([] if parts.pool is None else [parts.pool]), *parts.others.values()]
+def _engine_counts(running: RunningJob) -> dict[str, float]:
+    """Returns metrics that count what all engines of the job did since the last call."""
+    pools = [*([] if running.pool is None else [running.pool]), *running.named_engines.values()]
     count = sum(pool.take_bad_answers() for pool in pools)
     return {"rollout/bad_answers": count} if count else {}
 
 
-def _policy(spec: Spec, parts: RunningJob) -> RolloutContext | None:
-    if parts.pool is None:
+def _policy(spec: Spec, running: RunningJob) -> RolloutContext | None:
+    if running.pool is None:
         return None
-    inputs, pool = parts.inputs, parts.pool
+    inputs, pool = running.inputs, running.pool
     return RolloutContext(
         pool,
         inputs.tokenizer,
-        parts.scorer,
+        running.scorer,
         spec.seed,
         inputs.rollout,
         spec.deterministic,
@@ -120,16 +120,16 @@ def _policy(spec: Spec, parts: RunningJob) -> RolloutContext | None:
 
 
 def _evaluation(
-    spec: Spec, parts: RunningJob, policy: RolloutContext | None, journal: Journal
+    spec: Spec, running: RunningJob, policy: RolloutContext | None, journal: Journal
 ) -> Evaluator | None:
-    if policy is None or not parts.inputs.eval_sets:
+    if policy is None or not running.inputs.eval_sets:
         return None
     rollout, engine = spec.rollout, spec.engine
-    in_a_step = rollout.batch_size * rollout.samples_per_prompt
-    engines = len(parts.started.engines.clients) or 1
-    room = rollout.max_concurrency or max(in_a_step, engine.max_running * engines)
+    samples_per_step = rollout.batch_size * rollout.samples_per_prompt
+    engines = len(running.started.engines.clients) or 1
+    max_samples = rollout.max_concurrency or max(samples_per_step, engine.max_running * engines)
     seconds = rollout.seconds_for(longest_response(spec))
-    return Evaluator(parts.inputs.eval_sets, policy, seconds, room, show=journal.doing)
+    return Evaluator(running.inputs.eval_sets, policy, seconds, max_samples, show=journal.doing)
 
 
 def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> ComputeBudget | None:
@@ -138,45 +138,45 @@ def _gpus(spec: Spec, plan: Plan, model: ModelFiles) -> ComputeBudget | None:
     return gpus_of_job(plan, read_model(model.folder, spec.model.implementation), local_gpu())
 
 
-def _device_sharing(spec: Spec, parts: RunningJob) -> DeviceSharing:
-    if parts.pool is None or parts.trainer is None or not sleeps(spec):
+def _device_sharing(spec: Spec, running: RunningJob) -> DeviceSharing:
+    if running.pool is None or running.trainer is None or not sleeps(spec):
         return SeparateDevices()
-    return SharedDevices(parts.pool, parts.trainer)
+    return SharedDevices(running.pool, running.trainer)
 
 
 def _frozen(
-    role: Literal["reference", "teacher"], spec: Spec, parts: RunningJob, model: ModelFiles
+    role: Literal["reference", "teacher"], spec: Spec, running: RunningJob, model: ModelFiles
 ) -> FrozenModel:
     """Returns the engines that serve the model, where its section names some, else the trainer's own."""
     section = spec.reference if role == "reference" else spec.teacher
     if section is not None and section.engine is not None:
-        return ServedModel(parts.others[section.engine])
-    return _handle(role, spec, parts, model)
+        return ServedModel(running.named_engines[section.engine])
+    return _handle(role, spec, running, model)
 
 
-def _handle(role: Role, spec: Spec, parts: RunningJob, model: ModelFiles) -> ModelHandle:
+def _handle(role: Role, spec: Spec, running: RunningJob, model: ModelFiles) -> ModelHandle:
     """Returns the handle of a model on the trainer's ranks; the reference shares the policy's layout."""
-    assert parts.trainer is not None
+    assert running.trainer is not None
     match role:
         case "policy" | "reference":
-            data_ranks = [rank.data_rank for rank in parts.plan.ranks]
-            budget = parts.plan.micro_batch_tokens
+            data_ranks = [rank.data_rank for rank in running.plan.ranks]
+            budget = running.plan.micro_batch_tokens
         case "teacher":
-            data_ranks = [rank.teacher_data_rank for rank in parts.plan.ranks]
+            data_ranks = [rank.teacher_data_rank for rank in running.plan.ranks]
             budget = spec.trainer.max_tokens_per_rank
         case "critic":
-            data_ranks = [rank.critic_data_rank for rank in parts.plan.ranks]
+            data_ranks = [rank.critic_data_rank for rank in running.plan.ranks]
             budget = spec.trainer.max_tokens_per_rank
-    pack = _packer(spec, parts.plan, model, 1 + max(data_ranks), budget)
-    return ModelHandle(parts.trainer, role, pack, data_ranks)
+    pack = _packer(spec, running.plan, model, 1 + max(data_ranks), budget)
+    return ModelHandle(running.trainer, role, pack, data_ranks)
 
 
-def _source(spec: Spec, parts: RunningJob, policy: RolloutContext | None) -> BatchSource:
-    if parts.saved is not None:
-        return parts.saved
+def _source(spec: Spec, running: RunningJob, policy: RolloutContext | None) -> BatchSource:
+    if running.saved is not None:
+        return running.saved
     if policy is None:
-        return demonstration_source(parts.inputs, parts.plan.batch.prompts)
-    return policy_source(spec, policy, parts.inputs)
+        return demonstration_source(running.inputs, running.plan.batch.prompts)
+    return policy_source(spec, policy, running.inputs)
 
 
 def _packer(spec: Spec, plan: Plan, model: ModelFiles, data_degree: int, budget: int) -> Pack:

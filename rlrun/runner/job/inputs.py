@@ -1,4 +1,4 @@
-"""What a job reads before it starts: tokenizer, training rows, held-out rows. Takes seconds."""
+"""Reads the data of a job before it starts: tokenizer, training rows, held-out rows. Takes seconds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,27 +26,27 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """A job's data, tokenised as far as it is read ahead."""
+    """A job's data; prompts are tokenised as they are read."""
 
     tokenizer: Tokenizer
     stream: PromptStream
     demonstrations: "Demonstrations | None"
-    """None where the policy answers the prompts itself."""
+    """None if the policy answers the prompts."""
     eval_sets: Sequence[EvalSet]
     rollout: Any
-    """The plugin that answers prompts, whose tools stand in them; None where rows are demonstrations."""
+    """The rollout plugin, whose tools are described in the prompts; None if rows are demonstrations."""
 
     async def close(self) -> None:
-        """End what the rollout keeps."""
+        """Closes the rollout plugin, if it has a `close`."""
         if hasattr(self.rollout, "close"):
             await self.rollout.close()
 
     def prompts(self, count: int) -> Prefetcher[Prompt]:
-        """Prompts in batches of `count`."""
+        """Returns a reader of prompts in batches of `count`."""
         return Prefetcher(lambda: self.stream.take(count), self.stream.state, self.stream.restore)
 
     def groups(self, count: int) -> Prefetcher[Group]:
-        """Demonstrations in batches of `count`."""
+        """Returns a reader of demonstrations in batches of `count`."""
         demonstrations = self.demonstrations
         assert demonstrations is not None
         return Prefetcher(
@@ -55,8 +55,9 @@ class Inputs:
 
 
 def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool, pairs: bool = False) -> Inputs:
-    """Read everything. `pairs`: demonstrations are pairs of responses. ValueError, with what is wrong, for
-    data that cannot be used.
+    """Reads everything; ValueError for data that cannot be used.
+
+    `rollout`: the policy answers the prompts. `pairs`: demonstrations are pairs of responses.
     """
     tokenizer = Tokenizer(model_folder, spec.model.chat_template_args)
     source = build("data", spec.data.type, spec.data.params)
@@ -76,11 +77,11 @@ def read_inputs(spec: Spec, model_folder: Path, *, rollout: bool, pairs: bool = 
 
 
 class Demonstrations:
-    """Tokenises rows for SFT and DPO; responses are made with their prompt, and fetched when it is taken."""
+    """Tokenises rows for SFT and DPO. A row's responses are tokenised with its prompt, and fetched later."""
 
     def __init__(self, spec: Spec, tokenizer: Tokenizer, *, keep: bool, pairs: bool = False) -> None:
-        """`keep` responses once made: for datasets that are tokenised as a whole. `pairs`: each row has a
-        response that another was preferred to.
+        """`keep`: keeps all responses, for datasets that are tokenised as a whole. `pairs`: each row has a
+        preferred and a rejected response.
         """
         self._pairs = pairs
         self._spec = spec
@@ -89,27 +90,27 @@ class Demonstrations:
         self._responses: dict[str, list[Demonstration]] = {}
 
     def encode(self, row: Row) -> Tokens:
-        """The prompt's tokens. ValueError where a response is missing or too long."""
+        """Returns the prompt's tokens. ValueError if a response is missing or too long."""
         template = self._spec.data.apply_chat_template
         if template and not self._pairs and row.response is None and not isinstance(row.prompt, str):
             responses = encode_conversation(self._tokenizer, row)
             prompt = responses[0].prompt
         else:
             prompt, preferred = encode_demonstration(self._tokenizer, row, template)
-            responses = [_whole(prompt, preferred, row.response)]
+            responses = [_trained_on_all(prompt, preferred, row.response)]
         if self._pairs:
             if row.rejected is None:
                 raise ValueError(f"row {row.id}: DPO needs a pair; set the data source's rejected_key")
-            other = replace(row, response=row.rejected)
-            _, rejected = encode_demonstration(self._tokenizer, other, template)
-            responses.append(_whole(prompt, rejected, row.rejected))
-        for one in responses:
-            self._check(row, len(one.prompt) + len(one.response) - len(prompt))
+            rejected_row = replace(row, response=row.rejected)
+            _, rejected = encode_demonstration(self._tokenizer, rejected_row, template)
+            responses.append(_trained_on_all(prompt, rejected, row.rejected))
+        for encoded in responses:
+            self._check(row, len(encoded.prompt) + len(encoded.response) - len(prompt))
         self._responses[row.id] = responses
         return prompt
 
     def _check(self, row: Row, length: int) -> None:
-        """`length` counts all tokens after the row's prompt, those of earlier turns too."""
+        """`length` counts all tokens after the row's prompt, including those of earlier turns."""
         longest = self._spec.rollout.max_response_tokens
         if length > longest:
             raise ValueError(
@@ -117,26 +118,28 @@ class Demonstrations:
             )
 
     def groups(self, prompts: Sequence[Prompt]) -> list[Group]:
-        """The demonstrations of prompts that have been encoded just before."""
-        groups = [self._group(one) for one in prompts]
+        """Returns the demonstrations of prompts that were encoded just before."""
+        groups = [self._group(prompt) for prompt in prompts]
         if not self._keep:
             self._responses.clear()
         return groups
 
     def _group(self, prompt: Prompt) -> Group:
         samples = [
-            demonstration(replace(prompt, tokens=one.prompt), number, one.response, one.mask, one.text)
-            for number, one in enumerate(self._responses[prompt.row.id])
+            demonstration(
+                replace(prompt, tokens=encoded.prompt), number, encoded.response, encoded.mask, encoded.text
+            )
+            for number, encoded in enumerate(self._responses[prompt.row.id])
         ]
         return Group(prompt, samples)
 
 
-def _whole(prompt: Tokens, response: Tokens, text: str | None) -> Demonstration:
+def _trained_on_all(prompt: Tokens, response: Tokens, text: str | None) -> Demonstration:
     return Demonstration(prompt, response, np.ones(len(response), dtype=np.float32), text or "")
 
 
 def _shown_tools(spec: Spec, function: Any, tokenizer: Tokenizer) -> Tools:
-    """The tools of a rollout. ValueError where the policy could not be told of them, or of their results."""
+    """Returns the tools of a rollout. ValueError if the chat template cannot show them or their results."""
     tools: Tools = getattr(function, "tools", ())
     if tools:
         if not spec.data.apply_chat_template:
@@ -149,19 +152,19 @@ def _shown_tools(spec: Spec, function: Any, tokenizer: Tokenizer) -> Tools:
 
 
 def _prompt_encoder(
-    tokenizer: Tokenizer, data: DataSpec, tools: Tools, most: int, check: Callable[[Row], None]
+    tokenizer: Tokenizer, data: DataSpec, tools: Tools, max_tokens: int, check: Callable[[Row], None]
 ) -> Callable[[Row], Tokens]:
-    """Tokenises rows that the rewards can score; ValueError for others."""
+    """Returns an encoder of rows, which raises ValueError for rows that the rewards cannot score."""
 
     def encode(row: Row) -> Tokens:
         check(row)
-        return tokenizer.encode_prompt(row, data.apply_chat_template, tools, most)
+        return tokenizer.encode_prompt(row, data.apply_chat_template, tools, max_tokens)
 
     return encode
 
 
 def _eval_sets(spec: Spec, tokenizer: Tokenizer, tools: Tools, check: Callable[[Row], None]) -> list[EvalSet]:
-    """Every held-out dataset as a whole, in its own order."""
+    """Returns every held-out dataset as a whole, in its own order."""
     sets = []
     for dataset in spec.eval.datasets:
         source = build("data", dataset.type, dataset.params)

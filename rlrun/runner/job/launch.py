@@ -1,4 +1,4 @@
-"""A launch from spec to exit code: the run folder, the parts, the loop, the end.
+"""A launch from spec to exit code: the run folder, the start of the job, the loop, the end.
 
 claim folder ─▶ read inputs ∥ start Ray ∥ start rewards ─▶ start ranks ∥ engines ─▶ attempts ─▶ report
                  Ctrl-C, SIGTERM, SIGHUP ─▶ the loop saves ─┐
@@ -25,7 +25,7 @@ from rlrun.runner.host.atomic_files import write_json, write_text
 from rlrun.runner.host.background import finish_when_cancelled, in_background
 from rlrun.runner.host.failures import run_watched
 from rlrun.runner.host.model_files import fetch_model
-from rlrun.runner.job.assembly import start_parts
+from rlrun.runner.job.assembly import start_job
 from rlrun.runner.job.attempts import Attempts, roll_out_alone
 from rlrun.runner.job.preflight import check_files
 from rlrun.runner.job.signals import INTERRUPTED, stop_on_signals
@@ -50,10 +50,10 @@ logger = logging.getLogger(__name__)
 
 
 def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> int:
-    """Run a job to its end; the exit code: 0 done, 3 failed, 130 interrupted.
+    """Runs a job to its end; returns the exit code: 0 done, 3 failed, 130 interrupted.
 
-    SpecError for files of model or data that cannot be used, RunFolderError where the run's name cannot be
-    had: before anything is started.
+    Before anything is started, raises SpecError if files of the model or the data cannot be used, and
+    RunFolderError if the run's name cannot be used.
     """
     check_files(loaded)
     runs_dir = Path(loaded.spec.runs_dir)
@@ -83,12 +83,12 @@ async def _supervise(
     *,
     resume: bool,
 ) -> int:
-    """Run the job, stop it when asked to, and write down how it ended."""
+    """Runs the job, stops it on request, and records how it ended."""
     trackers = zip(unique_names(loaded.spec.trackers), loaded.spec.trackers, strict=True)
     journal = Journal(
         folder,
         console,
-        [(name, build("trackers", one.type, one.params)) for name, one in trackers],
+        [(name, build("trackers", section.type, section.params)) for name, section in trackers],
         whole=loaded.spec.debug.keeps_rollouts,
     )
     journal.note({"scratch": str(scratch.path)})
@@ -130,23 +130,23 @@ async def _run(
         spec = fit_to_model(spec, model.config().get("max_position_embeddings"))
         loaded = replace(loaded, spec=spec)
         console.say(sample_limits(spec, rollout=needs_of(spec).rollout))
-        parts = await start_parts(spec, model, folder, scratch, stack, timed=console.timed)
+        running = await start_job(spec, model, folder, scratch, stack, timed=console.timed)
         _write_specs(loaded, folder, await locking)
-        journal.note(parts.cluster.note_processes())
+        journal.note(running.cluster.note_processes())
 
         def say(text: str) -> None:
             console.say(text)
-            journal.note(parts.cluster.note_processes())
+            journal.note(running.cluster.note_processes())
 
         if spec.debug.mode == "rollout":
-            work = roll_out_alone(spec, parts, folder, journal, stop=stop, resume=resume)
+            work = roll_out_alone(spec, running, folder, journal, stop=stop, resume=resume)
         else:
-            attempts = Attempts(loaded, model, parts, folder, journal=journal, say=say, stop=stop)
+            attempts = Attempts(loaded, model, running, folder, journal=journal, say=say, stop=stop)
             work = attempts.run(resume=resume)
         await run_watched(
             work,
-            watch(spec, parts, stop, say),
-            partial(diagnose_engines, parts),
+            watch(spec, running, stop, say),
+            partial(diagnose_engines, running),
         )
         if stop.cause is not None:
             raise JobError(stop.cause)
@@ -157,7 +157,7 @@ async def _run(
 
 
 def _write_specs(loaded: LoadedSpec, folder: RunFolder, locked: dict[str, Any]) -> None:
-    """The spec as written and its lock; a resumed run's, where they differ, beside the first."""
+    """Writes the spec and its lock; if a resumed run's spec differs, writes them beside the first ones."""
     text = loaded.composition.files[-1].text if loaded.composition.files else ""
     if not folder.lock.exists():
         write_text(folder.spec, text)
@@ -171,21 +171,21 @@ def _write_specs(loaded: LoadedSpec, folder: RunFolder, locked: dict[str, Any]) 
 
 
 def _allow_open_files() -> None:
-    """As many as this user may have: every request in flight is a connection, here and in its engine."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # "infinity" is not taken everywhere
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Raises the limit of open files: every open request is a connection, here and in its engine."""
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # not every system accepts "infinity"
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
 
 
 def _explain(failure: Exception, folder: RunFolder, console: Console, hide: Callable[[str], str]) -> str:
-    """Say what failed; what nobody foresaw leaves its trace in the driver's log."""
+    """Shows and returns the error message; writes the traceback to the driver's log."""
     logger.info("the job failed", exc_info=failure)
     console.close()
     if isinstance(failure, (JobError, ValueError, TimeoutError)):
         message = hide(str(failure))
     else:
         trace = display_path(folder.logs / DRIVER_LOG)
-        message = hide(f"unforeseen {type(failure).__name__}: {failure}; its trace is in {trace}")
+        message = hide(f"unexpected {type(failure).__name__}: {failure}; its traceback is in {trace}")
     console.say(f"failed: {message}", style="bold red")
     if isinstance(failure, JobError) and failure.details:
         console.say(hide(failure.details))
@@ -193,8 +193,10 @@ def _explain(failure: Exception, folder: RunFolder, console: Console, hide: Call
 
 
 def _conclude(folder: RunFolder, console: Console, status: str, *, advise: bool) -> None:
-    """The curve, and where everything is. `advise`: say where a resume goes on, unless the job is done; a
-    damaged checkpoint's error has said it already.
+    """Shows the learning curve and the run's folder.
+
+    `advise`: unless the job is done, says where a resumed run continues. The error of a damaged checkpoint
+    has already said that.
     """
     try:
         if curve := write_report(folder, folder.name, console.width):

@@ -1,4 +1,4 @@
-"""`perf/` and the summary of a step's updates as `train/`. Pure."""
+"""Computes the metrics `perf/…` of a step, and combines those of its optimizer steps. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,22 +15,23 @@ _COUNTS = {"train/tokens", "train/response_tokens", "train/skipped_steps", "trai
 
 @dataclass(frozen=True, slots=True)
 class StepUsage:
-    """What one step cost."""
+    """The time, tokens and bytes of one step."""
 
     step_seconds: float
     parts: Mapping[str, float]
-    """Seconds the driver waited for rollout, train, log_prob, reference, teacher, values, weight_sync."""
+    """Seconds that the driver waited for rollout, sleep, train, log_prob, reference, teacher, values and
+    weight_sync."""
     rank_seconds: float
-    """Seconds the trainer's calls took inside its ranks."""
+    """Seconds that the slowest rank worked in passes and updates."""
     generated_tokens: int
     trained_tokens: int
     sync_bytes: int
     overlapped: bool = False
-    """Engines worked all the while, not only while the driver waited for them."""
+    """Engines generated during the whole step, not only while the driver waited for them."""
     gpus: ComputeBudget | None = None
     """What speeds are measured against; None on CPUs."""
     training_flops: float = 0.0
-    """Of the policy's updates."""
+    """Operations of the policy's updates."""
 
     @classmethod
     def of(  # noqa: PLR0917
@@ -42,7 +43,7 @@ class StepUsage:
         sync_bytes: int,
         gpus: ComputeBudget | None = None,
     ) -> "StepUsage":
-        """Stops the clock."""
+        """Stops the clock, and returns the usage of the step that it measured."""
         lengths = [len(sequence.tokens) for sequence in sequences]
         return cls(
             clock.total(),
@@ -58,11 +59,11 @@ class StepUsage:
 
     @property
     def overhead(self) -> float:
-        """Seconds outside generation, grading and the trainer's own work: what the runner itself costs."""
+        """Seconds that the runner itself costs: outside the rollout and the ranks' work."""
         return max(self.step_seconds - self.parts.get("rollout", 0.0) - self.rank_seconds, 0.0)
 
     def metrics(self) -> dict[str, float]:
-        """`perf/…`; tokens a second are of the part they are made in."""
+        """Returns `perf/…`; tokens per second refer to the part of the step that processes them."""
         metrics = {f"{name}_time": seconds for name, seconds in self.parts.items()}
         metrics |= {"step_time": self.step_seconds, "overhead_time": self.overhead}
         metrics["wait_ratio"] = 1.0 - min(self._trainer_seconds() / self.step_seconds, 1.0)
@@ -77,7 +78,7 @@ class StepUsage:
         return prefixed("perf", metrics | self._of_gpus(speeds))
 
     def _of_gpus(self, speeds: Mapping[str, float]) -> dict[str, float]:
-        """Speeds per GPU, and how much of the trainer's its updates use."""
+        """Returns speeds per GPU, and the utilisation of the trainer's GPUs by its updates."""
         if self.gpus is None:
             return {}
         counts = {"generated": self.gpus.engines, "trained": self.gpus.trainer}
@@ -96,13 +97,13 @@ class StepUsage:
 
 
 def memory_metrics(peaks: Mapping[str, float]) -> dict[str, float]:
-    """`perf/peak_memory/<role>`, bytes."""
+    """Returns `perf/peak_memory/<role>` in bytes."""
     return {f"perf/peak_memory/{role}": peak for role, peak in peaks.items()}
 
 
 def summary_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """A step's updates as one line: the mean over its optimizer steps, but sums of what is counted or timed,
-    the largest of maxima, and the learning rate of the last.
+    """Combines the metrics of a step's optimizer steps: the mean, except for the sum of counts and times, the
+    maximum of maxima, and the last learning rate.
     """
     merged = {}
     for name in dict.fromkeys(name for update in updates for name in update):

@@ -4,8 +4,8 @@
     data       ──▶ a few rows, as rewards need them ┼──▶ problems at their keys in the spec
     trackers   ──▶ their packages                   ┘
 
-Nothing here imports torch or a tokenizer, so `rlrun validate` can afford it; `rlrun launch` asks before it
-claims a run folder.
+Nothing here imports torch or a tokenizer, so that `rlrun validate` stays fast; `rlrun launch` runs these
+checks before it claims a run folder.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,9 +28,9 @@ from rlrun.specs.sections.data import DataSpec
 from rlrun.specs.sections.job import Spec
 
 ROWS = 64
-"""How many rows of each source are looked at."""
+"""How many rows of each source are checked."""
 TOLERATED_SHARE = 0.1
-"""Among so few rows, a smaller share of broken ones may be within `data.max_bad_share`."""
+"""In so few rows, up to this share may be broken by chance although `data.max_bad_share` holds for all."""
 _NAMING_KEYS = ("path", "task", "taskset")
 """Keys that name what a data source reads."""
 
@@ -55,7 +55,7 @@ def fitted_to_model(spec: Spec) -> Spec:
 
 
 def _model(spec: Spec) -> Iterator[Finding]:
-    """Checks a local folder; an id on the hub has nothing to look at yet."""
+    """Checks a local folder; the files of a model on the hub are not here yet."""
     folder, path = Path(spec.model.path), ("model", "path")
     if not folder.is_absolute() or not folder.is_dir():
         return
@@ -112,7 +112,7 @@ def _source(path: KeyPath, source: DataSpec, check: RowCheck, needs: Needs) -> I
 
 
 def _outcome(row: Row | ValueError, check: RowCheck) -> ValueError | None:
-    """What is wrong with a row; None where it can be used."""
+    """Returns what is wrong with a row; None if it can be used."""
     if isinstance(row, ValueError):
         return row
     try:
@@ -123,8 +123,8 @@ def _outcome(row: Row | ValueError, check: RowCheck) -> ValueError | None:
 
 
 def _prompt_check(spec: Spec) -> RowCheck:
-    """Rows that the policy answers must not hold an answer already, and suit the rewards."""
-    suits_rewards = row_check(spec.rewards)
+    """Returns a check that a row does not end with an answer, and that the rewards can score it."""
+    check_for_rewards = row_check(spec.rewards)
 
     def check(row: Row) -> None:
         if not isinstance(row.prompt, str) and row.prompt[-1].get("role") == "assistant":
@@ -132,13 +132,13 @@ def _prompt_check(spec: Spec) -> RowCheck:
                 f"row {row.id}: its messages end with an answer, so that the policy would answer itself: "
                 'leave the answer out, or train on the answers with algorithm.type = "sft"'
             )
-        suits_rewards(row)
+        check_for_rewards(row)
 
     return check
 
 
 def _demonstration_check(needs: Needs) -> RowCheck:
-    """Rows that are trained on need the answer, or two, that they are trained on."""
+    """Returns a check that a row has the response, or the pair of responses, to train on."""
 
     def check(row: Row) -> None:
         chat = not isinstance(row.prompt, str) and row.prompt[-1].get("role") == "assistant"
@@ -151,7 +151,7 @@ def _demonstration_check(needs: Needs) -> RowCheck:
 
 
 def _missing_key(kind: type, params: object, needs: Needs, problem: str) -> str | None:
-    """The key to set, where the names of the columns suggest one for what a row lacks."""
+    """Returns the key to set, if the names of the columns suggest one for the missing value."""
     if not isinstance(params, RowKeys) or not hasattr(kind, "columns"):
         return None
     key, names = ("label_key", LABEL_NAMES) if needs.rollout else ("response_key", RESPONSE_NAMES)

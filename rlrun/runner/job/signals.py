@@ -1,4 +1,4 @@
-"""Signals that ask a launch to stop: SIGINT (Ctrl-C, `rlrun stop`), SIGTERM and SIGHUP."""
+"""Stops a launch on SIGINT (Ctrl-C, `rlrun stop`), SIGTERM and SIGHUP."""
 
 import asyncio
 import os
@@ -11,18 +11,18 @@ from rlrun.runner.job.stopping import StopRequest, announcement
 INTERRUPTED = 130
 """Exit code of a launch that was asked to stop."""
 _SAME_REQUEST_SECONDS = 1.0
-"""Signals that follow the first so soon ask for the same: a closed terminal sends SIGHUP twice, and wrappers
-such as `uv run` pass on a Ctrl-C that the whole process group has received already."""
+"""Signals that follow the first within this time are the same request: a closed terminal sends SIGHUP twice,
+and wrappers such as `uv run` forward a Ctrl-C that the whole process group has already received."""
 
 
 def stop_on_signals(
     task: asyncio.Task[None], stop: StopRequest, say: Callable[[str], None], seconds: float
 ) -> None:
-    """The first signal asks the run to stop: it has `seconds` to save. The next ends everything at once."""
+    """Asks the run to stop on the first signal, with `seconds` to save; the next signal kills everything."""
     loop = asyncio.get_running_loop()
     first: float | None = None
 
-    def hear() -> None:
+    def on_signal() -> None:
         nonlocal first
         if first is None:
             first = loop.time()
@@ -42,6 +42,6 @@ def stop_on_signals(
             task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # `nohup` has SIGHUP ignored, and means it
+        # `nohup` starts a process with SIGHUP ignored, which has to stay so.
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            loop.add_signal_handler(number, hear)
+            loop.add_signal_handler(number, on_signal)

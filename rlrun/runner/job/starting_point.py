@@ -1,4 +1,4 @@
-"""Where a launch begins: at the beginning, where the run stopped, or where another run's step began."""
+"""Loads the state that a launch starts from: none, the run's last checkpoint, or another run's checkpoint."""
 
 import logging
 from pathlib import Path
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 async def restore_run(
     folder: RunFolder, checkpoints: Checkpoints, source: BatchSource, trainer: Trainer | None
 ) -> Progress | None:
-    """Load the newest complete checkpoint; None where there is none, and the run begins anew."""
+    """Loads the newest complete checkpoint; returns None if there is none, and the run starts from step 0."""
     clear_unfinished(folder.checkpoints)
     newest = checkpoints.newest()
     if newest is None:
-        logger.warning("there is no checkpoint to go on from: the run begins anew")
+        logger.warning("there is no checkpoint to continue from: the run starts from step 0")
         folder.take_back(-1)
         return None
     driver = await open_checkpoint(newest, trainer)
@@ -36,21 +36,23 @@ async def restore_run(
 
 
 async def begin(debug: DebugSpec, trainer: Trainer | None) -> Progress:
-    """Load what the step that is to be trained again began with; else begin at the beginning."""
+    """Returns the progress of a new run. If `debug.step` repeats another run's step, loads what that step
+    started from.
+    """
     before = checkpoint_before(debug)
     if before is None:
         return Progress()
-    assert trainer is not None, "a step is trained again by a trainer"
+    assert trainer is not None, "debug.step needs a trainer"
     driver = await open_checkpoint(before, trainer)
     await trainer.load(trainer_folder(before))
-    logger.info("step %s begins from %s", debug.step, before)
+    logger.info("step %s starts from %s", debug.step, before)
     return _progress(before, driver)
 
 
 def checkpoint_before(debug: DebugSpec) -> Path | None:
-    """The checkpoint that `debug.step` begins from; None where it is the first, or there is none to repeat.
+    """Returns the checkpoint that `debug.step` starts from; None for the first step, or without `debug.step`.
 
-    ValueError where the run has not kept it.
+    ValueError if the other run has not kept it.
     """
     if debug.step is None or debug.step == 1:
         return None
@@ -60,13 +62,13 @@ def checkpoint_before(debug: DebugSpec) -> Path | None:
     if path is None:
         raise ValueError(
             f"debug.step: {run.shown} has no checkpoint of step {debug.step - 1}, which step {debug.step} "
-            "began from; checkpoint.interval and checkpoint.keep say which are kept"
+            "started from; checkpoint.interval and checkpoint.keep of that run decide which are kept"
         )
     return path
 
 
 def _progress(checkpoint: Path, driver: dict[str, Any]) -> Progress:
-    """Returns how far the run was; DamagedCheckpoint where the driver's part does not say."""
+    """Returns how far the run was; DamagedCheckpoint if the driver's part does not contain it."""
     try:
         if "data" in driver:
             return Progress(**driver["progress"])

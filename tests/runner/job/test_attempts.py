@@ -58,11 +58,11 @@ class Story(Attempts):
         self.restarted += 1
 
     async def _attempt(self, *, resume: bool) -> None:
-        self.attempts.append((resume, self._parts.trainer))
+        self.attempts.append((resume, self._running.trainer))
         ending = next(self.story)
         if ending is not None:
             steps, failure = ending
-            self._first, self._progress = 5, Progress(step=5 + steps)
+            self._first_step, self._progress = 5, Progress(step=5 + steps)
             raise failure
 
 
@@ -158,6 +158,6 @@ async def test_engines_forget_weights_that_nobody_has(
 ) -> None:
     monkeypatch.setattr(attempts, "sleeps", lambda spec: shares)
     story, pool = Story(1, [(0, DIED), None]), Pool()
-    story._parts = Parts(story._parts.inputs, story._parts.started, pool=pool)  # type: ignore[assignment]
+    story._running = Parts(story._running.inputs, story._running.started, pool=pool)  # type: ignore[assignment]
     await story.run(resume=False)
     assert pool.told == told

@@ -71,5 +71,5 @@ async def test_a_step_begins_from_the_other_runs_checkpoint(folder: RunFolder) -
     assert await begin(DebugSpec(mode="train", rollouts=rollouts, step=1), None) == Progress()
     before = checkpoint_before(DebugSpec(mode="train", rollouts=rollouts, step=3))
     assert before == folder.checkpoints / "step-2"
-    with pytest.raises(ValueError, match=r"no checkpoint of step 5, which step 6 began from"):
+    with pytest.raises(ValueError, match=r"no checkpoint of step 5, which step 6 started from"):
         checkpoint_before(DebugSpec(mode="train", rollouts=rollouts, step=6))

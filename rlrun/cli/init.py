@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlrun.cli.arguments import load
-from rlrun.cli.starter import Choices, spec_text
+from rlrun.cli.starter import StarterChoices, spec_text
 from rlrun.specs.paths import RECIPES
 from rlrun.specs.problems.findings import SpecError
 
@@ -64,7 +64,7 @@ def command(
     _check_learns_from_rewards(algorithm)
     gpus = gpus if gpus is not None else _whole(_given(None, "GPUs of each node (0: CPU)", "0", asks))
     run, keys = _run_name(path), (prompt_key, label_key)
-    chosen = Choices(run, path.parent, model, task, data, gpus, nodes, algorithm, *keys, reward)
+    chosen = StarterChoices(run, path.parent, model, task, data, gpus, nodes, algorithm, *keys, reward)
     _write(path, spec_text(chosen))
     print(f"wrote {path}; next: rlrun validate {path}, rlrun plan {path}, rlrun launch {path}")
 

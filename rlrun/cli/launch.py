@@ -54,14 +54,14 @@ def _refuse_drift(loaded: "LoadedSpec", locked: Path) -> None:
     """ValueError, with every difference, where this launch would not be the locked one."""
     from rlrun.runner.contracts.errors import JobError
     from rlrun.runner.host.model_files import fetch_model
-    from rlrun.runner.records.lock import drift, lock, read_lock
+    from rlrun.runner.records.lock import lock_differences, make_lock, read_lock
 
     before = read_lock(locked)
     try:
-        now = lock(loaded, fetch_model(loaded.spec.model))
+        now = make_lock(loaded, fetch_model(loaded.spec.model))
     except JobError as error:
         raise ValueError(str(error)) from None
-    if found := drift(before, now):
+    if found := lock_differences(before, now):
         lines = "\n  ".join(map(str, found))
         raise ValueError(
             f"this launch would differ from {locked}:\n  {lines}\nput these back, or launch without --locked"

@@ -9,7 +9,7 @@ from rlrun.runner.records.state import is_alive
 from rlrun.specs.problems.spelling import nearest
 
 
-def all_runs(runs_dir: Path) -> list[RunFolder]:
+def list_runs(runs_dir: Path) -> list[RunFolder]:
     """Every run that has a state, the one started last first; those that cannot be read last."""
     folders = [RunFolder(path.parent) for path in runs_dir.glob("*/state.json")]
     return sorted(folders, key=lambda folder: (_started(folder), folder.name), reverse=True)
@@ -17,7 +17,7 @@ def all_runs(runs_dir: Path) -> list[RunFolder]:
 
 def find_run(runs_dir: Path, name: str | None) -> RunFolder:
     """The run of that name, or the newest; ValueError when there is none."""
-    runs = all_runs(runs_dir)
+    runs = list_runs(runs_dir)
     if not runs:
         raise ValueError(f"there are no runs in {runs_dir}; --runs-dir names another folder")
     if name is None:
@@ -32,7 +32,7 @@ def find_run(runs_dir: Path, name: str | None) -> RunFolder:
     return runs[names.index(name)]
 
 
-def shown_state(folder: RunFolder) -> dict[str, Any]:
+def current_state(folder: RunFolder) -> dict[str, Any]:
     """A run's state; one that says `running` and whose process is gone has `died`."""
     state = folder.read_state()
     if state.get("status") == "running" and not is_alive(state):

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def command(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     """List runs: status, step, reward."""
-    from rlrun.cli.run_states import all_runs
+    from rlrun.cli.run_states import list_runs
 
-    runs = all_runs(runs_dir)
+    runs = list_runs(runs_dir)
     states = _readable(runs)
     if as_json:
         print(json.dumps([{"name": name, **state} for name, state in states]))
@@ -28,13 +28,13 @@ def command(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
 def _readable(runs: "list[RunFolder]") -> list[tuple[str, dict[str, Any]]]:
     """Names and states; says on standard error which cannot be read."""
     from rlrun.cli.error_report import print_error
-    from rlrun.cli.run_states import shown_state
+    from rlrun.cli.run_states import current_state
     from rlrun.runner.contracts.errors import RunFolderError
 
     states = []
     for run in runs:
         try:
-            states.append((run.name, shown_state(run)))
+            states.append((run.name, current_state(run)))
         except RunFolderError as error:
             print_error(str(error))
     return states

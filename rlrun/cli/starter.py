@@ -23,7 +23,7 @@ _LEAST_BATCH, _SAMPLES, _USUAL_TOKENS = 32, 8, 512
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class StarterChoices:
     """What the user wants."""
 
     name: str
@@ -41,7 +41,7 @@ class Choices:
     """How rows of `data` are graded."""
 
 
-def spec_text(chosen: Choices) -> str:
+def spec_text(chosen: StarterChoices) -> str:
     """The file. ValueError for what no TOML string holds, or for data that is not there."""
     for value in (chosen.model, chosen.task or "", str(chosen.data or ""), chosen.algorithm, chosen.reward):
         if '"' in value or "\\" in value or not value.isprintable():
@@ -61,7 +61,7 @@ def spec_text(chosen: Choices) -> str:
     )
 
 
-def _positions(chosen: Choices) -> int:
+def _positions(chosen: StarterChoices) -> int:
     """Tokens that a local model holds; plenty for one on the hub."""
     folder = absolute_path(chosen.model, chosen.folder)
     try:
@@ -72,7 +72,7 @@ def _positions(chosen: Choices) -> int:
     return found if isinstance(found, int) else 2 * _USUAL_TOKENS
 
 
-def _task_parts(chosen: Choices) -> dict[str, str]:
+def _task_parts(chosen: StarterChoices) -> dict[str, str]:
     """The sections that depend on where prompts come from."""
     if chosen.data is not None:
         about = _ABOUT.get(chosen.reward, f"rlrun plugins show {chosen.reward}")
@@ -90,7 +90,7 @@ def _task_parts(chosen: Choices) -> dict[str, str]:
     }
 
 
-def _table(chosen: Choices, data: Path) -> str:
+def _table(chosen: StarterChoices, data: Path) -> str:
     """The section of a file with rows; keys that are not given are chosen by the names of its columns."""
     if not data.exists():
         raise ValueError(

@@ -10,18 +10,18 @@ from rlrun.cli.arguments import AsJson, RunName, RunsDir
 
 def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     """Show a run's status, step and latest metrics."""
-    from rlrun.cli.run_states import find_run, shown_state
-    from rlrun.runner.records.console import duration
+    from rlrun.cli.run_states import current_state, find_run
+    from rlrun.runner.records.console import format_duration
 
     run = find_run(runs_dir, name)
-    state = shown_state(run)
+    state = current_state(run)
     if as_json:
         print(json.dumps({"name": run.name, "folder": str(run.path), **state}))
         return
     steps = f"step {state['step']} of {state['steps'] or '?'}"
     print(f"{run.name}: {state['status']}, {steps}{_left(state)}  ({run.path})")
     started, updated = (datetime.fromisoformat(state[name]).astimezone() for name in ("started", "updated"))
-    ago = duration(max((datetime.now(UTC) - updated).total_seconds(), 0.0))
+    ago = format_duration(max((datetime.now(UTC) - updated).total_seconds(), 0.0))
     process = f"process {state['pid']} on {state['host']}"
     print(f"started {started:%Y-%m-%d %H:%M:%S}, updated {updated:%Y-%m-%d %H:%M:%S} ({ago} ago), {process}")
     if state["error"]:
@@ -38,10 +38,10 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
 
 
 def _left(state: dict[str, Any]) -> str:
-    """How long a running job takes yet, where its last step took as long as those to come."""
-    from rlrun.runner.records.console import duration
+    """Returns how long a running job will take, if later steps take as long as the last one."""
+    from rlrun.runner.records.console import format_duration
 
     seconds = state["metrics"].get("perf/step_time")
     if state["status"] != "running" or not seconds or not state["steps"]:
         return ""
-    return f", about {duration(seconds * (state['steps'] - state['step']))} left"
+    return f", about {format_duration(seconds * (state['steps'] - state['step']))} left"

@@ -34,7 +34,7 @@ def command(
     ] = None,
 ) -> None:
     """Ask a run to save its last step and to end, as Ctrl-C would, and wait for it."""
-    from rlrun.cli.run_states import find_run, shown_state
+    from rlrun.cli.run_states import current_state, find_run
     from rlrun.runner.checkpoints.folder import newest_step
     from rlrun.runner.job.stopping import resume_hint
     from rlrun.runner.records.state import is_alive
@@ -42,14 +42,14 @@ def command(
     run = find_run(runs_dir, name)
     state = run.read_state()
     if not is_alive(state):
-        raise ValueError(f"{name} is not running: {shown_state(run)['status']}")
+        raise ValueError(f"{name} is not running: {current_state(run)['status']}")
     _interrupt(run, state)
     seconds = _stop_timeout(run) + _TO_END_S if timeout is None else timeout
     if not _ended(run, seconds):
         print(f"{name} (process {state['pid']}) was told to stop and still runs after {seconds:g} s")
         print(f"see rlrun logs {name}; another rlrun stop {name} ends it at once, and saves nothing")
         raise typer.Exit(3)
-    state = shown_state(run)
+    state = current_state(run)
     print(f"{name}: {state['status']} at step {state['step']} of {state['steps'] or '?'}")
     if state["status"] != "done":
         print(resume_hint(state["step"], newest_step(run.checkpoints)))

@@ -18,7 +18,7 @@ from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.host.model_files import fetch_model
 from rlrun.runner.host.process_identity import Owner
 from rlrun.runner.planning.doctor import Check
-from rlrun.runner.records.lock import lock
+from rlrun.runner.records.lock import make_lock
 from rlrun.specs.reading.loading import LoadedSpec
 from tests.cli.cli_outcome import Command
 
@@ -302,7 +302,7 @@ def test_diff_of_specs_locks_and_runs(rlrun: Command, tmp_path: Path) -> None:
 def test_a_locked_launch_refuses_drift(rlrun: Command, launched: list[Any], tmp_path: Path) -> None:
     loaded = load_checked_spec([BASE])
     path = tmp_path / "spec.lock.json"
-    path.write_text(json.dumps(lock(loaded, fetch_model(loaded.spec.model))))
+    path.write_text(json.dumps(make_lock(loaded, fetch_model(loaded.spec.model))))
     assert rlrun("launch", BASE, "--locked", path).code == 3
     assert len(launched) == 1
     outcome = rlrun("launch", BASE, "--locked", path, "--set", "trainer.lr=1e-3")

@@ -14,7 +14,7 @@ def test_only_a_terminal_shows_what_is_waited_for(monkeypatch: pytest.MonkeyPatc
         file = io.StringIO()
         console = Console(file=file, force_terminal=terminal, width=60)
         monkeypatch.setattr(waiting, "Console", lambda stderr, console=console: console)
-        with waiting.waiting("comparing layouts"):
+        with waiting.show_waiting("comparing layouts"):
             pass
         assert ("comparing layouts" in file.getvalue()) is terminal
 

@@ -121,7 +121,7 @@ def test_checkpoints_that_are_unfinished_or_damaged_do_not_count_and_strays_are_
     subprocess.run(failed[failed.index("mv ") :], shell=True, check=True)  # as it says
     resumed = jobs.run("writing-killed", "--resume", **settings)
     assert resumed.code == 0, resumed.output
-    assert "metrics.jsonl:4 holds no step's metrics: moved to" in resumed.output
+    assert "metrics.jsonl:4 does not hold the metrics of a step: moved to" in resumed.output
     assert resumed.curve == reference.curve
     assert list(checkpoints_in(checkpoints)) == [8, 12]
     assert all((stray / "driver.json").read_text() == "mine" for stray in strays)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.types import Sample
-from rlrun.runner.records.saved_rollouts import read_groups, rollout_file
+from rlrun.runner.records.saved_rollouts import read_groups, rollout_path
 from tests.integration.jobs import ASLEEP, Ended, Jobs
 
 SETTINGS = {
@@ -39,7 +39,7 @@ def made(jobs: Jobs) -> dict[str, Ended]:
 
 
 def read_samples(job: Ended, step: int) -> list[Sample]:
-    groups = read_groups(rollout_file(job.folder.rollouts, step))
+    groups = read_groups(rollout_path(job.folder.rollouts, step))
     return [one for group in groups for one in group.samples]
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from rlrun.plugins.types import Sample
-from rlrun.runner.records.saved_rollouts import read_groups, rollout_file
+from rlrun.runner.records.saved_rollouts import read_groups, rollout_path
 from tests.integration.jobs import Ended, Jobs
 
 PARTIAL = {
@@ -28,7 +28,7 @@ PARTIAL = {
 
 def trained(job: Ended) -> list[list[Sample]]:
     """The samples of each step."""
-    files = [rollout_file(job.folder.rollouts, line["step"]) for line in job.metrics]
+    files = [rollout_path(job.folder.rollouts, line["step"]) for line in job.metrics]
     return [[one for group in read_groups(file) for one in group.samples] for file in files]
 
 

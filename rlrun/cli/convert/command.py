@@ -84,7 +84,7 @@ def command(
     push: Push = None,
 ) -> None:
     """Plan, write, perhaps upload."""
-    from rlrun.cli.waiting import waiting
+    from rlrun.cli.waiting import show_waiting
     from rlrun.converters.convert.conversion import Options, plan_conversion
     from rlrun.converters.convert.copying import ResourceLimits
     from rlrun.converters.convert.hub import local_folder
@@ -97,7 +97,7 @@ def command(
     torch_threads(1)
     local = local_folder(source, revision)
     found = find_checkpoint(local.folder, step, model)
-    with waiting(f"checking {source}"):
+    with show_waiting(f"checking {source}"):
         check_source(found.folder, whole=verify and not dry_run)
     to = _formats(context.info_name or "", origin, target, found.format, str(local.folder))
     if push is not None and to == "dcp":
@@ -112,7 +112,7 @@ def command(
         optimizer=optimizer,
         lenience=Lenience(missing=allow_missing, unknown=drop_unknown),
     )
-    with waiting("planning the conversion"):
+    with show_waiting("planning the conversion"):
         conversion = plan_conversion(found, to, options)
     effort = ResourceLimits(threads or min(8, os.cpu_count() or 1), parse_bytes(memory))
     _carry_out(conversion, destination, effort, commit=local.commit, verify=verify, dry_run=dry_run)
@@ -167,7 +167,7 @@ def inspect(
     With --diff the exit code is 1 where something differs.
     """
     from rlrun.cli.convert.report import print_description, print_differences
-    from rlrun.cli.waiting import waiting
+    from rlrun.cli.waiting import show_waiting
     from rlrun.converters.convert.describe import describe
     from rlrun.converters.convert.differences import compare_checkpoints
     from rlrun.converters.convert.hub import local_folder
@@ -183,7 +183,7 @@ def inspect(
         else:
             print_description(description)
         return
-    with waiting(f"comparing with {diff}"):
+    with show_waiting(f"comparing with {diff}"):
         rows = list(compare_checkpoints(found, find_checkpoint(local_folder(diff, None).folder)))
     if as_json:
         print(json.dumps([row.as_json() for row in rows]))

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rlrun.cli.output import table_console
 from rlrun.cli.plan.picture import table
-from rlrun.cli.waiting import waiting
+from rlrun.cli.waiting import show_waiting
 from rlrun.runner.planning.deep_plan import OFFLOADED_PURPOSES, RankTrace, trace_rank
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import training_phase
@@ -32,7 +32,7 @@ PLANNED = ("parameters", "gradients", "optimizer", "activations", "logits", "gat
 
 def print_deep(case: Case, rank: int, as_json: bool) -> None:
     """Trace a rank and show the bytes by purpose; ValueError where that cannot be done."""
-    with waiting(f"tracing rank {rank}"):
+    with show_waiting(f"tracing rank {rank}"):
         traced = trace_rank(case, rank)
     if as_json:
         print(json.dumps(_as_dict(case, traced)))

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from rlrun.cli.output import table_console
 from rlrun.cli.plan.picture import table
-from rlrun.cli.waiting import waiting
+from rlrun.cli.waiting import show_waiting
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.simulation.alternatives import STEPS, Alternative, compare_alternatives
 from rlrun.runner.planning.step_time import Case
@@ -19,7 +19,7 @@ _SHOWN = 12
 
 def print_sweep(case: Case, as_json: bool, price: float | None = None) -> None:
     """The layouts that fit, the fastest first, and how to ask for the first; `price`: of a GPU hour."""
-    with waiting("comparing layouts"):
+    with show_waiting("comparing layouts"):
         candidates = sweep(case)
     if as_json:
         print(json.dumps([_sweep_row(each) for each in candidates]))
@@ -48,7 +48,7 @@ def print_sweep(case: Case, as_json: bool, price: float | None = None) -> None:
 
 def print_simulations(case: Case, spread: float, as_json: bool) -> None:
     """Each split of the GPUs in each mode, the fastest first."""
-    with waiting("simulating layouts"):
+    with show_waiting("simulating layouts"):
         found = sorted(compare_alternatives(case, spread), key=lambda each: each.outcome.step_seconds)
     if as_json:
         print(json.dumps([_simulation_row(each) for each in found]))

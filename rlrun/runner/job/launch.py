@@ -31,11 +31,11 @@ from rlrun.runner.job.preflight import check_files
 from rlrun.runner.job.signals import INTERRUPTED, stop_on_signals
 from rlrun.runner.job.stopping import StopRequest, resume_hint
 from rlrun.runner.job.watching import diagnose_engines, watch
-from rlrun.runner.records.claim import claim
+from rlrun.runner.records.claim import claim_folder
 from rlrun.runner.records.console import Console
-from rlrun.runner.records.driver_log import DRIVER_LOG, hide_secrets, log_to
+from rlrun.runner.records.driver_log import DRIVER_LOG, hide_secrets, start_logging
 from rlrun.runner.records.journal import Journal
-from rlrun.runner.records.lock import check_same_run, lock, read_lock
+from rlrun.runner.records.lock import check_same_run, make_lock, read_lock
 from rlrun.runner.records.report import write_report
 from rlrun.runner.records.run_folder import RunFolder
 from rlrun.runner.scoring.scorer import unique_names
@@ -58,12 +58,12 @@ def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> in
     check_files(loaded)
     runs_dir = Path(loaded.spec.runs_dir)
     with ExitStack() as stack:
-        folder = stack.enter_context(claim(runs_dir, loaded.spec.name, resume=resume, new=new))
+        folder = stack.enter_context(claim_folder(runs_dir, loaded.spec.name, resume=resume, new=new))
         remove_leftovers()
         scratch = stack.enter_context(scratch_folder())
         console = Console(folder.name)
         hide = partial(hide_secrets, loaded.spec.model_dump(mode="json"))
-        handlers = log_to(folder, console, hide)
+        handlers = start_logging(folder, console, hide)
         _allow_open_files()
         try:
             return asyncio.run(_supervise(loaded, folder, scratch, console, hide, resume=resume))
@@ -126,7 +126,7 @@ async def _run(
     try:
         console.say(f"{folder.name}: starting; everything it leaves is in {folder.shown}")
         model = await in_background(fetch_model, spec.model)
-        locking = asyncio.create_task(in_background(lock, loaded, model))
+        locking = asyncio.create_task(in_background(make_lock, loaded, model))
         spec = fit_to_model(spec, model.config().get("max_position_embeddings"))
         loaded = replace(loaded, spec=spec)
         console.say(sample_limits(spec, rollout=needs_of(spec).rollout))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.contracts.step_clock import StepClock
 from rlrun.runner.job.compute_budget import ComputeBudget
-from rlrun.runner.records.metrics import prefixed
+from rlrun.runner.records.metrics import add_prefix
 from rlrun.runner.rollouts.rollout_source import Batch
 
 _TRAINER_PARTS = ("train", "log_prob", "reference", "teacher", "values")
@@ -75,7 +75,7 @@ class StepUsage:
         if self.trained_tokens:
             speeds["trained"] = self.trained_tokens / self.parts["train"]
         metrics |= {f"tokens_per_second/{name}": speed for name, speed in speeds.items()}
-        return prefixed("perf", metrics | self._of_gpus(speeds))
+        return add_prefix("perf", metrics | self._of_gpus(speeds))
 
     def _of_gpus(self, speeds: Mapping[str, float]) -> dict[str, float]:
         """Returns speeds per GPU, and the utilisation of the trainer's GPUs by its updates."""

@@ -1,10 +1,10 @@
-"""Gives a launch its run folder, for itself alone until it ends.
+"""Gives a launch exclusive use of its run folder until it ends.
 
     mkdir, or an existing folder ─▶ lock driver.lock ─▶ does state.json say that it runs elsewhere?
                                         │ locked: refused                     │ yes: refused
 
-The kernel releases the lock when the driver ends, however it ends. State.json decides alone where a file
-system has no locks, and about drivers on hosts whose locks are not seen here.
+The kernel releases the lock when the driver ends, however it ends. Some file systems have no locks, or do not
+show the locks of other hosts; there state.json alone decides.
 """
 
 import logging
@@ -24,11 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def claim(runs_dir: Path, name: str, *, resume: bool, new: bool) -> Iterator[RunFolder]:
-    """The folder for a launch, which no other launch gets before the block ends.
+def claim_folder(runs_dir: Path, name: str, *, resume: bool, new: bool) -> Iterator[RunFolder]:
+    """Yields the folder of a launch, which no other launch can claim before the block ends.
 
-    It is fresh, or an existing one with `resume`; `new` takes the next free name. RunFolderError, with
-    nothing changed, for a name in use, for nothing to resume, and for a run that is still running.
+    The folder is fresh, or an existing one with `resume`; `new` takes the next free name. Raises
+    RunFolderError, with nothing changed, if the name is in use, if there is no run to resume, or if the run
+    is still running.
     """
     folder = RunFolder(runs_dir.absolute() / name)  # other processes have other working directories
     folder, lock = _resume(folder) if resume else _make_fresh(folder, new=new)
@@ -41,7 +42,7 @@ def claim(runs_dir: Path, name: str, *, resume: bool, new: bool) -> Iterator[Run
 
 
 def is_claimed_by(folder: RunFolder, pid: int) -> bool:
-    """Whether a process of this host has the folder's lock file open, as its driver has and nobody else."""
+    """Returns whether a process of this host has the folder's lock file open, which only its driver has."""
     with suppress(OSError):
         lock = folder.driver_lock.stat()
         for opened in Path(f"/proc/{pid}/fd").iterdir():
@@ -74,28 +75,29 @@ def _make_fresh(folder: RunFolder, *, new: bool) -> tuple[RunFolder, int]:
             return candidate, lock
         if not new:
             raise RunFolderError(
-                f"the run {folder.shown} exists; go on with it (--resume), start another beside it "
-                "(--new), or choose a name (--name)"
+                f"the run {folder.shown} exists: continue it (--resume), start another run beside it "
+                "(--new), or choose another name (--name)"
             )
         candidate = RunFolder(folder.path.with_name(f"{folder.name}-{number}"))
         number += 1
 
 
 def _make_and_lock(folder: RunFolder) -> int | None:
-    """Returns the lock of a new folder; None if the name is in use, or was at once claimed by a resume."""
+    """Returns the lock of a new folder; None if the name is in use, or if a resume claimed it first."""
     try:
         folder.path.mkdir(mode=PRIVATE, parents=True)
     except FileExistsError:
         return None
     except OSError as error:
         raise RunFolderError(
-            f"the run's folder {folder.shown} cannot be made ({error.strerror}); runs_dir names where runs go"
+            f"the run's folder {folder.shown} cannot be created ({error.strerror}): set runs_dir to a folder "
+            "that you may write"
         ) from None
     return _lock(folder)
 
 
 def _lock(folder: RunFolder) -> int | None:
-    """Returns a descriptor that holds the folder's lock until it is closed; None if another process does."""
+    """Returns a descriptor that holds the folder's lock until it is closed; None if it is taken."""
     try:
         lock = os.open(folder.driver_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
@@ -119,18 +121,18 @@ def _check_is_a_run(folder: RunFolder) -> None:
         return
     if folder.path.exists():
         raise RunFolderError(f"{folder.shown} is not a run: it has no {folder.state.name}")
-    others = sorted(path.name for path in folder.path.parent.glob("*") if (path / "state.json").exists())
-    known = f"; there are {', '.join(others)}" if others else ""
-    raise RunFolderError(f"there is no run {folder.shown} to resume{known}")
+    runs = sorted(path.name for path in folder.path.parent.glob("*") if (path / "state.json").exists())
+    existing = f"; existing runs: {', '.join(runs)}" if runs else ""
+    raise RunFolderError(f"there is no run {folder.shown} to resume{existing}")
 
 
 def _check_has_no_links(folder: RunFolder) -> None:
-    """A link would have what is written, moved and removed in the folder change files elsewhere."""
+    """Raises RunFolderError for a link, through which the launch would change files outside of the folder."""
     for path in folder.written():
         if path.is_symlink():
             raise RunFolderError(
                 f"{display_path(path)} is a link, and a run writes and removes files only in its own folder; "
-                "put in its place what it points to (runs_dir names another disk)"
+                "replace it by what it points to (runs_dir may name another disk)"
             )
 
 

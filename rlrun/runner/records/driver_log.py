@@ -1,6 +1,6 @@
-"""The driver's log: everything that is logged, and warnings on the console too, without secrets.
+"""Writes log messages to the driver's log, and warnings to the console too, without secrets.
 
-An exception may quote the address or the header that it failed with, so secrets are taken out where text
+An exception may quote the address or the header that it failed with. Secrets are therefore removed where text
 leaves the process: those that the spec refers to by their values, others by their form.
 """
 
@@ -20,47 +20,47 @@ Hide = Callable[[str], str]
 
 
 def hide_secrets(spec: Mapping[str, Any], text: str) -> str:
-    """A message without the secrets that the spec refers to, and without others that show by their form."""
+    """Returns a text without the secrets that the spec refers to or that are recognised by their form."""
     return mask_secrets(redact_secrets(text, spec))
 
 
-def log_to(folder: RunFolder, console: Console, hide: Hide) -> list[logging.Handler]:
-    """Everything into the driver's log; our own warnings on the console too."""
+def start_logging(folder: RunFolder, console: Console, hide: Hide) -> list[logging.Handler]:
+    """Sends all log messages to the driver's log, and rlrun's warnings to the console."""
     file = LogFile(folder.logs / DRIVER_LOG)
-    file.setFormatter(Hiding("%(asctime)s %(levelname)s %(name)s: %(message)s", hide))
+    file.setFormatter(SecretFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", hide))
     logging.getLogger().addHandler(file)
-    shown = _Shown(console, hide)
-    logging.getLogger("rlrun").addHandler(shown)
+    console_handler = _ConsoleHandler(console, hide)
+    logging.getLogger("rlrun").addHandler(console_handler)
     logging.getLogger("rlrun").setLevel(logging.INFO)
-    return [file, shown]
+    return [file, console_handler]
 
 
 class LogFile(logging.FileHandler):
-    """A log whose disk may be full: the job says so by what it cannot write, once."""
+    """A log file that ignores a full disk; the journal, which writes to the same disk, reports that."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Lose the line."""
+        """Drops the line."""
 
     def close(self) -> None:
-        """Lose what is left."""
+        """Closes the file; buffered lines are dropped if the disk is full."""
         with suppress(OSError):
             super().close()
 
 
-class Hiding(logging.Formatter):
-    """Writes messages and traces without secrets."""
+class SecretFormatter(logging.Formatter):
+    """Formats messages and tracebacks without secrets."""
 
     def __init__(self, form: str, hide: Hide) -> None:
         super().__init__(form)
         self._hide = hide
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record."""
+        """Formats one record."""
         return self._hide(super().format(record))
 
 
-class _Shown(logging.Handler):
-    """Warnings as lines above the live panel."""
+class _ConsoleHandler(logging.Handler):
+    """Prints warnings as lines above the live panel."""
 
     def __init__(self, console: Console, hide: Hide) -> None:
         super().__init__(logging.WARNING)
@@ -68,5 +68,5 @@ class _Shown(logging.Handler):
         self._hide = hide
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record."""
+        """Prints one record."""
         self._console.show(self._hide(record.getMessage()), style="yellow")

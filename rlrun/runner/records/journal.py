@@ -1,8 +1,8 @@
-"""Where a step's metrics go. Files are written by a thread of their own, so that no step waits for a disk.
+"""Distributes a step's metrics. A separate thread writes the files, so that no step waits for a disk.
 
 loop ── step ──▶ console (at once)
-            ├──▶ thread: metrics.jsonl, rollouts/, state.json
-            └──▶ each tracker's own thread
+            ├──▶ writer thread: metrics.jsonl, rollouts/, state.json
+            └──▶ the thread of each tracker
 """
 
 import json
@@ -21,20 +21,21 @@ from rlrun.runner.contracts.errors import JobError
 from rlrun.runner.host.process_identity import Owner
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.records.saved_rollouts import rollout_file, write_samples
-from rlrun.runner.records.tracking import Tracking, close_all
+from rlrun.runner.records.saved_rollouts import rollout_path, write_samples
+from rlrun.runner.records.tracking import TrackerThread, close_trackers
 
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
-BEAT_SECONDS = 30.0
+HEARTBEAT_SECONDS = 30.0
+"""Interval at which state.json is written even if nothing has changed."""
 _KEPT_SAMPLES = 32
-"""Samples a step whose text is kept."""
+"""Approximate number of samples per step that are written to `rollouts/`."""
 
 
 class Journal:
-    """Console, run folder and trackers of one launch."""
+    """Writes a launch's progress to the console, the run folder and the trackers."""
 
     def __init__(
         self,
@@ -44,11 +45,11 @@ class Journal:
         *,
         whole: bool = False,
     ) -> None:
-        """Writes at once that the run is alive. `whole`: keep every sample, with all that training takes."""
+        """Marks the run as running; with `whole`, every sample is kept with all that training needs."""
         self._folder = folder
         self._whole = whole
         self._console = console
-        self._trackers = [Tracking(name, tracker) for name, tracker in trackers]
+        self._trackers = [TrackerThread(name, tracker) for name, tracker in trackers]
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._writes: list[Future[None]] = []
         now = _now()
@@ -62,12 +63,12 @@ class Journal:
             "error": None,
         }
         self._write_state()
-        self._ended = threading.Event()
-        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._beating.start()
+        self._end_event = threading.Event()
+        self._heartbeat = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._heartbeat.start()
 
     def begin(self, step: int, steps: int, spec: Mapping[str, Any]) -> None:
-        """Training starts, `step` of `steps` done; `spec` is the resolved one, without secrets."""
+        """Records that training starts with `step` of `steps` done; `spec` is resolved and has no secrets."""
         self._state |= {"step": step, "steps": steps}
         self._console.start(step, steps)
         self._submit(self._write_state)
@@ -75,100 +76,103 @@ class Journal:
             tracker.start(str(self._folder.path), self._folder.name, spec)
 
     def go_back(self, step: int) -> None:
-        """The job goes on from an earlier `step`; those after it are taken again."""
+        """Records that the job continues from an earlier `step` and repeats the steps after it."""
         self._state |= {"step": step}
         self._console.go_back(step)
         self._submit(self._write_state)
 
     def note(self, facts: Mapping[str, Any]) -> None:
-        """Add to what state.json says."""
+        """Adds fields to state.json."""
         self._state |= facts
         self._submit(self._write_state)
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Show what the job is busy with, and how much of it is done where `total` is given."""
+        """Shows the current work, and how much of it is done if `total` is given."""
         self._console.doing(what, done, total)
 
     async def timed(self, phase: str, work: Awaitable[Result]) -> Result:
-        """Await a phase, shown while it lasts; a line says how long it took where it was long."""
+        """Awaits a phase, which the console shows while it lasts; a long one is printed with its time."""
         return await self._console.timed(phase, work)
 
     def step(self, step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
-        """Metrics of a step and the groups it trained on. JobError when an earlier step was not written."""
+        """Records the metrics of a step and the groups that it trained on.
+
+        Raises JobError if an earlier step could not be written.
+        """
         self._console.step(step, metrics)
-        self._raise_failed(self._done())
+        self._raise_failed(self._take_finished())
         self._submit(self._write_step, step, dict(metrics), _chosen(groups, every=self._whole))
         for tracker in self._trackers:
             tracker.log(step, dict(metrics))
 
     def samples(self, step: int, groups: Sequence[Group]) -> None:
-        """The groups of a step whose metrics are not complete yet."""
+        """Records the groups of a step before its metrics are complete."""
         self._submit(self._write_samples, step, _chosen(groups, every=self._whole))
 
     async def flush(self) -> None:
-        """Return when all is written. JobError when it could not be."""
+        """Waits until everything is written. Raises JobError if that fails."""
         writes, self._writes = self._writes, []
         await to_thread(_wait, writes)
         self._raise_failed(writes)
 
     def close(self, status: str, error: str | None = None) -> None:
-        """Write the last state and let the trackers go; a disk that is full cannot stop this."""
-        self._ended.set()
-        self._beating.join()
+        """Writes the last state and closes the trackers; an error of the disk is only logged."""
+        self._end_event.set()
+        self._heartbeat.join()
         self._state |= {"status": status, "error": error}
         self._submit(self._write_state)
         self._writer.shutdown(wait=True)
         for write in self._writes:
             if problem := write.exception():
-                logger.error("the run folder could not be brought up to date: %s", problem)
-        close_all(self._trackers)
+                logger.error("%s could not be written: %s", self._folder.shown, problem)
+        close_trackers(self._trackers)
 
     def _write_step(self, step: int, metrics: dict[str, float], samples: list[tuple[Group, Sample]]) -> None:
-        line = {"step": step} | finite(metrics)
+        line = {"step": step} | finite_metrics(metrics)
         with self._folder.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._write_samples(step, samples)
-        self._state |= {"step": step, "metrics": self._state["metrics"] | finite(metrics)}
+        self._state |= {"step": step, "metrics": self._state["metrics"] | finite_metrics(metrics)}
         self._write_state()
 
     def _write_samples(self, step: int, samples: list[tuple[Group, Sample]]) -> None:
         if samples:
-            write_samples(rollout_file(self._folder.rollouts, step), samples, whole=self._whole)
+            write_samples(rollout_path(self._folder.rollouts, step), samples, whole=self._whole)
 
     def _write_state(self) -> None:
         self._folder.write_state({**self._state, "updated": _now()})
 
     def _beat(self) -> None:
-        """Say now and then that the run is alive, also in a step that takes hours."""
-        while not self._ended.wait(BEAT_SECONDS):
+        """Updates state.json regularly, so that a run in a step of hours is seen to be alive."""
+        while not self._end_event.wait(HEARTBEAT_SECONDS):
             self._writer.submit(self._write_state)
 
     def _submit(self, function: Any, *args: Any) -> None:
         self._writes.append(self._writer.submit(function, *args))
 
-    def _done(self) -> list[Future[None]]:
-        done = [write for write in self._writes if write.done()]
-        self._writes = [write for write in self._writes if not write.done()]
-        return done
+    def _take_finished(self) -> list[Future[None]]:
+        finished = [write for write in self._writes if write.done()]
+        self._writes = [write for write in self._writes if write not in finished]
+        return finished
 
     def _raise_failed(self, writes: Sequence[Future[None]]) -> None:
         for write in writes:
             if isinstance(problem := write.exception(), OSError):
                 raise JobError(
                     f"{self._folder.shown} cannot be written: {problem.strerror or problem}. "
-                    "Make room (or mend the disk) and go on with --resume"
+                    "Make room (or repair the disk) and continue with --resume"
                 ) from problem
             if problem is not None:
                 raise problem
 
 
-def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """The same metrics as JSON can hold them: None for nan and infinity."""
+def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Returns the metrics with None for nan and infinity, which JSON does not have."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def _chosen(groups: Sequence[Group], *, every: bool) -> list[tuple[Group, Sample]]:
-    """Every sample, or an even spread of whole groups, about as many samples as are kept."""
+    """Returns every sample, or about `_KEPT_SAMPLES` of them: whole groups, evenly spread over the step."""
     if not groups:
         return []
     size = max(1, len(groups[0].samples))

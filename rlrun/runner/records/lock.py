@@ -1,4 +1,7 @@
-"""spec.lock.json: everything that decided what a run did. Secrets stay the references that the spec has."""
+"""Writes and compares spec.lock.json, which pins everything that decides what a run does.
+
+Secrets are stored as the references that the spec has.
+"""
 
 import hashlib
 import json
@@ -24,15 +27,15 @@ from rlrun.specs.sections.job import Spec
 
 _PACKAGES = ("rlrun", "torch", "torchtitan", "transformers", "ray", "numpy", "safetensors", "reasoning-gym")
 _FIXED = ("seed", "model", "data")
-"""Sections that a resumed run must share with its beginning."""
+"""Sections that must not change when a run is resumed."""
 _NAMES = ("name", "runs_dir")
-"""What a run is called is no part of what it does."""
+"""Keys that do not affect what a run does."""
 _MOST_BYTES = 64 << 20
 _SLICE = re.compile(r"@\[[^\]]*\]$")
 
 
-def lock(loaded: LoadedSpec, model: ModelFiles) -> dict[str, Any]:
-    """The lock of a launch; reads the files of model and data, so it takes their size in time."""
+def make_lock(loaded: LoadedSpec, model: ModelFiles) -> dict[str, Any]:
+    """Returns the lock of a launch; hashing the files of model and data may take long."""
     return {
         "spec": loaded.spec.model_dump(mode="json"),
         "sources": {source.name: source.text for source in loaded.composition.files},
@@ -49,14 +52,14 @@ class _Model(BaseModel):
 
 
 class _Locked(BaseModel):
-    """What must be in a lock to compare it."""
+    """The fields of a lock that a comparison needs."""
 
     spec: dict[str, Any]
     model: _Model
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """Returns a lock that an earlier launch wrote. RunFolderError if the file does not hold one."""
+    """Returns a lock that an earlier launch wrote. Raises RunFolderError if the file is not a lock."""
     try:
         locked = json.loads(read_bytes(path, _MOST_BYTES))
         _Locked.model_validate(locked)
@@ -67,25 +70,28 @@ def read_lock(path: Path) -> dict[str, Any]:
     return dict(locked)
 
 
-def drift(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
-    """Everything that would make a launch differ from a locked one; where files lie does not count."""
-    old, new = (_comparable(each) for each in (before, now))
-    return list(find_differences(old, new))
+def lock_differences(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+    """Returns the differences between two locks, except for names and folders."""
+    return list(find_differences(_comparable(before), _comparable(now)))
 
 
 def check_same_run(before: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
-    """The keys that a resumed run changes. RunFolderError where it would not be the same run any more."""
-    changed = [each for each in find_differences(before["spec"], now["spec"]) if _section(each) not in _NAMES]
-    if fixed := [each for each in changed if _section(each) in _FIXED]:
+    """Returns the keys of the spec that a resume changes.
+
+    Raises RunFolderError if the seed, the data or the model changed, which the checkpoints depend on.
+    """
+    differences = find_differences(before["spec"], now["spec"])
+    changes = [difference for difference in differences if _section(difference) not in _NAMES]
+    if fixed := [difference for difference in changes if _section(difference) in _FIXED]:
         raise RunFolderError(
-            f"the spec changed since the run began: {'; '.join(map(str, fixed))}; its checkpoints belong to "
-            "what it was: put it back, or start another run (--new)"
+            f"the spec changed since the run began: {'; '.join(map(str, fixed))}. The run's checkpoints "
+            "depend on these keys: change them back, or start another run (--new)"
         )
     if before["model"]["sha256"] != now["model"]["sha256"]:
         raise RunFolderError(
-            f"the files of {now['model']['folder']} changed since the run began; start another (--new)"
+            f"the files of {now['model']['folder']} changed since the run began: start another run (--new)"
         )
-    return changed
+    return changes
 
 
 def _section(difference: Difference) -> str:
@@ -93,7 +99,7 @@ def _section(difference: Difference) -> str:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the repository around `folder`, and whether files changed since; None without one."""
+    """Returns the commit of the repository around `folder` and whether files changed; None without one."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         return {"commit": commit, "changed": bool(_git(folder, "status", "--porcelain"))}
@@ -104,18 +110,18 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 def _comparable(locked: dict[str, Any]) -> dict[str, Any]:
     spec = {name: value for name, value in locked["spec"].items() if name not in _NAMES}
     model = {name: value for name, value in locked["model"].items() if name != "folder"}
-    kept = {name: locked.get(name) for name in ("data", "versions", "git")}
-    return {"spec": spec, "model": model, **kept}
+    unchanged = {name: locked.get(name) for name in ("data", "versions", "git")}
+    return {"spec": spec, "model": model, **unchanged}
 
 
 def _data_hashes(spec: Spec) -> Iterator[tuple[str, str]]:
-    """SHA-256 of every file that a data source names, by its key in the spec."""
+    """Yields the key in the spec and the SHA-256 of every file that a data source names."""
     sources: list[tuple[str, DataSpec]] = [("data", spec.data)]
-    sources += [(f"eval.datasets.{number}", each) for number, each in enumerate(spec.eval.datasets)]
+    sources += [(f"eval.datasets.{number}", dataset) for number, dataset in enumerate(spec.eval.datasets)]
     for key, source in sources:
         try:
             params = load("data", source.type).Params
-        except PluginError:  # taken on trust where nobody checked the plugins
+        except PluginError:  # the spec was loaded without checking its plugins
             continue
         for name, _ in path_fields(params):
             path = Path(_SLICE.sub("", str(source.params.get(name, ""))))

@@ -1,4 +1,4 @@
-"""Numbers about rollouts, under the names that are part of rlrun's interface (docs/metrics.md). Pure."""
+"""Computes the metrics of rollouts, whose names are part of rlrun's interface (docs/metrics.md)."""
 
 import math
 import zlib
@@ -15,7 +15,7 @@ _ZERO_STD = 1e-6
 
 
 def statistics(values: Sequence[float]) -> dict[str, float]:
-    """Mean, median, max and min; empty for no values."""
+    """Returns mean, median, max and min; empty without values."""
     if not len(values):
         return {}
     array = np.asarray(values, dtype=np.float64)
@@ -28,7 +28,7 @@ def statistics(values: Sequence[float]) -> dict[str, float]:
 
 
 def has_repetition(text: str) -> bool:
-    """Whether a long text ends in repetition: its last 10,000 characters compress more than tenfold."""
+    """Returns whether the last 10,000 characters of a text compress more than tenfold: it repeats itself."""
     if len(text) <= _REPETITION_WINDOW:
         return False
     tail = text[-_REPETITION_WINDOW:].encode()
@@ -36,12 +36,12 @@ def has_repetition(text: str) -> bool:
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Chance that one of k samples passes, from `passed` of `samples`; unbiased (arXiv:2107.03374)."""
+    """Returns an unbiased estimate of the chance that one of k samples passes (arXiv:2107.03374)."""
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
 def pass_rates(rewards: Iterable[Sequence[float]], threshold: float = 1.0) -> dict[str, float]:
-    """`pass@k` for k = 1, 2, 4 … up to the largest group, each over the groups that have k samples."""
+    """Returns `pass@k` for k = 1, 2, 4 … up to the largest group, over groups with k samples or more."""
     groups = [
         (len(group), sum(reaches(reward, threshold) for reward in group)) for group in rewards if len(group)
     ]
@@ -54,30 +54,33 @@ def pass_rates(rewards: Iterable[Sequence[float]], threshold: float = 1.0) -> di
 
 
 def execution_rewards(samples: Sequence[Sample]) -> list[float]:
-    """The reward of each execution; one that left several samples has the last one's: what it ended with."""
+    """Returns the reward of each execution; if it has several samples, the reward of the last one."""
     return list({sample.execution: sample.reward for sample in samples}.values())
 
 
 def is_due(step: int, interval: int | None) -> bool:
-    """Whether something done every `interval` steps is due after step `step` (counted from 0)."""
+    """Returns whether an action with this interval in steps is due after step `step` (counted from 0)."""
     return interval is not None and (step + 1) % interval == 0
 
 
 def rollout_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """What `rollout/` says of the groups a step trains on, taken by weights up to `version`."""
+    """Returns the metrics under `rollout/` of the groups that a step trains on.
+
+    `version` is the current version of the weights, from which staleness is counted.
+    """
     finished = [[sample for sample in group.samples if sample.status.is_finished] for group in groups]
     scored = [execution_rewards(samples) for samples in finished]
     samples = [sample for group in finished for sample in group]
     metrics = _reward_metrics(samples) | sample_metrics(samples) | pass_rates(scored)
     metrics["zero_std/count"] = sum(1 for rewards in scored if rewards and np.std(rewards) < _ZERO_STD)
-    stale = [version - sample.oldest_version for sample in samples if sample.versions]
-    metrics |= _noted_metrics(samples)
-    metrics |= {f"staleness/{k}": v for k, v in statistics(stale).items() if k in ("mean", "max")}
-    return prefixed("rollout", metrics)
+    staleness = [version - sample.oldest_version for sample in samples if sample.versions]
+    metrics |= _info_metrics(samples)
+    metrics |= {f"staleness/{k}": v for k, v in statistics(staleness).items() if k in ("mean", "max")}
+    return add_prefix("rollout", metrics)
 
 
 def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Lengths, truncation, repetition and the engine's mean log-prob; shared by rollouts and evaluation."""
+    """Returns lengths, truncation, repetition and the engine's mean log-prob, for rollouts and evaluation."""
     if not samples:
         return {}
     metrics = {f"response_len/{k}": v for k, v in statistics([len(s.tokens) for s in samples]).items()}
@@ -88,8 +91,8 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return metrics
 
 
-def prefixed(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """The same metrics under `prefix/`."""
+def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the same metrics with `prefix/` before their names."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
@@ -104,14 +107,14 @@ def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return metrics
 
 
-def _noted_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """The mean of each number that the rollout noted, over the samples that have it."""
-    found: dict[str, list[float]] = {}
+def _info_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Returns the mean of each number that rollouts put into `info`, over the samples that have it."""
+    values_by_name: dict[str, list[float]] = {}
     for sample in samples:
         for name, value in sample.info.items():
             if isinstance(value, int | float):
-                found.setdefault(name, []).append(float(value))
-    return {f"info/{name}": float(np.mean(values)) for name, values in sorted(found.items())}
+                values_by_name.setdefault(name, []).append(float(value))
+    return {f"info/{name}": float(np.mean(values)) for name, values in sorted(values_by_name.items())}
 
 
 def _share(flags: Iterable[bool]) -> float:

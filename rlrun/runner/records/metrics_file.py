@@ -1,7 +1,7 @@
-"""metrics.jsonl: a line for each step, read back by a resume and by the report.
+"""Reads metrics.jsonl, which has one line per step, for a resume and for the report.
 
-A crash may leave the last line cut short, and a failing disk any line broken. Such a line costs its own step
-only: readers skip it, and a resume moves it to `superseded/`.
+A crash may cut the last line short, and a failing disk may break any line. Only the step of such a line is
+lost: readers skip it, and a resume moves it to `superseded/`.
 """
 
 import json
@@ -21,11 +21,11 @@ class MetricsLine:
     """One line of the file."""
 
     number: int
-    """From 1."""
+    """Line number, counted from 1."""
     raw: bytes
-    """With its line break, if it has one."""
+    """The line with its line break, if it has one."""
     metrics: dict[str, Any] | None
-    """By name, with the `step`; None for a broken line."""
+    """The metrics by name, with the `step`; None for a broken line."""
 
     @property
     def is_cut(self) -> bool:
@@ -46,20 +46,21 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [line.metrics for line in lines if line.metrics is not None]
 
 
-def split_after(lines: Iterable[MetricsLine], step: int) -> tuple[list[MetricsLine], list[MetricsLine]]:
-    """Returns the lines of steps up to `step`, and the others: later steps and broken lines."""
+def split_at_step(lines: Iterable[MetricsLine], step: int) -> tuple[list[MetricsLine], list[MetricsLine]]:
+    """Returns the lines of steps up to `step`, and those of later steps together with broken lines."""
     kept: list[MetricsLine] = []
-    cut: list[MetricsLine] = []
+    removed: list[MetricsLine] = []
     for line in lines:
-        (kept if line.metrics is not None and line.metrics["step"] <= step else cut).append(line)
-    return kept, cut
+        (kept if line.metrics is not None and line.metrics["step"] <= step else removed).append(line)
+    return kept, removed
 
 
 def warn_of_broken(path: Path, lines: Sequence[MetricsLine], fate: str) -> None:
-    """Names each broken line and what becomes of it, except the last one that a crash cut short."""
+    """Warns of each broken line and what happens to it, except a last line that a crash cut short."""
     for line in lines:
         if line.metrics is None and not line.is_cut:
-            logger.warning("%s:%d holds no step's metrics: %s", display_path(path), line.number, fate)
+            message = "%s:%d does not hold the metrics of a step: %s"
+            logger.warning(message, display_path(path), line.number, fate)
 
 
 def _metrics_of(raw: bytes) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
-"""Lines of text in a zstd file, written at once and read back a line at a time.
+"""Writes lines of text to a zstd file, and reads them back one line at a time.
 
-zstd shrinks zeros by a factor of more than ten thousand, so a small file that was damaged or made up could
-fill the memory. What is read is bounded by the file's own size: samples shrink by a factor of 3 to 30.
+zstd compresses zeros by a factor of more than ten thousand, so a small file that is damaged or malicious
+could fill the memory. The decompressed size is therefore bounded by the file's size; samples compress by a
+factor of 3 to 30.
 """
 
 import json
@@ -17,24 +18,24 @@ _CHUNK_BYTES = 1 << 20
 _HEADER_BYTES = 18
 """A frame's header is at most this long (RFC 8878)."""
 _MOST_RATIO = 200
-"""Decompressed bytes for each byte of a file that is larger than `_ALWAYS_READ` decompressed."""
+"""The largest compression ratio of a file with more than `_ALWAYS_READ` decompressed bytes."""
 _ALWAYS_READ = 256 << 20
 _LONGEST_LINE = 256 << 20
-"""Bytes. A sample of 131,000 tokens with the experts of 60 layers has 170 MB."""
+"""In bytes. A sample of 131,000 tokens with the experts of 60 layers has 170 MB."""
 
 
 class UnreadableFile(ValueError):
-    """A file is not what `write_lines` made of it; the message names the file, and the line if it is one."""
+    """Raised for a file that `write_lines` did not write; the message names the file and the broken line."""
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes lines, with a checksum that readers check."""
+    """Writes lines and a checksum that readers verify."""
     text = "".join(f"{line}\n" for line in lines)
     path.write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(text.encode()))
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the JSON object of each line. UnreadableFile where something is broken."""
+    """Yields the JSON object of each line. Raises UnreadableFile if the file is broken."""
     try:
         for number, line in enumerate(_lines(path), start=1):
             yield _record(path, number, line)
@@ -48,7 +49,7 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UnreadableFile(f"{display_path(path)}:{number} is not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise UnreadableFile(f"{display_path(path)}:{number} holds no sample")
+        raise UnreadableFile(f"{display_path(path)}:{number} is not a sample: it is not a JSON object")
     return record
 
 
@@ -71,20 +72,20 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    """Yields the decompressed bytes; UnreadableFile where they are too many, or fewer than were written."""
+    """Yields the decompressed bytes. Raises UnreadableFile for too many, or fewer than were written."""
     limit = max(_ALWAYS_READ, _MOST_RATIO * path.stat().st_size)
-    done = 0
+    num_read = 0
     with path.open("rb") as file:
         expected = zstandard.frame_content_size(file.read(_HEADER_BYTES))
         file.seek(0)
         with zstandard.ZstdDecompressor().stream_reader(file) as reader:
-            while max(done, expected) <= limit and (chunk := reader.read(_CHUNK_BYTES)):
-                done += len(chunk)
+            while max(num_read, expected) <= limit and (chunk := reader.read(_CHUNK_BYTES)):
+                num_read += len(chunk)
                 yield chunk
-    if max(done, expected) > limit:
+    if max(num_read, expected) > limit:
         raise UnreadableFile(
-            f"{display_path(path)} would become more than {limit >> 20} MiB, {_MOST_RATIO} times its "
-            "size: samples do not shrink that far, so it was not written by rlrun"
+            f"{display_path(path)} would decompress to more than {limit >> 20} MiB, {_MOST_RATIO} times its "
+            "size: samples do not compress that well, so rlrun did not write it"
         )
-    if expected >= 0 and done != expected:
-        raise UnreadableFile(f"{display_path(path)} is cut short: {done} of {expected} bytes can be read")
+    if expected >= 0 and num_read != expected:
+        raise UnreadableFile(f"{display_path(path)} is cut short: {num_read} of {expected} bytes can be read")

@@ -1,4 +1,4 @@
-"""The end of a run: its learning curve, as text and as a picture, and a page with samples."""
+"""Writes the report at the end of a run: the learning curve, as text and as a picture, and some samples."""
 
 import base64
 import html
@@ -11,24 +11,24 @@ from typing import Any
 from rlrun.runner.records.metrics_file import read_metrics
 from rlrun.runner.records.packed_lines import UnreadableFile, read_records
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.records.text_plot import LABEL, plot
+from rlrun.runner.records.text_plot import LABEL_WIDTH, plot_text
 from rlrun.specs.step_names import ROLLOUTS, list_step_paths
 
 logger = logging.getLogger(__name__)
 
 SMALLEST_PLOT = 20
-"""Columns of the curve's area in the narrowest terminal."""
+"""Columns of the plot in the narrowest terminal."""
 _SHOWN_SAMPLES = 12
 _SHOWN = {"id", "prompt", "response", "reward", "tokens", "status"}
-"""What is shown of a sample."""
+"""The fields of a sample that the report shows."""
 
 Series = dict[str, list[tuple[int, float]]]
 
 
-def curves(folder: RunFolder) -> Series:
-    """What a run is judged by: held-out and training reward, or the loss where there is no reward."""
+def read_curves(folder: RunFolder) -> Series:
+    """Returns the curves of held-out and training reward, or of the loss if there are no rewards."""
     lines = read_metrics(folder.metrics)
-    names = [name for name in dict.fromkeys(name for line in lines for name in line) if _is_judged(name)]
+    names = [name for name in dict.fromkeys(name for line in lines for name in line) if _is_reward(name)]
     return {
         name: [(line["step"], line[name]) for line in lines if line.get(name) is not None]
         for name in names or ["train/loss"]
@@ -36,24 +36,24 @@ def curves(folder: RunFolder) -> Series:
 
 
 def write_report(folder: RunFolder, title: str, width: int) -> str:
-    """Write curve.png and report.html, older ones set aside; the curve as text of at most this width.
+    """Writes curve.png and report.html, and returns the curve as text of at most `width` columns.
 
-    A run of one step has no curve to show: its text is empty.
+    Older files are set aside first. The text of a run with a single step is empty.
     """
-    series = {name: points for name, points in curves(folder).items() if points}
+    series = {name: points for name, points in read_curves(folder).items() if points}
     if not series:
         return ""
     folder.set_aside(folder.curve)
     folder.set_aside(folder.report)
-    draw(series, title, folder.curve)
+    draw_curves(series, title, folder.curve)
     folder.report.write_text(_page(folder, series, title), encoding="utf-8")
     if len({step for points in series.values() for step, _ in points}) < 2:
         return ""
-    return plot(series, max(width - LABEL - 2, SMALLEST_PLOT))
+    return plot_text(series, max(width - LABEL_WIDTH - 2, SMALLEST_PLOT))
 
 
-def draw(series: Series, title: str, path: Path) -> None:
-    """A PNG of the curves."""
+def draw_curves(series: Series, title: str, path: Path) -> None:
+    """Writes the curves as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
@@ -70,7 +70,7 @@ def draw(series: Series, title: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def _is_judged(name: str) -> bool:
+def _is_reward(name: str) -> bool:
     return name == "rollout/reward/mean" or (name.startswith("eval/") and name.endswith("/reward"))
 
 
@@ -95,7 +95,7 @@ pre {{ background: #f4f4f4; padding: .6rem; white-space: pre-wrap; }}
 
 
 def _last_samples(folder: RunFolder) -> list[dict[str, Any]]:
-    """The first samples of the last step; none, with a warning, where its file is broken."""
+    """Returns the first samples of the last step; none, with a warning, if the file is broken."""
     files = [path for path in list_step_paths(folder.rollouts, ROLLOUTS).values() if path.is_file()]
     if not files:
         return []

@@ -1,10 +1,10 @@
-"""`runs/<name>/`: everything a run leaves behind. Nothing in it is ever overwritten.
+"""Knows the files of a run's folder `runs/<name>/`. A launch never overwrites another launch's results.
 
-spec.toml          as written            metrics.jsonl               a line for each step
-spec.lock.json     resolved, pinned      rollouts/step-N.jsonl.zst   samples with rewards
-state.json         now                   checkpoints/step-N/         to go on from
-driver.lock        held by the driver    superseded/K/               what the K-th resume took back
-logs/              of every process      report.html, curve.png, model/   at the end
+spec.toml          the spec as written        metrics.jsonl               one line per step
+spec.lock.json     the resolved spec          rollouts/step-N.jsonl.zst   samples with rewards
+state.json         the run's current state    checkpoints/step-N/         everything to continue from
+driver.lock        locked by the driver       superseded/K/               files that the K-th resume set aside
+logs/              one file per process       report.html, curve.png, model/   written at the end
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.runner.host.atomic_files import write_bytes, write_json
-from rlrun.runner.records.metrics_file import read_lines, split_after, warn_of_broken
+from rlrun.runner.records.metrics_file import read_lines, split_at_step, warn_of_broken
 from rlrun.runner.records.state import read_state
 from rlrun.specs.paths import display_path
 from rlrun.specs.step_names import ROLLOUTS, list_step_paths
@@ -24,7 +24,7 @@ PRIVATE = 0o700
 
 
 class RunFolder:
-    """The paths of one run, and its state."""
+    """The paths and the state of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,24 +45,24 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """Name of the run."""
+        """The run's name."""
         return self.path.name
 
     @property
     def shown(self) -> str:
-        """The path as a person here would write it."""
+        """The path as messages show it, relative to the working directory if it is below it."""
         return display_path(self.path)
 
     def make(self) -> None:
-        """Create the folder and what lies in it; fine where it exists."""
+        """Creates the folder and its subfolders, if they do not exist."""
         for folder in (self.path, self.logs, self.rollouts, self.checkpoints):
             folder.mkdir(mode=PRIVATE, exist_ok=True)
 
     def written(self) -> Iterator[Path]:
-        """Paths in which a launch writes, moves or removes, as far as they exist.
+        """Yields the paths that a launch may write, move or remove.
 
-        Under `checkpoints/` and `rollouts/` only those with names of rlrun's: a link `checkpoints/latest` is
-        not touched by any launch.
+        Under `checkpoints/` and `rollouts/` these are only names that rlrun gives: no launch touches a link
+        such as `checkpoints/latest`.
         """
         yield from (path for path in vars(self).values() if path != self.path)
         for folder in (self.logs, self.superseded, self.weights):
@@ -73,42 +73,44 @@ class RunFolder:
         yield from list_step_paths(self.rollouts, ROLLOUTS).values()
 
     def read_state(self) -> dict[str, Any]:
-        """The last state written; empty before the first. RunFolderError for a file that holds none."""
+        """Returns the last state written; empty if there is none. Raises RunFolderError for a bad file."""
         return read_state(self.state)
 
     def write_state(self, state: dict[str, Any]) -> None:
-        """Replace state.json in one piece."""
+        """Replaces state.json atomically."""
         write_json(self.state, state)
 
     def take_back(self, step: int, *, evaluated: bool = True) -> None:
-        """Move what was written after `step` aside, so that the run goes on as if it had stopped there.
+        """Sets aside everything written after `step`, so that the run continues as if it had stopped there.
 
-        `evaluated`: the step's evaluation is done; its line of metrics is written again where it is not.
+        Without `evaluated` the step's evaluation is not done, and its line of metrics will be written again.
         """
         lines = read_lines(self.metrics)
-        kept, cut = split_after(lines, step if evaluated else step - 1)
-        late = [path for number, path in list_step_paths(self.rollouts, ROLLOUTS).items() if number > step]
-        if not cut and not late:
+        kept, superseded = split_at_step(lines, step if evaluated else step - 1)
+        later_rollouts = [
+            path for number, path in list_step_paths(self.rollouts, ROLLOUTS).items() if number > step
+        ]
+        if not superseded and not later_rollouts:
             return
         aside = self.next_aside()
         (aside / "rollouts").mkdir(mode=PRIVATE)
         warn_of_broken(self.metrics, lines, f"moved to {display_path(aside)}/metrics.jsonl")
-        write_bytes(aside / "metrics.jsonl", b"".join(line.raw for line in cut))
-        for path in late:
+        write_bytes(aside / "metrics.jsonl", b"".join(line.raw for line in superseded))
+        for path in later_rollouts:
             path.rename(aside / "rollouts" / path.name)
         write_bytes(self.metrics, b"".join(line.raw for line in kept))
 
     def set_aside(self, path: Path) -> None:
-        """Move something an earlier launch of this run made out of the way of its successor."""
+        """Moves a file or folder of an earlier launch to `superseded/`, if it exists."""
         if path.exists():
             path.rename(self.next_aside() / path.name)
 
     def next_aside(self) -> Path:
-        """A new folder for what is superseded."""
+        """Creates and returns the next folder of `superseded/`."""
         self.superseded.mkdir(mode=PRIVATE, exist_ok=True)
         for number in count(1):
             with suppress(FileExistsError):
                 aside = self.superseded / str(number)
                 aside.mkdir(mode=PRIVATE)
                 return aside
-        raise AssertionError("there is always a number that is free")
+        raise AssertionError("count() never ends")

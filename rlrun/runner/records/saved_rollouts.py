@@ -1,8 +1,8 @@
-"""Groups as lines of JSON: for people, and whole, for a job that goes on with them.
+"""Writes groups as lines of JSON: short ones for people, or whole ones that another job can train on.
 
-    Group -> a line a sample -> rollouts/step-N.jsonl.zst of a run -> Group
+    Group -> one line per sample -> rollouts/step-N.jsonl.zst of a run -> Group
 
-Whole lines hold arrays as base64 of their little-endian bytes: what is read is what was written, to the bit.
+Whole lines hold arrays as base64 of their little-endian bytes, so that they are read back bit for bit.
 """
 
 import base64
@@ -21,39 +21,40 @@ from rlrun.runner.records.packed_lines import UnreadableFile, read_records, writ
 from rlrun.specs.paths import display_path
 from rlrun.specs.step_names import ROLLOUTS, step_name
 
-INTS, FLOATS = "<i4", "<f4"
-"""Arrays of tokens; of log-probs and masks."""
+INT_DTYPE, FLOAT_DTYPE = "<i4", "<f4"
+"""Dtypes in the file: of tokens; of log-probs and masks."""
 _SHORTS = "<i2"
 
 
-def rollout_file(folder: Path, step: int) -> Path:
-    """Returns where a run's `rollouts/` has the samples of a step."""
+def rollout_path(folder: Path, step: int) -> Path:
+    """Returns the path of a step's samples in a run's `rollouts/`."""
     return folder / step_name(step, ROLLOUTS)
 
 
 def write_samples(path: Path, samples: Iterable[tuple[Group, Sample]], *, whole: bool) -> None:
-    """Write samples with their prompts. `whole`: with everything that training on them takes."""
-    record = whole_record if whole else readable_record
-    write_lines(path, (json.dumps(record(*one), ensure_ascii=False, default=str) for one in samples))
+    """Writes samples with their prompts; with `whole`, also everything that training on them needs."""
+    make_record = whole_record if whole else readable_record
+    records = (make_record(group, sample) for group, sample in samples)
+    write_lines(path, (json.dumps(record, ensure_ascii=False, default=str) for record in records))
 
 
 def read_groups(path: Path) -> list[Group]:
-    """The groups of a file of whole lines. ValueError where it is none, or was written for people only."""
+    """Returns the groups of a file of whole lines. Raises ValueError if the file does not have them."""
     try:
-        return groups_of_records(read_records(path))
+        return records_to_groups(read_records(path))
     except UnreadableFile:
         raise
     except KeyError as error:
         raise ValueError(
-            f"{display_path(path)} has no {error} of its samples: it was written for people to read. Run the "
-            "job that made it with debug.save_rollouts = true"
+            f"{display_path(path)} has samples without {error}: it was written for people to read. Run the "
+            "job that wrote it with debug.save_rollouts = true"
         ) from None
     except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise ValueError(f"{display_path(path)} has a sample that cannot be read: {error}") from None
 
 
 def readable_record(group: Group, sample: Sample) -> dict[str, Any]:
-    """A sample as a person looks at it."""
+    """Returns the fields of a sample that people read."""
     row = group.prompt.row
     return {
         "id": sample.id,
@@ -73,23 +74,26 @@ def readable_record(group: Group, sample: Sample) -> dict[str, Any]:
 
 
 def whole_record(group: Group, sample: Sample) -> dict[str, Any]:
-    """A sample with everything that training on it takes."""
+    """Returns all fields of a sample that training on it needs."""
     prompt = sample.prompt
     return readable_record(group, sample) | {
         "index": prompt.index,
         "metadata": dict(prompt.row.metadata),
         "execution": sample.execution_id,
-        "prompt_tokens": text_of(prompt.tokens, INTS),
-        "response_tokens": text_of(sample.tokens, INTS),
-        "log_probs": text_of(sample.log_probs, FLOATS),
-        "loss_mask": text_of(sample.loss_mask, FLOATS),
-        "experts": experts_text(sample.experts),
-        "sampling_mask": mask_text(sample.sampling_mask),
+        "prompt_tokens": encode_array(prompt.tokens, INT_DTYPE),
+        "response_tokens": encode_array(sample.tokens, INT_DTYPE),
+        "log_probs": encode_array(sample.log_probs, FLOAT_DTYPE),
+        "loss_mask": encode_array(sample.loss_mask, FLOAT_DTYPE),
+        "experts": encode_experts(sample.experts),
+        "sampling_mask": encode_mask(sample.sampling_mask),
     }
 
 
-def groups_of_records(records: Iterable[Mapping[str, Any]]) -> list[Group]:
-    """The groups of whole records, samples of a prompt side by side. KeyError where one is not whole."""
+def records_to_groups(records: Iterable[Mapping[str, Any]]) -> list[Group]:
+    """Returns the groups of whole records; the samples of a prompt must be adjacent.
+
+    Raises KeyError for a record that is not whole.
+    """
     groups: list[Group] = []
     for record in records:
         if not groups or groups[-1].prompt.index != record["index"]:
@@ -100,19 +104,19 @@ def groups_of_records(records: Iterable[Mapping[str, Any]]) -> list[Group]:
 
 def _prompt(record: Mapping[str, Any]) -> Prompt:
     row = Row(record["row"], record["prompt"], record["label"], record["metadata"])
-    return Prompt(row, record["index"], array_of(record["prompt_tokens"], INTS))
+    return Prompt(row, record["index"], decode_array(record["prompt_tokens"], INT_DTYPE))
 
 
 def _sample(first: Prompt, record: Mapping[str, Any]) -> Sample:
-    """Samples of a group share their prompt, but for those that a rollout gave tokens of their own."""
-    own = _prompt(record)
-    prompt = first if np.array_equal(own.tokens, first.tokens) else own
+    """Returns a sample that shares its group's prompt, unless a rollout gave it other prompt tokens."""
+    recorded_prompt = _prompt(record)
+    prompt = first if np.array_equal(recorded_prompt.tokens, first.tokens) else recorded_prompt
     return Sample(
         id=record["id"],
         prompt=prompt,
-        tokens=array_of(record["response_tokens"], INTS),
-        log_probs=array_of(record["log_probs"], FLOATS),
-        loss_mask=array_of(record["loss_mask"], FLOATS),
+        tokens=decode_array(record["response_tokens"], INT_DTYPE),
+        log_probs=decode_array(record["log_probs"], FLOAT_DTYPE),
+        loss_mask=decode_array(record["loss_mask"], FLOAT_DTYPE),
         versions=tuple(VersionSpan(*span) for span in record["versions"]),
         status=Status(record["status"]),
         text=record["response"],
@@ -121,40 +125,42 @@ def _sample(first: Prompt, record: Mapping[str, Any]) -> Sample:
         rewards=record["rewards"],
         failure=record["failure"],
         info=record["info"],
-        experts=experts_of(record["experts"]),
-        sampling_mask=mask_of(record.get("sampling_mask")),
+        experts=decode_experts(record["experts"]),
+        sampling_mask=decode_mask(record.get("sampling_mask")),
     )
 
 
-def experts_text(experts: NDArray[np.int16] | None) -> list[Any] | None:
-    """Width and numbers of a table of experts."""
-    return None if experts is None else [experts.shape[1], text_of(experts, _SHORTS)]
+def encode_experts(experts: NDArray[np.int16] | None) -> list[Any] | None:
+    """Encodes a table of routed experts as its width and its numbers."""
+    return None if experts is None else [experts.shape[1], encode_array(experts, _SHORTS)]
 
 
-def experts_of(record: Sequence[Any] | None) -> NDArray[np.int16] | None:
-    """The table again."""
-    return None if record is None else array_of(record[1], _SHORTS).reshape(-1, record[0])
+def decode_experts(record: Sequence[Any] | None) -> NDArray[np.int16] | None:
+    """Decodes a table of routed experts."""
+    return None if record is None else decode_array(record[1], _SHORTS).reshape(-1, record[0])
 
 
-def mask_text(mask: SamplingMask | None) -> list[str] | None:
+def encode_mask(mask: SamplingMask | None) -> list[str] | None:
     """Lengths and ids of a sampling mask."""
-    return None if mask is None else [text_of(mask.lengths, INTS), text_of(mask.ids, INTS)]
+    return (
+        None if mask is None else [encode_array(mask.lengths, INT_DTYPE), encode_array(mask.ids, INT_DTYPE)]
+    )
 
 
-def mask_of(record: Sequence[str] | None) -> SamplingMask | None:
-    """The mask again; None too for a record that was written before there were masks."""
+def decode_mask(record: Sequence[str] | None) -> SamplingMask | None:
+    """Decodes a sampling mask; records of earlier versions have none."""
     if record is None:
         return None
-    lengths, ids = (array_of(text, INTS) for text in record)
+    lengths, ids = (decode_array(text, INT_DTYPE) for text in record)
     return SamplingMask(ids, lengths)
 
 
-def text_of(array: NDArray[Any], kind: str) -> str:
-    """An array as base64 of its little-endian bytes."""
+def encode_array(array: NDArray[Any], kind: str) -> str:
+    """Encodes an array as base64 of its little-endian bytes."""
     return base64.b64encode(array.astype(kind).tobytes()).decode()
 
 
-def array_of(text: str, kind: str) -> NDArray[Any]:
-    """The array of such a text, in this machine's byte order; it may be written to."""
+def decode_array(text: str, kind: str) -> NDArray[Any]:
+    """Decodes an array; it has this machine's byte order and is writable."""
     array = np.frombuffer(base64.b64decode(text), kind)
     return array.astype(array.dtype.newbyteorder("="))

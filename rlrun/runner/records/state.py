@@ -1,7 +1,7 @@
-"""state.json: what a run says about itself.
+"""Reads state.json, in which a run reports its progress.
 
-The file may have been copied, shared or damaged. It is checked whenever it is read, what it says is only
-shown, and nothing is removed because it says so.
+The file may have been copied, shared or damaged. It is checked whenever it is read, and its contents are only
+displayed: no file is removed on its word.
 """
 
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ from rlrun.runner.host.process_identity import MAX_PID, Owner
 from rlrun.specs.paths import display_path
 
 SILENT_SECONDS = 300.0
-"""A run that this host cannot look up counts as running while its state is no older than this."""
+"""A run on another host counts as running while its state is not older than this."""
 _MOST_BYTES = 4 << 20
 _MOST_STEPS = 1 << 53
 _YEARS = range(2000, 9000)
-"""What every time zone can show."""
+"""Years that are valid in every time zone."""
 
 
 def _printable(text: str) -> str:
-    """Replaces what a terminal would obey instead of show."""
-    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+    """Replaces control characters, which a terminal would execute."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
 def _timestamp(text: str) -> str:
@@ -41,7 +41,7 @@ Timestamp = Annotated[str, AfterValidator(_timestamp)]
 
 
 class State(Owner):
-    """Everything that state.json says, with the process that wrote it."""
+    """The contents of state.json, with the identity of the process that wrote it."""
 
     host: Text
     status: Literal["running", "done", "failed", "interrupted"]
@@ -58,7 +58,7 @@ class State(Owner):
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Returns a state; empty if there is no such file. RunFolderError if the file does not hold one."""
+    """Returns a state; empty if the file does not exist. Raises RunFolderError for any other file."""
     try:
         return State.model_validate_json(read_bytes(path, _MOST_BYTES)).model_dump()
     except FileNotFoundError:
@@ -70,14 +70,14 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def is_alive(state: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote a state still runs, or said so lately if it cannot be looked up here."""
+    """Returns whether a run's process is alive; on another host, whether it wrote its state recently."""
     if state.get("status") != "running":
         return False
     owner = Owner.model_validate({name: state[name] for name in Owner.model_fields})
     if owner.is_here:
         return owner.is_running
-    silent = datetime.now(UTC) - datetime.fromisoformat(state["updated"])
-    return abs(silent.total_seconds()) < SILENT_SECONDS
+    silence = datetime.now(UTC) - datetime.fromisoformat(state["updated"])
+    return abs(silence.total_seconds()) < SILENT_SECONDS
 
 
 def _reason(error: OSError | ValueError) -> str:

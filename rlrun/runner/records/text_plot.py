@@ -1,4 +1,4 @@
-"""Curves as lines of text, for a terminal or a log. Pure."""
+"""Draws curves as lines of text, for a terminal or a log."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,12 +7,15 @@ import numpy as np
 Points = Sequence[tuple[int, float]]
 
 _MARKS = "●+×○*"
-LABEL = 9
-"""Width of the numbers left of the axis."""
+LABEL_WIDTH = 9
+"""Number of columns for the labels left of the axis."""
 
 
-def plot(series: Mapping[str, Points], width: int = 72, height: int = 14) -> str:
-    """Each curve with its own mark over one pair of axes, a legend below. Steps ascend; values are finite."""
+def plot_text(series: Mapping[str, Points], width: int = 72, height: int = 14) -> str:
+    """Returns a plot of several curves, each with its own mark, with a legend below.
+
+    Steps must ascend and values must be finite.
+    """
     steps = [step for points in series.values() for step, _ in points]
     values = [value for points in series.values() for _, value in points]
     low, high = min(values), max(values)
@@ -28,13 +31,15 @@ def plot(series: Mapping[str, Points], width: int = 72, height: int = 14) -> str
             if first <= columns[column] <= last:
                 cells[row][column] = mark
     lines = [
-        f"{_label(row, height, low, high):>{LABEL}} │{''.join(line)}".rstrip()
+        f"{_label(row, height, low, high):>{LABEL_WIDTH}} │{''.join(line)}".rstrip()
         for row, line in enumerate(cells)
     ]
-    lines.append(f"{'':>{LABEL}} └{'─' * width}")
+    lines.append(f"{'':>{LABEL_WIDTH}} └{'─' * width}")
     ends = f"{min(steps):<{width // 2}}{max(steps):>{width - width // 2}}"
-    lines.append(f"{'step':>{LABEL}}  {ends}")
-    lines += [f"{'':>{LABEL}}  {mark} {name}" for name, mark in zip(series, _marks(len(series)), strict=True)]
+    lines.append(f"{'step':>{LABEL_WIDTH}}  {ends}")
+    lines += [
+        f"{'':>{LABEL_WIDTH}}  {mark} {name}" for name, mark in zip(series, _marks(len(series)), strict=True)
+    ]
     return "\n".join(lines)
 
 
@@ -43,7 +48,7 @@ def _marks(count: int) -> list[str]:
 
 
 def _label(row: int, height: int, low: float, high: float) -> str:
-    """A number at the top, the middle and the bottom."""
+    """Returns the label of a row: the top, middle and bottom rows show their value."""
     if row not in (0, (height - 1) // 2, height - 1):
         return ""
     return f"{high - (high - low) * row / (height - 1):.3g}"

@@ -14,7 +14,7 @@ from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.types import Group, Prompt, Status
 from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.contracts.interfaces import RolloutContext
-from rlrun.runner.records.metrics import execution_rewards, pass_rates, prefixed, sample_metrics
+from rlrun.runner.records.metrics import add_prefix, execution_rewards, pass_rates, sample_metrics
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.group_producer import engine_sampling, group_limit, rollout_settings
 from rlrun.runner.rollouts.grouping import groups_of
@@ -97,7 +97,7 @@ class Evaluator:
         self._num_finished = 0
         for dataset in self._sets:
             groups = await self._evaluate(dataset)
-            metrics |= prefixed(f"eval/{dataset.name}", evaluation_metrics(groups, dataset.pass_threshold))
+            metrics |= add_prefix(f"eval/{dataset.name}", evaluation_metrics(groups, dataset.pass_threshold))
         return metrics
 
     async def _evaluate(self, dataset: EvalSet) -> list[Group]:

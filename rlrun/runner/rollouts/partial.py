@@ -23,7 +23,7 @@ from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
 from rlrun.runner.contracts.pending_requests import PendingRequests
 from rlrun.runner.host.background import cancel_all
 from rlrun.runner.prompts.prefetcher import Prefetcher
-from rlrun.runner.records.saved_rollouts import groups_of_records, whole_record
+from rlrun.runner.records.saved_rollouts import records_to_groups, whole_record
 from rlrun.runner.rollouts.deadlines import abort_all_requests
 from rlrun.runner.rollouts.filtering import Filters
 from rlrun.runner.rollouts.grouping import prompt_index
@@ -91,7 +91,7 @@ class PartialSource(RolloutSource):
         """Continues from a saved state, also one of a source without a buffer."""
         await super().restore(state)
         buffer = state.get(BUFFER, {"finished": [], "begun": [], "requests": {}})
-        self._ready = {prompt_index(group): group for group in groups_of_records(buffer["finished"])}
+        self._ready = {prompt_index(group): group for group in records_to_groups(buffer["finished"])}
         self._feed.hold(self._ready)
         self._restarting = set(buffer["begun"])
         self._resumer.restore(buffer["requests"])

@@ -19,14 +19,14 @@ from rlrun.plugins.sampling_mask import joined_masks
 from rlrun.plugins.types import VersionSpan
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.records.saved_rollouts import (
-    FLOATS,
-    INTS,
-    array_of,
-    experts_of,
-    experts_text,
-    mask_of,
-    mask_text,
-    text_of,
+    FLOAT_DTYPE,
+    INT_DTYPE,
+    decode_array,
+    decode_experts,
+    decode_mask,
+    encode_array,
+    encode_experts,
+    encode_mask,
 )
 
 Tokens = NDArray[np.int32]
@@ -160,24 +160,24 @@ def stop_string_end(tokens: Tokens, part_start: int, sampling: Sampling, decode:
 def record_of(generation: Generation) -> dict[str, Any]:
     """Returns a generation as JSON values."""
     return {
-        "tokens": text_of(generation.tokens, INTS),
-        "log_probs": text_of(generation.log_probs, FLOATS),
+        "tokens": encode_array(generation.tokens, INT_DTYPE),
+        "log_probs": encode_array(generation.log_probs, FLOAT_DTYPE),
         "finish": generation.finish,
         "versions": [[span.version, span.start, span.end] for span in generation.versions],
         "cached": generation.cached_tokens,
-        "experts": experts_text(generation.experts),
-        "sampling_mask": mask_text(generation.sampling_mask),
+        "experts": encode_experts(generation.experts),
+        "sampling_mask": encode_mask(generation.sampling_mask),
     }
 
 
 def generation_of(record: Mapping[str, Any]) -> Generation:
     """Returns the generation that `record_of` wrote, bit for bit."""
     return Generation(
-        array_of(record["tokens"], INTS),
-        array_of(record["log_probs"], FLOATS),
+        decode_array(record["tokens"], INT_DTYPE),
+        decode_array(record["log_probs"], FLOAT_DTYPE),
         record["finish"],
         tuple(VersionSpan(*span) for span in record["versions"]),
         record["cached"],
-        experts_of(record["experts"]),
-        mask_of(record.get("sampling_mask")),
+        decode_experts(record["experts"]),
+        decode_mask(record.get("sampling_mask")),
     )

@@ -12,7 +12,7 @@ from rlrun.plugins.types import Group, Sample
 from rlrun.runner.host.background import in_background
 from rlrun.runner.records.metrics import rollout_metrics
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.records.saved_rollouts import read_groups, rollout_file
+from rlrun.runner.records.saved_rollouts import read_groups, rollout_path
 from rlrun.runner.rollouts.rollout_source import Batch
 
 
@@ -61,7 +61,7 @@ class SavedSource:
         """Does nothing: no file is open between two steps."""
 
     def _file(self, step: int) -> Path:
-        return rollout_file(self._run.rollouts, step)
+        return rollout_path(self._run.rollouts, step)
 
     def _read(self, path: Path) -> list[Group]:
         groups = read_groups(path)

@@ -8,7 +8,7 @@ from rlrun.plugins.generation import Generation
 from rlrun.plugins.types import Group, Sample
 from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import JobError
-from rlrun.runner.records.metrics import prefixed, rollout_metrics
+from rlrun.runner.records.metrics import add_prefix, rollout_metrics
 from rlrun.runner.rollouts.filtering import FilterResult, Reason
 from rlrun.runner.rollouts.grouping import prompt_index
 
@@ -97,4 +97,6 @@ class Tally:
             metrics |= {f"{kind}/{name}/{reason}": n for (name, reason), n in sorted(counts.items())}
         if self.prompt_tokens:
             metrics["prefix_cache_hit_rate"] = self.cached_tokens / self.prompt_tokens
-        return rollout_metrics(sorted(self.scored, key=prompt_index), version) | prefixed("rollout", metrics)
+        return rollout_metrics(sorted(self.scored, key=prompt_index), version) | add_prefix(
+            "rollout", metrics
+        )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runner.contracts.errors import RunFolderError
-from rlrun.runner.records.claim import claim, is_claimed_by
+from rlrun.runner.records.claim import claim_folder, is_claimed_by
 from rlrun.runner.records.run_folder import RunFolder
 from tests.runner.records.states import write_state
 
@@ -19,10 +19,11 @@ CLAIM = """
 import subprocess, sys, time
 from pathlib import Path
 from rlrun.runner.contracts.errors import RunFolderError
-from rlrun.runner.records.claim import claim
+from rlrun.runner.records.claim import claim_folder
 sys.stdin.read(1)
 try:
-    with claim(Path(sys.argv[1]), "a", resume=sys.argv[2] == "resume", new=sys.argv[2] == "new") as folder:
+    how = {"resume": sys.argv[2] == "resume", "new": sys.argv[2] == "new"}
+    with claim_folder(Path(sys.argv[1]), "a", **how) as folder:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
                                  close_fds=False, stdout=subprocess.DEVNULL)
         print(folder.name, child.pid, flush=True)
@@ -62,7 +63,7 @@ class Launches:
 @pytest.fixture
 def ended(tmp_path: Path) -> RunFolder:
     """A run that has ended."""
-    with claim(tmp_path, "a", resume=False, new=False) as folder:
+    with claim_folder(tmp_path, "a", resume=False, new=False) as folder:
         write_state(folder.path, status="failed")
     return folder
 
@@ -104,7 +105,7 @@ def test_what_a_killed_driver_started_does_not_keep_its_claim(ended: RunFolder, 
     launches.processes[0].kill()
     launches.processes[0].wait()
     os.kill(int(launches.answers[0][1]), 0)  # its child still runs
-    with claim(ended.path.parent, "a", resume=True, new=False) as folder:
+    with claim_folder(ended.path.parent, "a", resume=True, new=False) as folder:
         assert folder.path == ended.path
 
 
@@ -116,43 +117,43 @@ def test_new_gives_launches_at_once_a_name_each(ended: RunFolder, stack: ExitSta
 
 def test_a_name_in_use_is_refused_with_what_to_do(ended: RunFolder, stack: ExitStack) -> None:
     with pytest.raises(RunFolderError, match=r"--resume.*--new.*--name"):
-        stack.enter_context(claim(ended.path.parent, "a", resume=False, new=False))
+        stack.enter_context(claim_folder(ended.path.parent, "a", resume=False, new=False))
 
 
 def test_a_place_where_no_folder_can_be_is_named(tmp_path: Path, stack: ExitStack) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunFolderError, match=r"file/a cannot be made \(Not a directory\); runs_dir names"):
-        stack.enter_context(claim(tmp_path / "file", "a", resume=False, new=False))
+    with pytest.raises(RunFolderError, match=r"file/a cannot be created \(Not a directory\): set runs_dir"):
+        stack.enter_context(claim_folder(tmp_path / "file", "a", resume=False, new=False))
 
 
 def test_nothing_to_resume_names_what_there_is(ended: RunFolder, stack: ExitStack) -> None:
-    with pytest.raises(RunFolderError, match=r"no run .*/b to resume; there are a"):
-        stack.enter_context(claim(ended.path.parent, "b", resume=True, new=False))
+    with pytest.raises(RunFolderError, match=r"no run .*/b to resume; existing runs: a"):
+        stack.enter_context(claim_folder(ended.path.parent, "b", resume=True, new=False))
 
 
 def test_a_folder_that_no_launch_made_is_not_resumed(tmp_path: Path, stack: ExitStack) -> None:
     (tmp_path / "home" / "weights").mkdir(parents=True)
     with pytest.raises(RunFolderError, match="home is not a run"):
-        stack.enter_context(claim(tmp_path, "home", resume=True, new=False))
+        stack.enter_context(claim_folder(tmp_path, "home", resume=True, new=False))
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["weights"]
 
 
 def test_a_run_that_another_host_runs_is_not_resumed(ended: RunFolder, stack: ExitStack) -> None:
     write_state(ended.path, host="elsewhere", pid=7)
     with pytest.raises(RunFolderError, match=r"still running \(process 7 on elsewhere\); .* rlrun stop a"):
-        stack.enter_context(claim(ended.path.parent, "a", resume=True, new=False))
+        stack.enter_context(claim_folder(ended.path.parent, "a", resume=True, new=False))
     write_state(ended.path, host="elsewhere", pid=7, status="done")
-    stack.enter_context(claim(ended.path.parent, "a", resume=True, new=False))
+    stack.enter_context(claim_folder(ended.path.parent, "a", resume=True, new=False))
 
 
 def test_a_state_that_is_damaged_is_told_before_anything_is_done(ended: RunFolder, stack: ExitStack) -> None:
     write_state(ended.path, pid=-1)
     before = snapshot(ended)
     with pytest.raises(RunFolderError, match=r"does not hold a run's state \(pid"):
-        stack.enter_context(claim(ended.path.parent, "a", resume=True, new=False))
+        stack.enter_context(claim_folder(ended.path.parent, "a", resume=True, new=False))
     assert snapshot(ended) == before
     ended.state.unlink()
-    stack.enter_context(claim(ended.path.parent, "a", resume=True, new=False))
+    stack.enter_context(claim_folder(ended.path.parent, "a", resume=True, new=False))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_folder_with_links_to_elsewhere_is_not_resumed(
     path.unlink(missing_ok=True)
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RunFolderError, match=f"{name} is a link"):
-        stack.enter_context(claim(ended.path.parent, "a", resume=True, new=False))
+        stack.enter_context(claim_folder(ended.path.parent, "a", resume=True, new=False))
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -179,14 +180,14 @@ def test_links_that_no_launch_touches_are_not_in_the_way(
     name: str, ended: RunFolder, stack: ExitStack, tmp_path: Path
 ) -> None:
     (ended.path / name).symlink_to(tmp_path / "elsewhere")
-    stack.enter_context(claim(ended.path.parent, "a", resume=True, new=False))
+    stack.enter_context(claim_folder(ended.path.parent, "a", resume=True, new=False))
 
 
 def test_temporary_files_of_a_killed_driver_are_removed(ended: RunFolder, stack: ExitStack) -> None:
     ours, others = ended.path / ".state.json.abcd1234.tmp", ended.path / ".notes.tmp"
     for path in (ours, others):
         path.touch()
-    stack.enter_context(claim(ended.path.parent, "a", resume=True, new=False))
+    stack.enter_context(claim_folder(ended.path.parent, "a", resume=True, new=False))
     assert (ours.exists(), others.exists()) == (False, True)
 
 
@@ -202,8 +203,8 @@ def test_a_file_system_without_locks_leaves_the_decision_to_the_state(
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    stack.enter_context(claim(ended.path.parent, "a", resume=True, new=False))
+    stack.enter_context(claim_folder(ended.path.parent, "a", resume=True, new=False))
     assert "has no locks" in caplog.text
     write_state(ended.path)
     with pytest.raises(RunFolderError, match=f"process {os.getpid()} on"):
-        stack.enter_context(claim(ended.path.parent, "a", resume=True, new=False))
+        stack.enter_context(claim_folder(ended.path.parent, "a", resume=True, new=False))

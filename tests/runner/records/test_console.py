@@ -4,7 +4,13 @@ import io
 import pytest
 from rich.console import Console as Terminal
 
-from rlrun.runner.records.console import Console, duration, score, shares, speed
+from rlrun.runner.records.console import (
+    Console,
+    format_duration,
+    format_score,
+    format_speed,
+    format_time_shares,
+)
 
 STEP = {
     "rollout/reward/mean": 0.5,
@@ -135,7 +141,9 @@ def test_what_is_said_and_every_step_is_logged(terminal: bool, caplog: pytest.Lo
 )
 def test_shares_of_a_step_add_up_to_100_percent(parts: dict[str, float], text: str) -> None:
     """The overhead is measured beside the parts, inside of which some of it lies."""
-    found = shares({"perf/step_time": 2.0} | {f"perf/{name}_time": value for name, value in parts.items()})
+    found = format_time_shares(
+        {"perf/step_time": 2.0} | {f"perf/{name}_time": value for name, value in parts.items()}
+    )
     assert found == text
     assert sum(int(part.split()[-2]) for part in found.split(", ")) == 100
 
@@ -152,18 +160,18 @@ def test_a_part_of_an_earlier_step_takes_nothing_of_this_one() -> None:
 
 
 def test_supervised_training_shows_its_loss() -> None:
-    assert score({"train/loss": 1.5}) == "loss 1.5000"
+    assert format_score({"train/loss": 1.5}) == "loss 1.5000"
 
 
 def test_nothing_measured_shows_nothing() -> None:
-    assert (score({}), speed({}), shares({})) == ("", "", "")
+    assert (format_score({}), format_speed({}), format_time_shares({})) == ("", "", "")
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(3, "3 s"), (89, "89 s"), (120, "2 min"), (3600, "60 min"), (12000, "3 h 20 min")]
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def shown(console: Console, width: int = 100) -> str:

@@ -4,7 +4,7 @@ import io
 import logging
 from functools import partial
 
-from rlrun.runner.records.driver_log import Hiding, hide_secrets
+from rlrun.runner.records.driver_log import SecretFormatter, hide_secrets
 from rlrun.specs.reading.secret_references import redact_secrets
 
 SPEC = {"rewards": [{"headers": {"Authorization": "Bearer ${env:JUDGE_KEY}"}}], "name": "${env:UNSET}"}
@@ -14,7 +14,7 @@ def test_messages_and_traces_are_written_without_secrets(monkeypatch) -> None:  
     monkeypatch.setenv("JUDGE_KEY", "correct horse")
     out = io.StringIO()
     handler = logging.StreamHandler(out)
-    handler.setFormatter(Hiding("%(message)s", partial(hide_secrets, SPEC)))
+    handler.setFormatter(SecretFormatter("%(message)s", partial(hide_secrets, SPEC)))
     logger = logging.Logger("test")
     logger.addHandler(handler)
     try:

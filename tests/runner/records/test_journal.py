@@ -82,7 +82,7 @@ async def test_a_run_is_known_to_be_alive_before_it_begins(folder: RunFolder) ->
 async def test_a_run_says_that_it_is_alive_in_a_step_that_takes_long(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlrun.runner.records.journal.BEAT_SECONDS", 0.001)
+    monkeypatch.setattr("rlrun.runner.records.journal.HEARTBEAT_SECONDS", 0.001)
     one = journal(folder)
     written = threading.Event()
     monkeypatch.setattr(folder, "write_state", lambda state: written.set())
@@ -102,7 +102,7 @@ async def test_a_tracker_that_fails_is_told_of_once_and_stops_nothing(
         await one.flush()
         one.close("done")
     warnings = [record.getMessage() for record in caplog.records if "tracker 0" in record.getMessage()]
-    assert warnings == ["tracker 'tracker 0' failed (RuntimeError: no network); the job goes on"]
+    assert warnings == ["tracker 'tracker 0' failed (RuntimeError: no network); the job continues"]
     assert fine.calls == [("start", "run", {"seed": 1}), ("log", 1), ("log", 2), ("log", 3), "close"]
 
 

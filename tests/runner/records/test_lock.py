@@ -5,7 +5,7 @@ import pytest
 
 from rlrun.runner.contracts.errors import JobError, RunFolderError
 from rlrun.runner.host.model_files import fetch_model, fingerprint
-from rlrun.runner.records.lock import check_same_run, drift, git_state, lock
+from rlrun.runner.records.lock import check_same_run, git_state, lock_differences, make_lock
 from rlrun.specs.reading.differences import Difference
 from rlrun.specs.reading.loading import load_spec
 from rlrun.specs.sections.model import ModelSpec
@@ -27,7 +27,7 @@ def locked(tmp_path: Path, model: Path, *overrides: str) -> dict:
         f'[model]\npath = "{model}"\n[data]\npath = "{rows}"\n[[trackers]]\ntype = "t"\nkey = "${{env:KEY}}"'
     )
     loaded = load_spec([spec], ["trainer.steps=1", *overrides])
-    return json.loads(json.dumps(lock(loaded, fetch_model(loaded.spec.model))))
+    return json.loads(json.dumps(make_lock(loaded, fetch_model(loaded.spec.model))))
 
 
 def test_a_lock_pins_what_decides_a_run_and_keeps_secrets_out(
@@ -80,16 +80,16 @@ def test_a_lock_knows_its_data(tmp_path: Path, model: Path) -> None:
     assert list(before["data"]) == ["data.path"]
     (tmp_path / "rows.jsonl").write_text('{"prompt": "b"}\n')
     spec = load_spec([tmp_path / "job.toml"], ["trainer.steps=1"])
-    after = lock(spec, fetch_model(spec.spec.model))
-    assert [each.key for each in drift(before, after)] == ["data.data.path"]
+    after = make_lock(spec, fetch_model(spec.spec.model))
+    assert [each.key for each in lock_differences(before, after)] == ["data.data.path"]
 
 
 def test_drift_names_every_value_but_the_runs_name(tmp_path: Path, model: Path) -> None:
     before = locked(tmp_path, model)
-    assert drift(before, locked(tmp_path, model, "name=other", "runs_dir=elsewhere")) == []
+    assert lock_differences(before, locked(tmp_path, model, "name=other", "runs_dir=elsewhere")) == []
     after = locked(tmp_path, model, "trainer.lr=0.5")
     after["versions"]["torch"] = "9.9"
-    assert [str(each) for each in drift(before, after)] == [
+    assert [str(each) for each in lock_differences(before, after)] == [
         "spec.trainer.lr: 1e-6 -> 0.5",
         f'versions.torch: "{before["versions"]["torch"]}" -> "9.9"',
     ]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.runner.records.metrics_file import read_lines, read_metrics, split_after
+from rlrun.runner.records.metrics_file import read_lines, read_metrics, split_at_step
 from rlrun.runner.records.run_folder import RunFolder
 
 BROKEN = {
@@ -33,7 +33,9 @@ def test_a_broken_line_is_named_and_costs_only_itself(
     path.write_bytes(line(1) + broken + line(3))
     with caplog.at_level(logging.WARNING):
         assert [metrics["step"] for metrics in read_metrics(path)] == [1, 3]
-    assert [record.message for record in caplog.records] == [f"{path}:2 holds no step's metrics: skipped"]
+    assert [record.message for record in caplog.records] == [
+        f"{path}:2 does not hold the metrics of a step: skipped"
+    ]
 
 
 def test_a_last_line_that_a_crash_cut_short_is_nothing_to_warn_of(
@@ -48,7 +50,7 @@ def test_a_last_line_that_a_crash_cut_short_is_nothing_to_warn_of(
 def test_later_and_broken_lines_are_cut_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(line(1) + b"{\n" + line(2) + line(3))
-    kept, cut = split_after(read_lines(path), 2)
+    kept, cut = split_at_step(read_lines(path), 2)
     assert [one.number for one in kept] == [1, 3]
     assert [one.number for one in cut] == [2, 4]
 
@@ -62,7 +64,7 @@ def test_a_resume_moves_broken_lines_aside_and_keeps_the_rest(
     folder.take_back(3)
     assert folder.metrics.read_bytes() == line(1) + line(3)
     assert (folder.superseded / "1" / "metrics.jsonl").read_bytes() == b'{"step": 2,,\n'
-    assert "metrics.jsonl:2 holds no step's metrics: moved to" in caplog.text
+    assert "metrics.jsonl:2 does not hold the metrics of a step: moved to" in caplog.text
 
 
 def test_no_file_has_no_lines(tmp_path: Path) -> None:

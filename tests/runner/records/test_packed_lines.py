@@ -59,7 +59,7 @@ def test_a_file_that_is_cut_short_is_noticed(tmp_path: Path, kept: float) -> Non
         (b'{"id": 1,,}', r"a\.zst:2 is not JSON"),
         (b"\xff\xfe", r"a\.zst:2 is not JSON"),
         (b"[" * 100_000, r"a\.zst:2 is not JSON"),
-        (b"[1]", r"a\.zst:2 holds no sample"),
+        (b"[1]", r"a\.zst:2 is not a sample"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
@@ -78,7 +78,7 @@ def test_a_bomb_is_refused_before_it_fills_the_memory(
     path = tmp_path / "step-1.jsonl.zst"
     path.write_bytes(compressor.compress(data))
     assert path.stat().st_size < 20_000
-    with pytest.raises(UnreadableFile, match=r"step-1\.jsonl\.zst would become more than"):
+    with pytest.raises(UnreadableFile, match=r"step-1\.jsonl\.zst would decompress to more than"):
         for _ in read_records(path):
             pass
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import zstandard
 
-from rlrun.runner.records.report import curves, write_report
+from rlrun.runner.records.report import read_curves, write_report
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.records.text_plot import plot
+from rlrun.runner.records.text_plot import plot_text
 
 
 def folder_with(tmp_path: Path, lines: list[dict[str, object]]) -> RunFolder:
@@ -24,14 +24,14 @@ LINES = [
 
 
 def test_a_run_is_judged_by_its_rewards(tmp_path: Path) -> None:
-    assert curves(folder_with(tmp_path, LINES)) == {
+    assert read_curves(folder_with(tmp_path, LINES)) == {
         "eval/held-out/reward": [(0, 0.1), (3, 0.9)],
         "rollout/reward/mean": [(1, 0.2), (3, 0.8)],
     }
 
 
 def test_and_by_its_loss_where_there_are_none(tmp_path: Path) -> None:
-    assert curves(folder_with(tmp_path, [{"step": 1, "train/loss": 2.0}])) == {"train/loss": [(1, 2.0)]}
+    assert read_curves(folder_with(tmp_path, [{"step": 1, "train/loss": 2.0}])) == {"train/loss": [(1, 2.0)]}
 
 
 def test_the_report_has_picture_numbers_and_samples_and_overwrites_nothing(tmp_path: Path) -> None:
@@ -69,12 +69,12 @@ def test_no_metrics_no_report(tmp_path: Path) -> None:
 
 
 def test_a_curve_in_text() -> None:
-    lines = plot({"up": [(0, 0.0), (10, 1.0)]}, width=11, height=3).splitlines()
+    lines = plot_text({"up": [(0, 0.0), (10, 1.0)]}, width=11, height=3).splitlines()
     assert lines[0].strip() == "1 │        ●●●"
     assert lines[2].strip() == "0 │●●●"
     assert lines[-1].strip() == "● up"
 
 
 def test_a_flat_curve_and_a_single_point_can_be_drawn() -> None:
-    assert "●" in plot({"flat": [(1, 0.5), (2, 0.5)]})
-    assert "●" in plot({"point": [(1, 0.5)]})
+    assert "●" in plot_text({"flat": [(1, 0.5), (2, 0.5)]})
+    assert "●" in plot_text({"point": [(1, 0.5)]})

@@ -7,7 +7,7 @@ import pytest
 from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.plugins.types import Group, Sample, Status, VersionSpan
 from rlrun.runner.records.run_folder import RunFolder
-from rlrun.runner.records.saved_rollouts import read_groups, rollout_file, write_samples
+from rlrun.runner.records.saved_rollouts import read_groups, rollout_path, write_samples
 from rlrun.runner.rollouts.saved_source import SavedSource
 from tests.runner.loop_fakes import prompt, sample
 
@@ -41,7 +41,7 @@ def groups() -> list[Group]:
 
 def save(folder: Path, step: int, *, whole: bool = True) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    path = rollout_file(folder, step)
+    path = rollout_path(folder, step)
     write_samples(path, [(group, one) for group in groups() for one in group.samples], whole=whole)
     return path
 
@@ -66,7 +66,7 @@ def test_samples_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_file_for_people_is_not_trained_on(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"step-1.jsonl.zst has no 'metadata' of its samples.*save_rollouts"):
+    with pytest.raises(ValueError, match=r"step-1.jsonl.zst has samples without 'metadata'.*save_rollouts"):
         read_groups(save(tmp_path, 1, whole=False))
 
 
@@ -113,7 +113,7 @@ async def test_saved_samples_have_masks_where_the_spec_trains_over_them(
     one = odd_sample()
     samples = [one if kept else replace(one, sampling_mask=None)]
     tmp_path.joinpath("rollouts").mkdir()
-    path = rollout_file(RunFolder(tmp_path).rollouts, 1)
+    path = rollout_path(RunFolder(tmp_path).rollouts, 1)
     write_samples(path, [(Group(one.prompt, samples), samples[0])], whole=True)
     with pytest.raises(ValueError, match=message):
         await SavedSource(RunFolder(tmp_path), 1, 1, vocab_size=20, masked=not kept).next(0)

@@ -82,7 +82,7 @@ def test_a_model_that_does_not_fit_its_config_is_refused(folder, spoil, message)
     ("spoil", "message"),
     [
         ("gone", r"step lacks __0_0\.distcp; without that"),
-        ("cut short", r"step is damaged, cut short perhaps \(EOF"),
+        ("cut short", r"step is damaged, perhaps cut short \(EOF"),
     ],
 )
 def test_a_checkpoint_without_all_its_shards_is_refused(rank, tmp_path, spoil, message):
@@ -103,7 +103,7 @@ def test_a_checkpoint_without_the_critic_is_refused(rank, folder, tmp_path):
     rank.policy.train(sequences, plan(sequences, make_spec(folder)))
     rank.save(tmp_path / "step")
     actor_critic = make_rank(folder, make_spec(folder, algorithm={"type": "ppo"}))
-    with pytest.raises(ValueError, match=r"critic is no complete checkpoint"):
+    with pytest.raises(ValueError, match=r"critic is not a complete checkpoint"):
         actor_critic.load(tmp_path / "step")
     actor_critic.close()
 
@@ -118,7 +118,7 @@ def test_a_reference_of_another_model_is_refused(tmp_path, folder):
         ranks[-1].save(tmp_path / f"{number}")
     shutil.rmtree(tmp_path / "0" / "reference")
     shutil.copytree(tmp_path / "1" / "reference", tmp_path / "0" / "reference")
-    with pytest.raises(ValueError, match=r"reference is another model's: .* has shape"):
+    with pytest.raises(ValueError, match=r"reference is of another model: .* has shape"):
         ranks[0].load(tmp_path / "0")
     for rank in ranks:
         rank.close()

@@ -102,10 +102,10 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(start, tmp
     foreign.save(tmp_path / "foreign")
     rank, _ = start()
     before = weights(rank)
-    with pytest.raises(ValueError, match=r"another model's: parameters.* has shape"):
+    with pytest.raises(ValueError, match=r"of another model: parameters.* has shape"):
         rank.load(tmp_path / "foreign")
     assert same(weights(rank, 1), before)
-    with pytest.raises(ValueError, match="no complete checkpoint"):
+    with pytest.raises(ValueError, match="not a complete checkpoint"):
         rank.load(tmp_path / "nowhere")
 
 

@@ -1,6 +1,6 @@
-"""Checkpoints written while training goes on, from a copy of the state in host memory.
+"""Checkpoints that are written while training continues, from a copy of the state in host memory.
 
-state ─▶ copy in host memory ─▶ (training goes on) ─▶ written by a thread of every rank, together
+state ─▶ copy in host memory ─▶ (training continues) ─▶ written by a thread of every rank, together
 """
 
 import threading
@@ -17,7 +17,7 @@ from rlrun.runner.trainer.compat.meshes import local_part, with_local_part
 
 
 class BackgroundSave:
-    """One save at a time. Its methods are for the thread that trains; all ranks call them alike."""
+    """Writes one checkpoint at a time in a thread. The training thread of every rank calls it alike."""
 
     def __init__(self) -> None:
         self._staged: list[tuple[Path, dict[str, torch.Tensor]]] = []
@@ -25,15 +25,15 @@ class BackgroundSave:
         self._group: dist.ProcessGroup | None = None
 
     def stage(self, folder: Path, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy what is to be written into `folder`."""
-        assert self._writing is None, "the save before has not been asked for"
+        """Copies a state to host memory, to be written into `folder`."""
+        assert self._writing is None, "the result of the last save was not collected"
         self._staged.append((folder, host_copy(state)))
 
     def begin(self) -> None:
-        """Write what is staged, in a thread that does not keep the process from ending.
+        """Begins to write the staged states, in a daemon thread, so that the process can still end.
 
-        The ranks' threads talk to each other in a group of their own: collectives of the training are not
-        theirs to wait for.
+        The ranks' threads use a separate process group: in the default group their collectives would mix
+        with those of training.
         """
         if dist.is_initialized() and self._group is None:
             self._group = dist.new_group(backend="gloo")
@@ -43,8 +43,8 @@ class BackgroundSave:
         threading.Thread(target=self._write, args=(staged, written), daemon=True).start()
 
     def done(self) -> Digests | None:
-        """Returns the checksums of this rank's files when everything is on disk, None before. Raises what
-        went wrong, OSError where the disk is full.
+        """Returns the checksums of this rank's files when everything is on disk, None before. Raises the
+        thread's error, an OSError where the disk is full.
         """
         assert self._writing is not None, "nothing is being saved"
         if not self._writing.done():
@@ -64,7 +64,7 @@ class BackgroundSave:
 
 
 def host_copy(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A copy in host memory of this rank's part of each tensor, laid out over the ranks like it."""
+    """Returns a copy in host memory of each tensor, with the same layout over the ranks."""
     parts = {name: local_part(tensor) for name, tensor in state.items()}
     copies = {
         name: torch.empty_like(part, device="cpu", pin_memory=part.is_cuda).copy_(part, non_blocking=True)

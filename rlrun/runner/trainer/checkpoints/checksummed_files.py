@@ -23,12 +23,12 @@ class HashedFiles(FileSystem):
 
     def __init__(self) -> None:
         self.digests: Digests = {}
-        """Of the files that are complete."""
+        """The checksum of each complete file, by path."""
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        """Opens a file. An OSError of the disk is raised as such when the stream is closed: torch's own
-        error, about where the file should have ended, would hide it.
+        """Opens a file. An OSError of the disk is raised again when the stream is closed: torch's own error,
+        about where the file should have ended, would hide it.
         """
         with super().create_stream(path, mode) as file:
             if "w" not in mode:
@@ -48,7 +48,7 @@ class HashedFiles(FileSystem):
 
 
 class _HashedStream:
-    """What torch's writer uses of a file; it only ever appends."""
+    """The methods of a file that torch's writer uses. It only appends, so a running checksum suffices."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.hash = xxh3_128()
@@ -83,20 +83,18 @@ class _HashedStream:
 
 
 class CheckpointReader(FileSystemReader):
-    """Reads a checkpoint of rlrun's trainer, which holds tensors alone.
+    """Reads a checkpoint of rlrun's trainer, which contains only tensors.
 
     torch would unpickle `.metadata` without restriction, and any entry that claims not to be a tensor.
     """
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Returns the table of contents. ValueError where it is damaged or lists other things
-        than tensors.
-        """
+        """Returns the table of contents. ValueError where it is damaged or lists anything but tensors."""
         path = Path(self.path) / METADATA
         table = read_metadata(path)
         for name, entry in table.state_dict_metadata.items():
             if not isinstance(entry, TensorStorageMetadata):
-                raise ValueError(f"{path} is no checkpoint's metadata: {name!r} is not a tensor")
+                raise ValueError(f"{path} does not describe a checkpoint of rlrun: {name!r} is not a tensor")
         table.storage_meta = table.storage_meta or StorageMeta()
         table.storage_meta.load_id = self.load_id
         return table

@@ -1,9 +1,8 @@
-"""Distributed checkpoints: parameters (and biases of experts that move), optimizer state, step, and the
-random state of every rank.
+"""Distributed checkpoints: parameters, experts' balancing biases, optimizer state, step, random states.
 
-Each rank writes what it holds, under names and global shapes that no layout is part of; so a checkpoint
-resumes on another number of ranks. Random states are per rank: a rank the checkpoint doesn't know keeps its
-own.
+Each rank writes its own parts under names and global shapes that do not depend on the layout, so a run can
+resume on another number of ranks. Random states are per rank: a rank that the checkpoint does not contain
+keeps its current one.
 """
 
 from collections.abc import Mapping
@@ -22,13 +21,13 @@ from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.parameters.parameters import EXPERT_BIAS
 
 ROUTER = ".moe.router.gate.weight"
-"""How the names of routers' matrices end."""
+"""The names of routers' matrices end in this."""
 
 
 def training_state(
     parameters: Mapping[str, torch.Tensor], optimizer: Optimizer, step: int, rank: int
 ) -> dict[str, torch.Tensor]:
-    """Everything that `load_checkpoint` reads, as it is now."""
+    """Returns everything that `load_checkpoint` reads."""
     return _tensors(parameters, optimizer) | {
         "step": torch.tensor(step),
         "updates": optimizer.updates,
@@ -37,13 +36,13 @@ def training_state(
 
 
 def weights_state(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Everything that `load_weights` reads: parameters alone."""
+    """Returns everything that `load_weights` reads: only parameters."""
     return {f"parameters.{name}": parameter.detach() for name, parameter in parameters.items()}
 
 
 def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Fill parameters from a written `weights_state`, also on another layout. ValueError as for a whole
-    checkpoint.
+    """Fills parameters from a written `weights_state`, also on another layout. ValueError as for
+    `load_checkpoint`.
     """
     state = weights_state(parameters)
     reader, stored = _open(folder)
@@ -54,8 +53,10 @@ def load_weights(folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
 def write_state(
     folder: Path, state: dict[str, torch.Tensor], group: dist.ProcessGroup | None = None
 ) -> Digests:
-    """Writes into `folder`; all ranks together, by way of `group` (None: the default group). Returns the
-    checksums of all files that this rank wrote. An OSError of any rank (a full disk) is raised as such.
+    """Writes the state of all ranks into `folder`, as a collective of `group` (None: the default group).
+
+    Returns the checksums of the files that this rank wrote. An OSError of any rank (a full disk) is raised
+    on every rank.
     """
     folder.mkdir(parents=True, exist_ok=True)
     writer = FileSystemWriter(folder, sync_files=True)
@@ -70,7 +71,10 @@ def write_state(
 def load_checkpoint(
     folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: Optimizer, rank: int
 ) -> int:
-    """Fill parameters and optimizer, set the random state, and return the number of optimizer steps taken."""
+    """Loads parameters, optimizer and random state; returns the number of optimizer steps so far.
+
+    ValueError where the checkpoint is incomplete, damaged, or of another model.
+    """
     reader, stored = _open(folder)
     state = _tensors(parameters, optimizer)
     _check(folder, state, stored)
@@ -89,7 +93,7 @@ def _open(folder: Path) -> tuple[CheckpointReader, Mapping[str, Any]]:
     try:
         return reader, reader.read_metadata().state_dict_metadata
     except OSError as error:
-        raise ValueError(f"{folder} is no complete checkpoint: {error}") from None
+        raise ValueError(f"{folder} is not a complete checkpoint: {error}") from None
 
 
 def _read(reader: CheckpointReader, folder: Path, state: dict[str, torch.Tensor]) -> None:
@@ -100,39 +104,40 @@ def _read(reader: CheckpointReader, folder: Path, state: dict[str, torch.Tensor]
 
 
 def _tensors(parameters: Mapping[str, torch.Tensor], optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """Parameters and their optimizer state by name."""
-    held = {f"parameters.{name}": parameter.detach() for name, parameter in parameters.items()}
+    """Returns parameters and their optimizer state by name."""
     state = optimizer.tensors()
-    return held | {key: state[key] for key in state if key.partition(".")[2] in parameters}
+    return weights_state(parameters) | {
+        key: state[key] for key in state if key.partition(".")[2] in parameters
+    }
 
 
 def _check(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:
-    """The checkpoint must be this model's."""
+    """Raises ValueError where the checkpoint is not of this model."""
     _check_biases(folder, state, stored)
     for name, tensor in state.items():
         if name not in stored:
-            raise ValueError(f"checkpoint {folder} is another model's: it lacks {name}")
+            raise ValueError(f"checkpoint {folder} is of another model: it lacks {name}")
         if tuple(stored[name].size) != tuple(tensor.shape):
             raise ValueError(
-                f"checkpoint {folder} is another model's: {name} has shape {tuple(stored[name].size)}, "
-                f"this model's is {tuple(tensor.shape)}"
+                f"checkpoint {folder} is of another model: {name} has shape {tuple(stored[name].size)}, "
+                f"in this model {tuple(tensor.shape)}"
             )
 
 
 def _check_biases(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:
-    """Experts that were evened out need their biases, and no others do."""
+    """Raises ValueError where balancing biases are in the checkpoint or in this job, but not in both."""
     for gate in [name for name in state if name.startswith("parameters.") and name.endswith(ROUTER)]:
         bias = gate.removesuffix(ROUTER) + EXPERT_BIAS
         if (bias in state) != (bias in stored) and gate in stored:
             was = "bias" if bias in stored else "off"
             raise ValueError(
-                f'checkpoint {folder} was saved with trainer.moe.balancing = "{was}": go on with that, or '
-                "start another run from an export"
+                f'checkpoint {folder} was saved with trainer.moe.balancing = "{was}": set it so, or '
+                "start another run from an export of the model"
             )
 
 
 def _unwritten(failure: CheckpointException, folder: Path) -> Exception:
-    """An OSError of any rank as such; else what torch says."""
+    """Returns an OSError of any rank as it is, and anything else as a ValueError."""
     error = _first_error(failure)
     if isinstance(error, OSError):
         return error
@@ -140,21 +145,21 @@ def _unwritten(failure: CheckpointException, folder: Path) -> Exception:
 
 
 def _unread(failure: CheckpointException, folder: Path) -> Exception:
-    """An OSError as such, unless a file is not there; else what is wrong with the checkpoint."""
+    """Returns an OSError as it is, and a missing or damaged file as a ValueError."""
     error = _first_error(failure)
     if isinstance(error, FileNotFoundError):
-        what = f"lacks {Path(str(error.filename)).name}"
+        defect = f"lacks {Path(str(error.filename)).name}"
     elif isinstance(error, OSError):
         return error
     else:
-        what = f"is damaged, cut short perhaps ({str(error) or type(error).__name__})"
+        defect = f"is damaged, perhaps cut short ({str(error) or type(error).__name__})"
     return ValueError(
-        f"checkpoint {folder} {what}; without that step's folder a run goes on from an earlier one"
+        f"checkpoint {folder} {defect}; delete that step's folder to continue from an earlier checkpoint"
     )
 
 
 def _first_error(failure: CheckpointException) -> BaseException:
-    """The first rank's own: torch wraps them all."""
+    """Returns the error that the first failing rank raised: torch wraps it several times."""
     error: BaseException = next(iter(failure.failures.values()))[0]
     while error.__cause__ is not None and not isinstance(error, OSError):
         error = error.__cause__

@@ -1,4 +1,4 @@
-"""The policy's weights for others: for the engines, and as a Hugging Face folder."""
+"""The policy's weights outside of the trainer: for the engines, and as a Hugging Face folder."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from rlrun.specs.sections.job import Spec
 def make_writer(
     setup: TrainerSetup, spec: Spec, model: Architecture, parameters: Parameters, device: torch.device
 ) -> WeightWriter:
-    """Hands this rank's parameters over to the engines."""
+    """Returns the writer that hands this rank's parameters over to the engines."""
     return WeightWriter(
         spec,
         WeightSource(
@@ -33,12 +33,13 @@ def make_writer(
 
 
 def export_folder(folder: Path, setup: TrainerSetup, model: Architecture, parameters: Parameters) -> None:
-    """Write an HF folder with the current weights in the source's precision, its config and tokenizer; all
-    ranks together.
+    """Writes a Hugging Face folder with the current weights in the source's precision, config and tokenizer.
+
+    All ranks call this together; rank 0 writes.
     """
     tensors = parameters.gather()
     if setup.rank == 0:
         dtype = getattr(torch, model.dtype)
         write_folder(folder, Path(setup.model_folder), tensors, parameters.shapes, dtype)
-    for _ in tensors:
+    for _ in tensors:  # gathering is collective: ranks other than 0 must take part to the end
         pass

@@ -1,10 +1,10 @@
-"""Context parallelism: which tokens of a pack each rank holds, and how the results come together.
+"""Context parallelism: which tokens of a pack each rank has, and how the results are gathered.
 
-    pack of T tokens -> pieces -> a rank's queries; keys and values are gathered; log-probs of all on each
+    pack of T tokens -> pieces -> a rank's queries; keys and values are gathered; all log-probs on every rank
 
-Pieces are cut without regard to documents. With `balanced` they are twice as many as there are ranks, and a
-rank holds one from the front and its mirror image from the back: causal attention then is about the same work
-for all (as in Megatron-LM and torch's head-tail load balancer).
+Pieces are cut without regard to documents. With `balanced` there are two pieces per rank, one from the front
+and its mirror image from the back, so that causal attention is about the same work on every rank (as in
+Megatron-LM and torch's head-tail load balancer).
 """
 
 from dataclasses import dataclass
@@ -20,76 +20,78 @@ from rlrun.runner.trainer.model.attention import CutDocuments, offsets_of
 
 @dataclass(frozen=True, slots=True)
 class ContextPart:
-    """Which part of every pack a rank holds."""
+    """The part of every pack that a rank has."""
 
     rank: int
     size: int
-    """Ranks of the group."""
+    """The number of context-parallel ranks."""
     balanced: bool
 
     def pieces(self, total: int) -> list[tuple[int, int]]:
-        """Start and end of this rank's pieces of `total` tokens, in order."""
+        """Returns start and end of this rank's pieces of `total` tokens, in order."""
         if not self.balanced:
             length = total // self.size
             return [(self.rank * length, (self.rank + 1) * length)]
         length = total // (2 * self.size)
-        places = (self.rank, 2 * self.size - 1 - self.rank)
-        return [(place * length, (place + 1) * length) for place in places]
+        numbers = (self.rank, 2 * self.size - 1 - self.rank)
+        return [(number * length, (number + 1) * length) for number in numbers]
 
     def tokens(self, total: int) -> NDArray[np.int64]:
-        """Positions in the pack of this rank's tokens."""
+        """Returns the positions in the pack of this rank's tokens."""
         return np.concatenate([np.arange(*piece) for piece in self.pieces(total)])
 
     def gathered(self, total: int) -> NDArray[np.int64]:
-        """`[total]`: where each token lies when the parts of all ranks are laid one after the other."""
+        """Returns `[total]`: the position of each token in the concatenation of all ranks' parts."""
         parts = [ContextPart(rank, self.size, self.balanced).tokens(total) for rank in range(self.size)]
-        places = np.empty(total, np.int64)
-        places[np.concatenate(parts)] = np.arange(total)
-        return places
+        positions = np.empty(total, np.int64)
+        positions[np.concatenate(parts)] = np.arange(total)
+        return positions
 
 
 WHOLE = ContextPart(0, 1, balanced=False)
-"""Everything: no context parallelism."""
+"""The whole pack: no context parallelism."""
 
 
 def cut_documents(lengths: list[int], part: ContextPart, device: torch.device) -> CutDocuments:
-    """What of documents of these lengths, one after the other, this rank's queries see."""
+    """Returns the keys that this rank's queries can see, for packed documents of the given lengths."""
     ends = np.cumsum(lengths)
-    queries, keys, chosen = [], [], []
-    places = part.gathered(int(ends[-1]))
+    query_lengths, key_lengths, key_positions = [], [], []
+    positions = part.gathered(int(ends[-1]))
     for start, end in part.pieces(int(ends[-1])):
-        for length, last in zip(lengths, ends.tolist(), strict=True):
-            first, stop = last - length, min(last, end)
+        for length, document_end in zip(lengths, ends.tolist(), strict=True):
+            first, stop = document_end - length, min(document_end, end)
             if stop > max(first, start):
-                queries.append(stop - max(first, start))
-                keys.append(stop - first)
-                chosen.append(places[first:stop])
+                # causal: queries of a piece see the document from its beginning to the last of them
+                query_lengths.append(stop - max(first, start))
+                key_lengths.append(stop - first)
+                key_positions.append(positions[first:stop])
     return CutDocuments(
-        keys=torch.from_numpy(np.concatenate(chosen)).to(device),
-        query_lengths=tuple(queries),
-        key_lengths=tuple(keys),
-        query_offsets=offsets_of(queries).to(device),
-        key_offsets=offsets_of(keys).to(device),
+        keys=torch.from_numpy(np.concatenate(key_positions)).to(device),
+        query_lengths=tuple(query_lengths),
+        key_lengths=tuple(key_lengths),
+        query_offsets=offsets_of(query_lengths).to(device),
+        key_offsets=offsets_of(key_lengths).to(device),
     )
 
 
-class Together(torch.autograd.Function):
-    """`[2, R']` values of a rank's response tokens to `[2, R]` of all, the same on each rank of the group.
+class GatherResponses(torch.autograd.Function):
+    """Turns `[2, R']` values of a rank's response tokens into `[2, R]` of all of them, on every rank.
 
-    Every rank computes the same loss from them; its gradient goes to its own tokens.
+    Every rank then computes the same loss. The backward pass needs no communication: a rank keeps the
+    gradient of its own tokens, and the other ranks have the gradients of theirs.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, values: torch.Tensor, found: torch.Tensor, total: int, group: dist.ProcessGroup
+        ctx: Any, values: torch.Tensor, own: torch.Tensor, total: int, group: dist.ProcessGroup
     ) -> torch.Tensor:
-        ctx.save_for_backward(found)
+        ctx.save_for_backward(own)
         everything = values.new_zeros(len(values), total)
-        everything[:, found] = values
+        everything[:, own] = values
         dist.all_reduce(everything, dist.ReduceOp.SUM, group)
         return everything
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (found,) = ctx.saved_tensors
-        return grad[:, found], None, None, None
+        (own,) = ctx.saved_tensors
+        return grad[:, own], None, None, None

@@ -1,4 +1,4 @@
-"""One micro-batch as tensors: documents one after the other, response tokens picked out."""
+"""One micro-batch as tensors: concatenated documents, and the rows that predict response tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,22 +14,22 @@ from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.passes.context import WHOLE, ContextPart, cut_documents
 
 FILLER = 64
-"""Tokens of a document that fills up a pack: short, as attention costs the square."""
+"""The length of the documents that fill up a pack: short, because attention costs the square of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
     """T tokens of B documents with R response tokens, concatenated in the order of the documents.
 
-    A context-parallel rank has T' of the tokens, among them the ones that predict R' response tokens.
+    A context-parallel rank has T' of the tokens, which predict R' of the response tokens.
     """
 
     tokens: torch.Tensor
     """`[1, T']` int64."""
     positions: torch.Tensor
-    """`[T']` int64: place within the document."""
+    """`[T']` int64: position within the document."""
     longest: int
-    """Tokens of the longest document."""
+    """The length of the longest document."""
     documents: Documents | CutDocuments
     rows: torch.Tensor
     """`[R']` int64: which of the rank's positions predicts each response token."""
@@ -37,29 +37,29 @@ class Pack:
     """`[R']` int64: the response tokens."""
     response_lengths: tuple[int, ...]
     """`[B]`; they sum to R."""
-    found: torch.Tensor | None
-    """`[R']` int64: which of the R response tokens they are; None: all of them."""
+    own_responses: torch.Tensor | None
+    """`[R']` int64: which of the R response tokens this rank predicts; None: all of them."""
     filling: int
-    """How many tokens at the end of the T fill it up."""
+    """The number of tokens at the end of the T that only fill up the pack."""
     experts: torch.Tensor | None = None
-    """`[T', layers × K]` int16: what each token is routed to; None: routers decide."""
+    """`[T', layers × K]` int16: the experts that each token is routed to; None: routers decide."""
     support: Support | None = None
     """The tokens that the softmax at each of the R' rows runs over; None: the whole vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossBatch:
-    """What the loss needs of the response tokens of a pack, `[R]` float32 unless said otherwise."""
+    """The inputs of the loss for the response tokens of a pack, `[R]` float32 unless noted."""
 
     mask: torch.Tensor
     weights: torch.Tensor
-    """Mask times the sequence's share in the step's loss."""
+    """The mask times the sequence's weight in the step's loss."""
     advantages: torch.Tensor
     rollout_log_probs: torch.Tensor
     old_log_probs: torch.Tensor | None
     reference_log_probs: torch.Tensor | None
     sample: torch.Tensor
-    """int64: which document a token belongs to."""
+    """int64: the document that a token belongs to."""
     num_samples: int
 
 
@@ -72,13 +72,14 @@ def make_pack(
     part: ContextPart = WHOLE,
     ends: bool = False,
 ) -> Pack:
-    """Pack sequences, and take this rank's part.
+    """Packs sequences and returns this rank's part.
 
-    With `ends` a response has one row more: the position of its last token, whose target means nothing. Such
-    rows are for a head without a softmax, which has no use for sampling masks.
+    With `ends` a response has one row more: the position of its last token, whose target is meaningless. Such
+    rows are for a value head, which has no softmax and so ignores sampling masks.
 
-    The number of tokens is filled up to a multiple of `multiple`, and to at least `size`, with documents of
-    their own. A pack without sequences has at least one of them: ranks that have nothing to do keep pace.
+    The number of tokens is filled up to a multiple of `multiple`, and to at least `size`, with separate
+    documents. A pack without sequences has at least one of them: a rank without work must still take part in
+    the collectives of every micro-batch.
     """
     lengths = [len(sequence.tokens) for sequence in sequences]
     prompts = [sequence.prompt_length for sequence in sequences]
@@ -97,7 +98,7 @@ def make_pack(
     pack = _take(part, tokens, positions, lengths, np.concatenate(rows), responses, filling, device)
     mask = joined_masks([one.sampling_mask for one in sequences], responses) if not ends else None
     if mask is not None:
-        pack = replace(pack, support=_support(mask, pack.found, device))
+        pack = replace(pack, support=_support(mask, pack.own_responses, device))
     experts = _experts(sequences, filling)
     if experts is None:
         return pack
@@ -105,22 +106,22 @@ def make_pack(
     return replace(pack, experts=torch.from_numpy(mine).to(device))
 
 
-def _support(mask: SamplingMask, found: torch.Tensor | None, device: torch.device) -> Support:
-    """Of the response tokens that a rank has the rows of."""
-    return Support.of(mask if found is None else mask.take(found.cpu().numpy()), device)
+def _support(mask: SamplingMask, own_responses: torch.Tensor | None, device: torch.device) -> Support:
+    """Returns the candidates of the response tokens that this rank predicts."""
+    return Support.of(mask if own_responses is None else mask.take(own_responses.cpu().numpy()), device)
 
 
 def _experts(sequences: Sequence[TrainSequence], filling: int) -> NDArray[np.int16] | None:
-    """`[T, layers × K]`; those of fillers are the router's own."""
-    given = [sequence.experts for sequence in sequences if sequence.experts is not None]
-    if not given:
+    """Returns `[T, layers × K]`; -1 lets the router decide for filling tokens."""
+    experts = [sequence.experts for sequence in sequences if sequence.experts is not None]
+    if not experts:
         return None
-    assert len(given) == len(sequences), "experts for some sequences and not for others"
-    return np.concatenate([*given, np.full((filling, given[0].shape[1]), -1, np.int16)])
+    assert len(experts) == len(sequences), "experts for some sequences and not for others"
+    return np.concatenate([*experts, np.full((filling, experts[0].shape[1]), -1, np.int16)])
 
 
 def packed_size(lengths: Sequence[int], multiple: int, size: int = 0) -> int:
-    """Tokens of a pack of documents of these lengths."""
+    """Returns the number of tokens of a pack of documents of these lengths."""
     return -(-max(sum(lengths), size, 1) // multiple) * multiple
 
 
@@ -134,30 +135,31 @@ def _take(  # noqa: PLR0917
     filling: int,
     device: torch.device,
 ) -> Pack:
-    """A rank's part of a pack, on its device."""
+    """Returns a rank's part of a pack, on its device."""
 
-    def placed(array: NDArray[np.int64]) -> torch.Tensor:
+    def on_device(array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
     documents: Documents | CutDocuments = Documents.of(lengths, device)
-    targets, found = np.append(tokens, 0)[rows + 1], None
+    targets, own_responses = np.append(tokens, 0)[rows + 1], None
     if part.size > 1:
-        mine = part.tokens(len(tokens))
-        place = np.full(len(tokens), -1)
-        place[mine] = np.arange(len(mine))
-        [held] = np.nonzero(place[rows] >= 0)
+        own = part.tokens(len(tokens))
+        local_index = np.full(len(tokens), -1)  # of a token of the pack in this rank's part
+        local_index[own] = np.arange(len(own))
+        [predicted] = np.nonzero(local_index[rows] >= 0)
         documents = cut_documents(lengths, part, device)
-        tokens, positions, rows, targets = tokens[mine], positions[mine], place[rows[held]], targets[held]
-        found = placed(held)
+        tokens, positions, targets = tokens[own], positions[own], targets[predicted]
+        rows = local_index[rows[predicted]]
+        own_responses = on_device(predicted)
     return Pack(
-        tokens=placed(tokens)[None],
-        positions=placed(positions),
+        tokens=on_device(tokens)[None],
+        positions=on_device(positions),
         longest=max(lengths),
         documents=documents,
-        rows=placed(rows),
-        targets=placed(targets),
+        rows=on_device(rows),
+        targets=on_device(targets),
         response_lengths=response_lengths,
-        found=found,
+        own_responses=own_responses,
         filling=filling,
     )
 
@@ -165,16 +167,16 @@ def _take(  # noqa: PLR0917
 def make_loss_batch(
     sequences: Sequence[TrainSequence], scales: Sequence[float], old_is_rollout: bool, device: torch.device
 ) -> LossBatch:
-    """The loss's side of `make_pack(sequences, …)`; `scales` is each sequence's share (TrainStep.scale)."""
+    """Returns the loss's inputs for `make_pack(sequences, …)`; `scales` is TrainStep.scale per sequence."""
 
-    def gathered(arrays: Sequence[NDArray[np.float32]]) -> torch.Tensor:
-        return torch.from_numpy(_joined(arrays, np.float32)).to(device)
+    def column(arrays: Sequence[NDArray[np.float32]]) -> torch.Tensor:
+        return torch.from_numpy(_concatenate(arrays, np.float32)).to(device)
 
     responses = [len(sequence.loss_mask) for sequence in sequences]
-    mask = gathered([sequence.loss_mask for sequence in sequences])
+    mask = column([sequence.loss_mask for sequence in sequences])
     sample = torch.from_numpy(np.repeat(np.arange(len(sequences)), responses)).to(device)
     shares = torch.tensor(list(scales), dtype=torch.float32, device=device)
-    rollout = gathered([sequence.rollout_log_probs for sequence in sequences])
+    rollout = column([sequence.rollout_log_probs for sequence in sequences])
     old = [sequence.old_log_probs for sequence in sequences if sequence.old_log_probs is not None]
     reference = [
         sequence.reference_log_probs for sequence in sequences if sequence.reference_log_probs is not None
@@ -183,14 +185,14 @@ def make_loss_batch(
     return LossBatch(
         mask=mask,
         weights=mask * shares[sample] if len(sequences) else mask,
-        advantages=gathered([sequence.advantages for sequence in sequences]),
+        advantages=column([sequence.advantages for sequence in sequences]),
         rollout_log_probs=rollout,
-        old_log_probs=gathered(old) if old else rollout if old_is_rollout else None,
-        reference_log_probs=gathered(reference) if reference else None,
+        old_log_probs=column(old) if old else rollout if old_is_rollout else None,
+        reference_log_probs=column(reference) if reference else None,
         sample=sample,
         num_samples=len(sequences),
     )
 
 
-def _joined(arrays: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> NDArray[np.generic]:
+def _concatenate(arrays: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> NDArray[np.generic]:
     return np.concatenate([np.asarray(array, dtype) for array in arrays]) if arrays else np.zeros(0, dtype)

@@ -1,4 +1,4 @@
-"""The policy as functions of micro-batches of sequences: log-probs with and without a gradient."""
+"""A model as functions of micro-batches of sequences: log-probs or values, with and without a gradient."""
 
 import contextlib
 import time
@@ -19,37 +19,37 @@ from rlrun.runner.trainer.model.decoder import DecoderInputs, PackedDecoder, pla
 from rlrun.runner.trainer.model.head import HeadQuery
 from rlrun.runner.trainer.model.rope import RopeTable
 from rlrun.runner.trainer.model.routing import Routing, connect_routers, gathered, noted_experts
-from rlrun.runner.trainer.passes.context import WHOLE, ContextPart, Together
+from rlrun.runner.trainer.passes.context import WHOLE, ContextPart, GatherResponses
 from rlrun.runner.trainer.passes.packed_batch import Pack, make_pack
 from rlrun.specs.sections.trainer import ParallelSpec
 
 LossOf = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Loss of a micro-batch, by its number, from log-probs and entropies of its response tokens."""
+"""Computes a micro-batch's loss from its number, log-probs and entropies."""
 
 Routes = list[list[NDArray[np.int16]]]
-"""`[P + R, layers × K]` experts of each sequence of each micro-batch."""
+"""`[P + R, layers × K]`: the experts that each token went to, by micro-batch and sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What the policy is asked for, and where."""
+    """How a model computes: sampling temperature, layout, device, precision."""
 
     temperature: float
-    """Logits are divided by it."""
+    """Logits are divided by this."""
     chunk: int
-    """Tokens whose logits exist at a time."""
+    """The number of tokens whose logits are in memory at a time."""
     parallel: ParallelSpec
     device: torch.device
     dtype: torch.dtype
-    """Of hidden states."""
+    """The dtype of hidden states."""
     routed: bool = False
-    """Routers are told of their tokens: where to send them, if sequences say so, and which ones count."""
+    """Routers get a `Routing` with each pack: experts to use, if sequences name them, and tokens to count."""
     ends: bool = False
-    """The head also tells what it makes of each sequence's last token: R + 1 numbers for a response of R."""
+    """The head also evaluates each sequence's last token: R + 1 numbers for a response of R tokens."""
 
 
 class PackedModel:
-    """The whole decoder on this rank, or on it and those that share its layers with it."""
+    """A whole decoder without pipeline stages, on this rank or sharded over several."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class PackedModel:
         dims: ParallelDims | None,
         settings: ModelSettings,
     ) -> None:
-        """`decoders` are the stages that lie on this rank, in order."""
+        """`decoders` are this rank's stages, in order; there is one unless a pipeline subclass is used."""
         self.decoders = list(decoders)
         self.device = settings.device
         self.multiple = token_multiple(settings.parallel)
-        """A pack's tokens must divide by this."""
+        """The number of a pack's tokens must be divisible by this."""
         self._settings = settings
         self._rope = RopeTable(model, settings.device)
         self._context = contextlib.nullcontext if dims is None else get_spmd_context(parallel_dims=dims)
@@ -82,25 +82,26 @@ class PackedModel:
     def log_probs(
         self, batches: Sequence[Sequence[TrainSequence]], routes: Routes | None = None
     ) -> list[tuple[torch.Tensor, ...]]:
-        """`[R]` log-probs of each sequence of each micro-batch, in order; `routes` gets the experts that its
-        tokens went to.
+        """Returns `[R]` log-probs of each sequence of each micro-batch, in order, without gradients.
+
+        `routes`, where given, is filled with the experts that the tokens went to.
         """
-        found = []
+        results = []
         for sequences in batches:
             pack = self.pack(sequences)
             inputs = self.inputs(pack, entropy_grad=False, note=routes is not None)
             with torch.no_grad():
                 log_probs, _ = self._values(pack, inputs)
-            found.append(log_probs.split(pack.response_lengths))
+            results.append(log_probs.split(pack.response_lengths))
             if routes is not None:
                 routes.append(self.routes(sequences, pack, inputs))
-        reshard(self.decoders)
-        return found
+        reshard(self.decoders)  # FSDP keeps the last gathered layers where no backward pass follows
+        return results
 
     def accumulate(
         self, batches: Sequence[Sequence[TrainSequence]], loss_of: LossOf, entropy_grad: bool
     ) -> dict[str, float]:
-        """Add the gradients of the micro-batches' losses to the parameters; returns seconds by pass."""
+        """Adds the gradients of the micro-batches' losses to the parameters; returns seconds by pass."""
         seconds = {"perf/forward_time": 0.0, "perf/backward_time": 0.0}
         for index, sequences in enumerate(batches):
             start = time.perf_counter()
@@ -112,7 +113,7 @@ class PackedModel:
         return seconds
 
     def __call__(self, pack: Pack, entropy_grad: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs and entropies of the pack's response tokens, `[R]` float32."""
+        """Returns log-probs and entropies of the pack's response tokens, each `[R]` float32."""
         return self._values(pack, self.inputs(pack, entropy_grad))
 
     def _values(self, pack: Pack, inputs: DecoderInputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,32 +121,32 @@ class PackedModel:
         decoder.inputs = [inputs]
         with self._context():
             log_probs, entropy = decoder(pack.tokens, place_of(0))
-        return self.together(pack, log_probs, entropy)
+        return self.all_responses(pack, log_probs, entropy)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the loss's gradients to the parameters'."""
+        """Adds the gradients of a loss to the parameters'."""
         with self._context():
             loss.backward()
 
     def pack(self, sequences: Sequence[TrainSequence], size: int = 0) -> Pack:
-        """This rank's part of a micro-batch, filled up to at least `size` tokens."""
+        """Returns this rank's part of a micro-batch, filled up to at least `size` tokens."""
         ends = self._settings.ends
         return make_pack(sequences, self.multiple, self.device, size=size, part=self._part, ends=ends)
 
     def inputs(self, pack: Pack, entropy_grad: bool, *, note: bool = False) -> DecoderInputs:
-        """What the decoder needs of a pack beside its tokens; `note`: routers tell what they chose."""
+        """Returns the decoder's inputs besides tokens. `note`: routers record the experts that they choose."""
         settings, documents = self._settings, pack.documents
         query = HeadQuery(
             pack.rows, pack.targets, settings.temperature, settings.chunk, entropy_grad, pack.support
         )
         if self._experts is not None:
-            place = 0 if self._tensor is None else dist.get_rank(self._tensor)
-            routing = Routing(pack.experts, place, counted=self._counted(pack), note=note)
+            tensor_rank = 0 if self._tensor is None else dist.get_rank(self._tensor)
+            routing = Routing(pack.experts, tensor_rank, counted=self._counted(pack), note=note)
             documents = replace(documents, routing=routing)
         return DecoderInputs(self._rope.rows(pack.positions, pack.longest), documents, query)
 
     def _counted(self, pack: Pack) -> torch.Tensor | None:
-        """`[T']` bool: which of the rank's tokens do not fill up; None: all."""
+        """Returns `[T']` bool: False for tokens that only fill up the pack; None without such tokens."""
         if not pack.filling:
             return None
         total = pack.tokens.shape[1] * self._part.size
@@ -154,26 +155,27 @@ class PackedModel:
     def routes(
         self, sequences: Sequence[TrainSequence], pack: Pack, inputs: DecoderInputs
     ) -> list[NDArray[np.int16]]:
-        """`[P + R, layers × K]` of each sequence of a pack that has been through the decoder: the experts its
-        tokens went to, in this stage's layers.
+        """Returns `[P + R, layers × K]` for each sequence of a pack that the decoder has processed: the
+        experts that its tokens went to, in this stage's layers.
         """
         assert self._experts is not None and inputs.documents.routing is not None
         tokens = pack.tokens.shape[1]
         shape = (tokens, self._layers, self._experts.per_token)
         table = noted_experts(inputs.documents.routing, shape, self._tensor)
         if self._group is not None:
-            together = gathered(table.to(self.device), self._group)
-            table = together[torch.from_numpy(self._part.gathered(len(together))).to(self.device)]
+            # each context rank has noted its own tokens: gather them, and put them in the pack's order
+            everyones = gathered(table.to(self.device), self._group)
+            table = everyones[torch.from_numpy(self._part.gathered(len(everyones))).to(self.device)]
         lengths = [len(sequence.tokens) for sequence in sequences]
         host = table[: sum(lengths)].to("cpu", torch.int16)
-        return [part.numpy() for part in host.split(lengths)]
+        return [experts.numpy() for experts in host.split(lengths)]
 
-    def together(
+    def all_responses(
         self, pack: Pack, log_probs: torch.Tensor, entropy: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A context-parallel rank's values `[R']` to those of all response tokens `[R]`."""
-        if pack.found is None or self._group is None:
+        """Returns the values of all response tokens `[R]` from those of a context-parallel rank `[R']`."""
+        if pack.own_responses is None or self._group is None:
             return log_probs, entropy
         both = torch.stack((log_probs, entropy))
-        both = Together.apply(both, pack.found, sum(pack.response_lengths), self._group)
+        both = GatherResponses.apply(both, pack.own_responses, sum(pack.response_lengths), self._group)
         return both[0], both[1]

@@ -1,7 +1,7 @@
 """The policy on the stages of a pipeline: all micro-batches of an optimizer step in one run of a schedule.
 
-Every micro-batch of a run has the same number of tokens, as stages exchange tensors of one shape, and every
-optimizer step is one run: a second one would start by forgetting the gradients of the first.
+All micro-batches of a run have the same number of tokens, because stages exchange tensors of one shape. Every
+optimizer step is one run, because torch's schedules drop the gradients of an earlier run when they start.
 """
 
 import time
@@ -22,7 +22,7 @@ from rlrun.runner.trainer.passes.pipeline_schedules import LastStage, Schedule, 
 
 
 class PipelinedModel(PackedModel):
-    """As `Policy`; log-probs and losses exist on the ranks of the last stage alone."""
+    """A `PackedModel` on a pipeline: only the ranks of the last stage have log-probs and losses."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class PipelinedModel(PackedModel):
         dims: ParallelDims,
         settings: ModelSettings,
     ) -> None:
-        """As `Policy`, with a mesh that has a pipeline."""
+        """`dims` must have a pipeline axis."""
         super().__init__(decoders, model, dims, settings)
         parallel = settings.parallel
         self._group_of_stages = dims.get_mesh("pp").get_group()
@@ -48,45 +48,46 @@ class PipelinedModel(PackedModel):
     def log_probs(
         self, batches: Sequence[Sequence[TrainSequence]], routes: Routes | None = None
     ) -> list[tuple[torch.Tensor, ...]]:
-        """As `Policy.log_probs`; none on ranks without the last stage."""
-        found: dict[int, tuple[torch.Tensor, ...]] = {}
+        """As `PackedModel.log_probs`; an empty list on ranks without the last stage."""
+        results: dict[int, tuple[torch.Tensor, ...]] = {}
         packs = self._packs(batches)
 
         def keep(index: int, outputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-            log_probs, _ = self.together(packs[index], *outputs)
-            found[index] = log_probs.split(packs[index].response_lengths)
+            log_probs, _ = self.all_responses(packs[index], *outputs)
+            results[index] = log_probs.split(packs[index].response_lengths)
             return log_probs.sum()
 
         with torch.no_grad():
             inputs = self._run(packs, keep, train=False, note=routes is not None)
         if routes is not None:
-            parts = zip(batches, packs, inputs, strict=False)
-            routes += [self.routes(sequences, pack, own) for sequences, pack, own in parts]
+            # not strict: packs without sequences, which complete a schedule, are at the end
+            filled = zip(batches, packs, inputs, strict=False)
+            routes += [self.routes(sequences, pack, own) for sequences, pack, own in filled]
         reshard(self.decoders)
-        return [found[index] for index in range(len(batches))] if self._is_last else []
+        return [results[index] for index in range(len(batches))] if self._is_last else []
 
     def accumulate(
         self, batches: Sequence[Sequence[TrainSequence]], loss_of: LossOf, entropy_grad: bool
     ) -> dict[str, float]:
-        """As `Policy.accumulate`; `perf/pipeline_time` is both passes, which overlap."""
+        """As `PackedModel.accumulate`; `perf/pipeline_time` is the time of both passes, which overlap."""
         start = time.perf_counter()
         packs = self._packs(batches)
 
         def loss(index: int, outputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-            values = self.together(packs[index], *outputs)
+            values = self.all_responses(packs[index], *outputs)
             if index < len(batches):
                 return loss_of(index, *values)
-            return values[0].sum()  # filled up: no tokens
+            return values[0].sum()  # a pack without sequences: 0, with a gradient
 
         self._run(packs, loss, train=True, entropy_grad=entropy_grad)
         reshard(self.decoders)
         return {"perf/pipeline_time": time.perf_counter() - start}
 
     def _packs(self, batches: Sequence[Sequence[TrainSequence]]) -> list[Pack]:
-        """Packs of one size, as many as the schedule can run; the last ones may be empty."""
+        """Returns packs of one size, as many as the schedule needs; the last ones may be empty."""
         empty = schedulable_micro_batches(len(batches), self._settings.parallel) - len(batches)
         lengths = [[len(sequence.tokens) for sequence in sequences] for sequences in batches]
-        size = max(packed_size(each, self.multiple) for each in lengths)
+        size = max(packed_size(own, self.multiple) for own in lengths)
         return [self.pack(sequences, size) for sequences in [*batches, *([()] * empty)]]
 
     def _run(
@@ -98,7 +99,7 @@ class PipelinedModel(PackedModel):
         entropy_grad: bool = False,
         note: bool = False,
     ) -> list[DecoderInputs]:
-        """One run of the schedule; `last` gets the outputs of the last stage."""
+        """Runs the schedule once; `last` is called with the outputs of the last stage."""
         inputs = [self.inputs(pack, entropy_grad, note=note) for pack in packs]
         for decoder in self.decoders:
             decoder.inputs = inputs
@@ -119,7 +120,7 @@ class PipelinedModel(PackedModel):
         return inputs
 
     def _schedule(self, packs: Sequence[Pack], train: bool) -> Schedule:
-        """The schedule of the run before where numbers and sizes are the same, else a new one."""
+        """Returns the schedule of the last run where the shapes are the same, else a new one."""
         tokens = packs[0].tokens.shape[1]
         shape = Shape(len(packs), tokens, (1, tokens // self._split, self._hidden), self._settings.dtype)
         if train not in self._schedules or self._schedules[train][0] != shape:
@@ -147,7 +148,7 @@ def make_packed_model(
     dims: ParallelDims | None,
     settings: ModelSettings,
 ) -> PackedModel:
-    """The policy of decoders made by `build_model`, on a pipeline or not."""
+    """Returns the model of decoders that `build_model` made, on a pipeline or not."""
     if dims is None or dims.pp == 1:
         return PackedModel(decoders, model, dims, settings)
     return PipelinedModel(decoders, model, dims, settings)

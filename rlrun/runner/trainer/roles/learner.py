@@ -129,7 +129,7 @@ class Learner:
         return training_state(self.parameters.saved, self.optimizer, self._updates.count, self._rank)
 
     def load(self, folder: Path) -> None:
-        """Loads a written `state`, also from another layout. ValueError where it is another model's."""
+        """Loads a written `state`, also from another layout. ValueError where it is of another model."""
         self._updates.count = load_checkpoint(folder, self.parameters.saved, self.optimizer, self._rank)
         if self.tied is not None:
             self.tied.copy_weights()

@@ -184,7 +184,7 @@ class TrainerRank:
                 take(folder / "reference", state)
 
     def load(self, folder: str | Path) -> None:
-        """Loads what `save` wrote, also from another layout. ValueError where it is another model's."""
+        """Loads what `save` wrote, also from another layout. ValueError where it is of another model."""
         folder = Path(folder)
         self.policy.load(folder)
         if self.critic is not None:

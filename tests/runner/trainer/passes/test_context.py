@@ -38,7 +38,7 @@ def test_every_token_and_every_response_token_is_some_ranks(size, balanced):
     )
     assert torch.equal(torch.cat([part.tokens[0] for part in parts])[order], whole.tokens[0])
     assert torch.equal(torch.cat([part.positions for part in parts])[order], whole.positions)
-    found = torch.cat([part.found for part in parts])
+    found = torch.cat([part.own_responses for part in parts])
     assert torch.equal(found.sort().values, torch.arange(len(whole.targets)))
     assert torch.equal(torch.cat([part.targets for part in parts])[found.argsort()], whole.targets)
 

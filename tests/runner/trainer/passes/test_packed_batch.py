@@ -35,7 +35,7 @@ def test_the_token_before_predicts_each_response_token():
     assert pack.response_lengths == (2, 2)
     assert pack.documents.lengths == (4, 3, 1)
     assert pack.longest == 4
-    assert pack.found is None
+    assert pack.own_responses is None
 
 
 @pytest.mark.parametrize(

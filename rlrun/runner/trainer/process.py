@@ -1,4 +1,4 @@
-"""One rank's process: threads, device, determinism, process group, mesh."""
+"""The process of one trainer rank: threads, device, determinism, process group, mesh."""
 
 import os
 from datetime import timedelta
@@ -14,11 +14,11 @@ from rlrun.runner.weights.tcp_store import stay_within_host, store_server
 from rlrun.specs.sections.trainer import ParallelSpec
 
 RENDEZVOUS_SECONDS = 300
-"""How long ranks wait for each other, at the start and in a collective."""
+"""How long ranks wait for each other, when they start and in a collective."""
 
 
 def start_process(setup: TrainerSetup, deterministic: bool) -> torch.device:
-    """Set this process up and return its device; joins the process group where there are several ranks."""
+    """Sets this process up and returns its device; joins the process group where there are several ranks."""
     torch.set_num_threads(setup.threads)
     # torchtitan keeps its mesh in thread-local storage, which autograd's own threads would not see
     torch.autograd.set_multithreading_enabled(False)
@@ -36,7 +36,7 @@ def start_process(setup: TrainerSetup, deterministic: bool) -> torch.device:
 
 
 def build_mesh(parallel: ParallelSpec, world_size: int) -> ParallelDims | None:
-    """The device mesh; None for one rank."""
+    """Returns the device mesh; None for one rank."""
     assert parallel.world_size == world_size, "the plan and the ranks disagree"
     if world_size == 1:
         return None
@@ -55,7 +55,7 @@ def build_mesh(parallel: ParallelSpec, world_size: int) -> ParallelDims | None:
 def _mesh(  # noqa: PLR0917
     replicate: int, fsdp: int, context: int, tensor: int, pipeline: int, expert: int
 ) -> ParallelDims:
-    """One mesh for each layout in a process: torch compares meshes by identity, spmd_types by value."""
+    """Returns the mesh of a layout, cached: torch compares meshes by identity, spmd_types by value."""
     set_spmd_backend("spmd_types")
     dims = ParallelDims(
         dp_replicate=replicate,
@@ -71,7 +71,7 @@ def _mesh(  # noqa: PLR0917
 
 
 def stop_process() -> None:
-    """Leave the process group."""
+    """Leaves the process group."""
     if dist.is_initialized():
         _mesh.cache_clear()
         leave_meshes()
@@ -96,6 +96,6 @@ def _join(setup: TrainerSetup, device: torch.device) -> None:
         )
     except dist.DistError as error:
         raise RuntimeError(
-            f"trainer rank {setup.rank} of {setup.world_size} waited {RENDEZVOUS_SECONDS} s for the rest at "
-            f"{setup.master_addr}:{setup.master_port}: {error}"
+            f"trainer rank {setup.rank} of {setup.world_size} waited {RENDEZVOUS_SECONDS} s for the others "
+            f"at {setup.master_addr}:{setup.master_port}: {error}"
         ) from error

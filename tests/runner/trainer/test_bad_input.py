@@ -81,7 +81,7 @@ def test_a_model_that_does_not_fit_its_config_is_refused(folder, spoil, message)
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        ("gone", r"step lacks __0_0\.distcp; without that"),
+        ("gone", r"step lacks __0_0\.distcp; delete that"),
         ("cut short", r"step is damaged, perhaps cut short \(EOF"),
     ],
 )

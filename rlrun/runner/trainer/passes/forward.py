@@ -1,4 +1,4 @@
-"""One number for each response token of many sequences, without gradients."""
+"""Forward passes without gradients: one number per response token."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,13 +14,13 @@ Sequences = Mapping[int, TrainSequence] | Sequence[TrainSequence]
 def response_values(
     model: PackedModel, sequences: Sequences, batches: Sequence[Sequence[int]], routes: Routes | None = None
 ) -> dict[int, NDArray[np.float32]]:
-    """`[R]` of each sequence that the micro-batches name, by index: log-probs, or what else the head gives.
+    """Returns `[R]` log-probs of each sequence in the micro-batches, by index; of a critic `[R + 1]` values.
 
-    Nothing on ranks without a pipeline's last stage. `routes`: as of `Policy.log_probs`.
+    Empty on ranks without a pipeline's last stage. `routes` is filled as by `PackedModel.log_probs`.
     """
-    found = model.log_probs([[sequences[i] for i in members] for members in batches], routes)
+    results = model.log_probs([[sequences[i] for i in members] for members in batches], routes)
     return {
         i: values.cpu().numpy()
-        for members, parts in zip(batches, found, strict=False)
-        for i, values in zip(members, parts, strict=True)
+        for members, arrays in zip(batches, results, strict=False)
+        for i, values in zip(members, arrays, strict=True)
     }

@@ -16,25 +16,28 @@ DIFFERENCE = "train/train_rollout_logprob_abs_diff"
 
 
 class LossPass:
-    """Adds gradients to the policy's parameters, and metrics to a meter."""
+    """Runs forward and backward passes with an algorithm's loss."""
 
     def __init__(
-        self, policy: PackedModel, algorithm: Algorithm, spec: TrainerSpec, device: torch.device
+        self, model: PackedModel, algorithm: Algorithm, spec: TrainerSpec, device: torch.device
     ) -> None:
-        self._policy, self._algorithm, self._device = policy, algorithm, device
+        self._model, self._algorithm, self._device = model, algorithm, device
         self._old_is_rollout = spec.old_log_probs == "rollout"
 
     def accumulate(
         self, batches: Sequence[Sequence[TrainSequence]], scales: Sequence[Sequence[float]], meter: Meter
     ) -> None:
-        """Forward and backward of micro-batches; `scales` are the sequences' weights in the step."""
+        """Adds the micro-batches' gradients to the parameters, and their metrics to `meter`.
+
+        `scales` are the sequences' weights in the optimizer step.
+        """
 
         def loss_of(index: int, log_probs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
             batch = make_loss_batch(batches[index], scales[index], self._old_is_rollout, self._device)
             meter.add({"train/tokens": sum(len(sequence.tokens) for sequence in batches[index])})
             return self._loss(batch, log_probs, entropy, meter)
 
-        meter.lengthen(self._policy.accumulate(batches, loss_of, self._algorithm.needs.entropy_grad))
+        meter.lengthen(self._model.accumulate(batches, loss_of, self._algorithm.needs.entropy_grad))
 
     def _loss(
         self, batch: LossBatch, log_probs: torch.Tensor, entropy: torch.Tensor, meter: Meter
@@ -51,10 +54,11 @@ class LossPass:
     def _evaluate(
         self, log_probs: torch.Tensor, entropy: torch.Tensor, old: torch.Tensor, batch: LossBatch
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """Token losses, and token values of the metrics: the algorithm's and our own.
+        """Returns token losses, and token values of the metrics: the algorithm's and rlrun's.
 
-        On tokens that are not trained every model agrees with the policy: infinity times a weight of 0, such
-        as k3's where the policy would never have written a tool's answer, would be NaN.
+        On tokens that are not trained, every model's log-probs are replaced by the policy's. Otherwise a
+        token that the policy would never have written, such as a tool's answer, could have an infinite loss
+        (k3), and infinity times its weight of 0 is NaN.
         """
         trained, policy = batch.mask > 0, log_probs.detach()
         old = old.where(trained, policy)
@@ -79,8 +83,9 @@ class LossPass:
 
 
 def _compare_with_rollout(ours: torch.Tensor, batch: LossBatch, meter: Meter) -> None:
-    """How far the engine's log-probs are from the trainer's: its old ones, or, where the engine's are the old
-    ones, those of the policy as it is trained.
+    """Adds the difference between the engine's log-probs and the trainer's to the metrics.
+
+    `ours` are the old log-probs; where those are the engine's own, the log-probs of the trained policy.
     """
     difference = (ours - batch.rollout_log_probs).abs() * (batch.mask > 0)
     meter.add({DIFFERENCE: (difference * batch.weights).sum()})

@@ -1,4 +1,4 @@
-"""Sums up an optimizer step's metrics over micro-batches and ranks."""
+"""Metrics of an optimizer step, reduced over micro-batches and ranks."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,11 @@ Values = Mapping[str, torch.Tensor | float]
 
 
 class Meter:
-    """Sums, maxima and durations by name; every rank must use the same names, whatever it saw, or agree."""
+    """Sums, maxima and durations by name.
+
+    Every rank must use the same names, even without any sequences, because values are reduced as one vector;
+    otherwise `reduced` is called with `agree`.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor | float] = {}
@@ -17,23 +21,25 @@ class Meter:
         self._durations: dict[str, float] = {}
 
     def add(self, values: Values) -> None:
-        """Add to sums over micro-batches and ranks."""
+        """Adds to sums over micro-batches and ranks."""
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def raise_to(self, values: Values) -> None:
-        """Keep the largest of micro-batches and ranks."""
+        """Keeps the maxima over micro-batches and ranks."""
         for name, value in values.items():
             self._maxima[name] = max(float(value), float(self._maxima.get(name, 0.0)))
 
     def lengthen(self, values: Mapping[str, float]) -> None:
-        """Add to sums over micro-batches, of which the largest rank's counts."""
+        """Adds to sums over micro-batches, of which the slowest rank's is reported."""
         for name, value in values.items():
             self._durations[name] = self._durations.get(name, 0.0) + value
 
     def reduced(self, counts: bool, device: torch.device, *, agree: bool = False) -> dict[str, float]:
-        """Values over all ranks, the same on each; `counts` false leaves this rank's sums out (a twin has
-        them). `agree`: ranks have different names (not every stage of a pipeline sees losses).
+        """Returns the values over all ranks, the same on each.
+
+        Without `counts` this rank's sums are left out: a rank with the same data adds them. `agree` first
+        exchanges the names: not every stage of a pipeline has losses.
         """
         if agree:
             self._agree()
@@ -50,11 +56,11 @@ class Meter:
         return dict(zip(sums, total.tolist(), strict=True)) | dict(zip(peaks, peak.tolist(), strict=True))
 
     def _agree(self) -> None:
-        """Take up the names of all ranks."""
-        mine = list(self._sums), list(self._maxima), list(self._durations)
-        everyones: list[tuple[list[str], list[str], list[str]]] = [mine] * dist.get_world_size()
-        dist.all_gather_object(everyones, mine)
-        for sums, maxima, durations in everyones:
+        """Adds the names of all ranks, with values of 0."""
+        names = list(self._sums), list(self._maxima), list(self._durations)
+        names_by_rank: list[tuple[list[str], list[str], list[str]]] = [names] * dist.get_world_size()
+        dist.all_gather_object(names_by_rank, names)
+        for sums, maxima, durations in names_by_rank:
             self.add(dict.fromkeys(sums, 0.0))
             self.raise_to(dict.fromkeys(maxima, 0.0))
             self.lengthen(dict.fromkeys(durations, 0.0))

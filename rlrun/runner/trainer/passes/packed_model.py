@@ -134,7 +134,7 @@ class PackedModel:
         return make_pack(sequences, self.multiple, self.device, size=size, part=self._part, ends=ends)
 
     def inputs(self, pack: Pack, entropy_grad: bool, *, note: bool = False) -> DecoderInputs:
-        """Returns the decoder's inputs besides tokens. `note`: routers record the experts that they choose."""
+        """Returns the decoder's inputs besides tokens. `note`: routers record the experts they choose."""
         settings, documents = self._settings, pack.documents
         query = HeadQuery(
             pack.rows, pack.targets, settings.temperature, settings.chunk, entropy_grad, pack.support

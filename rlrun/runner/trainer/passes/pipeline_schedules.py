@@ -20,7 +20,7 @@ from rlrun.specs.sections.trainer import ONE_STAGE_SCHEDULES, ParallelSpec
 
 Schedule: TypeAlias = _PipelineSchedule
 LastStage = Callable[[int, tuple[torch.Tensor, torch.Tensor]], torch.Tensor]
-"""What happens to the outputs of the last stage: a micro-batch's number and they, to its loss."""
+"""Computes the loss from a micro-batch's number and the last stage's outputs."""
 
 _FORWARD = (
     _ComputationType.FORWARD,
@@ -33,13 +33,13 @@ _FORWARD = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a schedule is made for; another one needs another schedule."""
+    """The shapes that a schedule is made for; other shapes need another schedule."""
 
     micro_batches: int
     tokens: int
-    """Tokens of a micro-batch on this rank."""
+    """The number of tokens of a micro-batch on this rank."""
     hidden: tuple[int, int, int]
-    """Of the hidden states that stages exchange."""
+    """The shape of the hidden states that stages exchange."""
     dtype: torch.dtype
 
 
@@ -54,16 +54,16 @@ def make_schedule(  # noqa: PLR0917
     *,
     train: bool,
 ) -> Schedule:
-    """A schedule of `parallel.pipeline_schedule`; without `train` its forward passes alone.
+    """Returns a schedule of `parallel.pipeline_schedule`; without `train` only its forward passes.
 
-    Stages are told the shapes. Otherwise torch runs a micro-batch to find them out, and forgets the gradients
-    that were there.
+    Stages get the shapes in advance. Otherwise torch would run a micro-batch to infer them, and drop the
+    gradients that exist.
     """
 
     def loss(outputs: tuple[torch.Tensor, torch.Tensor], place: torch.Tensor) -> torch.Tensor:
         return last(len(place), outputs)
 
-    pieces = [
+    pipeline_stages = [
         _stage(decoder, stage, parallel.stages, shape, group, device)
         for decoder, stage in zip(decoders, stages, strict=True)
     ]
@@ -72,12 +72,12 @@ def make_schedule(  # noqa: PLR0917
     if one_stage and not train:
         kind = ScheduleGPipe
     schedule: Schedule = kind(
-        pieces[0] if one_stage else pieces,
+        pipeline_stages[0] if one_stage else pipeline_stages,
         n_microbatches=shape.micro_batches,
         loss_fn=loss,
         scale_grads=False,
     )
-    schedule._has_backward = train  # what Schedule.eval sets; eval itself would join the outputs
+    schedule._has_backward = train  # as Schedule.eval does, which would also concatenate the outputs
     if not train and isinstance(schedule, _PipelineScheduleRuntime):
         schedule.pipeline_order_with_comms = {
             rank: _forward_only(actions) for rank, actions in schedule.pipeline_order_with_comms.items()
@@ -101,14 +101,15 @@ def _stage(  # noqa: PLR0917
         stages,
         device,
         input_args=hidden if stage else tokens,
-        output_args=hidden if stage < stages - 1 else (hidden, hidden),  # of the last one their number counts
+        # torch checks only how many outputs the last stage has
+        output_args=hidden if stage < stages - 1 else (hidden, hidden),
         group=group,
     )
 
 
 def _forward_only(actions: Sequence[_Action]) -> list[_Action]:
-    """Schedules of several stages would run their backward passes even where there is nothing to do."""
-    parts: list[Any] = []
+    """Returns the forward actions: schedules with several stages would also run backward passes in eval."""
+    single_actions: list[Any] = []
     for action in actions:
-        parts += action.sub_actions or [action]
-    return [action for action in parts if action.computation_type in _FORWARD]
+        single_actions += action.sub_actions or [action]  # an overlapped forward and backward is one action
+    return [action for action in single_actions if action.computation_type in _FORWARD]

@@ -1,4 +1,4 @@
-"""Which experts a rank's sequences are routed to in training, by `trainer.moe.routing_replay`."""
+"""Routing replay: the experts that a rank's sequences use in training (`trainer.moe.routing_replay`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from rlrun.specs.sections.trainer import RoutingReplay
 
 
 class Replay:
-    """Keeps what the pass over old log-probs chose until the updates are done, or takes what engines did."""
+    """Replays the experts that the pass over old log-probs chose, or those that the engines chose."""
 
     def __init__(self, kind: RoutingReplay) -> None:
         self._kind = kind
@@ -21,42 +21,45 @@ class Replay:
 
     @property
     def routes(self) -> Routes | None:
-        """Where the pass over old log-probs is to note its choices; None: nowhere."""
+        """A list for the pass over old log-probs to fill; None where its choices are not replayed."""
         return [] if self._kind == "trainer" else None
 
     def keep(self, batches: Sequence[Sequence[int]], routes: Routes | None) -> None:
-        """Remember choices for `in_training`, by sequence."""
+        """Keeps the choices for `in_training`, by sequence."""
         if routes is not None:
-            found = zip(batches, routes, strict=True)
-            self._noted = {i: own for members, some in found for i, own in zip(members, some, strict=True)}
+            self._noted = {
+                index: experts
+                for members, tables in zip(batches, routes, strict=True)
+                for index, experts in zip(members, tables, strict=True)
+            }
 
     def before_training(self, sequences: Sequences) -> Sequences:
-        """The sequences as the pass over old log-probs takes them. ValueError where an engine should have
-        told their experts.
+        """Returns the sequences for the pass over old log-probs. ValueError where an engine should have
+        returned their experts and did not.
         """
-        if self._kind == "engine" and any(one.experts is None for _, one in _items(sequences)):
+        if self._kind == "engine" and any(sequence.experts is None for _, sequence in _items(sequences)):
             raise ValueError(
-                'trainer.moe.routing_replay = "engine", and a sample came without the experts it was routed '
-                "to: its rollout makes samples of other tokens than an engine's last answer"
+                'trainer.moe.routing_replay = "engine", but a sample has no experts: its rollout changed the '
+                "tokens of the engine's last answer. Use another rollout, or another routing_replay"
             )
         return sequences
 
     def in_training(self, sequences: Sequences) -> Sequences:
-        """The sequences with the experts to take in updates. Without a pass before them (one update, by the
-        policy that is asked) there is nothing to take over.
+        """Returns the sequences with the experts to use in updates. Without a pass over old log-probs (one
+        optimizer step) there are none to replay.
         """
         if self._kind == "trainer" and self._noted:
-            return {i: replace(one, experts=self._noted[i]) for i, one in _items(sequences)}
+            return {i: replace(sequence, experts=self._noted[i]) for i, sequence in _items(sequences)}
         return self.before_training(sequences)
 
     def forget(self) -> None:
-        """The updates are done."""
+        """Drops the kept experts when the updates are done."""
         self._noted = {}
 
 
 def without_experts(sequences: Sequences) -> Sequences:
-    """The sequences as another model routes them."""
-    return {i: replace(one, experts=None) for i, one in _items(sequences)}
+    """Returns the sequences without experts, for a model that routes them by itself."""
+    return {i: replace(sequence, experts=None) for i, sequence in _items(sequences)}
 
 
 def _items(sequences: Sequences) -> Sequence[tuple[int, TrainSequence]]:

@@ -170,7 +170,7 @@ def test_an_engines_experts_are_taken_in_every_pass_of_the_policy(folder):
             np.testing.assert_allclose(ours[i], theirs.numpy(), atol=1e-5)
     (metrics,) = rank.policy.train(told, steps)
     assert metrics["train/approx_kl"] == pytest.approx(0.0, abs=1e-7)
-    with pytest.raises(ValueError, match="a sample came without the experts it was routed to"):
+    with pytest.raises(ValueError, match="a sample has no experts: its rollout changed"):
         rank.policy.log_probs(sequences, all_micro_batches(steps))
     rank.close()
 

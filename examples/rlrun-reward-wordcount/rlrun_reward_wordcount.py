@@ -1,4 +1,4 @@
-"""A reward for rlrun: how close a response is to a given number of words."""
+"""A reward for rlrun that measures how close a response is to a given number of words."""
 
 from typing import Any, ClassVar
 
@@ -8,18 +8,20 @@ from rlrun.plugins.types import Sample
 
 
 class WordCountParams(BaseModel):
-    """The keys that stand beside `type = "wordcount"` in a spec."""
+    """The keys beside `type = "wordcount"` in a spec."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     target: int = Field(ge=1)
-    """Words that score 1."""
+    """Number of words that scores 1."""
     tolerance: int = Field(default=0, ge=0)
-    """Words more or fewer that still score 1."""
+    """How many words more or fewer still score 1."""
 
 
 class WordCount:
-    """1 within `tolerance` of `target` words, then down to 0 at no words, or at twice as many."""
+    """Scores 1 within `tolerance` of `target` words; from there the score falls to 0 at no words, or at twice
+    as many.
+    """
 
     Params = WordCountParams
     api_version = 1
@@ -29,6 +31,6 @@ class WordCount:
         self.params = params
 
     def score(self, sample: Sample) -> float:
-        """From 0 to 1."""
+        """Returns the score, from 0 to 1."""
         excess = abs(len(sample.text.split()) - self.params.target) - self.params.tolerance
         return min(max(1 - excess / self.params.target, 0.0), 1.0)

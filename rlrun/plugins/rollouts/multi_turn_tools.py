@@ -21,21 +21,21 @@ from rlrun.specs.sections.section import Section
 
 
 class MultiTurnToolsParams(Section):
-    """Which tools, and how much of them."""
+    """Which tools the policy may call, and how often."""
 
     tools: Annotated[tuple[ToolSpec, ...], Field(min_length=1)]
-    """The tools, `[[rollout.function.tools]]`: `type`, and the tool's own keys beside it."""
+    """The tools, `[[rollout.function.tools]]`: `type`, and the parameters of the tool."""
     syntax: Syntax = "auto"
     """How the policy writes a call: `hermes` (`<tool_call>{…}</tool_call>`, Qwen3), `llama3` (an answer that
     is a JSON object with name and parameters), or whichever it looks like."""
     max_turns: int = Field(default=8, ge=1)
-    """Answers of an execution; one that still calls a tool in the last is truncated."""
+    """Number of answers in an execution; an execution whose last answer still calls a tool is truncated."""
     max_calls: int = Field(default=8, ge=1)
-    """Calls that are looked at in one answer; others are told so."""
+    """Number of calls in one answer that are carried out; for further calls the policy is told so."""
     max_result_tokens: int = Field(default=1024, ge=1)
-    """Tokens of one result; the rest is cut off, and the policy is told."""
+    """Length limit of one result in tokens; the rest is cut off, and the policy is told."""
     tool_timeout: float = Field(default=30.0, gt=0)
-    """Seconds for a call; the policy is told when they are over."""
+    """Seconds for one call; the policy is told when a call takes longer."""
     text: Literal["all", "last"] = "all"
     """What rewards read: everything the policy said, or its last answer."""
 
@@ -53,7 +53,9 @@ class MultiTurnTools:
     example: ClassVar[dict[str, Any]] = {"tools": [{"type": "python"}]}
 
     def __init__(self, params: MultiTurnToolsParams) -> None:
-        """PluginError where a tool cannot be made; ValueError for two of one name."""
+        """Raises PluginError for a tool that cannot be created, and ValueError for two tools of the same
+        name.
+        """
         self.params = params
         self._box = ToolBox(params.tools, params.tool_timeout, params.max_result_tokens)
         self.tools = self._box.schemas

@@ -1,4 +1,6 @@
-"""The tools of a rollout: called side by side, each within its deadline, their answers cut to size."""
+"""The tools of a rollout: they run in parallel, each within its deadline, and their results are cut to a
+limit.
+"""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,22 +20,24 @@ from rlrun.specs.sections.rollout import ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the policy is told."""
+    """The result of one call, as the policy reads it."""
 
     message: Message
     failed: bool
 
 
 class ToolBox:
-    """Tools by the name that the policy calls them."""
+    """The tools by the names under which the policy calls them."""
 
     def __init__(self, specs: Sequence[ToolSpec], timeout: float, max_result_tokens: int) -> None:
-        """PluginError where a tool cannot be made; ValueError for two of one name."""
+        """Raises PluginError for a tool that cannot be created, and ValueError for two tools of the same
+        name.
+        """
         self._timeout = timeout
         self._max_tokens = max_result_tokens
         self._tools: dict[str, Tool] = {}
         self._begun: list[Any] = []
-        """Those of one execution alone."""
+        """The tools that belong to one execution only."""
         for spec in specs:
             tool = build("tools", spec.type, spec.params)
             name = tool.schema["function"]["name"]
@@ -42,7 +46,9 @@ class ToolBox:
             self._tools[name] = tool
 
     def begin(self, session: Session) -> "ToolBox":
-        """The tools for one execution: those that keep state have some of its own."""
+        """Returns the tools for one execution, where tools that keep state are replaced by this execution's
+        own.
+        """
         own = copy(self)
         begun = {name: tool.begin(session) for name, tool in self._tools.items() if hasattr(tool, "begin")}
         own._begun = list(begun.values())
@@ -50,21 +56,21 @@ class ToolBox:
         return own
 
     def info(self) -> dict[str, Any]:
-        """What the tools of an execution noted."""
+        """Returns the values that the tools of an execution noted."""
         noted = [tool.info() for tool in self._begun if hasattr(tool, "info")]
-        return {name: value for one in noted for name, value in one.items()}
+        return {name: value for info in noted for name, value in info.items()}
 
     async def end(self) -> None:
-        """End what the tools of an execution keep."""
+        """Closes the tools of an execution."""
         await _close(self._begun)
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
-        """For the chat template."""
+        """The schemas of all tools, for the chat template."""
         return [tool.schema for tool in self._tools.values()]
 
     async def answer(self, calls: Sequence[ToolCall | Malformed], most: int, chat: Chat) -> list[Result]:
-        """A result for each call, in order; those past `most` are not made."""
+        """Returns a result for each call, in order; calls beyond the first `most` are not carried out."""
         return await asyncio.gather(
             *(
                 self._result(call if place < most else Malformed(f"at most {most} calls in one answer"), chat)
@@ -73,7 +79,7 @@ class ToolBox:
         )
 
     async def close(self) -> None:
-        """End the tools that keep something."""
+        """Closes the tools."""
         await _close(self._tools.values())
 
     async def _result(self, call: ToolCall | Malformed, chat: Chat) -> Result:

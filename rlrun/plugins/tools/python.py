@@ -1,4 +1,4 @@
-"""Runs Python that the policy wrote."""
+"""A tool that runs Python programs written by the policy."""
 
 import asyncio
 from collections.abc import Mapping
@@ -32,21 +32,22 @@ class PythonParams(Section):
     """What a program may use."""
 
     timeout: float = Field(default=5.0, gt=0)
-    """Seconds for a program; it is killed then, with all that it started."""
+    """Seconds for a program; after that it is killed with everything that it started."""
     memory: int = Field(default=512, ge=64)
-    """MiB for a program: the address space of each process, and the memory of all of them together."""
+    """Memory of a program in MiB: both the address space of each process and the memory of all processes
+    together."""
     processes: int = Field(default=8, ge=1)
-    """Processes and threads of a program."""
+    """Number of processes and threads that a program may have."""
     scratch: int = Field(default=16, ge=1)
-    """MiB of files it may write, in a folder of its own that is gone afterwards."""
+    """MiB of files that a program may write, in a scratch folder that is removed afterwards."""
     output: int = Field(default=100_000, ge=1)
-    """Bytes it may print; more ends it."""
+    """Number of bytes that a program may print; a program that prints more is ended."""
     concurrency: int = Field(default=4, ge=1)
-    """Programs that run at a time; others wait."""
+    """Number of programs that run at the same time; others wait."""
 
 
 class PythonArguments(Section):
-    """What the policy gives."""
+    """The arguments of a call."""
 
     code: str
     """The program."""

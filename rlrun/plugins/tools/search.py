@@ -1,4 +1,4 @@
-"""Looks up passages of a corpus of one's own."""
+"""Searches passages of your own corpus."""
 
 import asyncio
 import json
@@ -20,31 +20,33 @@ _BEST = "SELECT title, text FROM passages WHERE passages MATCH ? ORDER BY bm25(p
 
 
 class SearchParams(Section):
-    """What is searched, and how much of it is shown."""
+    """Which corpus is searched, and how much of it is shown."""
 
     path: SpecPath
-    """The corpus: `.jsonl` with a passage a line, or text with passages between empty lines."""
+    """The corpus: `.jsonl` with one passage per line, or text whose passages are separated by empty lines."""
     text_key: str = "text"
     """Key of a passage's text, in `.jsonl`."""
     title_key: str | None = "title"
-    """Key of its title, which may be missing. None: passages have none."""
+    """Key of a passage's title, which may be missing. None: passages have no titles."""
     results: int = Field(default=3, ge=1)
-    """Passages that an answer shows at most."""
+    """Largest number of passages in a result."""
     index: str | None = None
-    """File to keep the index in, so that it is made once; made anew when the corpus changes. None: memory."""
+    """File that keeps the index for later jobs; it is made again when the corpus changes. None: in memory."""
     about: str = "Searches a collection of texts by words and returns the passages that fit best."
-    """What the policy is told of the tool."""
+    """The description of the tool that the policy reads."""
 
 
 class SearchArguments(Section):
-    """What the policy gives."""
+    """The arguments of a call."""
 
     query: str
-    """Words to look for."""
+    """Words to search for."""
 
 
 class Search:
-    """The passages that fit a query best by BM25 (Robertson and Zaragoza, 2009), as SQLite's FTS5 has it."""
+    """Returns the passages that match a query best by BM25 (Robertson and Zaragoza, 2009), using SQLite's
+    FTS5.
+    """
 
     Params = SearchParams
     api_version = 1
@@ -57,7 +59,7 @@ class Search:
         self._free = asyncio.Lock()
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """The passages, numbered. ValueError for arguments that do not fit."""
+        """Returns the passages, numbered. Raises ValueError for arguments that do not fit."""
         query = SearchArguments.model_validate(arguments).query
         words = _WORD.findall(query.lower())
         if not words:

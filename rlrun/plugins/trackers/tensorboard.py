@@ -1,4 +1,4 @@
-"""TensorBoard event files in the run folder."""
+"""Writes TensorBoard event files into the run's folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,14 +8,14 @@ from rlrun.specs.sections.section import Section
 
 
 class TensorBoardParams(Section):
-    """Where the event files go."""
+    """Where the event files are written."""
 
     folder: str = "tensorboard"
-    """Folder inside the run's."""
+    """Name of a folder inside the run's folder."""
 
 
 class TensorBoard:
-    """One scalar a metric; `tensorboard --logdir runs` compares runs."""
+    """Writes one scalar per metric; `tensorboard --logdir runs` compares runs."""
 
     Params = TensorBoardParams
     api_version = 1
@@ -26,18 +26,20 @@ class TensorBoard:
         self._writer: Any = None
 
     def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
-        """Opens an event file; a resumed run adds one to the folder; TensorBoard reads both as one."""
+        """Opens an event file. A resumed run adds a file to the folder, and TensorBoard reads all files as
+        one run.
+        """
         from torch.utils.tensorboard import SummaryWriter  # brings torch; not needed to check a spec
 
         self._writer = SummaryWriter(log_dir=str(Path(run_folder) / self.params.folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One point for each metric."""
+        """Writes one point for each metric."""
         for metric, value in metrics.items():
             self._writer.add_scalar(metric, value, step)
 
     def close(self) -> None:
-        """Writes what is pending."""
+        """Writes pending points and closes the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

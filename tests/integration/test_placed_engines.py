@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rlrun.runner.cluster.actor import visible_gpus
-from rlrun.runner.cluster.engine_setups import policy_served
+from rlrun.runner.cluster.engine_setups import policy_model_setup
 from rlrun.runner.cluster.placement import place
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process
@@ -126,7 +126,7 @@ async def test_a_server_of_two_nodes_is_one_server(ray_cluster: str, tmp_path: P
         requests = engine_requests(
             spec.engine, plan.engines, cluster.placement.engines, RunFolder(tmp_path / "run")
         )
-        served = policy_served(spec, plan, ModelFiles(models[0], None))
+        served = policy_model_setup(spec, plan, ModelFiles(models[0], None))
         [handle] = engine_handles(spec, served, plan.engines, cluster, cluster.launch(requests))
         assert len(handle.processes) == 2
         async with await handle.start() as client:

@@ -1,7 +1,7 @@
-"""What the bodies of all the job's processes share. Plain classes; Ray wraps them.
+"""The base class of all processes of a job. The classes are plain; Ray wraps them.
 
-What a process prints goes to its own log, from the first line on. What it raises comes back as a `Failure`:
-an exception object may not survive the way.
+Everything that a process prints goes to its own log, from the first line on. An exception is returned to the
+driver as a `Failure`, because the exception object itself may not be picklable there.
 """
 
 import faulthandler
@@ -26,7 +26,10 @@ Result = TypeVar("Result")
 def reports_failure(
     method: Callable[Concatenate[Self, Parameters], Result],
 ) -> Callable[Concatenate[Self, Parameters], Result | Failure]:
-    """Return what a method raises, its trace in the log: the boundary to everything a process runs."""
+    """Makes a method return its exceptions as Failures, with the traceback in the log.
+
+    This is the boundary around everything that a process runs, so it catches every exception.
+    """
 
     @wraps(method)
     def guarded(self: Self, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | Failure:
@@ -34,7 +37,7 @@ def reports_failure(
             return method(self, *args, **kwargs)
         except BaseException as error:
             failure = Failure.of(error)
-            with suppress(OSError):  # the disk is full: that is told by what it raised here
+            with suppress(OSError):  # the log's disk may be full; the failure itself still says so
                 print(failure.trace, file=sys.stderr, flush=True)
             return failure
 
@@ -42,40 +45,40 @@ def reports_failure(
 
 
 class Actor:
-    """What all kinds share."""
+    """The methods that every process has."""
 
     pings_aside: ClassVar[bool] = False
-    """Whether a ping is answered in a thread of its own, whatever else the process is busy with."""
+    """Whether a ping is answered in a separate thread, also while the process is busy."""
 
     def __init__(self, log: str) -> None:
-        """Send everything this process prints to the end of `log`."""
+        """Appends everything that this process prints to `log`."""
         redirect_output(Path(log))
 
     @reports_failure
     def ping(self) -> tuple[int, float]:
-        """The process's id and the most memory it has used, bytes, while all is well."""
+        """Returns the process's id and its peak memory in bytes; a Failure if the process is unhealthy."""
         return os.getpid(), peak_memory()
 
     @reports_failure
     def free_port(self) -> int:
-        """A port of this host that is free."""
-        with socket.socket() as one:
-            one.bind(("", 0))
-            return int(one.getsockname()[1])
+        """Returns a free port of this host."""
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return int(listener.getsockname()[1])
 
     @reports_failure
     def missing(self, paths: list[str]) -> list[str]:
-        """Which of the paths this host does not see."""
+        """Returns those of the paths that do not exist on this host."""
         return [path for path in paths if not Path(path).exists()]
 
 
 def visible_gpus() -> str:
-    """Ids of the GPUs that Ray gives whoever runs this, as it tells CUDA."""
+    """Returns the ids of the GPUs that Ray has given to this process."""
     return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 def redirect_output(log: Path) -> None:
-    """Append this process's standard output and error to `log`, line by line."""
+    """Appends this process's standard output and error to `log`, line by line."""
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()
@@ -90,7 +93,7 @@ def redirect_output(log: Path) -> None:
 
 
 def peak_memory() -> float:
-    """Bytes: of the GPU where this process uses one, else of the process."""
+    """Returns the peak memory in bytes: of the GPU if this process uses one, else of the host."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return float(torch.cuda.max_memory_allocated())

@@ -1,4 +1,4 @@
-"""The bodies of engines' processes: one of our own that serves HTTP, and one that owns an SGLang server."""
+"""The processes of engines: one serves HTTP itself (native, sleeping), one owns an SGLang server."""
 
 import os
 from typing import Any
@@ -14,44 +14,44 @@ _HEALTH_SECONDS = 60.0
 
 
 class EngineActor(Actor):
-    """One engine of our own, native or sleeping, which serves HTTP from threads of its own."""
+    """One native or sleeping engine, which serves HTTP from a thread of this process."""
 
     _url: str | None = None
 
     @reports_failure
     def start(self, setup: EngineSetup | SleepingSetup) -> str:
-        """Load the model and listen; the URL."""
-        self._server = _own_server(setup)
+        """Loads the model, starts to listen and returns the URL."""
+        self._server = _make_server(setup)
         self._url = self._server.start()
         return self._url
 
     @reports_failure
     def ping(self) -> tuple[int, float]:
-        """As for every process, while the engine says that it works; its failure otherwise."""
+        """Returns the process's id and memory while the engine says that it works; its failure otherwise."""
         if self._url is not None:
             ask_health(self._url, _HEALTH_SECONDS)
         return os.getpid(), peak_memory()
 
     @reports_failure
     def close(self) -> None:
-        """Stop listening."""
+        """Stops the server."""
         self._server.stop()
 
 
 class SglangActor(Actor):
-    """One SGLang server, a process of its own that dies with this one."""
+    """Owns one SGLang server, a separate process that dies with this one."""
 
     _server: SglangServer | None = None
 
     @reports_failure
     def start(self, setup: SglangSetup) -> str:
-        """Start the server and wait until it answers; the URL."""
+        """Starts the server, waits until it answers and returns the URL."""
         self._server = SglangServer(setup)
         return self._server.start()
 
     @reports_failure
     def ping(self) -> tuple[int, float]:
-        """As for every process, while the server answers; what it died of otherwise."""
+        """Returns the process's id and memory while the server answers; what it died of otherwise."""
         if self._server is None:
             return os.getpid(), 0.0
         self._server.check()
@@ -59,13 +59,13 @@ class SglangActor(Actor):
 
     @reports_failure
     def close(self) -> None:
-        """End the server and all that it started."""
+        """Ends the server and every process that it started."""
         if self._server is not None:
             self._server.stop()
 
 
-def _own_server(setup: EngineSetup | SleepingSetup) -> Any:
-    """With what only this process imports."""
+def _make_server(setup: EngineSetup | SleepingSetup) -> Any:
+    """Returns the server. Its module is imported here because the driver must not import torch."""
     if isinstance(setup, SleepingSetup):
         from rlrun.runner.engines.sleeping.server import SleepingServer
 

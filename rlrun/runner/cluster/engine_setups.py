@@ -1,4 +1,4 @@
-"""What each kind of engine needs to start, from the spec, its plan and the process that it gets."""
+"""Makes the settings that each kind of engine is started with, from the spec, the plan and its process."""
 
 import secrets
 import sys
@@ -21,98 +21,109 @@ Setup = EngineSetup | SglangSetup | SleepingSetup
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What engines serve: `[engine]` or one of `[[engines]]`, its model, and what is asked of it."""
+class ServedModelSetup:
+    """The model that the engines of `[engine]`, or of one of `[[engines]]`, serve."""
 
     section: EngineSpec
     model: ModelFiles
     max_length: int | None
     """Tokens of the longest sample; None: the model's own limit."""
     cache_tokens: int | None
-    """KV cache of each; None: as much as there is room for."""
+    """Tokens of KV cache of each engine; None: as many as fit into its memory."""
     key: str = field(repr=False)
-    """Asked by the engines of their clients."""
+    """The key that the engines ask their clients for."""
 
     @property
     def is_policy(self) -> bool:
-        """Of `[engine]`. Others come back where they were: not only this process knows their address."""
+        """Whether these are the engines of `[engine]`.
+
+        Named engines keep their port when they are restarted, since plugins know their addresses.
+        """
         return not isinstance(self.section, NamedEngineSpec)
 
 
-def policy_served(spec: Spec, plan: Plan, model: ModelFiles) -> Served:
-    """What `[engine]` serves."""
-    return Served(spec.engine, model, plan.max_sample_tokens, plan.cache_tokens, secrets.token_hex(16))
+def policy_model_setup(spec: Spec, plan: Plan, model: ModelFiles) -> ServedModelSetup:
+    """Returns the model of `[engine]`, with a new key."""
+    return ServedModelSetup(
+        spec.engine, model, plan.max_sample_tokens, plan.cache_tokens, secrets.token_hex(16)
+    )
 
 
-def other_served(section: NamedEngineSpec, model: ModelFiles) -> Served:
-    """What one of `[[engines]]` serves."""
-    return Served(section, model, section.max_length, None, secrets.token_hex(16))
+def named_model_setup(section: NamedEngineSpec, model: ModelFiles) -> ServedModelSetup:
+    """Returns the model of one of `[[engines]]`, with a new key."""
+    return ServedModelSetup(section, model, section.max_length, None, secrets.token_hex(16))
 
 
-def engine_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process, node: int) -> Setup:
-    """For the process that holds a planned engine, or the part of it on its `node`-th node."""
-    make: Mapping[str, Callable[[Spec, Served, EnginePlan, Process, int], Setup]] = {
+def engine_setup(
+    spec: Spec, served: ServedModelSetup, engine: EnginePlan, process: Process, node: int
+) -> Setup:
+    """Returns the settings for the process that holds a planned engine, or its part on node number `node`."""
+    make: Mapping[str, Callable[[Spec, ServedModelSetup, EnginePlan, Process, int], Setup]] = {
         "native": _native_setup,
         "sglang": _sglang_setup,
         "sleeping": _sleeping_setup,
     }
-    return make[what.section.type](spec, what, engine, process, node)
+    return make[served.section.type](spec, served, engine, process, node)
 
 
-def tells_experts(spec: Spec, what: Served) -> bool:
-    """Whether engines say which experts tokens were routed to."""
-    return what.is_policy and spec.trainer.moe.routing_replay == "engine"
+def reports_experts(spec: Spec, served: ServedModelSetup) -> bool:
+    """Returns whether the engines report which experts tokens were routed to."""
+    return served.is_policy and spec.trainer.moe.routing_replay == "engine"
 
 
-def _native_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process, node: int) -> EngineSetup:
-    """On one node only."""
+def _native_setup(
+    spec: Spec, served: ServedModelSetup, engine: EnginePlan, process: Process, node: int
+) -> EngineSetup:
+    """A native engine runs on one node only, so `node` is not used."""
     return EngineSetup(
-        model_folder=str(what.model.folder),
-        dtype=what.section.dtype,
+        model_folder=str(served.model.folder),
+        dtype=served.section.dtype,
         head_dtype=spec.trainer.head_dtype,
-        max_running=what.section.max_running,
-        max_cache_tokens=what.section.max_cache_tokens,
-        max_length=what.max_length,
+        max_running=served.section.max_running,
+        max_cache_tokens=served.section.max_cache_tokens,
+        max_length=served.max_length,
         host=process.host,
         port=engine.port,
         threads=engine.threads,
         seed=spec.seed,
         device="cpu" if engine.location.gpu is None else "cuda",
-        api_key=what.key,
-        job=spec.name if what.is_policy else None,
+        api_key=served.key,
+        job=spec.name if served.is_policy else None,
     )
 
 
 def _sleeping_setup(
-    spec: Spec, what: Served, engine: EnginePlan, process: Process, node: int
+    spec: Spec, served: ServedModelSetup, engine: EnginePlan, process: Process, node: int
 ) -> SleepingSetup:
-    """Neither plan nor model matter to it."""
-    sleeping = what.section.sleeping
+    """A sleeping engine has no model and no memory plan."""
+    sleeping = served.section.sleeping
     return SleepingSetup(
-        max_running=what.section.max_running,
+        max_running=served.section.max_running,
         token_seconds=sleeping.token_seconds,
         mean_tokens=sleeping.mean_tokens,
         spread=sleeping.spread,
         host=process.host,
         port=engine.port,
-        api_key=what.key,
+        api_key=served.key,
     )
 
 
-def _sglang_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process, node: int) -> SglangSetup:
+def _sglang_setup(
+    spec: Spec, served: ServedModelSetup, engine: EnginePlan, process: Process, node: int
+) -> SglangSetup:
     on_cpu = engine.location.gpu is None
-    section = what.section
+    section = served.section
     return SglangSetup(
         python=section.python or sys.executable,
-        model_folder=section.model or str(what.model.folder),
+        model_folder=section.model or str(served.model.folder),
         dtype=section.dtype,
         max_running=section.max_running,
-        # On a GPU the server knows better: it takes what the weights leave.
-        max_cache_tokens=section.max_cache_tokens or (what.cache_tokens if on_cpu else None),
-        max_length=what.max_length,
+        # On a GPU the server itself takes the memory that the weights leave.
+        max_cache_tokens=section.max_cache_tokens or (served.cache_tokens if on_cpu else None),
+        max_length=served.max_length,
         log=process.log,
         secrets=process.log.with_suffix(".keys.yaml"),
-        api_key=what.key,
+        api_key=served.key,
         host=process.host,
         port=engine.port,
         tensor=section.tensor,
@@ -121,15 +132,15 @@ def _sglang_setup(spec: Spec, what: Served, engine: EnginePlan, process: Process
         node=node,
         seed=spec.seed,
         device="cpu" if on_cpu else "cuda",
-        arguments=_arguments(spec, what),
+        arguments=_arguments(spec, served),
         environment=reveal(section.environment),
         start_timeout=section.start_timeout,
     )
 
 
-def _arguments(spec: Spec, what: Served) -> dict[str, Any]:
-    """The server's further arguments."""
-    tells = {"enable_return_routed_experts": True} if tells_experts(spec, what) else {}
-    saves = {"enable_memory_saver": True} if sleeps(spec) and what.is_policy else {}
-    wide = {"enable_fp32_lm_head": True} if spec.trainer.head_dtype == "float32" else {}
-    return what.section.sglang | tells | saves | wide
+def _arguments(spec: Spec, served: ServedModelSetup) -> dict[str, Any]:
+    """Returns the server's further arguments: those of the spec, and those that other keys imply."""
+    experts = {"enable_return_routed_experts": True} if reports_experts(spec, served) else {}
+    sleeping = {"enable_memory_saver": True} if sleeps(spec) and served.is_policy else {}
+    head = {"enable_fp32_lm_head": True} if spec.trainer.head_dtype == "float32" else {}
+    return served.section.sglang | experts | sleeping | head

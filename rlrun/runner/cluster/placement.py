@@ -1,10 +1,10 @@
-"""From a plan to what a cluster is asked for: bundles of resources, and who takes a seat in which. Pure.
+"""Turns a plan into bundles of resources to reserve, and assigns each process a slot in a bundle. Pure.
 
-GPUs                        a bundle is one GPU; those who share it take turns, each holds a part of it
-a server over several       a seat in the first bundle of each node, and the right to the GPUs of the others
+GPUs                        a bundle is one GPU; processes that share it take turns, each has a share of it
+a server on several GPUs    a slot in the first bundle of each node, and the right to use the other GPUs
 CPU, colocated              rank i and engine i share a bundle of cores and take turns
-CPU, disaggregated          every rank and engine has a bundle of its own
-others                      engines of other models have devices, or bundles, of their own
+CPU, disaggregated          every rank and every engine has its own bundle
+named engines               engines of other models have their own devices or bundles
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from typing import Literal
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 
 Device = tuple[int, int, int]
-"""Node, number on it, and kind of what shares a bundle."""
+"""Node, number on that node, and a number that keeps kinds of processes apart; identifies a bundle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,50 +29,50 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class BundleSlot:
-    """Where a process sits, and its part of the bundle."""
+    """One process's share of a bundle."""
 
     bundle: int
     cpus: float
     gpus: float
     beside: tuple[int, ...] = ()
-    """Further bundles of the same node whose GPUs the process uses too, though it is seated in one."""
+    """Further bundles of the same node whose GPUs the process uses too."""
 
 
-Seats = tuple[BundleSlot, ...]
-"""One process's on each node that an engine lies on."""
+NodeSlots = tuple[BundleSlot, ...]
+"""The slots of an engine's processes: one for each node that it runs on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What to reserve, and for whom."""
+    """The bundles to reserve, and the slots of all processes."""
 
     bundles: tuple[Bundle, ...]
     nodes: tuple[int, ...]
-    """Where each bundle is planned."""
+    """The node that each bundle is planned on."""
     ranks: tuple[BundleSlot, ...]
-    engines: tuple[Seats, ...]
-    others: tuple[Seats, ...]
+    engines: tuple[NodeSlots, ...]
+    named_engines: tuple[NodeSlots, ...]
     strategy: Literal["STRICT_PACK", "PACK"]
-    """One node for all, or as few as they fit on."""
+    """Ray's strategy: all bundles on one node, or on as few nodes as possible."""
 
     @property
     def wide(self) -> list[BundleSlot]:
-        """Seats that reach over several bundles."""
-        return [seat for seats in (*self.engines, *self.others) for seat in seats if seat.beside]
+        """Returns the slots whose process uses several bundles."""
+        return [slot for slots in (*self.engines, *self.named_engines) for slot in slots if slot.beside]
 
     @property
     def cpus(self) -> float:
-        """Cores in all."""
+        """Returns the number of cores of all bundles."""
         return sum(bundle.cpus for bundle in self.bundles)
 
     @property
     def gpus(self) -> float:
-        """GPUs in all."""
+        """Returns the number of GPUs of all bundles."""
         return sum(bundle.gpus for bundle in self.bundles)
 
 
 def place(plan: Plan) -> Placement:
-    """The placement of a plan's ranks and engines."""
+    """Returns the placement of a plan's ranks and engines."""
     processes: list[RankPlan | EnginePlan] = [*plan.ranks, *plan.engines, *plan.named_engines]
     keys = [_devices(process, plan) for process in processes]
     sharers: defaultdict[Device, list[RankPlan | EnginePlan]] = defaultdict(list)
@@ -82,31 +82,32 @@ def place(plan: Plan) -> Placement:
     order = sorted(sharers)
     bundles = [_bundle(sharers[device]) for device in order]
 
-    def seat(devices: Sequence[Device]) -> BundleSlot:
+    def slot(devices: Sequence[Device]) -> BundleSlot:
         first, *beside = (order.index(device) for device in devices)
         bundle, share = bundles[first], len(sharers[devices[0]])
         return BundleSlot(first, bundle.cpus / share, bundle.gpus / share, tuple(beside))
 
-    seats = [tuple(seat(list(one)) for _, one in groupby(devices, key=_node)) for devices in keys]
+    slots = [tuple(slot(list(one)) for _, one in groupby(devices, key=_node)) for devices in keys]
     ranks, engines = len(plan.ranks), len(plan.ranks) + len(plan.engines)
     nodes = tuple(map(_node, order))
     return Placement(
         tuple(bundles),
         nodes,
-        tuple(one for [one] in seats[:ranks]),
-        tuple(seats[ranks:engines]),
-        tuple(seats[engines:]),
+        tuple(one for [one] in slots[:ranks]),
+        tuple(slots[ranks:engines]),
+        tuple(slots[engines:]),
         "STRICT_PACK" if len(set(nodes)) == 1 else "PACK",
     )
 
 
-def reserved_bundles(placement: Placement, found: Sequence[str]) -> list[int]:
-    """Which reserved bundle stands for each planned one, given the node that each was found on: as numbered
-    where no server needs more than one of a node, else those of one planned node on one node.
+def match_reserved_bundles(placement: Placement, found: Sequence[str]) -> list[int]:
+    """Returns the number of the reserved bundle to use for each planned one.
 
-    ValueError where they were spread otherwise.
+    `found`: the node that Ray reserved each bundle on. Where every server's GPUs happen to be on one node the
+    numbers stay as planned. Otherwise each planned node is mapped to a node with bundles of the same sizes.
+    Raises ValueError where there is no such node.
     """
-    if all(len({found[one] for one in (seat.bundle, *seat.beside)}) == 1 for seat in placement.wide):
+    if all(len({found[one] for one in (slot.bundle, *slot.beside)}) == 1 for slot in placement.wide):
         return list(range(len(found)))
     left = {node: _by_size(placement, found, node) for node in dict.fromkeys(found)}
     stands = [0] * len(found)
@@ -122,9 +123,9 @@ def reserved_bundles(placement: Placement, found: Sequence[str]) -> list[int]:
 
 
 def _by_size(placement: Placement, nodes: Sequence[object], node: object) -> list[int]:
-    """Bundles of one node, the smallest first."""
-    ones = [number for number, other in enumerate(nodes) if other == node]
-    return sorted(ones, key=lambda one: (placement.bundles[one].cpus, placement.bundles[one].gpus))
+    """Returns the numbers of one node's bundles, the smallest bundle first."""
+    numbers = [number for number, node_of_bundle in enumerate(nodes) if node_of_bundle == node]
+    return sorted(numbers, key=lambda i: (placement.bundles[i].cpus, placement.bundles[i].gpus))
 
 
 def _node(device: Device) -> int:
@@ -132,7 +133,7 @@ def _node(device: Device) -> int:
 
 
 def _devices(process: RankPlan | EnginePlan, plan: Plan) -> list[Device]:
-    """Processes with the same key share a bundle; keys sort by node."""
+    """Returns the keys of the bundles that a process uses. Processes with the same key share a bundle."""
     if isinstance(process, RankPlan):
         place = process.location
         return [(place.node, process.rank if place.gpu is None else place.gpu, 0)]

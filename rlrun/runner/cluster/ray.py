@@ -1,10 +1,10 @@
-"""The job's place in a Ray cluster: what is reserved for it, its processes there, and their end.
+"""The job's part of a Ray cluster: the resources reserved for it, and its processes from start to end.
 
     driver ── start / join ──▶ Ray ── placement group ──▶ bundles
        │                                                    ├─ trainer 0 … n   (TrainerActor)
        └──────────────── calls, answers, pings ─────────────┴─ engine 0 … m    (EngineActor)
 
-The modules `ray*` beside this one are all that talks to Ray.
+Only the modules `ray*` of this folder talk to Ray.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ Result = TypeVar("Result")
 
 _CLOSE_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
-"""Between two looks whether Ray is alive."""
+"""Time between two checks whether Ray is alive."""
 
 
 class Cluster:
-    """A Ray cluster that is ours, or one that we joined, and the job's processes on it."""
+    """A Ray cluster that the job started or joined, and the job's processes on it."""
 
     def __init__(self, spec: ClusterSpec, placement: Placement, scratch: Scratch) -> None:
         self._spec = spec
@@ -62,7 +62,7 @@ class Cluster:
         return {"processes": pids}
 
     def peak_memory(self) -> dict[str, float]:
-        """Bytes of the largest process of each role."""
+        """Returns the peak memory in bytes of the largest process of each role."""
         peaks: dict[str, float] = {}
         for process in self._processes:
             role = process.name.split()[0]
@@ -71,13 +71,13 @@ class Cluster:
 
     @property
     def is_local(self) -> bool:
-        """Whether Ray is ours and on this host alone."""
+        """Whether this job started Ray, on this host only."""
         return self._spec.address is None
 
     async def start(self) -> None:
-        """Start Ray here, or join the cluster at `cluster.address`, and reserve what the job needs.
+        """Starts Ray here, or joins the cluster at `cluster.address`, and reserves what the job needs.
 
-        JobError where it cannot be joined, or has less than the spec asks for.
+        Raises JobError where the cluster cannot be joined or has less than the spec asks for.
         """
         await self._in_thread(self._begin)
         take_back_signals()
@@ -85,22 +85,22 @@ class Cluster:
         await self._in_thread(self._reserved.look)
 
     def launch(self, requests: Sequence[Request]) -> list[Process]:
-        """Begin to start processes, all at once; their methods wait until they run.
+        """Begins to start processes, all at once; calls to them wait until they run.
 
-        JobError where Ray is lost.
+        Raises JobError where Ray is lost.
         """
-        if self._lost is not None:  # where processes would go is asked of the GCS, and nobody would answer
+        if self._lost is not None:  # the GCS would be asked where to start them, and would not answer
             raise JobError(self._lost)
         reserved = self._reserved
-        made = [
-            Process(request, self._actor(request), reserved.host(request.seat), reserved.reach(request.seat))
+        launched = [
+            Process(request, self._actor(request), reserved.host(request.slot), reserved.reach(request.slot))
             for request in requests
         ]
-        self._processes += made
-        return made
+        self._processes += launched
+        return launched
 
     def replace(self, processes: Sequence[Process]) -> list[Process]:
-        """Kill processes, and begin to start others in their places."""
+        """Kills processes and begins to start new ones in their slots."""
         for process in processes:
             process.kill()
             self._processes.remove(process)
@@ -110,27 +110,27 @@ class Cluster:
         return self.launch([process.request for process in processes])
 
     async def diagnose(self, processes: Sequence[Process] | None = None) -> ProcessFailure | None:
-        """The process that is gone or not well, if any, of these or of all: it explains whatever else failed.
+        """Returns the failure of a process that is gone or unhealthy, which explains other failures.
 
-        One that is merely busy is well.
+        `processes`: those to check; None: all. A process that is only busy counts as healthy.
         """
-        asked = self._processes if processes is None else processes
-        pings = [process.call("ping", deadline=_CLOSE_SECONDS) for process in asked]
+        checked = self._processes if processes is None else processes
+        pings = [process.call("ping", deadline=_CLOSE_SECONDS) for process in checked]
         answers = await asyncio.gather(*pings, return_exceptions=True)
         failures = (answer for answer in answers if isinstance(answer, ProcessFailure))
         return next((failure for failure in failures if failure.kind != "hung"), None)
 
     async def lost(self) -> str:
-        """Return what died, once Ray works no longer."""
+        """Returns the cause when Ray no longer works."""
         while True:
-            look = dead_server if self._joined is None else self._joined.lost
-            if (cause := await in_background(look)) is not None:
+            check = dead_server if self._joined is None else self._joined.lost
+            if (cause := await in_background(check)) is not None:
                 self._lost = cause
                 return cause
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def while_alive(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of `work`. JobError when Ray is lost meanwhile."""
+        """Returns the result of `work`. Raises JobError when Ray is lost before it is done."""
         working, losing = asyncio.ensure_future(work), asyncio.ensure_future(self.lost())
         try:
             await asyncio.wait([working, losing], return_when=asyncio.FIRST_COMPLETED)
@@ -141,9 +141,9 @@ class Cluster:
             await cancel_all([working, losing])
 
     async def close(self) -> None:
-        """End every process, and Ray where it is ours; takes seconds, whatever state they are in."""
-        up = [process for process in self._processes if process.pid is not None]
-        closing = [process.call("close", deadline=_CLOSE_SECONDS) for process in up]
+        """Ends every process, and Ray if the job started it; takes seconds, whatever state they are in."""
+        running = [process for process in self._processes if process.pid is not None]
+        closing = [process.call("close", deadline=_CLOSE_SECONDS) for process in running]
         await asyncio.gather(*closing, return_exceptions=True)
         await self._in_thread(self._end)
         self._thread.shutdown()
@@ -158,17 +158,17 @@ class Cluster:
 
     def _actor(self, request: Request) -> Any:
         options = {
-            "num_cpus": request.seat.cpus,
-            "num_gpus": request.seat.gpus,
+            "num_cpus": request.slot.cpus,
+            "num_gpus": request.slot.gpus,
             "max_restarts": 0,
-            "enable_task_events": False,  # also on a cluster that we joined, which has its own settings
+            "enable_task_events": False,  # the variable in ray_environment has no effect on a joined cluster
             "runtime_env": {"env_vars": dict(request.environment)},
         }
         if request.kind.pings_aside:
             actor = ray.remote(concurrency_groups={PINGS: 1})(request.kind)
         else:
             actor = ray.remote(request.kind)
-        return self._reserved.seated(actor, request.seat.bundle, options).remote(str(request.log))
+        return self._reserved.seated(actor, request.slot.bundle, options).remote(str(request.log))
 
     def _end(self) -> None:
         pids = self._pids_here()
@@ -185,7 +185,7 @@ class Cluster:
         remove_segments_of(pids)
 
     def _pids_here(self) -> list[int]:
-        """Ids of the processes of this host; those of other hosts mean other processes here."""
+        """Returns the ids of the job's processes on this host. Those of other hosts mean nothing here."""
         processes = [*self._processes, *self._replaced]
         if not self.is_local:
             here = ray.util.get_node_ip_address()
@@ -193,5 +193,7 @@ class Cluster:
         return [process.pid for process in processes if process.pid is not None]
 
     async def _in_thread(self, function: Any) -> None:
-        """Also when this task is cancelled: what is begun here must be known to have ended."""
+        """Runs a function in the thread that owns Ray, and waits for its end even when this task is
+        cancelled.
+        """
         await finish_when_cancelled(asyncio.get_running_loop().run_in_executor(self._thread, function))

@@ -1,4 +1,4 @@
-"""Ray, imported after the variables are set that it reads then: take `ray` from here, and nowhere else."""
+"""Imports Ray after setting the variables that it reads on import. Other modules import `ray` from here."""
 
 import os
 
@@ -6,20 +6,20 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Ray would let whatever else runs here go before our processes (nice 15).
+    # By default Ray gives its workers a lower priority than all other processes (nice 15).
     "RAY_worker_niceness": "0",
-    # The GCS would keep 3.4 KiB of every call for a dashboard that nobody looks at.
+    # Otherwise the GCS keeps 3.4 KiB for every call, for a dashboard that is not running.
     "RAY_task_events_report_interval_ms": "0",
-    # A busy host takes longer than 30 s until a new process listens.
+    # On a busy host a new process takes longer than 30 s until it listens.
     "RAY_raylet_start_wait_time_s": "120",
-    # Where the GCS or the raylet dies, or hangs, there is time to save the job: calls between its processes
-    # work without them. Ray's own values are 60 s until it ends the driver, and 15 s until the GCS takes a
-    # raylet for dead and has its processes end (a check every 3 s).
+    # Leaves time to save the job when the GCS or the raylet dies or hangs: calls between the job's processes
+    # work without them. By default Ray ends the driver after 60 s, and the GCS takes a raylet for dead after
+    # 15 s (one check every 3 s) and ends its processes.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
     "RAY_health_check_failure_threshold": "200",
-    # Bytes of an argument that travels with its call; a detour through the object store takes 2 ms.
+    # Arguments up to this many bytes are sent with the call; the object store would add 2 ms.
     "RAY_max_direct_call_object_size": str(1 << 20),
-    # Workers made ahead would lack our environment variables, and be made in vain.
+    # Prestarted workers would lack the processes' environment variables and never be used.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
 }

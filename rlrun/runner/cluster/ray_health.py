@@ -1,8 +1,8 @@
-"""Ray's own processes: which ones we started, and whether Ray still works.
+"""Watches Ray's own processes: those that this process started, and whether Ray still works.
 
-Ray's C++ code ends this process, and tells nobody, when the GCS has been gone for
+Ray's C++ code ends this process without an exception when the GCS has been gone for
 `RAY_gcs_rpc_server_reconnect_timeout_s`. Until then calls between the job's processes still work, because
-they go directly from one to the other: there is time to save.
+they go directly from one process to another, so there is time to save the job.
 """
 
 import os
@@ -20,14 +20,14 @@ from rlrun.runner.host.child_processes import end_or_kill
 _ESSENTIAL = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
 _REACHED_SECONDS = 5.0
 _TRIES = 3
-"""A cluster's GCS that does not take a connection so many times in a row is lost."""
+"""A cluster whose GCS refuses so many connections in a row is lost."""
 
 
 class _OwnSession(ray._private.services.ConsolePopen):
-    """A process of Ray's, in a session of its own and noted down.
+    """Starts a process of Ray in its own session, and records it.
 
-    A Ctrl-C or a closed terminal signals the whole process group of the driver. Ray's processes must outlive
-    that, because the job saves its state by way of them.
+    A Ctrl-C or a closed terminal signals the whole process group of the driver. Ray's processes must survive
+    that, because the job needs them to save its state.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -40,7 +40,7 @@ ray._private.services.ConsolePopen = _OwnSession
 
 
 def end_ray() -> None:
-    """Kill every process of Ray's that we started, and what they started."""
+    """Kills every process of Ray that this process started, and their children."""
     for process in _started:
         with suppress(psutil.NoSuchProcess):
             end_or_kill([*psutil.Process(process.pid).children(recursive=True)], wait=0.0)
@@ -50,10 +50,9 @@ def end_ray() -> None:
 
 
 def dead_server() -> str | None:
-    """The process that died, of those that we started and without which Ray does not work for long.
+    """Returns which of Ray's essential processes died, and how; None while all of them run.
 
-    A dead process is not reaped: workers end as soon as the raylet's process id is gone, and while it is a
-    zombie they go on.
+    A dead process is left as a zombie on purpose: workers end as soon as the raylet's process id is gone.
     """
     for process in _started:
         what = _ESSENTIAL.get(os.path.basename(process.args[0]))  # type: ignore[index, arg-type]  # noqa: PTH119
@@ -65,7 +64,7 @@ def dead_server() -> str | None:
 
 
 def _ended(pid: int) -> os.waitid_result | None:
-    """How a child ended, which stays a zombie; None while it runs."""
+    """Returns how a child ended, and leaves it as a zombie; None while it runs."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # Ray has reaped it, as it does where the job ends
@@ -73,7 +72,7 @@ def _ended(pid: int) -> os.waitid_result | None:
 
 
 class JoinedCluster:
-    """Whether the GCS of a cluster that we joined can be reached."""
+    """Checks whether the GCS of a cluster that the job joined can be reached."""
 
     def __init__(self, address: str) -> None:
         """`address`: `HOST:PORT` of its GCS."""
@@ -81,7 +80,7 @@ class JoinedCluster:
         self._failed = 0
 
     def lost(self) -> str | None:
-        """What is wrong, once several tries in a row have failed."""
+        """Tries once; returns what is wrong after several failures in a row, else None."""
         host, _, port = self._address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHED_SECONDS).close()

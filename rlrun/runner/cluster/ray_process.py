@@ -1,4 +1,4 @@
-"""One process of the job, as the driver sees it: an actor of Ray's."""
+"""The driver's handle of one process of the job, which is a Ray actor."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from rlrun.runner.host.failures import Failure, ProcessFailure
 from rlrun.runner.host.repeated_crashes import fatal_signal
 
 PINGS = "pings"
-"""The concurrency group of pings that do not wait behind what the process is busy with."""
+"""Ray's concurrency group for pings that are answered while the process is busy."""
 _PING_SECONDS = 1.0
 _PASS_SECONDS = 4 * 3600.0
-"""Others may wait as long."""
+"""Deadline of pings that wait until the process is not busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +26,23 @@ class Request:
     """A process to start."""
 
     name: str
-    """`trainer 0`, `engine 1`: as messages call it."""
+    """Its name in messages: `trainer 0`, `engine 1`."""
     kind: type[TrainerActor] | type[EngineActor] | type[SglangActor]
-    seat: BundleSlot
+    slot: BundleSlot
     environment: Mapping[str, str]
-    """Set before its interpreter starts."""
+    """Variables that are set before its interpreter starts."""
     log: Path
 
 
 class Process:
-    """One process of the job, as the driver sees it."""
+    """One process of the job."""
 
     def __init__(self, request: Request, actor: Any, host: str, gpus: Sequence[str] = ()) -> None:
         self.request = request
         self.host = host
-        """Address of its node."""
+        """The address of its node."""
         self.gpus = tuple(gpus)
-        """Ids of all GPUs that it may use, where its seat reaches over several; Ray tells it of one."""
+        """Ids of all GPUs that it may use, where its slot reaches over several; Ray tells it of one."""
         self.pid: int | None = None
         self.peak_memory = 0.0
         """Bytes, as of the last ping."""
@@ -51,17 +51,19 @@ class Process:
 
     @property
     def name(self) -> str:
-        """As messages call it."""
+        """Its name in messages."""
         return self.request.name
 
     @property
     def log(self) -> Path:
-        """Where its output goes."""
+        """The file that its output is appended to."""
         return self.request.log
 
     async def call(self, method: str, *args: Any, deadline: float) -> Any:
-        """Run a method there; ProcessFailure when the process dies, the method raises, or does not end within
-        `deadline` seconds.
+        """Runs a method in the process and returns its result.
+
+        Raises ProcessFailure when the process dies, or the method raises or does not end within `deadline`
+        seconds.
         """
         called = getattr(self._actor, method)
         if method == "ping" and self.request.kind.pings_aside:
@@ -84,28 +86,28 @@ class Process:
         return answer
 
     def share(self, value: Any) -> Any:
-        """Send a large argument ahead once, for several processes' calls."""
+        """Stores a large argument once, for calls to several processes."""
         return ray.put(value)
 
     async def watch(self, deadline: float = _PASS_SECONDS) -> None:
-        """Return never; ProcessFailure as soon as the process is gone or not well, or says nothing for
-        `deadline` seconds.
+        """Never returns; raises ProcessFailure as soon as the process is gone, unhealthy, or does not answer
+        for `deadline` seconds.
         """
         while True:
             await self.identify(deadline)
             await asyncio.sleep(_PING_SECONDS)
 
     async def identify(self, deadline: float) -> None:
-        """Learn its process id and how much memory it has used."""
+        """Asks for its process id and peak memory."""
         self.pid, self.peak_memory = await self.call("ping", deadline=deadline)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Ends the process at once."""
         ray.kill(self._actor, no_restart=True)
 
 
 def _why(death: BaseException) -> str:
-    """What Ray knows of a death, in one sentence."""
+    """Returns Ray's explanation of a death, in one sentence."""
     _, _, detail = str(death).replace("\n", " ").partition("Worker exit detail: ")
     sentence = detail.partition(". ")[0]
     if not sentence or "connection error" in sentence:

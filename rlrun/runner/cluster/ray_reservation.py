@@ -1,35 +1,36 @@
-"""What a Ray cluster has reserved for the job: a placement group, and which bundle of it is which."""
+"""Reserves the job's resources in a Ray cluster: a placement group, with a bundle for each planned one."""
 
 import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from rlrun.runner.cluster.actor import visible_gpus
-from rlrun.runner.cluster.placement import BundleSlot, Placement, reserved_bundles
+from rlrun.runner.cluster.placement import BundleSlot, Placement, match_reserved_bundles
 from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.contracts.errors import JobError
 
 _SECONDS = 60.0
 _A_LITTLE = {"num_cpus": 0, "num_gpus": 0.01}
-"""What a question takes of a bundle that nobody sits in yet."""
+"""The share of an unused bundle that a short remote call takes."""
 
 
 class Reservation:
-    """The bundles of a placement; made, then looked at, before anyone sits in them."""
+    """The reserved bundles of a placement. Call `make`, then `look`, before processes start in them."""
 
     def __init__(self, placement: Placement, where: str) -> None:
         """`where` names the cluster: `this host`."""
         self._placement = placement
         self._where = where
         self._group: Any = None
-        self._stands: list[int] = []
-        """The reserved bundle that stands for each planned one."""
+        self._reserved: list[int] = []
+        """Number of the reserved bundle that is used for each planned one."""
         self._gpus: dict[int, str] = {}
-        """Ids of the GPUs of planned bundles that seats reach over."""
+        """Ids of the GPUs of planned bundles that slots reach over."""
 
     async def make(self) -> None:
-        """JobError where the cluster has less, or does not free it in time. A job that generates alone, with
-        engines that run elsewhere, starts no process and reserves nothing.
+        """Reserves the bundles. Raises JobError where the cluster has too little or does not free it in time.
+
+        A job that only generates, with external engines, starts no processes and reserves nothing.
         """
         if not self._placement.bundles:
             return
@@ -49,7 +50,7 @@ class Reservation:
             ) from None
 
     def look(self) -> None:
-        """Find out which bundle is which, and the ids of GPUs that a seat of several reaches; takes a moment.
+        """Find out which bundle is which, and the ids of GPUs that a slot of several reaches; takes a moment.
 
         JobError where GPUs of one server lie apart.
         """
@@ -57,34 +58,34 @@ class Reservation:
             return
         nodes = self._nodes()
         try:
-            self._stands = reserved_bundles(self._placement, [nodes[one] for one in sorted(nodes)])
+            self._reserved = match_reserved_bundles(self._placement, [nodes[one] for one in sorted(nodes)])
         except ValueError as error:
             raise JobError(f"{error}; free whole nodes for the job, or lower engine.tensor") from None
-        asked = sorted({one for seat in self._placement.wide for one in (seat.bundle, *seat.beside)})
-        ids = [self.seated(ray.remote(visible_gpus), one, _A_LITTLE).remote() for one in asked]
+        bundles = sorted({i for slot in self._placement.wide for i in (slot.bundle, *slot.beside)})
+        ids = [self.seated(ray.remote(visible_gpus), bundle, _A_LITTLE).remote() for bundle in bundles]
         try:
-            self._gpus = dict(zip(asked, ray.get(ids, timeout=_SECONDS), strict=True))
+            self._gpus = dict(zip(bundles, ray.get(ids, timeout=_SECONDS), strict=True))
         except ray.exceptions.RayError as error:
             raise JobError(f"the nodes did not say which GPUs were reserved: {error}") from error
 
-    def reach(self, seat: BundleSlot) -> list[str]:
-        """Ids of the GPUs that a seat of several may use."""
-        return [self._gpus[one] for one in (seat.bundle, *seat.beside)] if seat.beside else []
+    def reach(self, slot: BundleSlot) -> list[str]:
+        """Ids of the GPUs that a slot of several may use."""
+        return [self._gpus[one] for one in (slot.bundle, *slot.beside)] if slot.beside else []
 
-    def host(self, seat: BundleSlot) -> str:
-        """Address of a seat's node."""
-        node = self._nodes()[self._stands[seat.bundle]]
+    def host(self, slot: BundleSlot) -> str:
+        """Returns the address of a slot's node."""
+        node = self._nodes()[self._reserved[slot.bundle]]
         return str(next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node))
 
     def seated(self, what: Any, bundle: int, share: Mapping[str, Any]) -> Any:
         """A remote function or class with that share of a planned bundle."""
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            placement_group=self._group, placement_group_bundle_index=self._stands[bundle]
+            placement_group=self._group, placement_group_bundle_index=self._reserved[bundle]
         )
         return what.options(scheduling_strategy=strategy, **share)
 
     def give_back(self) -> None:
-        """Free what was reserved."""
+        """Frees the reserved resources."""
         if self._group is not None:
             ray.util.remove_placement_group(self._group)
 

@@ -1,4 +1,4 @@
-"""Starts a job's trainer ranks and engines: every process begins before any is waited for.
+"""Starts a job's trainer ranks and engines: every process begins to start before any is waited for.
 
 Ray up ─▶ actors up (all at once) ─┬▶ ranks: import, meet at rank 0's address, load ─┬▶ all known by pid
                                    ├▶ engines: import, load, listen ────────────────┤
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlrun.plugins.engines import Address
-from rlrun.runner.cluster.engine_setups import other_served, policy_served
+from rlrun.runner.cluster.engine_setups import named_model_setup, policy_model_setup
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process
 from rlrun.runner.cluster.start_engines import EngineHandle, engine_handles, engine_requests
@@ -40,49 +40,49 @@ Handle = EngineHandle | ExternalEngine
 
 @dataclass(frozen=True, slots=True)
 class EngineProcesses:
-    """Engines that serve one model."""
+    """The engines that serve one model."""
 
     handles: Sequence[Handle] = ()
     clients: Sequence[EngineClient] = ()
-    """One of each."""
+    """A client of each engine."""
 
     @property
     def addresses(self) -> list[Address]:
-        """Where they listen."""
+        """Returns the engines' addresses."""
         return [Address(client.url, client.api_key) for client in self.clients]
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """What runs."""
+    """The running processes of a job."""
 
     trainer: TrainerRanks
     engines: EngineProcesses = EngineProcesses()
-    """Of the policy."""
-    others: Mapping[str, EngineProcesses] = field(default_factory=dict)
+    """Engines of the policy."""
+    named_engines: Mapping[str, EngineProcesses] = field(default_factory=dict)
     """By name of `[[engines]]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Files of every model of a job."""
+    """The files of every model of a job."""
 
     policy: ModelFiles
     teacher: ModelFiles | None = None
-    """Where the trainer's ranks hold it."""
-    others: Mapping[str, ModelFiles | None] = field(default_factory=dict)
-    """By name of `[[engines]]`; None where external engines have them."""
+    """The teacher, where the trainer's ranks compute it; None otherwise."""
+    named_engines: Mapping[str, ModelFiles | None] = field(default_factory=dict)
+    """By name of `[[engines]]`; None where external engines have the files."""
 
     @property
     def of_trainer(self) -> list[Path]:
-        """Folders that the ranks read."""
-        return [one.folder for one in (self.policy, self.teacher) if one is not None]
+        """Returns the folders that the trainer's ranks read."""
+        return [model.folder for model in (self.policy, self.teacher) if model is not None]
 
 
 async def start_processes(
     spec: Spec, plan: Plan, models: Models, folder: RunFolder, cluster: Cluster, *, timed: Timed
 ) -> Processes:
-    """Start Ray, and the ranks and engines of the plan. JobError: the first cause of what went wrong.
+    """Starts Ray, and the ranks and engines of the plan. Raises JobError with the first cause of a failure.
 
     `timed` awaits a phase and shows it by its name.
     """
@@ -130,10 +130,10 @@ def _engines(
             groups[None] = _external(spec, "engine", spec.engine, wanted)
     else:
         requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
-        what = policy_served(spec, plan, models.policy)
+        what = policy_model_setup(spec, plan, models.policy)
         groups[None] += engine_handles(spec, what, plan.engines, cluster, cluster.launch(requests))
     for number, section in enumerate(spec.engines):
-        model = models.others[section.name]
+        model = models.named_engines[section.name]
         if section.type == "external":
             wanted = ExpectedModel(
                 f"engines[{number}]", model.config() if model else None, section.max_length
@@ -141,10 +141,10 @@ def _engines(
             groups[section.name] = _external(spec, section.name, section, wanted)
             continue
         assert model is not None, "a rule asks for the path"
-        pairs = zip(plan.named_engines, cluster.placement.others, strict=True)
-        plans, seats = zip(*(pair for pair in pairs if pair[0].name == section.name), strict=True)
-        processes = cluster.launch(engine_requests(section, plans, seats, folder))
-        what = other_served(section, model)
+        pairs = zip(plan.named_engines, cluster.placement.named_engines, strict=True)
+        plans, slots = zip(*(pair for pair in pairs if pair[0].name == section.name), strict=True)
+        processes = cluster.launch(engine_requests(section, plans, slots, folder))
+        what = named_model_setup(section, model)
         groups[section.name] = list(engine_handles(spec, what, plans, cluster, processes))
     return groups
 

@@ -1,4 +1,4 @@
-"""A job's engines, of every kind: started, watched, and started again."""
+"""Starts, watches and restarts a job's engines, of every kind."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,8 +7,8 @@ from itertools import islice
 from yarl import URL
 
 from rlrun.runner.cluster.engine_actors import EngineActor, SglangActor
-from rlrun.runner.cluster.engine_setups import Served, Setup, engine_setup, tells_experts
-from rlrun.runner.cluster.placement import Seats
+from rlrun.runner.cluster.engine_setups import ServedModelSetup, Setup, engine_setup, reports_experts
+from rlrun.runner.cluster.placement import NodeSlots
 from rlrun.runner.cluster.ray import Cluster
 from rlrun.runner.cluster.ray_process import Process, Request
 from rlrun.runner.engines.client.client import EngineClient
@@ -25,31 +25,31 @@ from rlrun.specs.sections.job import Spec
 _BOOT_SECONDS = 120.0
 """Deadline for a process to come up."""
 _ANSWER_SECONDS = 30.0
-"""Beyond an engine's own deadline, for it to say what it waited for."""
+"""Time beyond an engine's own deadline for it to report what it waited for."""
 
 
 def engine_requests(
-    section: EngineSpec, plans: Sequence[EnginePlan], seats: Sequence[Seats], folder: RunFolder
+    section: EngineSpec, plans: Sequence[EnginePlan], slots: Sequence[NodeSlots], folder: RunFolder
 ) -> list[Request]:
-    """The processes of planned engines: of each one for every node that it lies on."""
+    """Returns the processes to start for planned engines: one for each node of each engine."""
     kind = SglangActor if section.type == "sglang" else EngineActor
     return [
         Request(
             f"{engine.name} {engine.index}" + (f" (node {number} of it)" if number else ""),
             kind,
-            seat,
+            slot,
             thread_variables(engine.threads),
             folder.logs / f"{engine.name}-{engine.index}{f'-node-{number}' if number else ''}.log",
         )
-        for engine, parts in zip(plans, seats, strict=True)
-        for number, seat in enumerate(parts)
+        for engine, parts in zip(plans, slots, strict=True)
+        for number, slot in enumerate(parts)
     ]
 
 
 class EngineHandle:
-    """An engine of the plan: the processes that hold it now, and how others are started in their place.
+    """An engine of the plan, and the processes that run it now.
 
-    They are one, but for a server over several nodes: there is one on each, and the first answers.
+    It has one process, except for a server over several nodes: that has one on each, and the first answers.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class EngineHandle:
         processes: Sequence[Process],
         setups: Sequence[Setup],
         spec: Spec,
-        what: Served,
+        what: ServedModelSetup,
     ) -> None:
         self._cluster = cluster
         self.processes = list(processes)
-        """Those that hold it now."""
+        """The processes that run it now."""
         self._setups = list(setups)
         self._spec = spec
         self._served = what
 
     @property
     def name(self) -> str:
-        """As messages call it: `engine 0`."""
+        """Its name in messages: `engine 0`."""
         return self.processes[0].name
 
     async def start(self) -> EngineClient:
-        """Load the model; a client. ProcessFailure where it does not come up."""
+        """Loads the model and returns a client. Raises ProcessFailure where the engine does not come up."""
         deadline = self._served.section.start_timeout + _ANSWER_SECONDS
         setups = await self._meeting()
         starting = [
@@ -91,22 +91,22 @@ class EngineHandle:
             api_key=first.api_key,
             name=self.name,
             limits=ModelLimits.of(
-                self._served.model.config(), experts=tells_experts(self._spec, self._served)
+                self._served.model.config(), experts=reports_experts(self._spec, self._served)
             ),
         )
 
     async def watch(self) -> None:
-        """Return never; JobError as soon as a part of it is gone, not well, or says nothing."""
+        """Never returns; raises JobError as soon as a process is gone, unhealthy, or does not answer."""
         seconds = self._spec.fault_tolerance.engine_timeout
         await gather_or_first_cause([process.watch(seconds) for process in self.processes])
 
     async def restart(self) -> EngineClient:
-        """Kill what is left of it, on every node, and start it again in processes of its own."""
+        """Kills the engine's processes on every node and starts it again in new ones."""
         self.processes = self._cluster.replace(self.processes)
         return await self.start()
 
     async def _meeting(self) -> list[Setup]:
-        """What each part needs to start; several meet at a port of the first one's node that is free now."""
+        """Returns the settings of each process; several meet at a free port of the first one's node."""
         first = self.processes[0]
         if len(self.processes) == 1:
             return self._setups
@@ -116,13 +116,17 @@ class EngineHandle:
 
 
 def engine_handles(
-    spec: Spec, what: Served, plans: Sequence[EnginePlan], cluster: Cluster, engines: Sequence[Process]
+    spec: Spec,
+    what: ServedModelSetup,
+    plans: Sequence[EnginePlan],
+    cluster: Cluster,
+    engines: Sequence[Process],
 ) -> list[EngineHandle]:
-    """Handles of planned engines; nothing is started yet."""
-    left = iter(engines)
+    """Returns handles of planned engines; their servers are not started yet."""
+    remaining = iter(engines)
     handles = []
     for engine in plans:
-        own = list(islice(left, len(engine.nodes)))
+        own = list(islice(remaining, len(engine.nodes)))
         setups = [engine_setup(spec, what, engine, process, number) for number, process in enumerate(own)]
         handles.append(EngineHandle(cluster, own, setups, spec, what))
     return handles

@@ -1,4 +1,4 @@
-"""A job's trainer ranks: started together, watched, and started again together.
+"""Starts, watches and restarts a job's trainer ranks, always all of them together.
 
 actors ─▶ free port of rank 0's host ─▶ all ranks: import, meet there, load ─▶ known by pid
 """
@@ -24,7 +24,7 @@ _BOOT_SECONDS = 120.0
 
 
 class TrainerRanks:
-    """The ranks of the plan: the processes that hold them now, and how others take their places."""
+    """The trainer ranks of the plan, and the processes that run them now."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class TrainerRanks:
         self._weights = weights
 
     async def start(self) -> None:
-        """Have them meet and load the model. ProcessFailure: the first cause of what went wrong."""
+        """Makes the ranks meet and load the model. ProcessFailure is the first cause of a failure."""
         if not self.processes:
             return
         first = self.processes[0]
@@ -61,22 +61,22 @@ class TrainerRanks:
         await gather_or_first_cause([process.identify(_BOOT_SECONDS) for process in self.processes])
 
     async def offload(self) -> None:
-        """Leave the devices' memory to engines that start there."""
+        """Frees the devices' memory for engines that start there."""
         await gather_or_first_cause(
             [process.call("offload", deadline=_BOOT_SECONDS) for process in self.processes]
         )
 
     async def watch(self) -> None:
-        """Return never; ProcessFailure as soon as one is gone or says nothing."""
+        """Never returns; raises ProcessFailure as soon as a rank is gone or does not answer."""
         seconds = self._spec.fault_tolerance.trainer_timeout
         await gather_or_first_cause([process.watch(seconds) for process in self.processes])
 
     async def diagnose(self) -> ProcessFailure | None:
-        """The rank that is gone, if any."""
+        """Returns the failure of a rank that is gone, if any."""
         return await self._cluster.diagnose(self.processes)
 
     async def restart(self) -> None:
-        """Kill what is left of all ranks, and start them again in processes of their own."""
+        """Kills the processes of all ranks and starts them again in new ones."""
         self.processes = self._cluster.replace(self.processes)
         await self.start()
 
@@ -100,15 +100,15 @@ class TrainerRanks:
 
 
 def trainer_requests(plan: Plan, placement: Placement, folder: RunFolder) -> list[Request]:
-    """The processes of the plan's ranks."""
+    """Returns the processes to start for the plan's ranks."""
     size = str(len(plan.ranks))
     return [
         Request(
             f"trainer {rank.rank}",
             TrainerActor,
-            seat,
+            slot,
             {"RANK": str(rank.rank), "WORLD_SIZE": size, **thread_variables(rank.threads)},
             folder.logs / f"trainer-{rank.rank}.log",
         )
-        for rank, seat in zip(plan.ranks, placement.ranks, strict=True)
+        for rank, slot in zip(plan.ranks, placement.ranks, strict=True)
     ]

@@ -98,7 +98,7 @@ async def start_job(
 def _pools(spec: Spec, started: Processes, gateway: Gateway | None) -> dict[str, EnginePool]:
     """Returns the pools by name of `[[engines]]`; "" is the policy's."""
     supervised = spec.fault_tolerance.engine_restarts > 0
-    others = started.others.items()
+    others = started.named_engines.items()
     pools = {
         name: EnginePool(group.clients, supervised=supervised) for name, group in others if group.clients
     }
@@ -131,7 +131,7 @@ async def _start_scorer(scorer: Scorer, starting: asyncio.Task[Processes] | None
         return
     await asyncio.wait([starting])
     if not starting.cancelled() and starting.exception() is None:
-        others = starting.result().others
+        others = starting.result().named_engines
         await scorer.start({name: group.addresses for name, group in others.items()})
 
 

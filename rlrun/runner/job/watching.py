@@ -21,7 +21,7 @@ async def diagnose_engines(running: RunningJob) -> ProcessFailure | None:
 
 
 def _every_engine(running: RunningJob) -> list[Handle]:
-    groups = [running.started.engines, *running.started.others.values()]
+    groups = [running.started.engines, *running.started.named_engines.values()]
     return [handle for group in groups for handle in group.handles]
 
 
@@ -53,6 +53,8 @@ async def watch_engines(spec: Spec, running: RunningJob, say: Callable[[str], No
     if not spec.fault_tolerance.engine_restarts:
         await gather_or_first_cause([*ways, *(engine.watch() for engine in engines)])
     pools = [(running.pool, running.started.engines.handles)] if running.pool is not None else []
-    pools += [(pool, running.started.others[name].handles) for name, pool in running.named_engines.items()]
+    pools += [
+        (pool, running.started.named_engines[name].handles) for name, pool in running.named_engines.items()
+    ]
     supervisors = [Supervisor(pool, handles, budget, say) for pool, handles in pools]
     await gather_or_first_cause([*ways, *(one.run() for one in supervisors)])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.runner.cluster.placement import Bundle, BundleSlot, Placement, place, reserved_bundles
+from rlrun.runner.cluster.placement import Bundle, BundleSlot, Placement, match_reserved_bundles, place
 from rlrun.runner.planning.plan import make_plan
 from rlrun.specs.sections.job import Spec
 
@@ -93,7 +93,7 @@ def test_engines_of_other_models_have_devices_of_their_own() -> None:
         placement = place(plan)
         assert [(one.name, one.index) for one in plan.named_engines] == [("judge", 0), ("judge", 1)]
         assert list(placement.bundles) == bundles
-        assert list(placement.others) == [(seat,) for seat in seats]
+        assert list(placement.named_engines) == [(seat,) for seat in seats]
         assert placement.ranks[0].bundle == placement.engines[0][0].bundle == 0
 
 
@@ -138,15 +138,15 @@ FOUND = {
 def test_gpus_of_a_server_are_looked_for_on_one_node(name: str) -> None:
     placement = servers({"fsdp": 2}, {"nodes": 3, "gpus_per_node": 2, "placement": APART}, 4)
     nodes, expected = FOUND[name]
-    assert reserved_bundles(placement, nodes) == expected
+    assert match_reserved_bundles(placement, nodes) == expected
 
 
 def test_gpus_of_a_server_on_different_nodes_are_refused() -> None:
     placement = servers({"fsdp": 2}, {"nodes": 3, "gpus_per_node": 2, "placement": APART}, 4)
     with pytest.raises(ValueError, match="different nodes"):
-        reserved_bundles(placement, "aabcde")
+        match_reserved_bundles(placement, "aabcde")
 
 
 def test_without_large_servers_bundles_stay_as_they_are_numbered() -> None:
     placement = place(make_plan(spec({"fsdp": 4}, {"nodes": 2, "gpus_per_node": 2}), cores=2))
-    assert reserved_bundles(placement, "abab") == [0, 1, 2, 3]
+    assert match_reserved_bundles(placement, "abab") == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""How problems and errors look: colours on a terminal, plain lines elsewhere."""
+"""Prints problems and errors, in colours on a terminal and as plain lines elsewhere."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from rlrun.specs.problems.findings import Problem
 
 
 def print_problems(problems: Sequence[Problem]) -> None:
-    """Every problem on standard error, then how many there are."""
+    """Prints every problem to standard error, and then their number."""
     count = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
     if not _colours():
         print(*problems, count, sep="\n", file=sys.stderr)
@@ -22,13 +22,13 @@ def print_problems(problems: Sequence[Problem]) -> None:
 
 
 def print_warnings(problems: Sequence[Problem]) -> None:
-    """What is not wrong, but should be looked at, on standard error."""
+    """Prints warnings to standard error."""
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
 
 
 def print_error(message: str) -> None:
-    """One error on standard error."""
+    """Prints an error to standard error."""
     start = "\x1b[1;31merror\x1b[0m" if _colours() else "error"
     print(f"{start}: {message}", file=sys.stderr)
 

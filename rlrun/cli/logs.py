@@ -52,7 +52,7 @@ def _logs(run: "RunFolder", process: str | None) -> dict[str, Path]:
 
 
 def _tail(path: Path, lines: int, seen: dict[Path, int]) -> str:
-    """The last lines; `seen` gets the place in the file, in bytes, that they lead up to."""
+    """Returns the last lines, and stores the offset of their end in `seen`, in bytes."""
     with path.open("rb") as file:
         last = deque(file, maxlen=lines)
         seen[path] = file.tell()
@@ -61,12 +61,12 @@ def _tail(path: Path, lines: int, seen: dict[Path, int]) -> str:
 
 
 def _follow(run: "RunFolder", process: str | None, seen: dict[Path, int]) -> None:
-    """Print what is written from now on, each line after its process, until the run's process has ended."""
+    """Prints new lines, each with its process's name, until the run's process has ended."""
     from rlrun.runner.records.state import is_alive
 
     alive = True
     while alive:
-        alive = is_alive(run.read_state())  # before the last look: nothing written until then is missed
+        alive = is_alive(run.read_state())  # checked before reading, so that the last lines are not missed
         for stem, path in _logs(run, process).items():
             for line in fresh_lines(path, seen):
                 print(f"{stem}: {line}" if process is None else line, flush=True)
@@ -75,10 +75,10 @@ def _follow(run: "RunFolder", process: str | None, seen: dict[Path, int]) -> Non
 
 
 def fresh_lines(path: Path, seen: dict[Path, int]) -> Iterator[str]:
-    """Whole lines beyond the place in `seen`, which moves on past them; all of a file that began anew."""
-    place = seen.get(path, 0)
+    """Yields the whole lines after the offset in `seen`, and advances it; a truncated file restarts at 0."""
+    offset = seen.get(path, 0)
     with path.open("rb") as file:
-        file.seek(place if place <= path.stat().st_size else 0)
+        file.seek(offset if offset <= path.stat().st_size else 0)
         for line in iter(file.readline, b""):
             if not line.endswith(b"\n"):
                 return

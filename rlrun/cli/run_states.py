@@ -1,4 +1,4 @@
-"""Runs on disk, for the commands that look at them."""
+"""Finds runs on disk and reads their states, for the commands that show them."""
 
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,13 @@ from rlrun.specs.problems.spelling import nearest
 
 
 def list_runs(runs_dir: Path) -> list[RunFolder]:
-    """Every run that has a state, the one started last first; those that cannot be read last."""
+    """Returns every run that has a state, newest first; runs whose state cannot be read come last."""
     folders = [RunFolder(path.parent) for path in runs_dir.glob("*/state.json")]
     return sorted(folders, key=lambda folder: (_started(folder), folder.name), reverse=True)
 
 
 def find_run(runs_dir: Path, name: str | None) -> RunFolder:
-    """The run of that name, or the newest; ValueError when there is none."""
+    """Returns the run with this name, or the newest one. Raises ValueError if it does not exist."""
     runs = list_runs(runs_dir)
     if not runs:
         raise ValueError(f"there are no runs in {runs_dir}; --runs-dir names another folder")
@@ -33,7 +33,7 @@ def find_run(runs_dir: Path, name: str | None) -> RunFolder:
 
 
 def current_state(folder: RunFolder) -> dict[str, Any]:
-    """A run's state; one that says `running` and whose process is gone has `died`."""
+    """Returns a run's state; a run that says `running` and whose process is gone has the status `died`."""
     state = folder.read_state()
     if state.get("status") == "running" and not is_alive(state):
         state["status"] = "died"

@@ -1,4 +1,4 @@
-"""What a terminal shows while a command works for more than a moment."""
+"""Shows on a terminal that a command is working."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 @contextmanager
 def show_waiting(what: str) -> Iterator[None]:
-    """Shows on a terminal what the block is busy with and for how long; the line goes when it ends."""
+    """Shows on a terminal what the block does and for how long; the line disappears when the block ends."""
     console = Console(stderr=True)
     columns = (SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

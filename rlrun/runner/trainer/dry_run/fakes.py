@@ -1,6 +1,6 @@
-"""What a dry run puts in the place of what depends on content, on other ranks or on a GPU.
+"""Replacements, in a dry run, for code that depends on tensors' content, on other ranks or on a GPU.
 
-Nothing here computes; it makes results of the right shapes, and books them.
+They compute nothing: they create results of the right shapes, which the memory trace records.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,8 @@ from rlrun.runner.trainer.model.layers import Experts
 
 @contextmanager
 def booked_apart(ledger: MemoryTrace) -> Iterator[None]:
-    """Book what the policy's head makes, in both passes, as logits; and not what DTensors try out on whole
-    tensors to learn the shapes of results.
+    """Records what the policy's head creates, in both passes, as logits. Ignores the whole tensors that
+    DTensors create to infer the shapes of results.
     """
     function, shapes = head._LogProbs, "_propagate_tensor_meta_non_cached"
     with ExitStack() as stack:
@@ -35,7 +35,7 @@ def booked_apart(ledger: MemoryTrace) -> Iterator[None]:
 
 @contextmanager
 def even_routing() -> Iterator[None]:
-    """How many tokens go to which expert is content: take it that all get as many."""
+    """Gives every expert the same number of tokens: the router's choice depends on content."""
     kind, rows = AllToAllTokenDispatcher, [0]
     reorder = kind._local_reorder
 
@@ -58,14 +58,14 @@ def even_routing() -> Iterator[None]:
 
 @contextmanager
 def gpu_kernels() -> Iterator[None]:
-    """Compute as on a GPU."""
+    """Runs the operators that a GPU would run."""
     with as_on_gpu(), _replaced(functional, "rms_norm", _rms_norm):
         yield
 
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute of a class or module, inherited or its own."""
+    """Replaces an attribute of a class or module, inherited or not, within the context."""
     own = name in vars(owner)
     before = vars(owner).get(name)
     setattr(owner, name, value)
@@ -83,7 +83,7 @@ def _even(total: int, parts: int) -> list[int]:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """What CUDA's fused norm keeps; torch has none for the CPU, where tensors without content lie."""
+    """Saves what CUDA's fused norm saves for its backward pass; torch has no such norm for the CPU."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

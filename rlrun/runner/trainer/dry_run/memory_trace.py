@@ -1,7 +1,7 @@
-"""What memory is used for, operation by operation: of tensors that have a shape and no content.
+"""Traces what memory is used for, operation by operation, with tensors that have a shape but no content.
 
-Every storage that an operation makes is entered under the purpose of the moment, and struck out when nobody
-holds it any more; FSDP's gathered layers are storages that grow and shrink.
+Every storage that an operation creates is recorded under the current purpose, and removed when it is freed.
+FSDP's gathered layers are storages that grow and shrink.
 """
 
 import weakref
@@ -20,25 +20,25 @@ Result = TypeVar("Result")
 PARAMETERS, COPIES, OPTIMIZER, GRADIENTS = "parameters", "parameter copies", "optimizer", "gradients"
 ACTIVATIONS, LOGITS, GATHERED, TEMPORARIES = "activations", "logits", "gathered layers", "temporaries"
 NOTHING = ""
-"""What serves it is not entered."""
+"""Storages of this purpose are not recorded."""
 _OURS = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 class MemoryTrace(TorchDispatchMode):
-    """Counts bytes by purpose while it is entered, within torch's FakeTensorMode."""
+    """Counts bytes by purpose while its context is entered, within torch's FakeTensorMode."""
 
     def __init__(self, on_host: Iterable[str] = ()) -> None:
-        """What serves the purposes `on_host` takes no device memory."""
+        """Storages of the purposes `on_host` take no device memory."""
         super().__init__()
         self._on_host = frozenset(on_host)
         self._entries: dict[int, tuple[weakref.ref[Any], int, str]] = {}
         self._purpose: str | None = None
         self.live: Counter[str] = Counter()
-        """Bytes by purpose now."""
+        """The current bytes by purpose."""
         self.most: Counter[str] = Counter()
-        """The most of each, whenever that was."""
+        """The maximum of each purpose, at whatever time."""
         self.peak: Counter[str] = Counter()
-        """Bytes by purpose when the device had most."""
+        """Bytes by purpose at the time when the device held the most."""
 
     def __enter__(self) -> Self:
         self._resize = resize = torch.UntypedStorage.resize_
@@ -60,11 +60,13 @@ class MemoryTrace(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation and enter what it made."""
+        """Runs an operation and records the storages that it created."""
         if any(kind not in _OURS for kind in types):
-            return NotImplemented  # a DTensor and the like: what it consists of comes here too
+            return (
+                NotImplemented  # a DTensor or another wrapper: its inner tensors are dispatched here as well
+            )
         if func is torch.ops.aten._local_scalar_dense.default:
-            return 1  # of what has no content; only metrics and the gradient norm are asked for
+            return 1  # fake tensors have no content; only metrics and the gradient norm read any
         made = func(*args, **(kwargs or {}))
         if self._purpose == NOTHING:
             return made
@@ -75,13 +77,13 @@ class MemoryTrace(TorchDispatchMode):
         return made
 
     def begin(self) -> None:
-        """Forget what was most so far."""
+        """Restarts the maxima from the current state."""
         self.live = +self.live
         self.most, self.peak = self.live.copy(), self.live.copy()
 
     @contextmanager
     def purpose(self, name: str) -> Iterator[None]:
-        """Enter what is made meanwhile under `name`."""
+        """Records storages that are created within the context under `name`."""
         before, self._purpose = self._purpose, name
         try:
             yield
@@ -89,7 +91,7 @@ class MemoryTrace(TorchDispatchMode):
             self._purpose = before
 
     def serving(self, name: str, function: Callable[..., Result]) -> Callable[..., Result]:
-        """The function, with what it makes entered under `name`."""
+        """Returns the function, with the storages that it creates recorded under `name`."""
 
         def booked(*args: Any, **kwargs: Any) -> Result:
             with self.purpose(name):
@@ -98,7 +100,7 @@ class MemoryTrace(TorchDispatchMode):
         return booked
 
     def book(self, tensors: Iterable[Any], name: str, *, besides: Iterable[str] = ()) -> None:
-        """Enter tensors under `name`, whatever they were entered under, unless it was one of `besides`."""
+        """Records tensors under `name` instead of their current purpose, unless that is one of `besides`."""
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
                 storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # of a DTensor

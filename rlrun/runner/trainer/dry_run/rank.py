@@ -1,4 +1,4 @@
-"""One rank of a job's trainer without its other ranks, its weights and their memory: what would it hold?
+"""Measures the memory of one trainer rank without its peers, its weights, or the memory itself.
 
 spec, architecture -> the trainer's own model, loss and optimizer, on tensors without content, in process
 groups of nobody else -> an optimizer step -> bytes by purpose
@@ -53,10 +53,11 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
-    """Bytes by purpose that the rank holds in an optimizer step: `most` of each, and all at the `peak` of its
-    device.
+    """Returns the bytes by purpose that the rank holds in an optimizer step: the `most` of each purpose, and
+    all of them at the `peak` of its device.
 
-    On GPUs it computes as on GPUs. ValueError where the model does not fit the layout.
+    A job with GPUs is traced with the operators that GPUs run. ValueError where the model does not fit the
+    layout.
     """
     spec, model = Spec.model_validate_json(request.spec_json), request.model
     parallel = spec.trainer.parallel
@@ -93,7 +94,7 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
 
 
 def _parameters(decoders: Sequence[PackedDecoder], model: Architecture, spec: Spec) -> Parameters:
-    """Those of this rank; nobody is there who could tell where the others are."""
+    """Returns this rank's parameters. A dry run has no peers, so the tensors of other stages are left out."""
     here = {plain_name(name) for decoder in decoders for name, _ in decoder.named_parameters()}
     here |= {plain_name(name) for decoder in decoders for name, _ in decoder.named_buffers()}
     everything = hf_tensors(model)
@@ -109,7 +110,7 @@ def _step(
     ledger: MemoryTrace,
     micro_batches: Sequence[Sequence[tuple[int, int]]],
 ) -> None:
-    """The log-probs that come before an optimizer step, which make FSDP ready, then the step."""
+    """Runs the log-probs that come before an optimizer step, which initialize FSDP, then the step."""
     algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
     candidates = candidates_of(spec, algorithm.needs)
     batches = [
@@ -136,7 +137,7 @@ def _step(
 
 
 def _sequence(prompt: int, response: int, algorithm: Algorithm, candidates: int) -> TrainSequence:
-    """A sample of these lengths, whose tokens had so many candidates (0: the whole vocabulary)."""
+    """Returns a sample of these lengths; each token had `candidates` (0: the whole vocabulary)."""
     zeros = np.zeros(response, np.float32)
     return TrainSequence(
         tokens=np.zeros(prompt + response, np.int32),
@@ -155,7 +156,7 @@ def _mask(response: int, candidates: int) -> SamplingMask:
 
 
 def main() -> None:
-    """Answer the one who started this process; a ValueError is an answer too."""
+    """Writes the answer for the process that started this one; a ValueError is an answer too."""
     request: DryRun = pickle.load(sys.stdin.buffer)
     try:
         answer: dict[str, Any] = dict(dry_run(request))

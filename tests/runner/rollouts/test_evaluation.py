@@ -143,9 +143,9 @@ def test_no_more_tokens_are_required_than_allowed(
     used: int, given: Sampling | None, limits: tuple[int, int] | None
 ) -> None:
     """Later turns have what is left, and evaluations a limit of their own."""
-    wanted = RolloutSettings("eval", 1, Sampling(16, min_new_tokens=8), 50, 1.0)
-    found = wanted.sampling_for(np.zeros(used, np.int32), given)
-    assert (found and (found.min_new_tokens, found.max_new_tokens)) == limits
+    settings = RolloutSettings("eval", 1, Sampling(16, min_new_tokens=8), 50, 1.0)
+    sampling = settings.sampling_for(np.zeros(used, np.int32), given)
+    assert (sampling and (sampling.min_new_tokens, sampling.max_new_tokens)) == limits
 
 
 @pytest.mark.parametrize(
@@ -153,16 +153,16 @@ def test_no_more_tokens_are_required_than_allowed(
     [(0, None, 6), (40, None, 6), (45, None, 5), (0, Sampling(4), 4), (0, Sampling(9), 6), (50, None, None)],
 )
 def test_a_turn_has_a_limit_of_its_own(used: int, given: Sampling | None, limit: int | None) -> None:
-    wanted = RolloutSettings("eval", 1, Sampling(16), 50, 1.0, max_turn_tokens=6)
-    found = wanted.sampling_for(np.zeros(used, np.int32), given)
-    assert (found and found.max_new_tokens) == limit
+    settings = RolloutSettings("eval", 1, Sampling(16), 50, 1.0, max_turn_tokens=6)
+    sampling = settings.sampling_for(np.zeros(used, np.int32), given)
+    assert (sampling and sampling.max_new_tokens) == limit
 
 
 def test_a_long_evaluation_has_more_time_and_the_same_limit_per_turn() -> None:
     rollout = ROLLOUT.model_copy(update={"max_turn_tokens": 32})
     dataset = EvalDatasetSpec(name="held_out", type="jsonl", max_response_tokens=10_000)
-    wanted = eval_set(dataset, EvalSpec(), rollout, []).settings
-    assert (wanted.timeout, wanted.turn_limit) == (2000, 32)
+    settings = eval_set(dataset, EvalSpec(), rollout, []).settings
+    assert (settings.timeout, settings.turn_limit) == (2000, 32)
 
 
 def test_the_threshold_decides_what_passes() -> None:

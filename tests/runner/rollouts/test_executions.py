@@ -290,23 +290,23 @@ async def test_what_is_no_trajectory_is_a_failure(left: object, failure: str) ->
 
 
 async def test_an_execution_that_is_no_longer_wanted_gets_an_empty_answer() -> None:
-    enough, engines = asyncio.Event(), Engines()
+    cancelled, engines = asyncio.Event(), Engines()
     made: list[Generation] = []
 
     class Asks:
         async def run_group(self, group: SessionGroup) -> list[Trajectory]:
-            enough.set()
+            cancelled.set()
             made.extend(await group.generate(group.sessions[0].prompt.tokens))
             raise AssertionError("nobody reads what is left")
 
     spec = RolloutSpec(samples_per_prompt=2)
-    answers = GroupProducer(spec, policy(engines, rollout=Asks()), Filters([]))
-    assert await answers.produce(prompt(0), Tally, enough) is None
+    producer = GroupProducer(spec, policy(engines, rollout=Asks()), Filters([]))
+    assert await producer.produce(prompt(0), Tally, cancelled) is None
     assert [one.finish for one in made] == ["abort", "abort"]
     assert not engines.requests
 
 
 async def answer(rollout: object, engines: Engines, tally: Tally):
     spec = RolloutSpec(samples_per_prompt=2, max_response_tokens=8, request_timeout=0.05)
-    answers = GroupProducer(spec, policy(engines, rollout=rollout), Filters([]))
-    return await answers.produce(prompt(3), lambda: tally, asyncio.Event())
+    producer = GroupProducer(spec, policy(engines, rollout=rollout), Filters([]))
+    return await producer.produce(prompt(3), lambda: tally, asyncio.Event())

@@ -15,10 +15,10 @@ def numbers(group: Group) -> list[float]:
 
 
 def test_masked_samples_stay_in_the_group_and_are_not_trained() -> None:
-    judged = Filters([("one", lambda group: Mask("odd", (1, 3)))]).apply(four())
-    assert judged.dropped is None
-    assert [float(one.loss_mask.sum()) for one in judged.group.samples] == [2, 0, 2, 0]
-    assert judged.masked_samples == {("one", "odd"): 2}
+    result = Filters([("one", lambda group: Mask("odd", (1, 3)))]).apply(four())
+    assert result.dropped is None
+    assert [float(one.loss_mask.sum()) for one in result.group.samples] == [2, 0, 2, 0]
+    assert result.masked_samples == {("one", "odd"): 2}
 
 
 def test_dropped_samples_are_seen_by_no_later_filter() -> None:
@@ -27,16 +27,16 @@ def test_dropped_samples_are_seen_by_no_later_filter() -> None:
     def watch(group: Group) -> None:
         seen.append(numbers(group))
 
-    judged = Filters([("one", lambda group: Drop("first", (0, 0, 2))), ("two", watch)]).apply(four())
-    assert seen == [[1, 3]] == [numbers(judged.group)]
-    assert judged.dropped_samples == {("one", "first"): 2}
+    result = Filters([("one", lambda group: Drop("first", (0, 0, 2))), ("two", watch)]).apply(four())
+    assert seen == [[1, 3]] == [numbers(result.group)]
+    assert result.dropped_samples == {("one", "first"): 2}
 
 
 def test_a_group_without_samples_is_dropped_by_who_dropped_the_last() -> None:
     filters = Filters([("one", lambda group: Drop("all", (0, 1, 2, 3))), ("two", lambda group: 1 / 0)])  # type: ignore[list-item, return-value]
-    judged = filters.apply(four())
-    assert judged.dropped == ("one", "all")
-    assert not judged.is_spare
+    result = filters.apply(four())
+    assert result.dropped == ("one", "all")
+    assert not result.is_spare
 
 
 def test_a_group_is_dropped_by_the_first_that_says_so() -> None:
@@ -46,9 +46,9 @@ def test_a_group_is_dropped_by_the_first_that_says_so() -> None:
         def __call__(self, group: Group) -> Drop:
             return Drop("dull")
 
-    judged = Filters([("kept", lambda group: None), ("forgiving", Forgiving())]).apply(four())
-    assert judged.dropped == ("forgiving", "dull")
-    assert judged.is_spare
+    result = Filters([("kept", lambda group: None), ("forgiving", Forgiving())]).apply(four())
+    assert result.dropped == ("forgiving", "dull")
+    assert result.is_spare
     strict = Filters([("strict", lambda group: Drop("dull")), ("forgiving", Forgiving())]).apply(four())
     assert strict.dropped == ("strict", "dull")
     assert not strict.is_spare

@@ -1,6 +1,6 @@
-"""`python -m rlrun.runner.engines.native --model FOLDER --port 30000`: the native engine alone.
+"""Runs the native engine without a job: `python -m rlrun.runner.engines.native --model FOLDER --port 30000`.
 
-It asks its clients for a key: the one in `--api-key-file`, or a new one that it prints.
+Clients have to send a key: the one in `--api-key-file`, or a new one that the engine prints.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from rlrun.runner.engines.native.http.server import NativeServer
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until SIGINT or SIGTERM. 0 after a clean stop, 2 for a setup that cannot work."""
+    """Serves until SIGINT or SIGTERM. Returns 0 after a clean stop, and 2 for an invalid setup."""
     stop = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)
     try:
@@ -35,7 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _setup(arguments: list[str] | None) -> tuple[EngineSetup, Path | None]:
-    """The setup, and the file of its key where there is one. ValueError where others may read that."""
+    """Parses the arguments; returns the setup and the key's file. Raises ValueError for an unsafe key
+    file.
+    """
     parser = argparse.ArgumentParser(prog="python -m rlrun.runner.engines.native", description=__doc__)
     parser.add_argument("--model", required=True, help="folder in Hugging Face format")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
@@ -43,25 +45,27 @@ def _setup(arguments: list[str] | None) -> tuple[EngineSetup, Path | None]:
         "--head-dtype", default="model", choices=["model", "float32"], help="precision of logits"
     )
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, help="default: a free one")
-    parser.add_argument("--max-running", type=int, default=256, help="samples decoded together")
-    parser.add_argument("--max-cache-tokens", type=int, help="tokens of KV cache")
-    parser.add_argument("--max-length", type=int, help="prompt and response together")
-    parser.add_argument("--threads", type=int, help="CPU threads of the computation")
-    parser.add_argument("--seed", type=int, default=0, help="of requests without a seed")
+    parser.add_argument("--port", type=int, help="default: a free port")
+    parser.add_argument("--max-running", type=int, default=256, help="how many samples are decoded together")
+    parser.add_argument("--max-cache-tokens", type=int, help="size of the KV cache in tokens")
+    parser.add_argument(
+        "--max-length", type=int, help="longest sequence in tokens, prompt and response together"
+    )
+    parser.add_argument("--threads", type=int, help="number of CPU threads that compute")
+    parser.add_argument("--seed", type=int, default=0, help="seed of requests that have none")
     parser.add_argument("--device", default="auto", choices=get_args(EngineSetup.__annotations__["device"]))
     parser.add_argument(
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="holds the key that clients need; made, for you alone to read, where it does not exist",
+        help="holds the key that clients need; created, readable only by you, if it does not exist",
     )
     parser.add_argument(
         "--weights",
         action="append",
         default=[],
         metavar="FOLDER",
-        help="update_weights_from_disk may read folders below this one too; may be repeated",
+        help="update_weights_from_disk may also read folders below this one; can be repeated",
     )
     chosen = vars(parser.parse_args(arguments))
     key_file = chosen.pop("api_key_file")
@@ -72,8 +76,9 @@ def _setup(arguments: list[str] | None) -> tuple[EngineSetup, Path | None]:
 
 
 def read_key(path: Path) -> str:
-    """The key in a file, which is made with a new one where it does not exist. ValueError where other users
-    may read or write it, or it is empty.
+    """Returns the key in a file, which is created with a new key if it does not exist.
+
+    Raises ValueError where other users may read or write the file, and where it is empty.
     """
     with suppress(FileExistsError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -82,10 +87,10 @@ def read_key(path: Path) -> str:
     with path.open() as file:
         status = os.fstat(file.fileno())
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            raise ValueError(f"{path} may be read or written by others: chmod 600 {path}")
+            raise ValueError(f"other users may read or write {path}: chmod 600 {path}")
         key = file.read().strip()
     if not key:
-        raise ValueError(f"{path} holds no key: delete it, and a new one is made")
+        raise ValueError(f"{path} is empty: delete it, and the engine creates a new key")
     return key
 
 

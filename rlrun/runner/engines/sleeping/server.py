@@ -15,12 +15,12 @@ from aiohttp import web
 from rlrun.runner.engines.native.engine.requests import Job
 from rlrun.runner.engines.native.http.bodies import (
     GENERATE_BYTES,
+    answer_user_errors,
     engine_guard,
     json_response,
     read_body,
-    user_errors,
 )
-from rlrun.runner.engines.native.http.protocol import answer, parse_generate, parse_version
+from rlrun.runner.engines.native.http.protocol import parse_generate_request, parse_version, sample_answer
 from rlrun.runner.engines.sleeping.setup import SleepingSetup
 from rlrun.runner.engines.sleeping.sleepers import Sleepers
 
@@ -59,7 +59,7 @@ class SleepingServer:
 
     async def _serve(self, listener: socket.socket) -> None:
         guard = engine_guard(self._setup.host, self._setup.api_key)
-        app = web.Application(client_max_size=GENERATE_BYTES, middlewares=[guard, user_errors])
+        app = web.Application(client_max_size=GENERATE_BYTES, middlewares=[guard, answer_user_errors])
         app.add_routes(
             [
                 web.get("/health", self._acknowledge),
@@ -78,14 +78,18 @@ class SleepingServer:
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await read_body(request, GENERATE_BYTES)
-        jobs, is_batch = parse_generate(body, lambda: f"r{next(self._numbers)}", lambda: next(self._numbers))
+        jobs, is_batch = parse_generate_request(
+            body, lambda: f"r{next(self._numbers)}", lambda: next(self._numbers)
+        )
         try:
             await self._run(jobs)
         except asyncio.CancelledError:  # the client went away
             aborted = set(map(id, jobs))
             self._sleepers.abort(lambda job: id(job) in aborted)
             raise
-        answers = [answer(job, bool(body.get("return_logprob")), self._sleepers.version) for job in jobs]
+        answers = [
+            sample_answer(job, bool(body.get("return_logprob")), self._sleepers.version) for job in jobs
+        ]
         return json_response(answers if is_batch else answers[0])
 
     async def _run(self, jobs: Sequence[Job]) -> None:

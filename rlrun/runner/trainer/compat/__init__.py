@@ -1,3 +1,5 @@
-"""Everything that the trainer takes from torchtitan 0.3.0, and every private or patched symbol of it and of
-torch: a module for each subject, for whoever moves to other versions.
+"""Everything that the trainer uses of torchtitan 0.3.0, and every private or patched symbol of it and of
+torch.
+
+There is one module per subject. A move to other versions starts here.
 """

@@ -1,4 +1,4 @@
-"""torchtitan's FSDP of a decoder: shards, what is gathered of them, and where they lie."""
+"""Shards decoders with torchtitan's FSDP."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -16,16 +16,17 @@ from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
 from torchtitan.distributed.full_dtensor import resolve_fsdp_mesh, resolve_sparse_fsdp_mesh
 
 if ON_CPU:
-    # page-locked memory needs a GPU
+    # Page-locked memory needs a GPU; torchtitan offers no way to turn it off.
     torchtitan.distributed.fsdp.CPUOffloadPolicy = partial(CPUOffloadPolicy, pin_memory=False)
 
 
 def shard_data_parallel(
     model: nn.Module, dims: ParallelDims, dtype: torch.dtype, *, on_host: bool = False
 ) -> None:
-    """FSDP (HSDP where there are replicas) around each block, the embedding and the head; gradients summed in
-    float32. Experts that are shared out are sharded over the ranks that hold the same ones. `on_host`: shards
-    and their gradients lie in host memory.
+    """Applies FSDP (HSDP with replicas) to each block, the embedding and the head; sums gradients in float32.
+
+    With expert parallelism, experts are sharded over the ranks that hold the same experts. `on_host`: shards
+    and their gradients are in host memory.
     """
     mesh, mesh_dims = resolve_fsdp_mesh(dims)
     expert_mesh, expert_mesh_dims = resolve_sparse_fsdp_mesh(dims)
@@ -47,7 +48,7 @@ def shard_data_parallel(
 
 
 def shard_plain_modules(model: nn.Module, dims: ParallelDims, dtype: torch.dtype) -> None:
-    """The same for modules that know nothing of meshes, by data parallelism alone."""
+    """Applies FSDP to modules without other kinds of parallelism, such as transformers'."""
     mesh, _ = resolve_fsdp_mesh(dims)
     apply_fsdp_to_decoder(model, mesh, param_dtype=dtype, reduce_dtype=torch.float32, pp_enabled=False)
     if ON_CPU:
@@ -56,9 +57,9 @@ def shard_plain_modules(model: nn.Module, dims: ParallelDims, dtype: torch.dtype
 
 
 def reshard(models: Iterable[nn.Module]) -> None:
-    """Give up parameters that were gathered for a forward pass without a backward pass.
+    """Frees parameters that were gathered for a forward pass without a backward pass.
 
-    FSDP keeps some of them, and would compute with them after the shards have changed.
+    FSDP keeps some of them gathered, and would still compute with them after the shards have changed.
     """
     for module in _sharded(models):
         module.reshard()

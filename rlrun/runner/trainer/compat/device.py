@@ -1,7 +1,7 @@
-"""The device of torchtitan 0.3.0, which picks an accelerator when it is imported and has no CPU mode.
+"""Makes torchtitan 0.3.0 run on a CPU: it picks an accelerator when it is imported, and has no CPU mode.
 
-Without CUDA its device symbols are set to the CPU here; with CUDA nothing is changed. The other modules of
-this package begin by importing this one.
+Without CUDA its device symbols are set to the CPU here; with CUDA nothing is changed. Every other module of
+this package imports this one first.
 """
 
 import importlib.util
@@ -20,13 +20,13 @@ ON_CPU = not torch.cuda.is_available()
 
 
 class _CpuDevice:
-    """`torch.cpu` with the functions that torchtitan expects of a device module."""
+    """`torch.cpu` with the additional functions that torchtitan expects of a device module."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
     def current_device(self) -> int:
-        return 0  # torch.cpu gives a string
+        return 0  # torch.cpu returns a string
 
     def device_count(self) -> int:
         return 1
@@ -39,7 +39,7 @@ class _CpuDevice:
 
 
 def _use_cpu() -> None:
-    """Set torchtitan's device symbols, also where modules that are loaded already hold copies of them."""
+    """Sets torchtitan's device symbols, also in modules that are already loaded and hold copies of them."""
     import torchtitan.tools.utils as tools
 
     symbols = {
@@ -57,19 +57,20 @@ def _use_cpu() -> None:
     warnings.filterwarnings("ignore", message=".*CPU [Aa]utocast.*")
 
 
-def _spare_triton() -> None:
-    """One module of torchtitan imports triton for CUDA kernels that are not used here; CPU wheels have no
-    triton.
+def _fake_triton_kernels() -> None:
+    """Replaces a module of torchtitan that imports triton, for CUDA kernels that are not used here.
+
+    CPU wheels of torch come without triton.
     """
     name = "torchtitan.distributed.minimal_async_ep.kernels"
     if importlib.util.find_spec("triton") is None and name not in sys.modules:
-        stand_in = types.ModuleType(name)
-        stand_in.__getattr__ = lambda symbol: None  # type: ignore[method-assign]
-        sys.modules[name] = stand_in
+        fake_module = types.ModuleType(name)
+        fake_module.__getattr__ = lambda symbol: None  # type: ignore[method-assign]
+        sys.modules[name] = fake_module
 
 
 # Checkpoints of one rank need no process group; torch says so at every save and load.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-_spare_triton()
+_fake_triton_kernels()
 if ON_CPU:
     _use_cpu()

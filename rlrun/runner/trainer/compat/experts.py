@@ -1,4 +1,4 @@
-"""torchtitan's mixtures of experts, and the exchange of their tokens, which gloo lacks."""
+"""torchtitan's mixtures of experts, and the exchange of their tokens, for which gloo lacks an operation."""
 
 import types
 from typing import Any
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class _GlooDist(types.ModuleType):
-    """`torch.distributed` with unequal pieces in `all_to_all`, which gloo has for one tensor only."""
+    """`torch.distributed` with an `all_to_all` of tensor lists; gloo only has `all_to_all_single`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(dist, name)
@@ -38,7 +38,7 @@ class _GlooDist(types.ModuleType):
         group: dist.ProcessGroup | None = None,
         async_op: bool = False,
     ) -> None:
-        """Experts' tokens; always waits."""
+        """Exchanges experts' tokens, always synchronously."""
         assert not async_op
         sizes = [len(part) for part in outputs]
         received = outputs[0].new_empty(sum(sizes), *outputs[0].shape[1:])

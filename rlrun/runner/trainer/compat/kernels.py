@@ -1,5 +1,5 @@
-"""Kernels of torch's that it has no public names for: oneDNN's matrix product, attention of documents of
-several lengths.
+"""Kernels without a public name in torch: oneDNN's matrix product, and attention that returns its
+log-sum-exp.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ HAS_ONEDNN = ON_CPU and torch.backends.mkldnn.is_available()
 
 
 def onednn_linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`input @ weight.T` in float32 through oneDNN, of any strides; no gradient.
+    """Returns `input @ weight.T` in float32, computed by oneDNN, for any strides; without a gradient.
 
-    torch's own float32 product is MKL's, which on AMD processors reaches between 40 and 85 % of this.
+    torch's own float32 product is MKL's, which on AMD processors has between 40 and 85 % of oneDNN's speed.
     """
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, None, "none", [], "")
     return product
@@ -22,7 +22,7 @@ def onednn_linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class VarlenCall:
-    """What torch's attention of documents of several lengths gets beside its tensors."""
+    """The arguments of torch's variable-length attention, apart from its tensors."""
 
     query_offsets: torch.Tensor
     key_offsets: torch.Tensor
@@ -30,13 +30,16 @@ class VarlenCall:
     longest_keys: int
     scale: float
     window: int
-    """Keys that a query sees before its own; -1: all."""
+    """How many keys before its own a query sees; -1: all."""
 
 
 def varlen_forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: VarlenCall
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output `[T, N, H]` and log-sum-exp of the scores `[N, T]` float32; CUDA alone, half precision."""
+    """Returns the output `[T, N, H]` and the log-sum-exp of the scores `[N, T]` float32.
+
+    Runs only on CUDA, in half precision.
+    """
     output, log_sums, _ = torch.ops.torch_attn._varlen_attn(
         query,
         key,
@@ -62,7 +65,9 @@ def varlen_backward(  # noqa: PLR0917
     log_sums: torch.Tensor,
     call: VarlenCall,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients for queries, keys and values of scores whose softmax has this output and log-sum-exp."""
+    """Returns the gradients of queries, keys and values, given the output and the log-sum-exp of the
+    scores.
+    """
     slopes: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.torch_attn._varlen_attn_backward(
         grad,
         query,
@@ -75,7 +80,7 @@ def varlen_backward(  # noqa: PLR0917
         call.longest_queries,
         call.longest_keys,
         call.window == -1,
-        torch.zeros(2, dtype=torch.uint64, device=query.device),  # of a dropout that is off
+        torch.zeros(2, dtype=torch.uint64, device=query.device),  # the random state of dropout, which is off
         call.scale,
         [call.window, 0],
     )

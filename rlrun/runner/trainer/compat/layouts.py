@@ -1,4 +1,4 @@
-"""torchtitan's layouts of a decoder's modules over tensor-, context- and expert-parallel ranks."""
+"""Lays a decoder's modules out over tensor-, context- and expert-parallel ranks, as torchtitan does."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,9 +23,10 @@ from rlrun.specs.sections.trainer import ParallelSpec
 
 
 def set_sharding(config: Any, parallel: ParallelSpec) -> None:
-    """Write the tensor-, context- and expert-parallel layout of every module into a model config.
+    """Writes the tensor-, context- and expert-parallel layout of every module into a model config.
 
-    The head differs from torchtitan's: it gives log-probs, which need no layout, in place of logits.
+    The head's layout differs from torchtitan's: it returns log-probs, which need no layout, in place of
+    logits.
     """
     sequence_parallel = parallel.tensor > 1 and parallel.sequence_parallel
     set_decoder_sharding_config(config, enable_sp=sequence_parallel)
@@ -45,6 +46,8 @@ def set_sharding(config: Any, parallel: ParallelSpec) -> None:
 
 
 def split_inputs(head: Any) -> None:
-    """Before a head is parallelised: tensor-parallel ranks are to share out its inputs, not its outputs."""
+    """Makes tensor-parallel ranks split a head's inputs, not its outputs. Call it before the head is
+    parallelised.
+    """
     weight = {"weight": dense_param_placement(tp=spmd.S(1))}
     head._sharding_config = replace(head._sharding_config, state_shardings=weight)

@@ -1,4 +1,4 @@
-"""Meshes of ranks: torchtitan's, what torch remembers of them, and a rank's part of what lies on one."""
+"""Meshes of ranks: torchtitan's meshes, torch's caches of them, and a rank's part of a distributed tensor."""
 
 import torch
 
@@ -28,33 +28,34 @@ __all__ = [
 
 
 def forget_meshes() -> None:
-    """Make torch build everything anew for the next model.
+    """Clears torch's caches of layouts, before the next model is built.
 
-    It remembers the layouts of results, and for another mesh over the same ranks would give the one it knows
-    already, which FSDP refuses: policy, critic and teacher have a mesh each.
+    Policy, critic and teacher each have a mesh. torch caches the layouts of results, and would return one on
+    an equal mesh over the same ranks, which FSDP refuses.
     """
     _clear_sharding_prop_cache()
     _clear_fast_path_sharding_prop_cache()
 
 
 def leave_meshes() -> None:
-    """Forget the meshes that torchtitan took note of: their process groups are gone."""
+    """Makes torchtitan forget its meshes, whose process groups no longer exist."""
     set_spmd_meshes(dense_mesh=None, sparse_mesh=None)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, without a gradient; the same memory."""
+    """Returns this rank's part of a tensor, detached, in the same memory."""
     return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def mesh_device(tensor: torch.Tensor) -> torch.device:
-    """The device that a tensor's ranks exchange it on; its own where nobody shares it."""
+    """Returns the device of a tensor's mesh; the tensor's own device if it is not distributed."""
     return torch.device(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor.device
 
 
 def with_local_part(like: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """A tensor laid out over the ranks like another, with this part of it here, on whatever device the part
-    lies: the public way would move it to the mesh's.
+    """Returns a tensor laid out like `like`, with `part` as this rank's part.
+
+    The part stays on its device; torch's public functions would move it to the mesh's.
     """
     if not isinstance(like, DTensor):
         return part

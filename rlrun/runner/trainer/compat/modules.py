@@ -1,4 +1,4 @@
-"""torchtitan's modules that decoders are made of."""
+"""The modules of torchtitan that decoders consist of."""
 
 import rlrun.runner.trainer.compat.device  # noqa: F401  (before torchtitan)
 

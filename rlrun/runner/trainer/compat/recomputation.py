@@ -1,4 +1,4 @@
-"""torchtitan's ways to compute activations again in the backward pass."""
+"""torchtitan's activation checkpointing: recomputes activations in the backward pass."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
 
 class _Selective(SelectiveAC):
-    """torchtitan's choice, and the attention of this package on CPU."""
+    """torchtitan's choice of saved results, plus rlrun's CPU attention, which is expensive to recompute."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(SelectiveAC.Config):
@@ -25,7 +25,9 @@ class _Selective(SelectiveAC):
 
 
 def checkpoint_activations(model: nn.Module, kind: str) -> None:
-    """Let every layer compute again in the backward pass what "selective" or "full" does not keep."""
+    """Makes every layer recompute in the backward pass what the kind, "selective" or "full", does not
+    save.
+    """
     policy = _Selective if kind == "selective" else FullAC
-    # nothing in a decoder draws random numbers
+    # A decoder draws no random numbers.
     policy.Config(preserve_rng_state=False).build().apply(model)

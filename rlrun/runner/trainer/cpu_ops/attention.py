@@ -1,4 +1,4 @@
-"""Causal attention within the documents of a packed batch on a CPU: the cost is Σ L², the memory Σ L."""
+"""Causal attention within the documents of a packed batch on a CPU, in Σ L² time and Σ L memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +19,10 @@ def packed_attention(  # noqa: PLR0917
     window: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`[T, N, H]` queries on `[T, K, H]` keys and values (K divides N), each document by itself: `[T, N, H]`.
+    """Returns attention of `[T, N, H]` queries to `[T, K, H]` keys and values (K divides N), per document.
 
-    `lengths` are the documents' in their order, and sum to T; the last dimension must be contiguous.
-    `window`: how many keys a query sees, its own included; None: all. `sinks`: `[N]` logits of a key without
-    a value.
+    `lengths` of the documents sum to T; the last dimension must be contiguous. `window`: how many keys a
+    query sees, its own included; None: all. `sinks`: the logit `[N]` of each head's sink.
     """
     if serves(query, key, value) and query.shape[-1] % 2 == 0 and serves_attention(query.dtype):
         output: torch.Tensor = _PackedAttention.apply(
@@ -43,12 +42,14 @@ def cut_attention(  # noqa: PLR0917
     window: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The last `query_lengths[i]` queries of each document on its `key_lengths[i]` keys: `[T, N, H]`."""
+    """Returns attention of the last `query_lengths[i]` queries of each document to its `key_lengths[i]`
+    keys.
+    """
     outputs = []
-    # split, not slices: the gradient of a slice is as large as the whole batch
+    # split rather than slices: the gradient of a slice is as large as the whole batch
     pieces = query.split(list(query_lengths)), key.split(list(key_lengths)), value.split(list(key_lengths))
-    for parts in zip(*pieces, strict=True):
-        q, k, v = (part.transpose(0, 1)[None] for part in parts)
+    for document in zip(*pieces, strict=True):
+        q, k, v = (piece.transpose(0, 1)[None] for piece in document)
         queries, keys = q.shape[2], k.shape[2]
         mask = None
         if sinks is not None or queries != keys or (window is not None and window < keys):
@@ -56,21 +57,23 @@ def cut_attention(  # noqa: PLR0917
         if mask is not None and sinks is not None:
             mask = _bias(mask, sinks.to(q.dtype))
             k, v = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (k, v))
-        document = scaled_dot_product_attention(
+        attended = scaled_dot_product_attention(
             q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
-        outputs.append(document[0].transpose(0, 1))
+        outputs.append(attended[0].transpose(0, 1))
     return torch.cat(outputs)
 
 
 def _visible(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """`[queries, keys]`: which keys the last queries of a document attend to."""
+    """Returns `[queries, keys]`: which keys the last queries of a document attend to."""
     mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
     return mask if window is None else mask.triu(keys - queries - window + 1)
 
 
 def _bias(visible: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """`[N, queries, 1 + keys]`, added to the scores: the first key, of zeros, scores as each head's sink."""
+    """Returns `[N, queries, 1 + keys]`, to be added to scores: a first key of zeros then scores as the head's
+    sink.
+    """
     shape = (len(sinks), *visible.shape)
     hidden = torch.zeros(shape, dtype=sinks.dtype, device=sinks.device).masked_fill(~visible, -torch.inf)
     return torch.cat((sinks[:, None, None].expand(*shape[:2], 1), hidden), dim=2)
@@ -100,5 +103,5 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         *saved, output, log_sums, sinks = ctx.saved_tensors
         slopes = operators.attention_backward(grad, *saved, output, log_sums, *ctx.settings)
-        sinking = None if sinks is None else sink_slopes(grad, output, log_sums, sinks)
-        return *slopes, sinking, None, None, None
+        sink_grad = None if sinks is None else sink_slopes(grad, output, log_sums, sinks)
+        return *slopes, sink_grad, None, None, None

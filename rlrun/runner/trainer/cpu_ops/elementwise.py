@@ -1,7 +1,7 @@
-"""RMSNorm, rotary position embedding and gated activation for training on a CPU: one pass each way.
+"""RMSNorm, rotary position embedding and gated activation on a CPU: one pass over memory in each direction.
 
-float32 inside, one rounding at the end. Other devices and types, and machines without a C++ compiler, get the
-same from plain torch.
+They compute in float32 and round once at the end. Other devices and dtypes, and machines without a C++
+compiler, use plain torch operations.
 """
 
 from typing import Any
@@ -13,7 +13,9 @@ from rlrun.runner.trainer.cpu_ops.library import operators, serves
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) · weight over the last dimension (Zhang, Sennrich 2019, arXiv:1910.07467)."""
+    """Returns x / sqrt(mean(x²) + eps) · weight over the last dimension (Zhang, Sennrich 2019,
+    arXiv:1910.07467).
+    """
     if not serves(x, weight):
         return functional.rms_norm(x, weight.shape, weight, eps)
     result: torch.Tensor = _RMSNorm.apply(x.contiguous(), weight, eps)
@@ -21,9 +23,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Turn the pairs (i, i + H/2) of `[T, N, H]` by each token's angles (Su et al. 2021, arXiv:2104.09864).
+    """Rotates the pairs (i, i + H/2) of `[T, N, H]` by each token's angles (Su et al. 2021,
+    arXiv:2104.09864).
 
-    `table` `[T, 2, H]` float32 holds cosines, in two equal halves, and sines; it gets no gradient.
+    `table` `[T, 2, H]` float32 has the cosines, in two equal halves, then the sines; it gets no gradient.
     """
     if not serves(x):
         cosine, sine = table[:, None, 0], table[:, None, 1]
@@ -35,7 +38,7 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up (Shazeer 2020, arXiv:2002.05202)."""
+    """Returns silu(gate) · up (Shazeer 2020, arXiv:2002.05202)."""
     if not serves(gate, up):
         return functional.silu(gate) * up
     result: torch.Tensor = _SiluMul.apply(gate.contiguous(), up.contiguous())

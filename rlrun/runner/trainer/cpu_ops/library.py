@@ -1,4 +1,6 @@
-"""The C++ operators beside this file, as `torch.ops.rlrun_trainer`, where they can serve."""
+"""Loads the C++ operators beside this file (`torch.ops.rlrun_trainer`), and decides where they can be
+used.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +19,10 @@ _PRETENDING = ContextVar("pretending", default=False)
 
 
 def serves(*tensors: torch.Tensor) -> bool:
-    """Whether the C++ operators can take these tensors.
+    """Returns whether the C++ operators accept these tensors.
 
-    They know float32 and bfloat16, one type a call, and of torch's subclasses only what has no content. Where
-    torch compiles, it fuses plain operations itself.
+    They accept float32 and bfloat16, one dtype per call, and fake tensors, but no other subclasses. They are
+    not used under torch.compile, which fuses plain operations itself.
     """
     if torch.compiler.is_compiling():
         return False
@@ -38,13 +40,13 @@ def serves(*tensors: torch.Tensor) -> bool:
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether CUDA's kernels compute with a tensor."""
+    """Returns whether CUDA kernels compute with a tensor, or would in `as_on_gpu`."""
     return tensor.is_cuda or _PRETENDING.get()
 
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """Choose kernels for tensors without content, which lie on the CPU, as if they lay on a GPU."""
+    """Within the block, treats fake tensors, which are on the CPU, as if they were on a GPU."""
     before = _PRETENDING.set(True)
     try:
         yield
@@ -54,13 +56,13 @@ def as_on_gpu() -> Iterator[None]:
 
 @cache
 def serves_attention(dtype: torch.dtype) -> bool:
-    """Whether this CPU has the matrix kernels that the attention operator needs in `dtype`."""
+    """Returns whether this CPU has the matrix kernels that the attention operator needs for `dtype`."""
     return dtype != torch.bfloat16 or operators.has_bfloat16_kernels()
 
 
 @cache
 def load() -> bool:
-    """Make the operators available, compiled once for this machine; False where there is no compiler."""
+    """Loads the operators, compiled once for this machine; returns False if there is no compiler."""
     if loaded := load_operators(TRAINER_OPERATORS):
         register_shapes()
     return loaded

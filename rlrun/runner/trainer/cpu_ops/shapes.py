@@ -1,4 +1,4 @@
-"""What the C++ operators return, without computing it: for tensors that have a shape and no content."""
+"""The shapes that the C++ operators return, for fake tensors, which have a shape but no contents."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch.library import register_fake
 
 
 def register_shapes() -> None:
-    """Make the operators known to torch's fake tensors; once, after the library is loaded."""
+    """Registers the operators with torch's fake tensors. Call it once, after the library is loaded."""
     for name, shape in _SHAPES.items():
         register_fake(f"rlrun_trainer::{name}", shape)
 
@@ -35,7 +35,7 @@ def _softmax_statistics(logits: Tensor, targets: Tensor, temperature: float) -> 
     return logits.new_empty((4, len(logits)), dtype=torch.float32)
 
 
-def _softmax_slopes_(logits: Tensor, *others: object) -> None:
+def _softmax_slopes_(logits: Tensor, *arguments: object) -> None:
     return None
 
 

@@ -1,9 +1,9 @@
-"""Attention sinks (gpt-oss): a learned logit for each head joins the softmax, with no value of its own.
+"""Attention sinks (gpt-oss): each head has a learned logit that takes part in the softmax, without a value.
 
-A kernel that knows nothing of sinks gives the output and the log-sum-exp of the scores; both follow from
-these with the sink counted. Its backward pass, given the new ones, is right for queries, keys and values: the
-weights are exp(score - log-sum-exp), and the softmax's slope needs the output alone. (To scale the output
-outside of the kernel is not: torch's kernels have no gradient for the log-sum-exp.)
+A kernel without sinks returns the output and the log-sum-exp of the scores; both can be corrected for the
+sink afterwards. Given the corrected ones, its backward pass is right for queries, keys and values: the
+weights are exp(score - log-sum-exp), and the softmax's gradient needs only the output. Scaling the output
+with autograd instead would be wrong, because torch's kernels have no gradient for the log-sum-exp.
 """
 
 import torch
@@ -12,16 +12,16 @@ import torch
 def with_sinks(
     output: torch.Tensor, log_sums: torch.Tensor, sinks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`[T, N, H]` and `[N, T]` float32, the `[N]` sinks counted."""
-    counted = torch.logaddexp(log_sums, sinks.float()[:, None])
-    kept = (log_sums - counted).exp().t()[..., None]
-    return (output * kept).to(output.dtype), counted
+    """Returns the output `[T, N, H]` and log-sum-exp `[N, T]` float32 with the sinks `[N]` included."""
+    total_log_sums = torch.logaddexp(log_sums, sinks.float()[:, None])
+    kept = (log_sums - total_log_sums).exp().t()[..., None]
+    return (output * kept).to(output.dtype), total_log_sums
 
 
 def sink_slopes(
     grad: torch.Tensor, output: torch.Tensor, log_sums: torch.Tensor, sinks: torch.Tensor
 ) -> torch.Tensor:
-    """`[N]` gradient of the sinks, from that of the output; output and log-sums with the sinks counted."""
+    """Returns the gradient of the sinks `[N]`; `output` and `log_sums` include the sinks."""
     dots = (grad.float() * output.float()).sum(-1)
     weights = (sinks.float()[:, None] - log_sums).exp().t()
     return -(weights * dots).sum(0).to(sinks.dtype)

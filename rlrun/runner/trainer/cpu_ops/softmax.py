@@ -1,4 +1,6 @@
-"""The vocabulary's softmax over a chunk of logits: statistics, and the gradient in the logits' own place."""
+"""The vocabulary's softmax over a chunk of logits: its statistics, and its gradient in place of the
+logits.
+"""
 
 import torch
 
@@ -6,9 +8,9 @@ from rlrun.runner.trainer.cpu_ops.library import operators, serves
 
 
 def softmax_statistics(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    """`[4, R]` float32 of z = logits / temperature, for logits `[R, V]` and targets `[R]`.
+    """Returns `[4, R]` float32 statistics of z = logits / temperature, for logits `[R, V]` and targets `[R]`.
 
-    Maximum m, Σ exp(z - m), z of the target, and Σ exp(z - m)(z - m).
+    They are the maximum m, Σ exp(z - m), the target's z, and Σ exp(z - m)(z - m).
     """
     if serves(logits):
         result: torch.Tensor = operators.softmax_statistics(logits, targets, temperature)
@@ -32,11 +34,11 @@ def softmax_slopes_(
     entropy_slopes: torch.Tensor | None,
     temperature: float,
 ) -> torch.Tensor:
-    """Write a loss's gradient for the logits into them, and return them.
+    """Overwrites logits with the loss's gradient for them, and returns them.
 
-    The loss has the slopes `log_prob_slopes` for log-probs, z[target] - log_sums, and `entropy_slopes` for
-    `entropies` (None: it does not depend on them); all `[R]` float32. `ours` is 0 where the target lies
-    outside of this slice of the vocabulary, else 1.
+    `log_prob_slopes` and `entropy_slopes` are the loss's gradients for log-probs (z[target] - log_sums) and
+    entropies; None: it does not depend on entropies. All are `[R]` float32. `ours` is 0 where the target is
+    in another rank's slice of the vocabulary, else 1.
     """
     if serves(logits):
         operators.softmax_slopes_(

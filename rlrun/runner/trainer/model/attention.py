@@ -1,5 +1,7 @@
-"""Causal attention within each document of a packed batch; the cost is the sum of the squares of their
-lengths.
+"""Causal attention within each document of a packed batch, at the cost of the sum of their squared lengths.
+
+float32, or on a CPU ─▶ cpu_ops (C++ kernels, or scaled_dot_product_attention per document)
+half precision on CUDA ─▶ torch's variable-length flash attention
 """
 
 from dataclasses import dataclass
@@ -18,54 +20,58 @@ from rlrun.runner.trainer.model.routing import Routing
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Where the documents of a packed batch of T tokens lie."""
+    """The boundaries of the documents in a packed batch of T tokens."""
 
     lengths: tuple[int, ...]
-    """In order; they sum to T."""
+    """Lengths of the documents, in order; they sum to T."""
     offsets: torch.Tensor
-    """`[documents + 1]` int32, on the batch's device: the start of each, and T."""
+    """`[documents + 1]` int32 on the batch's device: the start of each document, and T."""
     routing: Routing | None = None
-    """Which experts their tokens go to; None: routers decide."""
+    """Which experts the tokens go to; None: the routers decide."""
 
     @classmethod
     def of(cls, lengths: list[int], device: torch.device) -> "Documents":
-        """Documents of these lengths, one after the other."""
+        """Returns documents of the given lengths, packed in this order."""
         return cls(tuple(lengths), offsets_of(lengths).to(device))
 
 
 @dataclass(frozen=True, slots=True)
 class CutDocuments:
-    """Documents of which a rank has some queries, and sees all keys up to the last of them.
+    """Packed documents under context parallelism: this rank's queries, and all keys that they can see.
 
-    Query i of q queries and k keys of a document attends to its first k - q + i + 1 keys.
+    A document has q queries on this rank, and k keys up to the last of them; query i attends to the first
+    k - q + i + 1 of these keys.
     """
 
     keys: torch.Tensor
-    """`[K]` int64: which of the keys of all ranks, in the order they are gathered in."""
+    """`[K]` int64: indices of those keys among the keys of all ranks, in the order in which they are
+    gathered."""
     query_lengths: tuple[int, ...]
     key_lengths: tuple[int, ...]
     query_offsets: torch.Tensor
-    """As in `Documents`, of the rank's queries and of `keys`."""
+    """As `Documents.offsets`, for this rank's queries; `key_offsets` is the same for `keys`."""
     key_offsets: torch.Tensor
     routing: Routing | None = None
-    """As in `Documents`, for the rank's tokens."""
+    """As in `Documents`, for this rank's tokens."""
 
 
 def offsets_of(lengths: list[int]) -> torch.Tensor:
-    """`[N + 1]` int32: where pieces of these lengths start, and where the last one ends."""
+    """Returns `[N + 1]` int32: the start of each of N adjacent pieces of these lengths, and the end of the
+    last.
+    """
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """What a layer's attention sees beside the keys of its document up to a query's own."""
+class AttentionSettings:
+    """A layer's scale, window and sinks."""
 
     scale: float
-    """Of the products of queries and keys."""
+    """Multiplies the products of queries and keys."""
     window: int | None = None
-    """How many of these keys, counted from the query's own; None: all."""
+    """How many keys a query sees, its own included; None: all up to its own."""
     sinks: torch.Tensor | None = None
-    """`[N]` logits of a key without a value (`sinks`)."""
+    """`[N]` logit of each head's attention sink (`cpu_ops.sinks`)."""
 
 
 def packed_attention(
@@ -73,17 +79,16 @@ def packed_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     documents: Documents | CutDocuments,
-    reach: Reach,
+    settings: AttentionSettings,
 ) -> torch.Tensor:
-    """`[T, N, H]`: queries on `[T, K, H]` keys and values (K divides N), each document by itself.
+    """Returns `[T, N, H]`: attention of queries to `[T, K, H]` keys and values (K divides N), per document.
 
-    Half precision on CUDA runs torch's variable-length kernel; everything else a document at a time. With
-    `CutDocuments`, keys and values are those of all context-parallel ranks. Values narrower than keys are
-    filled up with zeros, as kernels take one width.
+    With `CutDocuments`, keys and values are those of all context-parallel ranks. Values that are narrower
+    than keys are padded with zeros, because the kernels accept only one width.
     """
     width = value.shape[-1]
     value = torch.nn.functional.pad(value, (0, query.shape[-1] - width))
-    return _attention(query, key, value, documents, reach)[..., :width]
+    return _attention(query, key, value, documents, settings)[..., :width]
 
 
 def _attention(
@@ -91,20 +96,20 @@ def _attention(
     key: torch.Tensor,
     value: torch.Tensor,
     documents: Documents | CutDocuments,
-    reach: Reach,
+    settings: AttentionSettings,
 ) -> torch.Tensor:
-    plain = query.dtype == torch.float32 or not on_gpu(query)
-    settings = reach.scale, reach.window, reach.sinks
+    by_document = query.dtype == torch.float32 or not on_gpu(query)
+    arguments = settings.scale, settings.window, settings.sinks
     if isinstance(documents, Documents):
-        if plain:
-            return document_attention(query, key, value, documents.lengths, *settings)
+        if by_document:
+            return document_attention(query, key, value, documents.lengths, *arguments)
         lengths = documents.lengths
-        return _varlen(query, key, value, (documents.offsets,) * 2, (max(lengths),) * 2, reach)
+        return _varlen(query, key, value, (documents.offsets,) * 2, (max(lengths),) * 2, settings)
     key, value = (x.index_select(0, documents.keys) for x in (key, value))
-    if plain:
-        return cut_attention(query, key, value, documents.query_lengths, documents.key_lengths, *settings)
+    if by_document:
+        return cut_attention(query, key, value, documents.query_lengths, documents.key_lengths, *arguments)
     longest = max(documents.query_lengths), max(documents.key_lengths)
-    return _varlen(query, key, value, (documents.query_offsets, documents.key_offsets), longest, reach)
+    return _varlen(query, key, value, (documents.query_offsets, documents.key_offsets), longest, settings)
 
 
 def _varlen(  # noqa: PLR0917
@@ -113,20 +118,22 @@ def _varlen(  # noqa: PLR0917
     value: torch.Tensor,
     offsets: tuple[torch.Tensor, torch.Tensor],
     longest: tuple[int, int],
-    reach: Reach,
+    settings: AttentionSettings,
 ) -> torch.Tensor:
-    """torch's kernel; the last query of a document sees its last key."""
-    call = VarlenCall(*offsets, *longest, reach.scale, -1 if reach.window is None else reach.window - 1)
-    if reach.sinks is not None:
-        sunk: torch.Tensor = _VarlenWithSinks.apply(query, key, value, reach.sinks, call)
-        return sunk
+    """Runs torch's variable-length kernel, which aligns a document's last query with its last key."""
+    call = VarlenCall(
+        *offsets, *longest, settings.scale, -1 if settings.window is None else settings.window - 1
+    )
+    if settings.sinks is not None:
+        with_sink: torch.Tensor = _VarlenWithSinks.apply(query, key, value, settings.sinks, call)
+        return with_sink
     output: torch.Tensor = varlen_attn(
         query,
         key,
         value,
         *offsets,
         *longest,
-        scale=reach.scale,
+        scale=settings.scale,
         window_size=(call.window, 0),
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -134,6 +141,8 @@ def _varlen(  # noqa: PLR0917
 
 
 class _VarlenWithSinks(torch.autograd.Function):
+    """torch's variable-length attention with sinks, which are added to its result (see `cpu_ops.sinks`)."""
+
     @staticmethod
     def forward(  # noqa: PLR0917
         ctx: Any,

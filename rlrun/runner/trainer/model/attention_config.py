@@ -1,4 +1,4 @@
-"""The attention of a layer, as torchtitan's config: grouped queries, latent vectors, or sinks."""
+"""torchtitan's config of a layer's attention: grouped queries, latent vectors, or sinks."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from rlrun.runner.trainer.model.layers import Matrix, Norm, PackedAttention
 from rlrun.runner.trainer.model.rope import InterleavedRoPE, TableRoPE
 
 LATENT_NORM_EPS = 1e-6
-"""DeepSeek's norms of latent vectors have an epsilon of their own."""
+"""Epsilon of DeepSeek's norms of latent vectors, which differs from that of its other norms."""
 FROM_CHECKPOINT: dict[str, Any] = {}
-"""torchtitan's own initialisation is not used: every parameter is loaded, or drawn by name."""
+"""Disables torchtitan's initialisation: every parameter is loaded, or initialised by name."""
 
 
 def attention_config(
     model: Architecture, layer: int
 ) -> GQAttention.Config | LatentAttention.Config | SinkAttention.Config:
-    """Of layer number `layer`."""
+    """Returns the config of the attention of layer `layer`."""
     if model.latent is not None:
         return _latent_attention(model, model.latent)
     return _sink_attention(model, layer) if model.sinks else _attention(model)
@@ -91,10 +91,10 @@ def _latent_attention(model: Architecture, latent: LatentShape) -> LatentAttenti
 
 
 def _rope(model: Architecture) -> TableRoPE.Config:
-    kind = InterleavedRoPE if model.rope.interleaved else TableRoPE
-    # torchtitan's latent attention takes its scale from here; the table has the others' in it
+    rope_class = InterleavedRoPE if model.rope.interleaved else TableRoPE
+    # torchtitan's latent attention scales its scores by this factor; everywhere else the table contains it.
     stretched = model.rope.type == "yarn" and model.latent is not None
-    return kind.Config(
+    return rope_class.Config(
         dim=model.rotated_dim,
         max_seq_len=model.max_positions,
         scaling="yarn" if stretched else "none",
@@ -103,10 +103,10 @@ def _rope(model: Architecture) -> TableRoPE.Config:
 
 
 def matrix(inputs: int, outputs: int, *, bias: bool = False) -> Matrix.Config:
-    """A matrix from `inputs` to `outputs`."""
+    """Returns the config of a matrix from `inputs` to `outputs`."""
     return Matrix.Config(in_features=inputs, out_features=outputs, bias=bias, param_init=FROM_CHECKPOINT)
 
 
 def norm(eps: float, size: int) -> Norm.Config:
-    """An RMSNorm over `size` numbers."""
+    """Returns the config of an RMSNorm over `size` numbers."""
     return Norm.Config(normalized_shape=size, eps=eps, param_init=FROM_CHECKPOINT)

@@ -38,15 +38,16 @@ def build_model(
     compiled: bool = False,
     balanced: bool = False,
 ) -> list[PackedDecoder]:
-    """The decoder in memory with undefined parameters, sharded over `dims` (None: one rank, nothing sharded);
-    with a pipeline the stages that lie on this rank, in order.
+    """Returns this rank's pipeline stages, in order, with undefined parameters; one stage without a pipeline.
 
-    One rank holds its parameters in `dtype`. Several hold float32 shards, and FSDP computes in `dtype`.
-    `head`: the config of another head than the policy's. `section`: of the spec, for messages.
-    `checkpointing`: `trainer.activation_checkpointing`.
-    `on_host`: shards lie in host memory; what one rank computes with stays on its device. `router_dtype`:
-    `trainer.moe.router_dtype`. `head_dtype`: `trainer.head_dtype`, of the policy's head. `compiled`:
-    `trainer.compile`. `balanced`: experts have a bias that evens out their load.
+    `dims` None: a single rank, nothing is sharded, and parameters are in `dtype`. Otherwise ranks hold
+    float32 shards, and FSDP computes in `dtype`.
+
+    `head`: the config of a head other than the policy's. `section`: the spec's section, for messages.
+    `checkpointing`: `trainer.activation_checkpointing`. `on_host`: shards are in host memory; a single rank's
+    parameters stay on its device. `router_dtype`: `trainer.moe.router_dtype`. `head_dtype`: the policy's
+    `trainer.head_dtype`. `compiled`: `trainer.compile`. `balanced`: experts have a bias that balances their
+    load.
     """
     config = model_config(model, tied=model.tied and parallel.pipeline == 1)
     config.lm_head.wide = head_dtype == "float32"
@@ -56,19 +57,21 @@ def build_model(
         check_layout(model, parallel, section)
         set_sharding(config, parallel)
     ranges = stage_layers(model.layers, parallel.stages)
-    place = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()
+    pipeline_rank = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()
     decoders = []
-    for stage in stages_of_rank(place, parallel):
+    for stage in stages_of_rank(pipeline_rank, parallel):
         with torch.device("meta"), _default_dtype(torch.float32 if dims is not None else dtype):
             decoder: PackedDecoder = config.build()
         _prune(decoder, ranges[stage], first=stage == 0, last=stage == parallel.stages - 1)
-        placed = _placed(decoder, dims, dtype, device, checkpointing, on_host=on_host, compiled=compiled)
-        decoders.append(placed)
+        materialized = _materialize(
+            decoder, dims, dtype, device, checkpointing, on_host=on_host, compiled=compiled
+        )
+        decoders.append(materialized)
     return decoders
 
 
 def _set_experts(config: PackedDecoder.Config, *, wide: bool, balanced: bool) -> None:
-    """How routers compute, and whether their experts have a bias that the architecture has not."""
+    """Sets the routers' precision, and a bias of experts that the architecture may lack."""
     for layer in config.layers:
         if layer.moe is not None:
             layer.moe.router.gate.wide = wide
@@ -77,7 +80,7 @@ def _set_experts(config: PackedDecoder.Config, *, wide: bool, balanced: bool) ->
 
 
 def _prune(decoder: PackedDecoder, layers: range, *, first: bool, last: bool) -> None:
-    """Leave what is one stage's."""
+    """Deletes the modules of all other stages."""
     for name in list(decoder.layers.keys()):
         if int(name) not in layers:
             del decoder.layers[name]
@@ -87,7 +90,7 @@ def _prune(decoder: PackedDecoder, layers: range, *, first: bool, last: bool) ->
         decoder.norm = decoder.lm_head = None
 
 
-def _placed(
+def _materialize(
     decoder: PackedDecoder,
     dims: ParallelDims | None,
     dtype: torch.dtype,
@@ -97,7 +100,10 @@ def _placed(
     on_host: bool,
     compiled: bool,
 ) -> PackedDecoder:
-    """From meta into memory, laid out over the ranks."""
+    """Lays a decoder on meta out over the ranks, and allocates its memory.
+
+    The order matters: FSDP has to wrap the compiled and checkpointed layers.
+    """
     if dims is not None:
         decoder.parallelize(dims)
         _tie(decoder)
@@ -115,18 +121,19 @@ def _placed(
             module._buffers[name] = None if buffer is None else buffer.to(device)
     for buffer in decoder.buffers():
         buffer.zero_()
-    placed: PackedDecoder = decoder.train()
-    return placed
+    trained: PackedDecoder = decoder.train()
+    return trained
 
 
 def _tie(decoder: PackedDecoder) -> None:
-    """Sharding and leaving meta make two parameters of a shared one."""
+    """Ties embedding and head again: sharding and `to_empty` make two parameters of the shared one."""
     if decoder.enable_weight_tying:
         decoder.tok_embeddings.weight = decoder.lm_head.weight
 
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Creates parameters in `dtype` within the block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

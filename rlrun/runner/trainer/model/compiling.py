@@ -1,7 +1,7 @@
-"""torch.compile for the layers of a decoder: the arithmetic between attention and experts, fused.
+"""Compiles a decoder's layers with torch.compile, which fuses the arithmetic between attention and experts.
 
-Layers are alike, so that one compilation serves them all. Attention over documents and experts' products are
-kernels already, and depend on lengths that every micro-batch has others of: they are called as they are.
+All layers share one compilation. Attention and experts are left out: they already are kernels, and depend on
+lengths that differ in every micro-batch, so that they would be compiled again and again.
 """
 
 from typing import Any
@@ -14,10 +14,10 @@ from rlrun.runner.trainer.model.decoder import PackedDecoder
 
 
 def compile_layers(decoder: PackedDecoder) -> None:
-    """Compile every layer at its first use. ValueError where this machine cannot."""
+    """Has every layer compiled at its first use. Raises ValueError if this machine cannot compile."""
     check_compiler()
     for block in decoder.layers.values():
-        # what is computed again in the backward pass is compiled code as well
+        # Inside the checkpoint wrapper, so that recomputation in the backward pass runs compiled code too.
         inner = getattr(block, "_checkpoint_wrapped_module", block)
         _leave_out(inner.attention.inner_attention)
         if inner.moe_enabled:
@@ -26,16 +26,16 @@ def compile_layers(decoder: PackedDecoder) -> None:
 
 
 def check_compiler() -> None:
-    """ValueError, with the cure, where torch has nothing to compile with."""
+    """Raises ValueError, with the remedy, if torch has no compiler."""
     if ON_CPU and find_compiler() is None:
         raise ValueError(
-            "trainer.compile = true needs a C++ compiler, and there is none: install g++, name one in CXX, "
-            "or leave it out"
+            "trainer.compile = true needs a C++ compiler, and none was found: install g++, name a compiler "
+            "in CXX, or remove trainer.compile"
         )
     if not ON_CPU and not has_triton():
         raise ValueError(
-            "trainer.compile = true needs triton, which this environment or GPU lacks: install it, or leave "
-            "it out"
+            "trainer.compile = true needs triton, which this environment or GPU lacks: install it, or "
+            "remove trainer.compile"
         )
 
 

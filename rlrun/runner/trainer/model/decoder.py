@@ -1,4 +1,4 @@
-"""A decoder, or a stage of one, that reads what belongs to a micro-batch of packed documents."""
+"""A decoder, or one pipeline stage of it, for micro-batches of packed documents."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,23 +12,26 @@ from rlrun.runner.trainer.model.head import HeadQuery
 
 @dataclass(frozen=True, slots=True)
 class DecoderInputs:
-    """What the layers of every stage need of a micro-batch beside its hidden states."""
+    """What the layers of every stage need for a micro-batch, apart from its hidden states."""
 
     rope: torch.Tensor
-    """`[T', 2, H]` rows of the table of rotations."""
+    """`[T', 2, H]` rows of `RopeTable`, one per token."""
     documents: Documents | CutDocuments
     query: HeadQuery
 
 
 def place_of(index: int) -> torch.Tensor:
-    """The number of a micro-batch as a tensor, which pipelines pass along, that no device has to be asked
-    for: it has `index` rows of nothing.
+    """Returns the number of a micro-batch as a tensor, which torch's pipelines can pass between stages.
+
+    The number is the tensor's length, because reading a value would wait for the device.
     """
     return torch.empty(index, 0)
 
 
 class PackedDecoder(Qwen3Model):
-    """Embedding, layers, norm and head; a pipeline's stage lacks what others have. Set `inputs` first."""
+    """Embedding, layers, norm and head; a pipeline stage has only some of them. Set `inputs` before a
+    pass.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3Model.Config):
@@ -41,9 +44,10 @@ class PackedDecoder(Qwen3Model):
     def forward(
         self, tokens: torch.Tensor, place: torch.Tensor
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """`[1, T']` tokens, or hidden states of the stage before, of the micro-batch `place_of` names.
+        """Maps `[1, T']` tokens, or the previous stage's hidden states, to the next stage's input.
 
-        Log-probs and entropies (`ResponseHead`), or hidden states for the stage after.
+        The last stage returns log-probs and entropies (`ResponseHead`). `place` is the number of the
+        micro-batch (`place_of`).
         """
         inputs = self.inputs[len(place)]
         if self.lm_head is not None:

@@ -1,4 +1,4 @@
-"""The policy's decoders as the spec has them computed: by torchtitan, or by transformers."""
+"""Builds the policy's decoders with the spec's implementation: torchtitan or transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def build_decoders(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[Any]:
-    """The policy's decoder, or its stages on this rank, with undefined parameters."""
+    """Returns the policy's decoder, or its stages on this rank, with undefined parameters."""
     trainer = spec.trainer
     if spec.model.implementation == "transformers":
         from rlrun.runner.trainer.model.transformers_decoder import build_transformers_decoder

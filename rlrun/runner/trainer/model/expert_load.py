@@ -1,7 +1,6 @@
-"""How evenly the tokens of an optimizer step were shared out among the experts, and the bias that evens it
-out.
+"""Measures how evenly tokens are distributed over experts, and moves the biases that balance them.
 
-routers count ─▶ summed up over ranks ─▶ metrics, and the bias of each expert for the next step
+routers count tokens ─▶ sums over all ranks ─▶ metrics, and each expert's bias for the next optimizer step
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -16,7 +15,7 @@ from rlrun.runner.trainer.model.decoder import PackedDecoder
 
 
 class ExpertLoad:
-    """Tokens by expert in every sparse layer; those that fill up do not count."""
+    """Counts the tokens of each expert in every sparse layer; padding does not count."""
 
     def __init__(
         self,
@@ -27,8 +26,8 @@ class ExpertLoad:
         rate: float | None = None,
         trained: Collection[str] = (),
     ) -> None:
-        """`rate`: by which `balance` moves biases; None: it does not. Layers whose router is not among the
-        `trained` parameters keep theirs.
+        """`rate`: how far `balance` moves a bias; None: not at all. It leaves out the layers whose router is
+        not among the `trained` parameters.
         """
         assert model.experts is not None
         self._decoders = decoders
@@ -38,13 +37,14 @@ class ExpertLoad:
         self._table = torch.zeros(len(self._layers), self._experts, dtype=torch.int64)
 
     def reset(self) -> None:
-        """Start an optimizer step."""
+        """Resets the counts for a new optimizer step."""
         for _, moe in self._sparse():
             moe.router.load = None
 
     def metrics(self) -> dict[str, float]:
-        """Tokens of the busiest and of the idlest expert in proportion to an even share, over all ranks: the
-        layer where that is most uneven.
+        """Returns the load of the busiest and of the idlest expert, relative to an even share.
+
+        Both are over all ranks, each in the layer where it is most extreme.
         """
         table = torch.zeros(len(self._layers), self._experts, dtype=torch.int64, device=self._device)
         for layer, moe in self._sparse():
@@ -52,14 +52,15 @@ class ExpertLoad:
                 table[self._layers.index(layer)] += moe.router.load
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(table)
-        # ranks that share tokens, and passes that run twice, count them alike for every expert
+        # Ranks that share tokens, and recomputed passes, count every expert's tokens equally often, so ratios
+        # hold.
         self._table = table
         load = table.float() * self._experts / table.sum(1, keepdim=True).clamp(min=1)
         return {"train/expert_load_max": float(load.max()), "train/expert_load_min": float(load.min())}
 
     @torch.no_grad()
     def balance(self) -> None:
-        """Move biases by what `metrics` found, on every rank alike."""
+        """Moves the biases according to the counts of the last `metrics`, identically on every rank."""
         if self._rate is None:
             return
         for layer, moe in self._sparse():
@@ -68,7 +69,7 @@ class ExpertLoad:
                 local_part(moe.expert_bias_E).add_(bias_change(counts, self._rate))
 
     def _sparse(self) -> Iterator[tuple[int, Any]]:
-        """Layer and mixture of every sparse layer on this rank."""
+        """Yields the index and the mixture of experts of every sparse layer on this rank."""
         for decoder in self._decoders:
             for name, block in decoder.layers.items():
                 if block.moe_enabled:
@@ -76,8 +77,10 @@ class ExpertLoad:
 
 
 def bias_change(counts: torch.Tensor, rate: float) -> torch.Tensor:
-    """`[E]` float32: up by `rate` for experts with fewer tokens than their share, down for those with more
-    (arXiv:2408.15664, algorithm 1); as in torchtitan without its mean, which would move all of them.
+    """Returns the change `[E]` of each expert's bias: up by `rate` below an even share of tokens, else down.
+
+    This is algorithm 1 of arXiv:2408.15664. As in torchtitan the mean is subtracted, because it would move
+    all biases alike.
     """
     change = rate * torch.sign(counts.sum() - counts * len(counts)).float()
     return change - change.mean()

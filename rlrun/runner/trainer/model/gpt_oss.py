@@ -1,8 +1,8 @@
-"""gpt-oss's own modules: attention with sinks, and experts with biases and a clamped gate.
+"""gpt-oss's modules: attention with sinks, and experts with biases and a clamped gate.
 
-Parameters and layouts are torchtitan's, forward passes are not: its attention loses the gradient of the
-log-sum-exp, and its experts compute in bfloat16 alone and count the second bias once for each tensor-parallel
-rank.
+Parameters and layouts are torchtitan's; the forward passes are not, for three reasons: its attention loses
+the gradient of the log-sum-exp, its experts only compute in bfloat16, and they add the second bias once per
+tensor-parallel rank.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from rlrun.runner.trainer.compat import experts, modules
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
 from rlrun.runner.trainer.model.attention import Documents
-from rlrun.runner.trainer.model.layers import Experts, product
+from rlrun.runner.trainer.model.layers import Experts, linear_product
 
 
 class SinkAttention(modules.SinkAttention):
-    """Grouped-query attention with a sink for each head."""
+    """Grouped-query attention with one sink per head."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(modules.SinkAttention.Config):
@@ -28,7 +28,7 @@ class SinkAttention(modules.SinkAttention):
     def forward(
         self, x: torch.Tensor, attention_masks: Documents, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`[1, T, hidden]` like its input."""
+        """Maps `[1, T, hidden]` to `[1, T, hidden]`."""
         query, key, value = self.qkv_linear(x)
         query, key = self.rope(query, key, positions)
         sinks = self.sinks
@@ -48,50 +48,52 @@ class SinkAttention(modules.SinkAttention):
 
 
 class SharedBiasMatrix(modules.ScaledBiasRowwiseLinear):
-    """A matrix whose products tensor-parallel ranks add up; each adds its share of the bias."""
+    """A matrix split by inputs: tensor-parallel ranks sum their products, each with its share of the bias."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(modules.ScaledBiasRowwiseLinear.Config):
         pass
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`[..., in]` -> `[..., out]`."""
-        return product(input, _local(self.weight), _local(self.bias) / self.tp_degree)
+        """Maps `[..., in]` to `[..., out]`."""
+        return linear_product(input, _local(self.weight), _local(self.bias) / self.tp_degree)
 
 
 class ClampedExperts(experts.GptOssGroupedExperts):
-    """Experts in the precision of their input, as `layers.Experts`."""
+    """gpt-oss's experts, in the precision of their input like `layers.Experts`."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(experts.GptOssGroupedExperts.Config):
         alpha: float
-        """The gate's slope."""
+        """The factor of the gate within its sigmoid."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._alpha = config.alpha
-        self._ranks = 1
-        """That share out each expert's columns."""
+        self._num_column_ranks = 1
+        """Number of ranks that each expert's columns are split over."""
 
     def parallelize(self, parallel_dims: ParallelDims) -> None:
-        """Lay the parameters out over the ranks."""
-        self._ranks = parallel_dims.tp if parallel_dims.ep == 1 else 1
+        """Lays the parameters out over the ranks."""
+        self._num_column_ranks = parallel_dims.tp if parallel_dims.ep == 1 else 1
         super().parallelize(parallel_dims)
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
-        """`[R, D]` routed tokens sorted by expert; those that fill up come last."""
+        """Maps `[R, D]` routed tokens, sorted by expert, to `[R, D]`; padding rows come last."""
         names = ("mlp1_weight_EGD", "mlp1_bias_EG", "mlp2_weight_EDF", "mlp2_bias_ED")
         w1, b1, w2, b2 = (_local(getattr(self, name)) for name in names)
-        weights = w1, b1, w2, b2 / self._ranks  # outputs are added up, and so are the bias's gradients
+        weights = w1, b1, w2, b2 / self._num_column_ranks  # ranks sum outputs and the bias's gradients
         if on_gpu(x_RD) and x_RD.dtype == torch.bfloat16:
             return self._grouped(x_RD, num_tokens_per_expert_E, *weights)
         counts = Experts.counts(num_tokens_per_expert_E, len(x_RD))
-        parts = x_RD.split([*counts, len(x_RD) - sum(counts)])
+        tokens_by_expert = x_RD.split([*counts, len(x_RD) - sum(counts)])
         outputs = [
-            linear(self._gated(linear(part, w1, b1)), w2, b2)
-            for part, w1, b1, w2, b2 in zip(parts, *(each.unbind() for each in weights), strict=False)
+            linear(self._gated(linear(tokens, w1, b1)), w2, b2)
+            for tokens, w1, b1, w2, b2 in zip(
+                tokens_by_expert, *(weight.unbind() for weight in weights), strict=False
+            )
         ]
-        return torch.cat([*outputs, parts[-1] * 0])
+        return torch.cat([*outputs, tokens_by_expert[-1] * 0])
 
     def _grouped(  # noqa: PLR0917
         self,
@@ -102,9 +104,10 @@ class ClampedExperts(experts.GptOssGroupedExperts):
         w2: torch.Tensor,
         b2: torch.Tensor,
     ) -> torch.Tensor:
-        """The same as two grouped products, without asking the device how many tokens each expert has."""
+        """Computes the same with two grouped products, without waiting for the device to count tokens."""
         ends = counts.cumsum(0, dtype=torch.int32)
         repeats = torch.cat((counts.long(), (len(x) - ends[-1:]).long()))
+        # Padding rows get the number behind the last expert, whose bias is zero.
         numbers = torch.arange(len(repeats), device=x.device)
         expert = numbers.repeat_interleave(repeats, output_size=len(x))
 

@@ -1,9 +1,8 @@
-"""Log-probs of response tokens straight from hidden states: the vocabulary head without a tensor of all
-logits.
+"""The policy's head: computes log-probs of response tokens without a tensor of all logits.
 
-Logits exist for a chunk of tokens at a time, in the forward pass and again in the backward pass. With tensor
-parallelism each rank holds a slice of the vocabulary; maxima, sums and targets are reduced, logits never
-gathered.
+Logits exist for one chunk of tokens at a time, in the forward pass and again in the backward pass. With
+tensor parallelism each rank holds a slice of the vocabulary; only maxima, sums and targets are reduced over
+ranks, and logits are never gathered.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,24 +24,24 @@ KEPT_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class HeadQuery:
-    """Which tokens' log-probs are wanted."""
+    """The tokens whose log-probs a head computes."""
 
     rows: torch.Tensor
-    """`[R]` int64: packed positions whose hidden state predicts a response token."""
+    """`[R]` int64 packed positions whose hidden states predict response tokens."""
     targets: torch.Tensor
-    """`[R]` int64: the tokens they predict."""
+    """`[R]` int64 tokens that they predict."""
     temperature: float
     """Divides the logits."""
     chunk: int
-    """Rows whose logits exist at a time."""
+    """Number of rows whose logits exist at a time."""
     entropy_grad: bool = False
-    """The entropy takes part in the loss."""
+    """The loss depends on the entropy."""
     support: Support | None = None
-    """The tokens that each row's softmax runs over; None: the whole vocabulary."""
+    """The tokens that each row's softmax is over; None: the whole vocabulary."""
 
 
 class Head(Linear):
-    """What stands at a decoder's end and looks at some tokens; set `query` before calling the model."""
+    """A decoder's last module, which only reads some tokens. Set `query` before calling the model."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
@@ -52,36 +51,41 @@ class Head(Linear):
         super().__init__(config)
         self.query: HeadQuery | None = None
         self._group: dist.ProcessGroup | None = None
-        """Tensor-parallel ranks, which hold the other parts of the weight."""
+        """The tensor-parallel ranks, each of which holds a slice of the weight."""
 
     def parallelize(self, parallel_dims: Any) -> None:
-        """Remember who holds the other parts."""
+        """Remembers the tensor-parallel group, then shards as torchtitan does."""
         mesh = parallel_dims.get_optional_mesh("tp")
         self._group = None if mesh is None else mesh.get_group("tp")
         super().parallelize(parallel_dims)
 
-    def _asked(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, HeadQuery]:
-        """`[R, hidden]` states of the tokens asked for, this rank's part of the weight, and the question."""
+    def _query_inputs(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, HeadQuery]:
+        """Returns the states `[R, hidden]` of the query's tokens, this rank's slice of the weight, and the
+        query.
+        """
         assert self.query is not None, "set query before calling the model"
         weight = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
         return input.flatten(0, 1).index_select(0, self.query.rows), weight, self.query
 
 
 class ResponseHead(Head):
-    """The head of a policy, its vocabulary split over tensor-parallel ranks."""
+    """The policy's head; tensor-parallel ranks split its vocabulary."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Head.Config):
         wide: bool = False
-        """Logits of half-precision weights and hidden states are float32 (`trainer.head_dtype`)."""
+        """Logits are float32 even if weights and hidden states are in half precision
+        (`trainer.head_dtype`)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._wide = config.wide
 
     def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs and entropies, `[R]` float32, from `[1, T, hidden]` hidden states of packed tokens."""
-        hidden, weight, query = self._asked(input)
+        """Returns log-probs and entropies, `[R]` float32, for `[1, T, hidden]` hidden states of packed
+        tokens.
+        """
+        hidden, weight, query = self._query_inputs(input)
         apply = _WideLogProbs.apply if self._wide and weight.dtype != torch.float32 else _LogProbs.apply
         outputs: tuple[torch.Tensor, torch.Tensor] = apply(hidden, weight, query, self._group)
         return outputs
@@ -98,7 +102,7 @@ class _LogProbs(torch.autograd.Function):
         query: HeadQuery,
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.kept = _room(hidden, weight) if any(ctx.needs_input_grad) else None
+        ctx.kept = _buffer_for_logits(hidden, weight) if any(ctx.needs_input_grad) else None
 
         def logits(part: slice) -> torch.Tensor:
             return torch.mm(hidden[part], weight.t(), out=None if ctx.kept is None else ctx.kept[part])
@@ -122,9 +126,7 @@ class _LogProbs(torch.autograd.Function):
 
 
 class _WideLogProbs(torch.autograd.Function):
-    """The same with float32 logits, slopes and sums; gradients are rounded once, to the types of what they
-    belong to.
-    """
+    """`_LogProbs` with float32 logits, slopes and sums; gradients are rounded once, at the end."""
 
     @staticmethod
     def forward(
@@ -201,15 +203,17 @@ def _chunks(hidden: torch.Tensor, query: HeadQuery) -> Iterator[slice]:
 def _restricted_(
     logits: torch.Tensor, part: slice, query: HeadQuery, group: dist.ProcessGroup | None
 ) -> torch.Tensor:
-    """Returns a chunk's logits, in place, with all but the candidates of its rows excluded."""
+    """Excludes all but the candidates from a chunk's logits, in place, and returns them."""
     if query.support is not None:
         first = 0 if group is None else dist.get_rank(group) * logits.shape[1]
         query.support.restrict_(logits, part, first)
     return logits
 
 
-def _room(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
-    """Memory to keep half-precision logits in for the backward pass; None where it would be much."""
+def _buffer_for_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
+    """Returns a buffer that keeps half-precision logits for the backward pass; None if it would be too
+    large.
+    """
     size = len(hidden) * len(weight) * weight.itemsize
     if weight.dtype == torch.float32 or size > KEPT_BYTES:
         return None
@@ -219,7 +223,9 @@ def _room(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
 def _local_targets(
     targets: torch.Tensor, size: int, group: dist.ProcessGroup | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Targets as rows of this rank's slice of the vocabulary, and 1 where they lie in it (else 0)."""
+    """Returns targets as indices into this rank's slice of the vocabulary, and 1 where they are in it (else
+    0).
+    """
     if group is None:
         return targets, torch.ones_like(targets, dtype=torch.float32)
     local = targets - dist.get_rank(group) * size
@@ -230,7 +236,7 @@ def _local_targets(
 def _combine(
     stats: torch.Tensor, ours: torch.Tensor, group: dist.ProcessGroup | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probs, log of the softmax's denominator, and entropy, from each slice's statistics.
+    """Returns log-probs, the log of the softmax's denominator, and entropies from all slices' statistics.
 
     With s = sum e^(l - m) and w = sum e^(l - m) (l - m): log-sum-exp = m + log s, entropy = log s - w / s.
     """

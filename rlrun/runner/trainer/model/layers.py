@@ -1,5 +1,5 @@
-"""Modules that take the place of torchtitan's own in a model config, where a trainer of packed documents
-needs others.
+"""Modules that replace torchtitan's in a model config: for packed documents, other precisions, or CPU
+speed.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from rlrun.runner.trainer.compat.kernels import HAS_ONEDNN, onednn_linear
 from rlrun.runner.trainer.compat.modules import FeedForward, Linear, Module, RMSNorm
 from rlrun.runner.trainer.cpu_ops.elementwise import rms_norm, silu_mul
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
-from rlrun.runner.trainer.model.attention import Documents, Reach, packed_attention
+from rlrun.runner.trainer.model.attention import AttentionSettings, Documents, packed_attention
 
 
 class PackedAttention(Module):
-    """Inner attention that gets the batch's `Documents` as its mask."""
+    """Inner attention whose mask is the batch's `Documents`."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
         window: int | None = None
-        """How many keys a query sees, its own included; None: all of its document's."""
+        """How many keys a query sees, its own included; None: all up to its own."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -40,28 +40,28 @@ class PackedAttention(Module):
         enable_gqa: bool = False,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`[1, T, N, H]`; grouped-query attention follows from the numbers of heads."""
+        """Returns `[1, T, N, H]`. torchtitan passes `enable_gqa`; here the numbers of heads decide."""
         scale = q_BLNH.shape[-1] ** -0.5 if scale is None else scale
-        reach = Reach(scale, self._window, sinks)
+        settings = AttentionSettings(scale, self._window, sinks)
         return packed_attention(
-            q_BLNH.squeeze(0), k_BLNH.squeeze(0), v_BLNH.squeeze(0), attention_masks, reach
+            q_BLNH.squeeze(0), k_BLNH.squeeze(0), v_BLNH.squeeze(0), attention_masks, settings
         ).unsqueeze(0)
 
 
 class Matrix(Linear):
-    """A linear layer; float32 on CPU runs on oneDNN."""
+    """A linear layer whose float32 products on a CPU run on oneDNN."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
         pass
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`[..., in]` -> `[..., out]`."""
-        return product(input, self.weight, self.bias)
+        """Maps `[..., in]` to `[..., out]`."""
+        return linear_product(input, self.weight, self.bias)
 
 
-def product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`input @ weight.T + bias`; float32 on CPU runs on oneDNN."""
+def linear_product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Returns `input @ weight.T + bias`; float32 products on a CPU run on oneDNN."""
     if HAS_ONEDNN and input.dtype == torch.float32 and not torch.compiler.is_compiling():
         output: torch.Tensor = _OneDnnLinear.apply(input, weight)
         return output if bias is None else output + bias
@@ -82,35 +82,34 @@ class _OneDnnLinear(torch.autograd.Function):
 
 
 class Norm(RMSNorm):
-    """RMSNorm in one pass over memory on CPU."""
+    """RMSNorm that passes over memory once on a CPU."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(RMSNorm.Config):
         pass
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`[..., size]` like its input."""
+        """Returns the normalised `[..., size]`."""
         assert self.eps is not None
         return rms_norm(input, self.weight, self.eps)
 
 
 class SwiGLU(FeedForward):
-    """The dense feed-forward, its gate in one pass over memory on CPU."""
+    """The dense feed-forward, whose gate passes over memory once on a CPU."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(FeedForward.Config):
         pass
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[..., hidden]` like its input."""
+        """Maps `[..., hidden]` to `[..., hidden]`."""
         return self.w2(silu_mul(self.w1(x), self.w3(x)))
 
 
 class Experts(GroupedExperts):
-    """Experts in the precision of their input: grouped products in bfloat16 on CUDA, expert by expert
-    elsewhere.
+    """Experts that compute in the precision of their input; torchtitan's always compute in bfloat16.
 
-    torchtitan's compute in bfloat16 always.
+    bfloat16 on CUDA runs torchtitan's grouped products; everything else runs one expert after the other.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -118,7 +117,9 @@ class Experts(GroupedExperts):
         pass
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
-        """`[R, D]` routed tokens sorted by expert."""
+        """Maps `[R, D]` routed tokens, sorted by expert, to `[R, D]`; padding rows come last and stay
+        zero.
+        """
         if on_gpu(x_RD) and x_RD.dtype == torch.bfloat16:
             result: torch.Tensor = super().forward(x_RD, num_tokens_per_expert_E)
             return result
@@ -127,36 +128,39 @@ class Experts(GroupedExperts):
             for weight in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
         )
         counts = self.counts(num_tokens_per_expert_E, len(x_RD))
-        parts = x_RD.split([*counts, len(x_RD) - sum(counts)])
+        tokens_by_expert = x_RD.split([*counts, len(x_RD) - sum(counts)])
         outputs = [
-            linear(silu_mul(linear(part, w1), linear(part, w3)), w2)
-            for part, w1, w2, w3 in zip(parts, gate.unbind(), down.unbind(), up.unbind(), strict=False)
+            linear(silu_mul(linear(tokens, w1), linear(tokens, w3)), w2)
+            for tokens, w1, w2, w3 in zip(
+                tokens_by_expert, gate.unbind(), down.unbind(), up.unbind(), strict=False
+            )
         ]
-        return torch.cat([*outputs, parts[-1] * 0])
+        return torch.cat([*outputs, tokens_by_expert[-1] * 0])
 
     @staticmethod
     def counts(num_tokens_per_expert_E: torch.Tensor, rows: int) -> list[int]:
-        """How many of the rows are each expert's."""
+        """Returns how many of the rows each expert has; on a GPU this waits for the device."""
         counts: list[int] = num_tokens_per_expert_E.long().tolist()
         return counts
 
 
 class RouterLinear(Linear):
-    """The router's logits, which decide what experts run: computed in float32 whatever its input, or in its
-    input's precision.
+    """The projection to the router's logits, in float32 whatever the input's precision.
+
+    Rounded logits would choose other experts. `wide = False` computes in the input's precision instead.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
         wide: bool = True
-        """Computed in float32."""
+        """Compute in float32 (`trainer.moe.router_dtype`)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.wide = config.wide
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """`[..., in]` -> `[..., out]` float32."""
+        """Maps `[..., in]` to logits `[..., experts]` in float32."""
         if not self.wide:
-            return product(input, self.weight, self.bias).float()
+            return linear_product(input, self.weight, self.bias).float()
         return linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())

@@ -1,4 +1,4 @@
-"""torchtitan's config of an architecture: which of its modules, and of ours, a decoder is made of."""
+"""Translates an architecture into torchtitan's model config, with rlrun's modules where they differ."""
 
 from typing import Any
 
@@ -14,14 +14,16 @@ from rlrun.runner.trainer.model.layers import Experts, RouterLinear, SwiGLU
 from rlrun.runner.trainer.model.routing import ReplayRouter
 
 HAS_BIAS = 1.0
-"""torchtitan's rate by which it would move the bias of experts between steps, and its way to say that they
-have one: here it is what the checkpoint has, or `ExpertLoad` moves it.
+"""Any value makes torchtitan give experts a bias. It would be the rate of torchtitan's own balancing, which
+is not used: the bias is the checkpoint's, or `ExpertLoad` moves it.
 """
 
 
 def model_config(model: Architecture, *, tied: bool) -> PackedDecoder.Config:
-    """torchtitan's config; Qwen3's blocks without query and key norms are Llama's. `tied`: embedding and head
-    are one parameter.
+    """Returns torchtitan's config. All families use Qwen3's blocks; without query and key norms they are
+    Llama's.
+
+    `tied`: embedding and head are one parameter.
     """
     return PackedDecoder.Config(
         vocab_size=model.vocab,

@@ -1,10 +1,11 @@
-"""Which experts tokens go to: counted, noted in one pass, taken over in another.
+"""Records which experts tokens are routed to in one pass, and replays the choice in another.
 
     old-log-prob pass ─▶ experts of every token ─┐
-    engine's answer   ─▶ experts of every token ─┴─▶ TrainSequence ─▶ router: the same experts, weights anew
+    engine's answer   ─▶ experts of every token ─┴─▶ TrainSequence ─▶ router: same experts, new weights
 
-A router that chooses anew, after an update or in other arithmetic, has the ratio compare two networks:
-arXiv:2507.18071 § 5.3 notes the choice in the trainer, arXiv:2510.11370 takes the engine's.
+After an update, or in different arithmetic, a router may choose other experts, and the policy ratio would
+then compare two different networks. arXiv:2507.18071 § 5.3 replays the trainer's choice, arXiv:2510.11370 the
+engine's.
 """
 
 from dataclasses import dataclass, field
@@ -19,20 +20,20 @@ from rlrun.runner.trainer.compat.experts import TokenChoiceTopKRouter
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What the routers of a micro-batch are told, and what they tell."""
+    """What the routers of a micro-batch replay, and what they record."""
 
     given: torch.Tensor | None = None
-    """`[T', layers × K]` the experts to take; tokens with -1 choose for themselves. None: all do."""
+    """`[T', layers × K]` experts to use; the router chooses for tokens with -1. None: it chooses for all."""
     place: int = 0
-    """Which part of the tokens a tensor-parallel rank's routers see, where each sees a part."""
+    """Index of the part of the tokens that this tensor-parallel rank's routers see, if each sees a part."""
     counted: torch.Tensor | None = None
-    """`[T']` bool: the tokens that count as an expert's load; None: all."""
+    """`[T']` bool: the tokens that count towards an expert's load; None: all."""
     seen: dict[int, torch.Tensor] = field(default_factory=dict)
-    """`[tokens, K]` the experts taken, by layer: filled by routers where `note` says so."""
+    """`[tokens, K]` experts used, by layer; filled in by the routers if `note` is set."""
     note: bool = False
 
     def chosen(self, layer: int, own: torch.Tensor) -> torch.Tensor:
-        """A layer's experts `[1, tokens, K]`, where its router's `own` choice is this."""
+        """Returns the experts `[1, tokens, K]` that a layer uses, given its router's `own` choice."""
         if self.given is None:
             return own
         tokens, count = own.shape[1:]
@@ -40,21 +41,24 @@ class Routing:
         return torch.where(given < 0, own, given[None])
 
     def load(self, experts: torch.Tensor, count: int) -> torch.Tensor:
-        """`[count]` int64: how many of the tokens go to each expert, by their choices `[1, tokens, K]`."""
+        """Returns `[count]` int64: how many tokens go to each expert, given their choices `[1, tokens,
+        K]`.
+        """
         chosen = experts.new_zeros(experts.shape[1], count, dtype=torch.bool).scatter_(1, experts[0], True)
         if self.counted is not None:
             chosen &= self._seen(self.counted, len(chosen))[:, None]
         return chosen.sum(0)
 
     def _seen(self, values: torch.Tensor, tokens: int) -> torch.Tensor:
-        """What is told of all T' tokens, for those that a router sees."""
+        """Returns the values of the tokens that a router sees, out of those of all T' tokens."""
         first = 0 if tokens == len(values) else self.place * tokens
         return values[first : first + tokens]
 
 
 class ReplayRouter(TokenChoiceTopKRouter):
-    """A router that counts, and can be told which experts to take; their weights, and gradients, are its
-    own.
+    """A router that counts tokens, and can replay a choice of experts.
+
+    The experts' weights, and the gradients through them, are always the router's own.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -66,12 +70,14 @@ class ReplayRouter(TokenChoiceTopKRouter):
         self.routing: Routing | None = None
         self.layer = -1
         self.load: torch.Tensor | None = None
-        """`[experts]` int64 tokens that each was given since this was None."""
+        """`[experts]` int64 number of tokens that each expert got since this was None."""
 
     def forward(
         self, x_BLD: torch.Tensor, expert_bias_E: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As torchtitan's: weights and experts `[1, tokens, K]`, and the scores of all experts."""
+        """Returns weights and experts `[1, tokens, K]`, and the scores of all experts, as torchtitan's
+        does.
+        """
         weights, own, scores = super().forward(x_BLD, expert_bias_E)
         if self.routing is None:
             return weights, own, scores
@@ -79,7 +85,7 @@ class ReplayRouter(TokenChoiceTopKRouter):
         load = self.routing.load(experts, self.num_experts)
         if self.load is None:
             self.load = torch.zeros_like(load)
-        # in place: selective recomputation keeps results of other additions, and counts on their order
+        # In place: selective recomputation saves the results of other additions and relies on their order.
         self.load.add_(load)
         if self.routing.note:
             self.routing.seen[self.layer] = experts[0]
@@ -92,8 +98,10 @@ class ReplayRouter(TokenChoiceTopKRouter):
 
 
 def connect_routers(layers: nn.ModuleDict) -> None:
-    """Have every sparse layer hand the `routing` of the documents it gets to its router, also where it runs
-    again in the backward pass, when pipelines have moved on to other micro-batches.
+    """Makes every sparse layer pass the `routing` of its documents to its router before it runs.
+
+    This also holds when a layer runs again in the backward pass, at which point a pipeline has moved on to
+    other micro-batches.
     """
     for name, block in layers.items():
         if block.moe_enabled:
@@ -111,10 +119,11 @@ def _hand_over(block: Any, arguments: tuple[Any, ...]) -> None:
 def noted_experts(
     routing: Routing, shape: tuple[int, int, int], tensor: dist.ProcessGroup | None
 ) -> torch.Tensor:
-    """`[T', layers × K]` int32 of a rank's T' tokens, by `shape`; -1 in layers that are dense, or on another
-    stage.
+    """Returns the recorded experts of a rank's tokens, `[T', layers × K]` int32, given `shape` (T', layers,
+    K).
 
-    `tensor`: the ranks whose routers may see a part of the tokens each.
+    Dense layers, and those of other pipeline stages, have -1. `tensor`: the tensor-parallel ranks, whose
+    routers may each see only a part of the tokens.
     """
     order = sorted(routing.seen)
     device = routing.seen[order[0]].device if order else torch.device("cpu")
@@ -129,7 +138,7 @@ def noted_experts(
 
 
 def gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The parts of all ranks, one after the other."""
+    """Returns the parts of all ranks, concatenated in order."""
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, part.contiguous(), group)
     return torch.cat(parts)

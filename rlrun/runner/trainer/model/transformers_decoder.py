@@ -1,8 +1,9 @@
-"""Decoders that transformers computes: a declared fallback for families that the trainer does not have.
+"""Decoders that transformers computes: a fallback, which a spec has to ask for, for families torchtitan
+lacks.
 
-Layers are transformers' own; attention is this package's, so that packed documents do not see each other, and
-so is the head. What transformers keeps apart from the checkpoint (rotary frequencies) is made anew after the
-parameters have been placed. Data parallelism (FSDP) alone.
+Layers are transformers'; attention is rlrun's, so that packed documents do not see each other, and so is the
+head. Buffers that are not in the checkpoint (rotary frequencies) are computed after the parameters have been
+laid out. Only data parallelism (FSDP) is supported.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from rlrun.models.checked_names import abbreviated
 from rlrun.runner.trainer.compat.data_parallel import shard_plain_modules
 from rlrun.runner.trainer.compat.meshes import ParallelDims
 from rlrun.runner.trainer.compat.recomputation import checkpoint_activations
-from rlrun.runner.trainer.model.attention import CutDocuments, Documents, Reach, packed_attention
+from rlrun.runner.trainer.model.attention import AttentionSettings, CutDocuments, Documents, packed_attention
 from rlrun.runner.trainer.model.decoder import DecoderInputs
 from rlrun.runner.trainer.model.head import ResponseHead
 from rlrun.runner.trainer.model.transformers_rope import follow_documents
@@ -28,19 +29,22 @@ ATTENTION = "rlrun_packed"
 
 
 @dataclass(slots=True)
-class _Told:
-    """The documents of a pack on their way through transformers' layers."""
+class _PackContext:
+    """The documents of a pack, which transformers passes through its layers to `_attention`."""
 
     documents: Documents | CutDocuments
-    calls: int = 0
+    num_calls: int = 0
+    """How often attention has been called with these documents."""
 
 
 class TransformersDecoder(nn.Module):
-    """transformers' decoder with a head of ours; as `PackedDecoder` to those who call it."""
+    """transformers' decoder with rlrun's head, and the interface of `PackedDecoder`."""
 
     def __init__(self, network: PreTrainedModel, model: Architecture, *, wide_head: bool = False) -> None:
-        """`wide_head`: logits are float32. ValueError where the model is not laid out as Llama is, or has
-        other parameters than its files.
+        """`wide_head`: logits are float32.
+
+        Raises ValueError if the model's modules are not named like Llama's, or its parameters differ from its
+        files.
         """
         super().__init__()
         base = getattr(network, "model", None)
@@ -61,44 +65,47 @@ class TransformersDecoder(nn.Module):
 
     @property
     def tok_embeddings(self) -> nn.Module:
-        """By the name that torchtitan's decoders have for it."""
+        """torchtitan's name for this module."""
         embedding: nn.Module = self.model.embed_tokens
         return embedding
 
     @property
     def norm(self) -> nn.Module:
-        """By the name that torchtitan's decoders have for it."""
+        """torchtitan's name for this module."""
         norm: nn.Module = self.model.norm
         return norm
 
     @property
     def layers(self) -> dict[str, nn.Module]:
-        """By their numbers."""
+        """The layers by their numbers, as in torchtitan's decoders."""
         return dict(self.model.layers.named_children())
 
     def tie(self) -> None:
-        """Make one parameter of embedding and head, where they are one."""
+        """Ties the embedding and the head, if the architecture does."""
         if self.enable_weight_tying:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`[1, T]` tokens of the micro-batch `place_of` names -> log-probs and entropies `[R]`."""
+        """Returns log-probs and entropies `[R]` of `[1, T]` tokens; `place`: see `PackedDecoder.forward`."""
         inputs = self.inputs[len(place)]
         self.lm_head.query = inputs.query
-        told = _Told(inputs.documents)
+        pack = _PackContext(inputs.documents)
         states = self.model(
-            input_ids=tokens, position_ids=_positions(inputs.documents)[None], use_cache=False, told=told
+            input_ids=tokens, position_ids=_positions(inputs.documents)[None], use_cache=False, pack=pack
         ).last_hidden_state
-        if told.calls != self._layers:
+        if pack.num_calls != self._layers:
             raise ValueError(
-                f"transformers called attention {told.calls} times for {self._layers} layers: packed "
+                f"transformers called attention {pack.num_calls} times for {self._layers} layers: packed "
                 "documents would see each other, so this model cannot be trained here"
             )
         outputs: tuple[torch.Tensor, torch.Tensor] = self.lm_head(states)
         return outputs
 
     def make_buffers(self, config: Any, device: torch.device) -> None:
-        """Fill what no checkpoint has. ValueError where a module cannot be made from the config alone."""
+        """Computes the buffers that are not in the checkpoint, such as rotary frequencies.
+
+        Raises ValueError if a module with buffers cannot be constructed from the config alone.
+        """
         for name, module in self.model.named_modules():
             if not module._buffers:
                 continue
@@ -129,8 +136,9 @@ def build_transformers_decoder(
     checkpointing: str = "none",
     head_dtype: str = "model",
 ) -> TransformersDecoder:
-    """The decoder in memory with undefined parameters; as `build_model` otherwise. ValueError where
-    transformers does not have the model, or it cannot be told of documents.
+    """Returns the decoder in memory with undefined parameters; the arguments are those of `build_model`.
+
+    Raises ValueError if transformers lacks the model, or the model cannot train on packed documents.
     """
     AttentionInterface.register(ATTENTION, _attention)
     config = AutoConfig.from_pretrained(folder)
@@ -148,7 +156,7 @@ def build_transformers_decoder(
     follow_documents(decoder.model)
     if dims is None:
         decoder.tie()
-    return decoder.eval()  # dropout is off; everything else is the same
+    return decoder.eval()  # turns dropout off, and changes nothing else
 
 
 def _attention(
@@ -162,21 +170,26 @@ def _attention(
     sliding_window: int | None = None,
     s_aux: torch.Tensor | None = None,
     softcap: float | None = None,
-    told: _Told | None = None,
-    **others: Any,
+    pack: _PackContext | None = None,
+    **unused: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' interface: `[1, N, T, H]` queries, keys and values -> `[1, T, N, H]`."""
-    if told is None or softcap is not None or not getattr(module, "is_causal", True):
-        raise ValueError(f"{type(module).__name__} wants attention that packed documents do not have")
-    told.calls += 1
+    """Attends within documents; transformers' interface: `[1, N, T, H]` inputs, `[1, T, N, H]` output."""
+    if pack is None or softcap is not None or not getattr(module, "is_causal", True):
+        raise ValueError(
+            f"{type(module).__name__} needs a kind of attention that is not supported for packed documents: "
+            "choose another model"
+        )
+    pack.num_calls += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    queries, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))
-    output = packed_attention(queries, keys, values, told.documents, Reach(scale, sliding_window, s_aux))
+    queries, keys, values = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    output = packed_attention(
+        queries, keys, values, pack.documents, AttentionSettings(scale, sliding_window, s_aux)
+    )
     return output[None], None
 
 
 def _positions(documents: Documents | CutDocuments) -> torch.Tensor:
-    """`[T]`: each token's place in its document."""
+    """Returns each token's position in its document, `[T]`."""
     assert isinstance(documents, Documents), "the rules refuse context parallelism"
     starts, device = documents.offsets[:-1].long(), documents.offsets.device
     lengths = torch.tensor(documents.lengths, device=device)

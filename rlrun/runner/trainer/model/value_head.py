@@ -1,4 +1,4 @@
-"""The critic's head: one number for each response token, in place of the policy's log-probs."""
+"""The critic's head: returns one value per response token in place of log-probs."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,24 +13,26 @@ from rlrun.runner.trainer.compat.layouts import split_inputs
 from rlrun.runner.trainer.model.head import Head
 
 HEAD = HfTensor("score.weight", (1, 0), "lm_head.weight")
-"""Named as Hugging Face's classifiers name theirs."""
+"""Hugging Face's name for the head of a classifier."""
 
 
 class ValueHead(Head):
-    """A linear map to one number, the hidden state split over tensor-parallel ranks."""
+    """A linear map to one number; tensor-parallel ranks split its inputs."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Head.Config):
         pass
 
     def parallelize(self, parallel_dims: Any) -> None:
-        """One output cannot be split."""
+        """Splits the head's inputs over tensor-parallel ranks, because a single output cannot be split."""
         split_inputs(self)
         super().parallelize(parallel_dims)
 
     def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values `[R]` float32 from `[1, T, hidden]` hidden states, and zeros in the place of entropies."""
-        hidden, weight, _ = self._asked(input)
+        """Returns values `[R]` float32 for `[1, T, hidden]` hidden states, and zeros in place of
+        entropies.
+        """
+        hidden, weight, _ = self._query_inputs(input)
         if self._group is not None:
             hidden = hidden.narrow(1, dist.get_rank(self._group) * weight.shape[1], weight.shape[1])
         values = linear(hidden.float(), weight.float()).squeeze(1)
@@ -40,7 +42,7 @@ class ValueHead(Head):
 
 
 class _Sum(torch.autograd.Function):
-    """Of what the ranks have; each computes the same loss from it."""
+    """Sums over ranks; the gradient is not summed, as every rank computes the same loss."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -54,11 +56,11 @@ class _Sum(torch.autograd.Function):
 
 
 def value_head_config(model: Architecture) -> ValueHead.Config:
-    """For a model of this width."""
+    """Returns the config of a value head for an architecture."""
     return ValueHead.Config(in_features=model.hidden, out_features=1, param_init={})
 
 
 def critic_tensors(model: Architecture) -> list[HfTensor]:
-    """The policy's tensors, with the value head's in place of its head's."""
+    """Returns the policy's tensors, with the value head in place of the vocabulary's."""
     body = [tensor for tensor in hf_tensors(model) if tensor.parameter != HEAD.parameter]
     return [*body, replace(HEAD, shape=(1, model.hidden))]

@@ -1,4 +1,4 @@
-"""Products of half-precision matrices in float32, for logits that are not rounded to 8 bits."""
+"""Products of half-precision matrices in float32, for logits that are not rounded to half precision."""
 
 import torch
 
@@ -6,7 +6,8 @@ import torch
 def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Returns `left @ right` in float32. `right` is in half precision, `left` too or in float32.
 
-    Products of two half-precision numbers are exact in float32, so only the order of the sum is left open.
+    Products of two half-precision numbers are exact in float32, so only the order of the sum can change the
+    result.
     """
     if not left.is_cuda:
         return left.float() @ right.float()

@@ -251,11 +251,13 @@ async def test_weights_that_do_not_fit_leave_the_old_ones(
     await client.resume()
     shared = SharedWeights(f"test-{tmp_path.name}", {"model.norm.weight": (64,)}, "float32")
     manifest = shared.write([("model.norm.weight", torch.ones(64))], 99)
-    with pytest.raises(EngineError, match=r"400: .* weights missing, the first: model.embed_tokens.weight"):
+    with pytest.raises(
+        EngineError, match=r"400: .* weights are missing, the first is model.embed_tokens.weight"
+    ):
         await client.update_weights(manifest)
     shared.close()
     status, answer = await post(client, "/update_weights_from_tensor", {"serialized_named_tensors": ["x"]})
-    assert (status, "unpickles nothing" in answer["error"]["message"]) == (400, True)
+    assert (status, "does not unpickle" in answer["error"]["message"]) == (400, True)
     after = (await client.generate(wanted))[0]
     assert (await client.model_info())["weight_version"] == before["weight_version"]
     np.testing.assert_array_equal(after.log_probs, expected.log_probs)
@@ -359,7 +361,7 @@ async def test_an_engine_gives_its_memory_away_and_takes_it_back(tiny_folder: Pa
         model = engine._scheduler.model
         held = (model.cache.keys, model.weights.head, model.weights.layers[0].qkv)
         assert not any(tensor.numel() for tensor in held)
-        with pytest.raises(EngineError, match="the engine sleeps: it has no memory for kv_cache and weights"):
+        with pytest.raises(EngineError, match="the engine sleeps and has released kv_cache and weights"):
             await client.generate(wanted)
         await client.resume_memory(["weights"])
         assert await client.update_weights(FolderWeights(str(tiny_folder), 0, 5)) == 5

@@ -57,7 +57,7 @@ def test_a_prompt_stays_until_no_sample_runs_or_waits() -> None:
     queue.seat(one)
     one.running = 1
     assert not queue.drop_idle()
-    assert len(queue.take_out(lambda job: True)) == 2
+    assert len(queue.remove_jobs(lambda job: True)) == 2
     assert not queue
     assert pool.free == 2, "one runs"
     one.running = 0
@@ -81,7 +81,7 @@ def test_what_is_put_back_goes_first_in_its_order() -> None:
     queue = Queue(BlockPool(4), Rows(4, 4, table_width=8))
     groups = [group(tokens, 1) for tokens in (1, 2, 3)]
     queue.add(groups[2:])
-    queue.put_back(groups[:2])
+    queue.put_first(groups[:2])
     order = []
     while queue:
         order.append(queue.first)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun.runner.trainer.model.attention import Reach, packed_attention
+from rlrun.runner.trainer.model.attention import AttentionSettings, packed_attention
 from rlrun.runner.trainer.passes.context import WHOLE, ContextPart
 from rlrun.runner.trainer.passes.packed_batch import make_pack
 from tests.runner.trainer.trainer_cases import make_sequences
@@ -51,12 +51,12 @@ def test_attention_of_the_parts_is_that_of_the_whole(size, balanced, count):
     total = whole.tokens.shape[1]
     query, key, value = (torch.randn(total, heads, 8, requires_grad=True) for heads in (4, 2, 2))
     slope = torch.randn(total, 4, 8)
-    expected = packed_attention(query, key, value, whole.documents, Reach(0.3))
+    expected = packed_attention(query, key, value, whole.documents, AttentionSettings(0.3))
     wanted = torch.autograd.grad(expected, (query, key, value), slope)
     rows = [torch.from_numpy(part.tokens(total)) for part in parts_of(size, balanced)]
     gathered = torch.cat(rows)  # the order in which ranks' keys arrive
     outputs = [
-        packed_attention(query[mine], key[gathered], value[gathered], part.documents, Reach(0.3))
+        packed_attention(query[mine], key[gathered], value[gathered], part.documents, AttentionSettings(0.3))
         for mine, part in zip(rows, parts, strict=True)
     ]
     torch.testing.assert_close(torch.cat(outputs), expected[gathered])

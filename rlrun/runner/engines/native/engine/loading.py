@@ -1,4 +1,4 @@
-"""From a setup to a scheduler: model, weights, and a cache that fits the memory."""
+"""Loads a model: architecture, weights, and a KV cache that fits into memory, all the way to a scheduler."""
 
 import dataclasses
 from pathlib import Path
@@ -18,12 +18,12 @@ from rlrun.runner.engines.native.model.fused_weights import allocate, fuse, read
 from rlrun.runner.prompts.end_tokens import end_token_ids
 
 MEMORY_SHARE = 0.5
-"""Of the free memory, the cache takes at most this."""
+"""Largest share of the free memory that the KV cache takes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Loaded:
-    """A scheduler ready to run, and the limits requests are checked against."""
+class LoadedEngine:
+    """A scheduler that is ready to run, and the limits that requests are checked against."""
 
     architecture: Architecture
     scheduler: Scheduler
@@ -33,8 +33,8 @@ class Loaded:
     cache_tokens: int
 
 
-def load(setup: EngineSetup) -> Loaded:
-    """Read the model and make room for its cache. Raises ValueError for what a setup can mend."""
+def load(setup: EngineSetup) -> LoadedEngine:
+    """Loads the model and allocates its cache. Raises ValueError for settings that cannot work."""
     architecture = engine_architecture(setup.model_folder)
     dtype: torch.dtype = getattr(torch, setup.dtype)
     device = pick_device(setup.device)
@@ -42,7 +42,7 @@ def load(setup: EngineSetup) -> Loaded:
     named = allocate(architecture, dtype, device)
     read_folder(setup.model_folder, architecture, into=named)
     cache_tokens = _cache_tokens(setup, architecture, dtype, device, length)
-    # One block more than the tokens need: a sample's prompt and its own tokens both begin a block.
+    # One block more than the tokens need: a sample's prompt and its response each begin a block.
     pool = BlockPool(blocks_for(cache_tokens) + 1)
     cache = make_cache(architecture, pool.total, dtype, device)
     model = Model(
@@ -50,11 +50,11 @@ def load(setup: EngineSetup) -> Loaded:
     )
     rows = Rows(setup.max_running, model.padded(setup.max_running), blocks_for(length) + 1)
     stops = Stops(architecture.vocab, end_token_ids(Path(setup.model_folder)), setup.model_folder)
-    return Loaded(architecture, Scheduler(model, pool, rows, stops), stops, dtype, length, cache_tokens)
+    return LoadedEngine(architecture, Scheduler(model, pool, rows, stops), stops, dtype, length, cache_tokens)
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto`, `cpu` or `cuda` to a device."""
+    """Returns the device for `auto`, `cpu` or `cuda`; raises ValueError for `cuda` without a GPU."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda: torch sees no GPU; use cpu or auto")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
@@ -73,13 +73,13 @@ def _max_length(setup: EngineSetup, architecture: Architecture) -> int:
 def _cache_tokens(
     setup: EngineSetup, architecture: Architecture, dtype: torch.dtype, device: torch.device, length: int
 ) -> int:
-    each = token_bytes(architecture, dtype)
+    bytes_per_token = token_bytes(architecture, dtype)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    fitting = int(free * MEMORY_SHARE) // each // BLOCK * BLOCK
-    wanted = setup.max_cache_tokens or setup.max_running * (length + 2 * BLOCK)
-    if setup.max_cache_tokens and wanted > fitting:
+    fitting = int(free * MEMORY_SHARE) // bytes_per_token // BLOCK * BLOCK
+    requested = setup.max_cache_tokens or setup.max_running * (length + 2 * BLOCK)
+    if setup.max_cache_tokens and requested > fitting:
         raise ValueError(
-            f"max_cache_tokens {wanted} needs {wanted * each / 1e9:.1f} GB; at most {fitting} tokens fit in "
-            f"{MEMORY_SHARE:.0%} of the {free / 1e9:.1f} GB free"
+            f"max_cache_tokens {requested} needs {requested * bytes_per_token / 1e9:.1f} GB; at most "
+            f"{fitting} tokens fit in {MEMORY_SHARE:.0%} of the {free / 1e9:.1f} GB free"
         )
-    return min(wanted, fitting)
+    return min(requested, fitting)

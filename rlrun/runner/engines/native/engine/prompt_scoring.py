@@ -1,4 +1,4 @@
-"""Log-probs of tokens that are given, at temperature 1: what a model thinks of others' samples.
+"""Computes the log-probs of given tokens at temperature 1, such as a teacher's of the policy's samples.
 
 prompts ─▶ packed, nothing cached ─▶ states of all tokens ─▶ logits, a chunk at a time ─▶ log-probs
 """
@@ -13,25 +13,25 @@ from rlrun.runner.engines.native.model.batches import packed_prompts
 from rlrun.runner.engines.native.model.forward import Model
 
 CHUNK_BYTES = 64 << 20
-"""Float32 logits held at a time."""
+"""Most bytes of float32 logits that exist at a time."""
 
 Tokens = NDArray[np.int32]
 
 
 @torch.inference_mode()
 def token_log_probs(model: Model, prompts: Sequence[Tokens]) -> list[NDArray[np.float32]]:
-    """For each prompt `[P]` the log-probs `[P - 1]` of its tokens from the second on."""
+    """Returns, for each prompt `[P]`, the log-probs `[P - 1]` of its tokens from the second one on."""
     lengths = [len(prompt) for prompt in prompts]
     device = model.weights.norm.device
     packed = packed_prompts(prompts, model.padded(sum(lengths)))
     states = model.states(torch.from_numpy(packed).to(device), lengths)
     following = torch.from_numpy(np.roll(packed[0], -1)).to(device)
-    found = torch.cat(list(_chunks(model, states[: sum(lengths)], following))).cpu().numpy()
-    return [part[:-1] for part in np.split(found, np.cumsum(lengths)[:-1])]
+    log_probs = torch.cat(list(_chunked_log_probs(model, states[: sum(lengths)], following))).cpu().numpy()
+    return [of_prompt[:-1] for of_prompt in np.split(log_probs, np.cumsum(lengths)[:-1])]
 
 
-def _chunks(model: Model, states: torch.Tensor, following: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Log-probs of the token that follows each state."""
+def _chunked_log_probs(model: Model, states: torch.Tensor, following: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yields the log-prob of the token that follows each state, chunk by chunk."""
     rows = max(1, CHUNK_BYTES // (4 * len(model.weights.embedding)))
     for start in range(0, len(states), rows):
         log_probs = model.logits(states[start : start + rows]).float().log_softmax(-1)

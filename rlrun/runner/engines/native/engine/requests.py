@@ -1,4 +1,4 @@
-"""What a client asks of the engine: samples, grouped by their prompt."""
+"""What a client requests: jobs, each for one sample, and groups of jobs with the same prompt."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,84 +9,88 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_N = 4096
-"""Samples of one prompt."""
+"""Most samples of one prompt."""
 MAX_STOPS = 128
-"""Stop strings of a sample."""
+"""Most stop strings of a sample."""
 MAX_STOP_LENGTH = 1024
-"""Characters of a stop string."""
+"""Most characters of a stop string."""
 MAX_STOP_TOKENS = 4096
 _INT32, _INT63 = 2**31 - 1, 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """SGLang's `sampling_params`, the part the engine computes."""
+    """Those of SGLang's `sampling_params` that the engine supports."""
 
     max_new_tokens: int = 128
-    """0: none, the prompt's own log-probs alone."""
+    """0: nothing is generated; the answer has the log-probs of the prompt's tokens."""
     temperature: float = 1.0
-    """0 takes the likeliest token."""
+    """0 always takes the likeliest token."""
     top_p: float = 1.0
     top_k: int = -1
-    """-1: all."""
+    """-1: no limit."""
     min_new_tokens: int = 0
-    """No stop token before this many tokens."""
+    """Stop tokens cannot be drawn before this many tokens."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    """Beside the model's end-of-sequence tokens."""
+    """Stop tokens in addition to the model's end-of-sequence tokens."""
     ignore_eos: bool = False
-    """Stop tokens of either kind do not end the sample."""
+    """Neither kind of stop token ends the sample."""
     sampling_seed: int | None = None
-    """None: drawn by the engine."""
+    """None: the engine chooses one."""
     n: int = 1
-    """Samples of the prompt; sample k has seed `sampling_seed + k`."""
+    """Number of samples of the prompt; sample k has the seed `sampling_seed + k`."""
 
 
 def parse_sampling(raw: Mapping[str, Any]) -> SamplingParams:
-    """Check a request's `sampling_params`. Raises ValueError naming the key and what it may be."""
-    known = SamplingParams.__dataclass_fields__
-    unknown = [key for key in raw if key not in known]
+    """Parses a request's `sampling_params`. Raises ValueError with the key and the values that it may
+    have.
+    """
+    supported = SamplingParams.__dataclass_fields__
+    unknown = [key for key in raw if key not in supported]
     if unknown:
-        raise ValueError(f"sampling_params: unknown {', '.join(unknown)}; known: {', '.join(known)}")
+        raise ValueError(
+            f"sampling_params: unknown {', '.join(unknown)}; supported are {', '.join(supported)}"
+        )
     values = {key: value for key, value in raw.items() if value is not None}
-    values["stop"] = _tuple(values.get("stop", ()))
-    values["stop_token_ids"] = _tuple(values.get("stop_token_ids", ()))
+    values["stop"] = _as_tuple(values.get("stop", ()))
+    values["stop_token_ids"] = _as_tuple(values.get("stop_token_ids", ()))
     params = SamplingParams(**values)
     for key, valid, expected in _rules(params):
         if not valid:
-            given = repr(getattr(params, key))
-            given = given if len(given) <= 100 else f"{given[:100]}…"
-            raise ValueError(f"sampling_params.{key} is {given}; it must be {expected}")
+            value = repr(getattr(params, key))
+            value = value if len(value) <= 100 else f"{value[:100]}…"
+            raise ValueError(f"sampling_params.{key} is {value}; it must be {expected}")
     return params
 
 
 def _rules(params: SamplingParams) -> tuple[tuple[str, bool, str], ...]:
-    """Each key, whether its value will do, and what it may be."""
+    """Returns each key, whether its value is valid, and which values are."""
     top_k, temperature = params.top_k, params.temperature
-    warm = _number(temperature) and (temperature == 0 or 1e-6 <= temperature <= 1e6)
-    stops = len(params.stop) <= MAX_STOPS and all(
+    valid_temperature = _is_number(temperature) and (temperature == 0 or 1e-6 <= temperature <= 1e6)
+    valid_stops = len(params.stop) <= MAX_STOPS and all(
         isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in params.stop
     )
-    tokens = len(params.stop_token_ids) <= MAX_STOP_TOKENS and all(
-        _whole(token, 0) for token in params.stop_token_ids
+    valid_stop_tokens = len(params.stop_token_ids) <= MAX_STOP_TOKENS and all(
+        _is_whole(token, 0) for token in params.stop_token_ids
     )
     return (
-        ("max_new_tokens", _whole(params.max_new_tokens, 0), "a whole number, at least 0"),
-        ("min_new_tokens", _whole(params.min_new_tokens, 0), "a whole number, at least 0"),
-        ("n", _whole(params.n, 1, MAX_N), f"a whole number from 1 to {MAX_N}"),
-        ("temperature", warm, "0, or a number from 0.000001 to 1000000"),
-        ("top_p", _number(params.top_p) and 0 < params.top_p <= 1, "above 0, at most 1"),
-        ("top_k", _whole(top_k, 1) or _whole(top_k, -1, 0), "a whole number above 0, or -1 for all"),
+        ("max_new_tokens", _is_whole(params.max_new_tokens, 0), "a whole number, at least 0"),
+        ("min_new_tokens", _is_whole(params.min_new_tokens, 0), "a whole number, at least 0"),
+        ("n", _is_whole(params.n, 1, MAX_N), f"a whole number from 1 to {MAX_N}"),
+        ("temperature", valid_temperature, "0, or a number from 0.000001 to 1000000"),
+        ("top_p", _is_number(params.top_p) and 0 < params.top_p <= 1, "above 0, at most 1"),
+        ("top_k", _is_whole(top_k, 1) or _is_whole(top_k, -1, 0), "a whole number above 0, or -1 for all"),
         (
             "stop",
-            stops,
+            valid_stops,
             f"a string of at most {MAX_STOP_LENGTH} characters, or a list of {MAX_STOPS} at most",
         ),
-        ("stop_token_ids", tokens, f"a list of at most {MAX_STOP_TOKENS} token ids"),
+        ("stop_token_ids", valid_stop_tokens, f"a list of at most {MAX_STOP_TOKENS} token ids"),
         ("ignore_eos", isinstance(params.ignore_eos, bool), "true or false"),
         (
             "sampling_seed",
-            params.sampling_seed is None or _whole(params.sampling_seed, -_INT63 - 1, 2 * _INT63 + 1),
+            params.sampling_seed is None or _is_whole(params.sampling_seed, -_INT63 - 1, 2 * _INT63 + 1),
             "a whole number of 64 bits",
         ),
     )
@@ -94,38 +98,43 @@ def _rules(params: SamplingParams) -> tuple[tuple[str, bool, str], ...]:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One sample on its way. The engine's thread owns it from submission until `on_done` is called."""
+    """The generation of one sample.
+
+    The engine's thread owns it from `submit` until `on_done` is called.
+    """
 
     id: str
     prompt: NDArray[np.int32]
     """`[P]`"""
     params: SamplingParams
     seed: int
-    """Signed 64 bits."""
+    """A signed 64-bit number."""
     on_done: Callable[["Job"], None] = lambda job: None
     """Called once, in the engine's thread."""
     tokens: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
-    """`[R]`, complete when done."""
+    """`[R]` generated tokens, filled in when the sample is retracted or ends."""
     log_probs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     """`[R]`"""
     masked: bool = False
-    """Record what each token is drawn from; top-k or top-p limit it."""
+    """Record the tokens that each token is drawn from; top-k or top-p must limit them."""
     masks: list[NDArray[np.int32]] = field(default_factory=list)
-    """The tokens that each of the R was drawn from, where they are recorded."""
+    """For each of the R tokens, the tokens that it was drawn from; empty unless `masked`."""
     mask_log_probs: list[float] = field(default_factory=list)
-    """Log-probs over those tokens."""
+    """`[R]` log-probs of the tokens over the tokens that they were drawn from; empty unless `masked`."""
     starts: list[tuple[int, int]] = field(default_factory=list)
-    """(weight version, first token made by it), in order."""
+    """(weight version, index of the first token that it generated), in order."""
     finish: dict[str, Any] | None = None
-    """SGLang's `finish_reason`; None while it runs."""
+    """SGLang's `finish_reason`; None until the sample ends."""
     cached_tokens: int = 0
-    """Prompt tokens that another sample's prefill computed."""
+    """How many of the prompt's tokens another sample's prefill computed."""
     prompt_log_probs: NDArray[np.float32] | None = None
-    """`[P - 1]` of the prompt's tokens from the second on, where they alone were asked for."""
+    """`[P - 1]` log-probs of the prompt's tokens from the second one on, if the request scores its prompt."""
 
     @property
     def spans(self) -> list[tuple[int, int, int]]:
-        """(version, start, end) of the tokens made; no span is empty, neighbours differ in version."""
+        """Weight versions as (version, start, end) of tokens; no span is empty, and neighbours differ in
+        version.
+        """
         spans: list[tuple[int, int, int]] = []
         bounds = [*self.starts, (0, len(self.tokens))]
         for (version, start), (_, end) in pairwise(bounds):
@@ -138,23 +147,23 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Samples that share a prompt, and its keys and values."""
+    """Samples that share a prompt, and its keys and values in the cache."""
 
     prompt: NDArray[np.int32]
-    """`[P]`; of a retracted sample, its own tokens as well."""
+    """`[P]`; for a retracted sample, followed by the tokens that it has generated."""
     waiting: list[Job]
-    """Not yet running."""
+    """Jobs that do not run yet."""
     seat: int | None = None
-    """Row of the prompts' block tables; None before the prefill."""
+    """Row of the prompts' block tables; None while the prompt is not in the cache."""
     blocks: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     running: int = 0
-    """Samples that use the blocks."""
+    """Number of running samples that read the blocks."""
     logits: Any = None
-    """`[1, V]` of the prompt's last token, kept while some samples still wait for a row."""
+    """`[1, V]` logits after the prompt's last token, kept while some samples still wait for a row."""
 
 
 def group_jobs(jobs: Sequence[Job]) -> list[Group]:
-    """Group neighbours with equal prompts, in order."""
+    """Groups neighbouring jobs that have equal prompts, in order."""
     groups: list[Group] = []
     for job in jobs:
         if groups and np.array_equal(groups[-1].prompt, job.prompt):
@@ -165,14 +174,14 @@ def group_jobs(jobs: Sequence[Job]) -> list[Group]:
     return groups
 
 
-def _tuple(value: Any) -> tuple[Any, ...]:
-    """Several values from one or a list."""
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    """Returns a list as a tuple, and any other value as a tuple of one."""
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def _whole(value: Any, least: int, most: int = _INT32) -> bool:
+def _is_whole(value: Any, least: int, most: int = _INT32) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""The step from hidden states to tokens for the rows of a scheduler."""
+"""Draws the next token of each row from its hidden state."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,21 +14,22 @@ from rlrun.runner.engines.native.model.forward import Model
 from rlrun.runner.engines.native.model.sampling import Limits, sample, sample_with_masks
 
 LOGITS_BYTES = 24 << 20
-"""Logits held at a time: glibc recycles pieces below 32 MB and maps larger ones anew each time."""
+"""Most bytes of logits that exist at a time. glibc reuses allocations below 32 MB; it maps larger ones anew
+each time, and touching fresh pages costs more than the arithmetic."""
 
 
-class Drawn(NamedTuple):
-    """One token for each of B rows."""
+class DrawnTokens(NamedTuple):
+    """One drawn token for each of B rows."""
 
     tokens: NDArray[np.int64]
     log_probs: NDArray[np.float32]
-    """Of the whole vocabulary's distribution."""
+    """Log-probs over the whole vocabulary."""
     masks: RowMasks | None
-    """What they were drawn from; None where no row records it."""
+    """The tokens that they were drawn from; None if no row records them."""
 
 
 class Sampler:
-    """Draws one token for each of a range of rows, a chunk of logits at a time."""
+    """Draws one token for each of a range of rows, computing one chunk of logits at a time."""
 
     def __init__(self, model: Model, rows: Rows, stop_tokens: StopTokens) -> None:
         self._model = model
@@ -41,62 +42,64 @@ class Sampler:
         self._sample = native_ops.sample if model.native else sample
         self._sample_with_masks = native_ops.sample_with_masks if model.native else sample_with_masks
 
-    def next_tokens(self, hidden: torch.Tensor) -> Drawn:
-        """Tokens and log-probs `[B]` of rows 0 to B from their states `[B, H]`."""
+    def next_tokens(self, hidden: torch.Tensor) -> DrawnTokens:
+        """Draws the next tokens of rows 0 to B from their hidden states `[B, H]`."""
         chunks = [
             self._draw(start, self._model.logits(hidden[start : start + self._chunk]))
             for start in range(0, len(hidden), self._chunk)
         ]
-        return _join(chunks)
+        return _join_chunks(chunks)
 
-    def first_tokens(self, first: int, logits: Sequence[torch.Tensor]) -> Drawn:
-        """The same for rows from `first` on, each with its prompt's logits `[1, V]`."""
+    def first_tokens(self, first: int, logits: Sequence[torch.Tensor]) -> DrawnTokens:
+        """Draws the first tokens of the rows from `first` on, each from its prompt's logits `[1, V]`."""
         chunks = [
             self._draw(first + start, torch.cat(tuple(logits[start : start + self._chunk])))
             for start in range(0, len(logits), self._chunk)
         ]
-        return _join(chunks)
+        return _join_chunks(chunks)
 
-    def _draw(self, start: int, logits: torch.Tensor) -> Drawn:
+    def _draw(self, start: int, logits: torch.Tensor) -> DrawnTokens:
         rows = slice(start, start + len(logits))
         ints, floats = self._rows.ints[:, rows], self._rows.floats[:, rows]
-        temperatures, seeds = self._move(floats[0]), self._move(ints[Field.SEED])
+        temperatures, seeds = self._to_device(floats[0]), self._to_device(ints[Field.SEED])
         limits = self._limits(ints, floats) if ints[Field.CONSTRAINED].any() else None
-        # A draw belongs to the position of the token it follows.
-        inputs = logits, temperatures, seeds, self._move(ints[Field.POSITION])
+        # The random number depends on the position of the token before, see `model.sampling`.
+        inputs = logits, temperatures, seeds, self._to_device(ints[Field.POSITION])
         if not ints[Field.MASKED].any():
             tokens, log_probs = self._sample(*inputs, limits)
-            return Drawn(tokens.cpu().numpy(), log_probs.cpu().numpy(), None)
+            return DrawnTokens(tokens.cpu().numpy(), log_probs.cpu().numpy(), None)
         assert limits is not None, "a masked row is limited by top-k or top-p"
         tokens, log_probs, masks = self._sample_with_masks(*inputs, limits)
-        parts = RowMasks(*(values.cpu().numpy() for values in masks))
-        return Drawn(tokens.cpu().numpy(), log_probs.cpu().numpy(), parts)
+        row_masks = RowMasks(*(values.cpu().numpy() for values in masks))
+        return DrawnTokens(tokens.cpu().numpy(), log_probs.cpu().numpy(), row_masks)
 
     def _limits(self, ints: NDArray[np.int64], floats: NDArray[np.float32]) -> Limits:
-        short = ints[Field.GENERATED] < ints[Field.MIN_NEW]
-        forbidden = self._stop_tokens.table[np.where(short, ints[Field.STOP_SET], 0)]
-        return Limits(self._move(floats[1]), self._move(ints[Field.TOP_K]), self._move(forbidden))
+        below_minimum = ints[Field.GENERATED] < ints[Field.MIN_NEW]
+        forbidden = self._stop_tokens.table[np.where(below_minimum, ints[Field.STOP_SET], 0)]
+        return Limits(
+            self._to_device(floats[1]), self._to_device(ints[Field.TOP_K]), self._to_device(forbidden)
+        )
 
-    def _move(self, array: NDArray[Any]) -> torch.Tensor:
+    def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self._on_cpu else tensor.to(self._device)
 
 
-def _join(chunks: list[Drawn]) -> Drawn:
+def _join_chunks(chunks: list[DrawnTokens]) -> DrawnTokens:
     if len(chunks) == 1:
         return chunks[0]
     tokens, log_probs, _ = zip(*chunks, strict=True)
-    return Drawn(np.concatenate(tokens), np.concatenate(log_probs), _join_masks(chunks))
+    return DrawnTokens(np.concatenate(tokens), np.concatenate(log_probs), _join_masks(chunks))
 
 
-def _join_masks(chunks: list[Drawn]) -> RowMasks | None:
-    """Chunks none of whose rows records anything count as drawn from the whole vocabulary."""
+def _join_masks(chunks: list[DrawnTokens]) -> RowMasks | None:
+    """Joins the masks of chunks; rows of a chunk without masks count as drawn from the whole vocabulary."""
     if all(chunk.masks is None for chunk in chunks):
         return None
-    parts = [chunk.masks or _unrecorded(chunk) for chunk in chunks]
-    columns = zip(*((part.log_probs, part.lengths, part.ids) for part in parts), strict=True)
+    masks = [chunk.masks or _empty_masks(chunk) for chunk in chunks]
+    columns = zip(*((mask.log_probs, mask.lengths, mask.ids) for mask in masks), strict=True)
     return RowMasks(*map(np.concatenate, columns))
 
 
-def _unrecorded(drawn: Drawn) -> RowMasks:
+def _empty_masks(drawn: DrawnTokens) -> RowMasks:
     return RowMasks(drawn.log_probs, np.zeros(len(drawn.tokens), np.int64), np.zeros(0, np.int32))

@@ -1,10 +1,12 @@
-"""Continuous batching: which samples run, where their cache lies, and what a step does.
+"""Continuous batching: decides in each step which samples run, and runs them.
 
-    waiting groups --admit--> prefill (each prompt once) --> rows --decode, one token a row a step--> done
-                    <-----------------retract (no free block, or pause)-----------'
+    waiting groups --admit--> prefill (each prompt once) --> rows --decode: one token per row and step--> done
+          ^                                                   |
+          '-------- retract (no free block, or a pause) ------'
 
-One thread owns a Scheduler. It decides by the order of submission and by how full the cache is, never by the
-clock: the same groups added at once to an idle scheduler give the same tokens and log-probs, bit for bit.
+A Scheduler belongs to one thread. Its decisions depend on the order of submission and on how full the cache
+is, never on time: the same groups, added at once to an idle scheduler, give the same tokens and log-probs bit
+for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +18,8 @@ from numpy.typing import NDArray
 
 from rlrun.runner.engines.native.engine.prompt_scoring import token_log_probs
 from rlrun.runner.engines.native.engine.requests import Group, Job
-from rlrun.runner.engines.native.engine.rows import Entry, Field, Rows
-from rlrun.runner.engines.native.engine.sampler import Drawn, Sampler
+from rlrun.runner.engines.native.engine.rows import Field, Rows, RunningSample
+from rlrun.runner.engines.native.engine.sampler import DrawnTokens, Sampler
 from rlrun.runner.engines.native.engine.stops import Stops
 from rlrun.runner.engines.native.engine.waiting import Queue
 from rlrun.runner.engines.native.model.batches import DECODE_COLUMNS, DecodeBatch, packed_prompts
@@ -26,13 +28,13 @@ from rlrun.runner.engines.native.model.forward import Model
 from rlrun.runner.engines.native.model.fused_weights import ModelWeights
 
 PREFILL_TOKENS = 8192
-"""Prompt tokens in one pass; a longer prompt goes alone."""
+"""Most prompt tokens in one forward pass; a longer prompt has a pass to itself."""
 PREFILL_PROMPTS = 128
-"""Prompts in one pass."""
+"""Most prompts in one forward pass."""
 
 
 class Scheduler:
-    """Runs groups to their end. `step` does one round; jobs are told through their `on_done`."""
+    """Runs groups until all their samples are done; calls each job's `on_done` when it ends."""
 
     def __init__(self, model: Model, pool: BlockPool, rows: Rows, stops: Stops) -> None:
         self.model = model
@@ -46,120 +48,126 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Something runs or waits."""
+        """Whether a sample runs or waits."""
         return bool(self._queue) or self._rows.count > 0
 
     @property
     def holds_cache(self) -> bool:
-        """A sample, running or waiting, has keys and values in the cache."""
+        """Whether a running or waiting sample has keys and values in the cache."""
         return self._rows.count > 0 or self._queue.holds_cache
 
     @property
     def blocks(self) -> int:
-        """Of the cache, the spare one left out."""
+        """Number of blocks of the cache, without the spare one."""
         return self._pool.total
 
     @property
     def running(self) -> int:
-        """Samples being decoded."""
+        """Number of running samples."""
         return self._rows.count
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Queue groups, in order."""
+        """Queues groups, in order."""
         self._queue.add(groups)
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Admit what there is room for, then decode one token of every running sample."""
+        """Starts the waiting samples that there is room for, then decodes one token of every running
+        sample.
+        """
         self._admit()
         if self._rows.count:
             self._decode()
 
     def score(self, prompts: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        """Log-probs `[P - 1]` of each prompt's own tokens; what runs is not touched."""
+        """Returns the log-probs `[P - 1]` of each prompt's tokens, without affecting running samples."""
         return token_log_probs(self.model, prompts)
 
     def set_weights(self, weights: ModelWeights, version: int) -> None:
-        """Replace the weights, and note for every running sample where the new version begins.
+        """Replaces the weights, and notes for every running sample where the new version begins.
 
-        A sample that starts later has nothing of the old ones: neither its prompt's keys and values nor its
-        first token.
+        Samples that start later use nothing of the old weights: their prompt's keys and values are computed
+        again.
         """
         self.model.replace_weights(weights)
-        self._queue.renew()
+        self._queue.drop_stale_prompts()
         self.version = version
-        for row, entry in enumerate(self._rows.entries):
-            made = len(entry.job.tokens) + int(self._rows.ints[Field.GENERATED, row])
-            entry.job.starts.append((version, made))
+        for row, sample in enumerate(self._rows.samples):
+            generated = len(sample.job.tokens) + int(self._rows.ints[Field.GENERATED, row])
+            sample.job.starts.append((version, generated))
 
     def abort(self, chosen: Callable[[Job], bool], message: str) -> int:
-        """End jobs with what they have; returns how many."""
-        return self._end_chosen(chosen, {"type": "abort", "message": message})
+        """Ends the chosen jobs with the tokens they have, and returns how many there were."""
+        return self._end_jobs(chosen, {"type": "abort", "message": message})
 
     def fail(self, message: str) -> None:
-        """End every job with an error."""
-        self._end_chosen(lambda job: True, {"type": "error", "message": message})
+        """Ends every job with an error."""
+        self._end_jobs(lambda job: True, {"type": "error", "message": message})
 
-    def _end_chosen(self, chosen: Callable[[Job], bool], finish: dict[str, Any]) -> int:
-        running = [row for row, entry in enumerate(self._rows.entries) if chosen(entry.job)]
+    def _end_jobs(self, chosen: Callable[[Job], bool], finish: dict[str, Any]) -> int:
+        running = [row for row, sample in enumerate(self._rows.samples) if chosen(sample.job)]
         self._finish(np.array(running, np.int64), [finish] * len(running))
-        waiting = self._queue.take_out(chosen)
+        waiting = self._queue.remove_jobs(chosen)
         for job in waiting:
-            _end(job, finish)
+            _end_job(job, finish)
         return len(running) + len(waiting)
 
     def retract_all(self) -> None:
-        """Move every running sample back to the queue's front, with what it made as part of its prompt."""
+        """Moves every running sample back to the front of the queue, its tokens appended to its prompt."""
         self._retract(range(self._rows.count))
         self._queue.drop_idle()
 
     # -- admission
 
     def _admit(self) -> None:
+        """Starts waiting samples in order, as long as there is room and their prompts fit into one pass."""
         first = self._rows.count
         groups: list[Group] = []
         tokens = 0
         while self._queue:
             group = self._queue.first
-            fresh = group.seat is None
-            full = tokens + len(group.prompt) > PREFILL_TOKENS or len(groups) == PREFILL_PROMPTS
-            if fresh and groups and full:
+            needs_prefill = group.seat is None
+            pass_is_full = tokens + len(group.prompt) > PREFILL_TOKENS or len(groups) == PREFILL_PROMPTS
+            if needs_prefill and groups and pass_is_full:
                 break
-            taken = self._queue.room_for(group)
-            if not taken and not self._rows.count and self._queue.drop_idle():
+            room = self._queue.room_for(group)
+            if not room and not self._rows.count and self._queue.drop_idle():
                 continue
-            if not taken:
+            if not room:
                 break
-            if fresh:
+            if needs_prefill:
                 self._queue.seat(group)
                 groups.append(group)
                 tokens += len(group.prompt)
-            self._begin(group, taken)
+            self._add_rows(group, room)
             if group.waiting:
                 break
             self._queue.pop()
         if self._rows.count > first:
-            self._start(first, groups)
+            self._start_rows(first, groups)
 
-    def _begin(self, group: Group, count: int) -> None:
+    def _add_rows(self, group: Group, count: int) -> None:
+        """Adds rows for the next `count` samples of a group."""
         for job in group.waiting[:count]:
             job.starts.append((self.version, len(job.tokens)))
-            self._rows.append(Entry(job, group), *self._stops.sets(job.params, self._rows))
+            self._rows.append(RunningSample(job, group), *self._stops.sets(job.params, self._rows))
         group.running += count
         group.waiting = group.waiting[count:]
 
-    def _start(self, first: int, groups: list[Group]) -> None:
-        """Prefill `groups` and draw the first token of every row from `first` on."""
+    def _start_rows(self, first: int, groups: list[Group]) -> None:
+        """Prefills the prompts of `groups`, and draws the first token of every row from `first` on."""
         if groups:
             logits = self.model.logits(self._prefill(groups))
             for index, group in enumerate(groups):
                 group.logits = logits[index : index + 1]
-        started = [entry.group for entry in self._rows.entries[first:]]
-        self._advance(first, self._sampler.first_tokens(first, [group.logits for group in started]))
+        started = [sample.group for sample in self._rows.samples[first:]]
+        self._append_tokens(first, self._sampler.first_tokens(first, [group.logits for group in started]))
         for group in started:
+            # A copy, because the slice would keep the logits of the whole pass in memory.
             group.logits = group.logits.clone() if group.waiting else None
 
     def _prefill(self, groups: list[Group]) -> torch.Tensor:
+        """Returns the hidden state `[G, H]` of each prompt's last token, with all keys and values cached."""
         prompts = [group.prompt for group in groups]
         lengths = [len(prompt) for prompt in prompts]
         packed = packed_prompts(prompts, self.model.padded(sum(lengths)), [group.blocks for group in groups])
@@ -168,29 +176,32 @@ class Scheduler:
     # -- decoding
 
     def _decode(self) -> None:
+        """Decodes one token of every row; if the cache is full, frees idle prompts, then retracts the last
+        rows.
+        """
         while True:
             try:
-                self._extend()
+                self._allocate_blocks()
                 break
             except OutOfBlocks:
                 if not self._queue.drop_idle():
-                    assert self._rows.count > 1, "a sample alone fits: checked when it was submitted"
+                    assert self._rows.count > 1, "a single sample always fits: Engine.check made sure"
                     self._retract(range(self._rows.count - 1, self._rows.count))
         rows = self._rows
         columns = rows.ints[:DECODE_COLUMNS, : self.model.padded(rows.count)]
         hidden = self.model.decode(DecodeBatch(columns, rows.prefix_tables, rows.suffix_tables))
-        self._advance(0, self._sampler.next_tokens(hidden[: rows.count]))
+        self._append_tokens(0, self._sampler.next_tokens(hidden[: rows.count]))
 
-    def _extend(self) -> None:
-        """A new block for every row whose newest token begins one."""
+    def _allocate_blocks(self) -> None:
+        """Allocates a block for every row whose newest token begins one; raises OutOfBlocks."""
         starting = self._rows.starting_blocks()
         if len(starting):
             self._rows.add_blocks(starting, self._pool.take(len(starting)))
 
     # -- endings
 
-    def _advance(self, first: int, drawn: Drawn) -> None:
-        """Append a token to every row from `first` on, and end those that are done."""
+    def _append_tokens(self, first: int, drawn: DrawnTokens) -> None:
+        """Appends a token to every row from `first` on, and ends the rows that are done."""
         self._rows.record(first, drawn.tokens, drawn.log_probs)
         if drawn.masks is not None:
             self._rows.record_masks(first, drawn.masks)
@@ -199,30 +210,30 @@ class Scheduler:
             self._finish(np.array(list(ended), np.int64), list(ended.values()))
 
     def _finish(self, ended: NDArray[np.int64], reasons: list[dict[str, Any]]) -> None:
-        """Take rows out and hand their jobs back with what they made."""
-        jobs = [self._rows.entries[row].job for row in ended.tolist()]
-        self._take_out(ended)
+        """Removes rows, and ends their jobs with the tokens they generated."""
+        jobs = [self._rows.samples[row].job for row in ended.tolist()]
+        self._free_rows(ended)
         for job, reason in zip(jobs, reasons, strict=True):
-            _end(job, reason)
+            _end_job(job, reason)
 
-    def _take_out(self, rows: NDArray[np.int64]) -> None:
-        """Collect the tokens of rows and free all they hold."""
+    def _free_rows(self, rows: NDArray[np.int64]) -> None:
+        """Hands rows' tokens to their jobs, and frees their blocks and seats."""
         for row in rows.tolist():
             self._rows.collect(row)
             self._pool.give_back(self._rows.blocks_of(row))
-            group = self._rows.entries[row].group
+            group = self._rows.samples[row].group
             group.running -= 1
             self._queue.release(group)
         self._rows.remove(rows)
 
     def _retract(self, chosen: range) -> None:
-        """Back to the queue's front, as a prompt that ends in what the sample made."""
-        jobs = [self._rows.entries[row].job for row in chosen]
-        self._take_out(np.array(chosen, np.int64))
+        """Moves rows to the front of the queue, as groups whose prompt ends in the sample's tokens."""
+        jobs = [self._rows.samples[row].job for row in chosen]
+        self._free_rows(np.array(chosen, np.int64))
         groups = [Group(np.concatenate([job.prompt, job.tokens]), [job]) for job in jobs]
-        self._queue.put_back(groups)
+        self._queue.put_first(groups)
 
 
-def _end(job: Job, finish: dict[str, Any]) -> None:
+def _end_job(job: Job, finish: dict[str, Any]) -> None:
     job.finish = finish
     job.on_done(job)

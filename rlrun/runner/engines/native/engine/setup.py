@@ -1,4 +1,4 @@
-"""What an engine needs to start."""
+"""The settings of one native engine."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,33 +6,34 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """One native engine."""
+    """Everything that a native engine needs to start."""
 
     model_folder: str
-    """Local Hugging Face folder: config.json, *.safetensors, and tokenizer.json for stop strings."""
+    """Local folder in Hugging Face format; stop strings and chats also need its tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of weights, activations and KV cache; log-probs are float32."""
+    """Precision of weights, activations and KV cache; log-probs are always float32."""
     max_running: int = 256
-    """Samples decoded together; others wait."""
+    """How many samples are decoded together; further samples wait."""
     max_cache_tokens: int | None = None
-    """Tokens of KV cache. None: `max_running` samples of `max_length`, or what fits in memory."""
+    """Size of the KV cache in tokens. None: room for `max_running` samples of `max_length`, or as much as
+    fits in memory."""
     max_length: int | None = None
-    """Prompt and response together. None: the model's own limit."""
+    """Longest sequence in tokens, prompt and response together. None: the model's limit."""
     host: str = "127.0.0.1"
     port: int | None = None
-    """None: a free one."""
+    """None: a free port."""
     threads: int | None = None
-    """CPU threads of the engine's computation. None: torch's default."""
+    """Number of CPU threads that compute. None: torch's default."""
     seed: int = 0
-    """Of requests that bring no seed."""
+    """Seed of requests that have none."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where one is visible."""
+    """auto: a GPU if torch sees one."""
     api_key: str | None = field(default=None, repr=False)
-    """Asked for with every request but `/health`; None: no key is asked for."""
+    """Key that every request except `/health` has to send; None: requests need no key."""
     job: str | None = None
-    """Name of the job whose shared-memory segments it may adopt as weights; None: it adopts none."""
+    """Name of the job whose shared-memory segments the engine may adopt as weights; None: it adopts none."""
     weight_folders: tuple[str, ...] = ()
-    """It may read new weights from folders below these, and below `model_folder`, and from no others."""
+    """The engine reads new weights only from folders below these and below `model_folder`."""
     head_dtype: Literal["model", "float32"] = "model"
     """Precision of logits. `model`: `dtype`; `float32`: the head multiplies in float32, by weights that stay
     in `dtype`."""

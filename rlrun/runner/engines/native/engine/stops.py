@@ -1,4 +1,4 @@
-"""What ends a sample: tables over the vocabulary, so that a step looks up all its rows at once."""
+"""Decides which samples are done, with tables over the vocabulary that look up all rows at once."""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -12,26 +12,26 @@ from rlrun.runner.engines.native.engine.requests import SamplingParams
 from rlrun.runner.engines.native.engine.rows import Field, Rows
 
 MAX_SETS = 1024
-"""Different sets that are remembered; those of running samples always are. Each takes a byte for every token
-of the vocabulary, and an agent may ask for a new one with every request."""
+"""Most sets that are remembered, beside those of running samples. Each takes one byte per token of the
+vocabulary, and an agent may send a new set with every request."""
 
 
 class Stops:
-    """Decides which rows are done."""
+    """Decides which rows are done: a stop token, a stop string, or the maximum length."""
 
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], folder: str | Path) -> None:
-        """`folder`: of the model, with a tokenizer where stop strings are used."""
+        """`folder`: the model's folder, which needs a tokenizer for stop strings."""
         self.tokens = StopTokens(vocab_size, eos_token_ids)
         self.strings = StopStrings(vocab_size, folder)
 
     def sets(self, params: SamplingParams, rows: Rows) -> tuple[int, int]:
-        """What a row keeps of its request: rows of the two tables, which forget what no row uses any more."""
+        """Returns the rows of both tables for a request; sets that no row uses any more may be forgotten."""
         self.tokens.bound(rows.ints[Field.STOP_SET])
         self.strings.bound(rows.ints[Field.STRING_SET])
         return self.tokens.index(params), self.strings.index(params)
 
     def ended(self, rows: Rows, first: int) -> dict[int, dict[str, Any]]:
-        """Rows from `first` on that their newest token ends, with SGLang's `finish_reason`."""
+        """Returns SGLang's `finish_reason` of each row from `first` on that its newest token ends."""
         columns = rows.ints[:, first : rows.count]
         tokens = columns[Field.TOKEN]
         stopped = self.tokens.table[columns[Field.STOP_SET], tokens]
@@ -49,19 +49,21 @@ class Stops:
             elif row in matches:
                 reasons[row] = {"type": "stop", "matched": matches[row]}
             else:
-                reasons[row] = {"type": "length", "length": rows.entries[row].job.params.max_new_tokens}
+                reasons[row] = {"type": "length", "length": rows.samples[row].job.params.max_new_tokens}
         return reasons
 
 
 class _SetTable:
-    """Sets that requests ask for as rows of a `[sets, V]` table; row 0 is the empty set."""
+    """Sets of tokens as rows of a `[sets, V]` table; row 0 is the empty set."""
 
     def __init__(self, vocab_size: int, empty: Hashable) -> None:
         self.table: NDArray[np.bool_] = np.zeros((1, vocab_size), np.bool_)
         self._sets: dict[Hashable, int] = {empty: 0}
 
     def bound(self, used: NDArray[np.int64]) -> None:
-        """Forget sets beyond `MAX_SETS` that are not `used`, and number those anew in place."""
+        """Once there are `MAX_SETS` sets, forgets those that are not in `used`, and renumbers `used` in
+        place.
+        """
         if len(self.table) < MAX_SETS:
             return
         kept = np.unique(np.append(used, 0))
@@ -82,7 +84,7 @@ class StopTokens(_SetTable):
         self._eos = eos_token_ids
 
     def index(self, params: SamplingParams) -> int:
-        """The row of the table for a request."""
+        """Returns the row of the table for a request."""
         tokens = frozenset(() if params.ignore_eos else (*self._eos, *params.stop_token_ids))
         if tokens not in self._sets:
             row = np.zeros(self.table.shape[1], np.bool_)
@@ -92,7 +94,7 @@ class StopTokens(_SetTable):
 
 
 class StopStrings(_SetTable):
-    """Stop strings. A token that cannot be the last of a match is ruled out by a table, without decoding."""
+    """Stop strings. A table rules out tokens that cannot end a match, so that few rows have to be decoded."""
 
     def __init__(self, vocab_size: int, folder: str | Path) -> None:
         super().__init__(vocab_size, ())
@@ -101,14 +103,16 @@ class StopStrings(_SetTable):
         self._texts: list[str] = []
 
     def check(self, params: SamplingParams) -> None:
-        """ValueError when stop strings are asked for and there is no tokenizer. Any thread may call it."""
+        """Raises ValueError for stop strings without a tokenizer. Any thread may call it."""
         if params.stop and not (self._folder / "tokenizer.json").is_file():
             raise ValueError(
-                f"stop strings need a tokenizer.json in {self._folder}; stop_token_ids work without"
+                f"stop strings need a tokenizer.json in {self._folder}; add it, or use stop_token_ids"
             )
 
     def index(self, params: SamplingParams) -> int:
-        """The row of the table for a request: true for tokens that may complete one of its strings."""
+        """Returns the row of the table for a request; true for tokens that may complete one of its
+        strings.
+        """
         if params.stop not in self._sets:
             texts = self._token_texts()
             row = np.fromiter((_may_end(text, params.stop) for text in texts), np.bool_, len(texts))
@@ -117,25 +121,26 @@ class StopStrings(_SetTable):
 
     @property
     def used(self) -> bool:
-        """Some request had stop strings, of those that are remembered."""
+        """Whether any remembered request had stop strings."""
         return len(self._sets) > 1
 
     def matches(self, rows: Rows, first: int) -> dict[int, str]:
-        """Rows from `first` on whose newest token completes a stop string, and which."""
+        """Returns the stop string of each row from `first` on whose newest token completes one."""
         columns = rows.ints[:, first : rows.count]
         candidates = self.table[columns[Field.STRING_SET], columns[Field.TOKEN]]
         long_enough = columns[Field.GENERATED] >= columns[Field.MIN_NEW]
-        found = {}
+        matches = {}
         for row in (np.flatnonzero(candidates & long_enough) + first).tolist():
-            text = self._match(rows.made(row), rows.entries[row].job.params.stop)
+            text = self._match(rows.generated_tokens(row), rows.samples[row].job.params.stop)
             if text is not None:
-                found[row] = text
-        return found
+                matches[row] = text
+        return matches
 
     def _match(self, tokens: NDArray[np.int32], stops: tuple[str, ...]) -> str | None:
-        """The stop string that stands at the end of `tokens`, or near it."""
+        """Returns the stop string that `tokens` end with, or nearly end with; None if there is none."""
         assert self._tokenizer is not None
-        # Every token that decodes to something has at least one byte of it; a few more for those that do not.
+        # A token that decodes to text has at least one byte of it; 8 more allow for tokens that decode to
+        # nothing.
         window = max(len(stop.encode()) for stop in stops) + 8
         text: str = self._tokenizer.decode(tokens[-window:].tolist(), skip_special_tokens=False)
         return next((stop for stop in stops if stop in text), None)
@@ -149,7 +154,10 @@ class StopStrings(_SetTable):
 
 
 def _may_end(text: str, stops: tuple[str, ...]) -> bool:
-    """Whether a match may end inside `text`, which may lack a leading space or be part of a character."""
+    """Returns whether a match may end within a token's text.
+
+    Decoded alone, a token may lack its leading space or be only part of a character (U+FFFD).
+    """
     if "\ufffd" in text:
         return True
     spaced = " " + text

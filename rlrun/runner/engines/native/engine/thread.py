@@ -1,4 +1,4 @@
-"""The engine's thread: does what other threads ask for between two steps, and steps while there is work.
+"""The engine's thread: steps the scheduler while it has work, and runs other threads' calls between steps.
 
 any thread: post(action), call(function) -> inbox -> engine thread -> Scheduler.step -> job.on_done
 """
@@ -19,14 +19,16 @@ _log = logging.getLogger(__name__)
 
 
 class EngineThread:
-    """Owns the scheduler while it runs; any thread may call its public methods."""
+    """Owns the scheduler while it runs. Any thread may call the public methods."""
 
     def __init__(self, scheduler: Scheduler, ended: Callable[[], None], threads: int | None = None) -> None:
-        """`ended` is called there at the end, unless a step failed; `threads`: that torch computes with."""
+        """`ended` is called in the thread when it stops, unless a step failed. `threads`: see
+        `EngineSetup`.
+        """
         self.failure: str | None = None
         """Why the engine stopped working; None while it works."""
         self.paused = False
-        """Take no steps; set in the thread itself, by what is called there."""
+        """No steps are taken. Only functions that run in the thread may set it."""
         self._scheduler = scheduler
         self._ended = ended
         self._threads = threads
@@ -36,22 +38,24 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="rlrun-engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self, wait: float) -> None:
-        """Abort everything and end. TimeoutError when a step takes longer than `wait` seconds."""
+        """Aborts all jobs and ends the thread. Raises TimeoutError if a step takes longer than `wait`
+        seconds.
+        """
         self._post(lambda: None, stopping=True)
         self._thread.join(wait)
         if self._thread.is_alive():
             raise TimeoutError(f"the engine's thread did not end within {wait:g} s: a step is still running")
 
     def post(self, action: Callable[[], None]) -> None:
-        """Do this between two steps; it must not raise."""
+        """Runs `action` between two steps; it must not raise."""
         self._post(action)
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Run `function` between two steps; what it returns or raises."""
+        """Runs `function` between two steps; the future holds what it returns or raises."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -71,7 +75,7 @@ class EngineThread:
 
     def _run(self) -> None:
         if self._threads is not None:
-            torch.set_num_threads(self._threads)  # OpenMP's setting belongs to the thread that makes it
+            torch.set_num_threads(self._threads)  # OpenMP keeps this setting per thread
         while self._serve_inbox():
             if self.paused or not self._scheduler.busy:
                 continue
@@ -85,7 +89,9 @@ class EngineThread:
         self._ended()
 
     def _serve_inbox(self) -> bool:
-        """Do what was asked, waiting for it when there is nothing else to do. False: time to stop."""
+        """Runs the actions in the inbox; waits for one if there is no work. Returns False when it is time to
+        stop.
+        """
         with self._wake:
             while not (self._inbox or self._stopping or (self._scheduler.busy and not self.paused)):
                 self._wake.wait()
@@ -96,7 +102,7 @@ class EngineThread:
         return not self._stopping
 
     def _fail(self, reason: str) -> None:
-        """Answer everything with the failure, now and later."""
+        """Ends all jobs with the failure, and every later job too, until the thread is stopped."""
         self.failure = reason
         self.paused = True
         while True:

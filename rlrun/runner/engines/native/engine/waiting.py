@@ -1,7 +1,7 @@
-"""The groups that wait, and the prompts that lie in the cache for samples that run or wait.
+"""The queue of groups that wait to run, and the cached prompts of waiting and running samples.
 
-A prompt is put into the cache when the first sample of its group starts, and stays until none of them runs or
-waits; one that no sample runs on may be dropped earlier, and is computed anew.
+A group's prompt enters the cache when its first sample starts, and stays until none of its samples runs or
+waits. If memory is short, a prompt without running samples is dropped earlier and computed again later.
 """
 
 from collections import deque
@@ -13,10 +13,10 @@ from rlrun.runner.engines.native.model.cache import BlockPool, blocks_for
 
 
 class Queue:
-    """Groups in the order in which their samples start."""
+    """Waiting groups, in the order in which their samples will start."""
 
     def __init__(self, pool: BlockPool, rows: Rows) -> None:
-        """`pool` and `rows` have what a prompt takes: blocks, and a seat for their numbers."""
+        """A cached prompt takes blocks from `pool`, and a seat for the list of its blocks from `rows`."""
         self._pool = pool
         self._rows = rows
         self._groups: deque[Group] = deque()
@@ -26,28 +26,28 @@ class Queue:
 
     @property
     def first(self) -> Group:
-        """Whose samples start next."""
+        """The group whose samples start next."""
         return self._groups[0]
 
     @property
     def holds_cache(self) -> bool:
-        """The prompt of a waiting sample is in the cache."""
+        """Whether the prompt of a waiting sample is in the cache."""
         return any(group.seat is not None for group in self._groups)
 
     def add(self, groups: Sequence[Group]) -> None:
-        """To the end, in order."""
+        """Appends groups, in order."""
         self._groups.extend(groups)
 
-    def put_back(self, groups: Sequence[Group]) -> None:
-        """To the front, in order."""
+    def put_first(self, groups: Sequence[Group]) -> None:
+        """Puts groups before all others, in order."""
         self._groups.extendleft(reversed(groups))
 
     def pop(self) -> None:
-        """Take the first group off: all of its samples have started."""
+        """Removes the first group, all of whose samples have started."""
         self._groups.popleft()
 
-    def take_out(self, chosen: Callable[[Job], bool]) -> list[Job]:
-        """Remove jobs, and the groups that wait for nothing else."""
+    def remove_jobs(self, chosen: Callable[[Job], bool]) -> list[Job]:
+        """Removes and returns the chosen jobs, and drops groups that have no other waiting job."""
         jobs = [job for group in self._groups for job in group.waiting if chosen(job)]
         for group in self._groups:
             group.waiting = [job for job in group.waiting if not chosen(job)]
@@ -56,53 +56,58 @@ class Queue:
         return jobs
 
     def room_for(self, group: Group) -> int:
-        """How many samples of a group can start now: each needs a row, and one free block for itself."""
+        """Returns how many samples of a group can start now.
+
+        Each needs a row and one free block for its own tokens, beside those that running samples may need for
+        their next token.
+        """
         rows = self._rows.capacity - self._rows.count
-        fresh = group.seat is None
-        if fresh and not self._rows.free_prefix_seats:
+        needs_prefill = group.seat is None
+        if needs_prefill and not self._rows.free_prefix_seats:
             return 0
-        need = blocks_for(len(group.prompt)) if fresh else 0
+        need = blocks_for(len(group.prompt)) if needs_prefill else 0
         spare = self._pool.free - need - self._rows.count
         if self._rows.count == 0 and self._pool.free > need:
             spare = max(spare, 1)
         return max(0, min(rows, spare, len(group.waiting)))
 
     def seat(self, group: Group) -> None:
-        """Give a group's prompt its place in the cache."""
+        """Allocates a group's prompt in the cache."""
         group.blocks = self._pool.take(blocks_for(len(group.prompt)))
         group.seat = self._rows.take_prefix_seat(group.blocks)
 
     def release(self, group: Group) -> None:
-        """Free a group's prompt unless a sample runs or waits."""
+        """Frees a group's prompt unless one of its samples runs or waits."""
         if not group.waiting:
-            self._drop(group)
+            self._free_prompt(group)
 
     def drop_idle(self) -> bool:
-        """Free the prompts of groups that have no sample running; False when there are none."""
+        """Frees the prompts of groups without running samples; returns False if there are none."""
         idle = [group for group in self._groups if group.seat is not None and not group.running]
         for group in idle:
-            self._drop(group)
+            self._free_prompt(group)
         return bool(idle)
 
-    def renew(self) -> None:
-        """Have the prompts of waiting samples computed again when these start: the weights have changed.
+    def drop_stale_prompts(self) -> None:
+        """Drops the cached prompts of waiting samples, because the weights have changed.
 
-        Samples that run keep the prompt that they began with.
+        Waiting samples compute their prompt again when they start. Running samples keep the one they began
+        with, so the waiting ones become a group of their own.
         """
-        renewed: deque[Group] = deque()
+        groups: deque[Group] = deque()
         for group in self._groups:
             if group.seat is not None:
                 waiting, group.waiting = group.waiting, []
-                self._drop(group)
+                self._free_prompt(group)
                 group.logits = None
                 waiting[0].cached_tokens = 0
-                renewed.append(Group(group.prompt, waiting))
+                groups.append(Group(group.prompt, waiting))
             else:
-                renewed.append(group)
-        self._groups = renewed
+                groups.append(group)
+        self._groups = groups
 
-    def _drop(self, group: Group) -> None:
-        """Free a prompt's blocks once no running sample uses them."""
+    def _free_prompt(self, group: Group) -> None:
+        """Frees a prompt's blocks and its seat, unless running samples use them."""
         if group.seat is not None and not group.running:
             self._pool.give_back(group.blocks)
             self._rows.free_prefix_seat(group.seat)

@@ -1,4 +1,4 @@
-"""Requests of our own engines' servers: who may send them, and their bodies, all of them JSON."""
+"""Requests to rlrun's own engine servers: who may send them, and their JSON bodies."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,13 +11,15 @@ from rlrun.plugins.http_guard import Guard
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 GENERATE_BYTES = 1 << 30
-"""Longest body of a call that generates: a batch of prompts in deterministic mode is one call."""
+"""Longest body of a call that generates; in deterministic mode one call has a whole batch of prompts."""
 CONTROL_BYTES = 16 << 20
-"""Longest body of every other call: a manifest names each tensor."""
+"""Longest body of all other calls; a manifest of weights names every tensor."""
 
 
 def engine_guard(host: str, key: str | None) -> Middleware:
-    """Refuses whoever does not know the key, but for `/health`, which tells nothing else."""
+    """Returns a middleware that refuses requests without the key; `/health`, which reveals nothing, needs
+    none.
+    """
     guard = Guard(host, key, frozenset({"/health"}))
 
     @web.middleware
@@ -33,10 +35,10 @@ def engine_guard(host: str, key: str | None) -> Middleware:
 
 
 @web.middleware
-async def user_errors(
+async def answer_user_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """What the client can mend is a 400 with the message."""
+    """Answers a ValueError, which the client can correct, with status 400 and its message."""
     try:
         return await handler(request)
     except ValueError as error:
@@ -44,41 +46,42 @@ async def user_errors(
 
 
 async def read_body(request: web.Request, most: int = CONTROL_BYTES) -> dict[str, Any]:
-    """The object that a request holds, empty where it holds nothing. Raises ValueError; HTTP 413 where it is
-    longer than `most` bytes.
+    """Returns the JSON object of a request; an empty body counts as an empty object.
+
+    Raises ValueError for anything but a JSON object, and answers 413 to a body of more than `most` bytes.
     """
     raw = await _read(request, most)
     try:
         body = orjson.loads(raw) if raw else {}
     except orjson.JSONDecodeError as error:
-        raise ValueError(f"the body is no JSON: {error}") from None
+        raise ValueError(f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise ValueError("the body must be a JSON object")
     return body
 
 
 async def _read(request: web.Request, most: int) -> bytes:
-    """The body, unpacked where it is compressed."""
-    parts: list[bytes] = []
+    """Reads the body, decompressed; stops as soon as it is longer than `most` bytes."""
+    chunks: list[bytes] = []
     size = request.content_length or 0
     if size <= most:
         size = 0
-        async for part in request.content.iter_any():
-            size += len(part)
+        async for chunk in request.content.iter_any():
+            size += len(chunk)
             if size > most:
                 break
-            parts.append(part)
+            chunks.append(chunk)
     if size > most:
         raise web.HTTPRequestEntityTooLarge(most, size, text=f"the body is longer than {most} bytes")
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 def json_response(payload: Any, status: int = 200) -> web.Response:
-    """An answer; arrays become lists."""
+    """Returns an answer with a JSON body; numpy arrays become lists."""
     body = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
     return web.Response(body=body, status=status, content_type="application/json")
 
 
 def error_response(status: int, message: str) -> web.Response:
-    """What went wrong, as OpenAI's API has it."""
+    """Returns an error in the format of OpenAI's API."""
     return json_response({"error": {"message": message}}, status)

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` of the native engine: messages to a prompt, a sample to an answer.
+"""`/v1/chat/completions` of the native engine: turns messages into a prompt, and a sample into an answer.
 
 messages ─▶ the model's chat template ─▶ job ─▶ text
 """
@@ -13,12 +13,12 @@ import numpy as np
 from rlrun.runner.engines.native.engine.requests import Job, parse_sampling
 from rlrun.runner.prompts.tokenizer import Tokenizer
 
-_PASSED_ON = ("temperature", "top_p", "stop")
-_READ = {"model", "messages", "max_tokens", "max_completion_tokens", "seed", *_PASSED_ON}
+_SAMPLING_KEYS = ("temperature", "top_p", "stop")
+_SUPPORTED_KEYS = {"model", "messages", "max_tokens", "max_completion_tokens", "seed", *_SAMPLING_KEYS}
 
 
 class Chat:
-    """Chats with the model of a folder; its tokenizer is read at the first request."""
+    """Chats with the model of a folder. The first request loads its tokenizer."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -28,26 +28,29 @@ class Chat:
         return Tokenizer(self._folder)
 
     def job(self, body: Mapping[str, Any], name: str, seed: int, limit: int) -> Job:
-        """What a request asks for; `limit` tokens in all. ValueError naming the key that is wrong."""
-        if unknown := sorted(set(body) - _READ):
+        """Returns the job for a request; prompt and response have at most `limit` tokens together.
+
+        Raises ValueError with the key that is wrong.
+        """
+        if unknown := sorted(set(body) - _SUPPORTED_KEYS):
             raise ValueError(
-                f"unknown {', '.join(unknown)}; the native engine knows {', '.join(sorted(_READ))}"
+                f"unknown {', '.join(unknown)}; supported are {', '.join(sorted(_SUPPORTED_KEYS))}"
             )
         messages = body.get("messages")
-        if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise ValueError("messages must be a list of objects with role and content")
         prompt = self._tokenizer.render(messages)
-        sampling = {key: body[key] for key in _PASSED_ON if body.get(key) is not None}
-        wanted = body.get("max_completion_tokens") or body.get("max_tokens") or limit - len(prompt)
-        params = parse_sampling({**sampling, "max_new_tokens": wanted})
-        given = body.get("seed")
-        if given is not None and not (isinstance(given, int) and -(2**63) <= given < 2**63):
-            raise ValueError(f"seed {given!r} is not a whole number of 64 bits")
-        return Job(name, np.asarray(prompt, np.int32), params, seed if given is None else given)
+        sampling = {key: body[key] for key in _SAMPLING_KEYS if body.get(key) is not None}
+        max_new_tokens = body.get("max_completion_tokens") or body.get("max_tokens") or limit - len(prompt)
+        params = parse_sampling({**sampling, "max_new_tokens": max_new_tokens})
+        own_seed = body.get("seed")
+        if own_seed is not None and not (isinstance(own_seed, int) and -(2**63) <= own_seed < 2**63):
+            raise ValueError(f"seed {own_seed!r} is not a whole number of 64 bits")
+        return Job(name, np.asarray(prompt, np.int32), params, seed if own_seed is None else own_seed)
 
     def answer(self, job: Job, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A finished job as a chat completion."""
-        assert job.finish is not None, "it is done"
+        """Returns a finished job as a chat completion."""
+        assert job.finish is not None, "the job is done"
         reason = "stop" if job.finish["type"] == "stop" else "length"
         message = {"role": "assistant", "content": self._tokenizer.decode(job.tokens)}
         prompt, completion = len(job.prompt), len(job.tokens)

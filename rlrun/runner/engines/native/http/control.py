@@ -1,4 +1,4 @@
-"""The endpoints that steer the engine, give it weights, or ask how it is; none of them generates."""
+"""The endpoints that control the engine, update its weights or query its state; none of them generates."""
 
 import asyncio
 from concurrent.futures import Future
@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 
 from aiohttp import web
 
-from rlrun.runner.engines.native.engine.engine import Engine, Part
+from rlrun.runner.engines.native.engine.engine import Engine, MemoryPart
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.bodies import Handler, error_response, json_response, read_body
 from rlrun.runner.engines.native.http.protocol import parse_manifest, parse_version
@@ -15,18 +15,18 @@ from rlrun.runner.host.segment_files import belongs_to_job
 
 T = TypeVar("T")
 CONTROL_SECONDS = 120.0
-"""A control call waits this long for the step it may not interrupt."""
+"""How long a control call waits for the current step, which it cannot interrupt."""
 
 
 class ControlEndpoints:
-    """One method for each endpoint; they run in the server's event loop."""
+    """One method per endpoint, run by the server's event loop."""
 
     def __init__(self, engine: Engine, setup: EngineSetup) -> None:
         self._engine = engine
         self._setup = setup
 
     def routes(self) -> list[web.RouteDef]:
-        """Paths as SGLang has them; a control call may be a GET or a POST."""
+        """Returns the routes, with SGLang's paths."""
         get: list[tuple[str, Handler]] = [
             ("/health", self.health),
             ("/model_info", self.model_info),
@@ -38,7 +38,7 @@ class ControlEndpoints:
             ("/continue_generation", self.resume),
             ("/flush_cache", self.flush_cache),
             ("/release_memory_occupation", self.release),
-            ("/resume_memory_occupation", self.take_back),
+            ("/resume_memory_occupation", self.restore),
             ("/update_weights_from_tensor", self.update_from_tensor),
             ("/update_weights_from_disk", self.update_from_disk),
         ]
@@ -47,55 +47,61 @@ class ControlEndpoints:
         ]
 
     async def abort(self, request: web.Request) -> web.Response:
-        """`{"abort_all": true}`, or `{"rid": id}` of a sample or of a request of several."""
+        """Aborts all samples (`{"abort_all": true}`), or those of one request or one sample (`{"rid":
+        id}`).
+        """
         body = await read_body(request)
         name = body.get("rid")
         if body.get("abort_all"):
-            count = await _done(self._engine.abort(lambda job: True), "aborting")
+            count = await _finished(self._engine.abort(lambda job: True), "aborting")
         elif isinstance(name, str) and name:
-            chosen = self._engine.abort(lambda job: job.id == name or job.id.rpartition("-")[0] == name)
-            count = await _done(chosen, "aborting")
+            aborted = self._engine.abort(lambda job: job.id == name or job.id.rpartition("-")[0] == name)
+            count = await _finished(aborted, "aborting")
         else:
             raise ValueError('abort_request needs {"rid": id} or {"abort_all": true}')
         return json_response({"aborted": count})
 
     async def pause(self, request: web.Request) -> web.Response:
-        """`{"mode": "abort" | "in_place" | "retract"}`; requests sent while paused wait."""
+        """Pauses with `{"mode": "abort" | "in_place" | "retract"}`; requests wait until generation is
+        resumed.
+        """
         mode = (await read_body(request)).get("mode", "abort")
         if mode not in ("abort", "in_place", "retract"):
-            raise ValueError(f"mode {mode!r}; one of abort, in_place, retract")
-        await _done(self._engine.pause(mode), "pausing")
+            raise ValueError(f"mode {mode!r} is unknown; use abort, in_place or retract")
+        await _finished(self._engine.pause(mode), "pausing")
         return json_response({"status": "ok"})
 
     async def resume(self, request: web.Request) -> web.Response:
-        """Go on after a pause."""
-        await _done(self._engine.resume(), "continuing")
+        """Resumes generation after a pause."""
+        await _finished(self._engine.resume(), "continuing")
         return json_response({"status": "ok"})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """Nothing is cached beyond the life of its samples; this only checks that none has anything there."""
-        if await _done(self._engine.holds_cache(), "flushing"):
+        """Checks that no sample has anything in the cache; it keeps nothing beyond the life of its
+        samples.
+        """
+        if await _finished(self._engine.holds_cache(), "flushing"):
             return error_response(400, "samples are running: abort, retract or wait for them before flushing")
         return json_response({"success": True})
 
     async def release(self, request: web.Request) -> web.Response:
-        """`{"tags": ["weights", "kv_cache"]}`: give that memory away; 400 while samples run or wait."""
-        await _done(self._engine.release(_tags(await read_body(request))), "releasing memory")
+        """Releases the memory of `{"tags": ["weights", "kv_cache"]}`; 400 while samples run or wait."""
+        await _finished(self._engine.release(_tags(await read_body(request))), "releasing memory")
         return json_response({"success": True})
 
-    async def take_back(self, request: web.Request) -> web.Response:
-        """The opposite, by the same tags; weights come with the next update."""
-        await _done(self._engine.take_back(_tags(await read_body(request))), "taking memory back")
+    async def restore(self, request: web.Request) -> web.Response:
+        """Allocates the memory of the given tags again; the next update brings the weights."""
+        await _finished(self._engine.restore(_tags(await read_body(request))), "allocating memory")
         return json_response({"success": True})
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 while the engine works, 503 with the reason after it failed; runs no generation."""
+        """Answers 200 while the engine works, and 503 with the reason after it failed; generates nothing."""
         if self._engine.failure is None:
             return json_response({"status": "ok"})
         return error_response(503, f"the engine failed: {self._engine.failure}")
 
     async def model_info(self, request: web.Request) -> web.Response:
-        """What is served."""
+        """Describes the model and the engine's limits."""
         loaded = self._engine.loaded
         return json_response(
             {
@@ -112,24 +118,26 @@ class ControlEndpoints:
         )
 
     async def update_from_tensor(self, request: web.Request) -> web.Response:
-        """Adopt the weights of a shared-memory segment; pickled tensors are not accepted."""
+        """Adopts the weights of a shared-memory segment; pickled tensors are not accepted."""
         body = await read_body(request)
         if body.get("load_format") != "shared_memory":
             raise ValueError(
-                'load_format must be "shared_memory", with a manifest: this engine unpickles nothing'
+                'load_format must be "shared_memory", with a manifest: this engine does not unpickle tensors'
             )
         manifest = parse_manifest(body.get("manifest"))
         if self._setup.job is None or not belongs_to_job(manifest.segment, self._setup.job):
             raise ValueError(f"{manifest.segment!r} is not a segment of the job that started this engine")
-        await _done(await asyncio.to_thread(self._engine.load_shared, manifest), "taking over weights")
+        await _finished(await asyncio.to_thread(self._engine.load_shared, manifest), "updating weights")
         return self._updated()
 
     async def update_from_disk(self, request: web.Request) -> web.Response:
-        """Read a Hugging Face folder; the old weights stay if it does not fit."""
+        """Reads weights from a Hugging Face folder; keeps the old ones if they do not fit the model."""
         body = await read_body(request)
-        folder = _permitted(body.get("model_path"), self._setup)
+        folder = _permitted_folder(body.get("model_path"), self._setup)
         version = parse_version(body.get("weight_version", self._engine.version))
-        await _done(await asyncio.to_thread(self._engine.load_folder, folder, version), "taking over weights")
+        await _finished(
+            await asyncio.to_thread(self._engine.load_folder, folder, version), "updating weights"
+        )
         return self._updated()
 
     def _updated(self) -> web.Response:
@@ -138,31 +146,32 @@ class ControlEndpoints:
         )
 
 
-def _permitted(folder: Any, setup: EngineSetup) -> str:
-    """A folder that weights may be read from. ValueError for any other."""
+def _permitted_folder(folder: Any, setup: EngineSetup) -> str:
+    """Returns the path of a folder that weights may be read from; raises ValueError for all others."""
     if not isinstance(folder, str) or not folder or "\0" in folder:
         raise ValueError("update_weights_from_disk needs model_path")
     path = Path(folder).resolve()
-    named = [setup.model_folder, *setup.weight_folders]
-    if not any(path.is_relative_to(Path(one).resolve()) for one in named):
+    permitted = [setup.model_folder, *setup.weight_folders]
+    if not any(path.is_relative_to(Path(parent).resolve()) for parent in permitted):
         raise ValueError(
-            f"model_path {folder!r} is below none of the folders that this engine was started with, "
-            f"{', '.join(named)}: start it with --weights FOLDER"
+            f"model_path {folder!r} is not below any folder that this engine may read weights from, "
+            f"{', '.join(permitted)}: start it with --weights FOLDER"
         )
     return str(path)
 
 
-def _tags(body: dict[str, Any]) -> list[Part]:
-    tags = body.get("tags") or list(get_args(Part))
-    if not isinstance(tags, list) or not all(tag in get_args(Part) for tag in tags):
-        raise ValueError(f"tags {tags}; known are {', '.join(get_args(Part))}")
+def _tags(body: dict[str, Any]) -> list[MemoryPart]:
+    tags = body.get("tags") or list(get_args(MemoryPart))
+    if not isinstance(tags, list) or not all(tag in get_args(MemoryPart) for tag in tags):
+        raise ValueError(f"tags {tags}: supported are {', '.join(get_args(MemoryPart))}")
     return tags
 
 
-async def _done(future: "Future[T]", what: str) -> T:
+async def _finished(future: "Future[T]", activity: str) -> T:
+    """Waits for a call in the engine's thread; answers 503 if the current step takes too long."""
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), CONTROL_SECONDS)
     except TimeoutError:
         raise web.HTTPServiceUnavailable(
-            text=f"{what}: the engine finished no step within {CONTROL_SECONDS:g} s"
+            text=f"{activity}: the engine did not finish its step within {CONTROL_SECONDS:g} s"
         ) from None

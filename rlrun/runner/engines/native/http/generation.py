@@ -1,4 +1,4 @@
-"""The endpoints that generate or score: jobs for the engine's thread, and waiting for them."""
+"""The endpoints that generate or score: they submit jobs to the engine's thread and wait for them."""
 
 import asyncio
 import itertools
@@ -12,11 +12,11 @@ from rlrun.runner.engines.native.engine.requests import Job
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.bodies import GENERATE_BYTES, error_response, json_response, read_body
 from rlrun.runner.engines.native.http.chat import Chat
-from rlrun.runner.engines.native.http.protocol import answer, parse_generate
+from rlrun.runner.engines.native.http.protocol import parse_generate_request, sample_answer
 
 
 class GenerationEndpoints:
-    """One method for each endpoint; they run in the server's event loop."""
+    """One method per endpoint, run by the server's event loop."""
 
     def __init__(self, engine: Engine, setup: EngineSetup) -> None:
         self._engine = engine
@@ -25,13 +25,13 @@ class GenerationEndpoints:
         self._numbers = itertools.count()
 
     def routes(self) -> list[web.RouteDef]:
-        """Paths as SGLang has them."""
+        """Returns the routes, with SGLang's paths."""
         return [web.post("/generate", self.generate), web.post("/v1/chat/completions", self.chat)]
 
     async def generate(self, request: web.Request) -> web.Response:
-        """Samples of one or many prompts, all admitted together; answers when the last one is done."""
+        """Generates samples of one or several prompts; answers when the last one is done."""
         body = await read_body(request, GENERATE_BYTES)
-        jobs, several = parse_generate(body, self._new_id, self._new_seed)
+        jobs, several = parse_generate_request(body, self._new_id, self._new_seed)
         for job in jobs:
             self._engine.check(job)
         if any(job.params.max_new_tokens == 0 for job in jobs):
@@ -42,7 +42,7 @@ class GenerationEndpoints:
         return json_response(self._answers(jobs, body, several))
 
     async def chat(self, request: web.Request) -> web.Response:
-        """One answer to a conversation, as OpenAI's API has it; nothing is streamed."""
+        """Answers a conversation in the format of OpenAI's API, without streaming."""
         body = await read_body(request)
         limit = self._engine.loaded.max_length
         job = await asyncio.to_thread(self._chat.job, body, self._new_id(), self._new_seed(), limit)
@@ -52,26 +52,28 @@ class GenerationEndpoints:
         return json_response(self._chat.answer(job, body))
 
     async def _score(self, jobs: Sequence[Job], body: dict[str, Any]) -> None:
-        """Log-probs of given tokens, as SGLang has them: all of the prompt's, at temperature 1."""
+        """Computes the log-probs of all tokens of the prompts at temperature 1, as SGLang does."""
         if any(job.params.max_new_tokens for job in jobs):
-            raise ValueError("max_new_tokens 0 and others cannot be mixed in one call")
+            raise ValueError(
+                "max_new_tokens 0, which scores prompts, cannot be mixed with other values in one call"
+            )
         if not body.get("return_logprob") or body.get("logprob_start_len") != 0:
             raise ValueError(
-                "max_new_tokens 0 asks for log-probs: add return_logprob and logprob_start_len 0"
+                "max_new_tokens 0 scores prompts: add return_logprob = true and logprob_start_len = 0"
             )
         await asyncio.gather(*(asyncio.wrap_future(future) for future in self._engine.score(jobs)))
 
     def _answers(self, jobs: Sequence[Job], body: dict[str, Any], several: bool) -> Any:
-        answers = [answer(job, bool(body.get("return_logprob")), self._engine.version) for job in jobs]
+        answers = [sample_answer(job, bool(body.get("return_logprob")), self._engine.version) for job in jobs]
         return answers if several else answers[0]
 
     async def _finish(self, jobs: Sequence[Job]) -> web.Response | None:
-        """Run jobs to their end; what is answered instead when the engine failed."""
+        """Runs jobs to their end; returns an error response if the engine failed."""
         try:
             await self._run(jobs)
-        except asyncio.CancelledError:  # the client went away
-            gone = {id(job) for job in jobs}
-            self._engine.abort(lambda job: id(job) in gone)
+        except asyncio.CancelledError:  # the client closed the connection
+            abandoned = {id(job) for job in jobs}
+            self._engine.abort(lambda job: id(job) in abandoned)
             raise
         for job in jobs:
             if job.finish is not None and job.finish["type"] == "error":
@@ -79,13 +81,17 @@ class GenerationEndpoints:
         return None
 
     async def _run(self, jobs: Sequence[Job]) -> None:
-        """Submit jobs and wait for them all, until the client's deadline: it then closes the connection."""
+        """Submits jobs and waits for all of them.
+
+        There is no timeout: a client that does not want to wait any longer closes the connection.
+        """
         loop = asyncio.get_running_loop()
         finished: asyncio.Future[None] = loop.create_future()
-        left = itertools.count(len(jobs) - 1, -1)
+        # next() of a count is atomic; on_done runs in the engine's thread.
+        num_unfinished = itertools.count(len(jobs) - 1, -1)
 
         def on_done(_: Job) -> None:
-            if next(left) == 0:
+            if next(num_unfinished) == 0:
                 loop.call_soon_threadsafe(_resolve, finished)
 
         for job in jobs:

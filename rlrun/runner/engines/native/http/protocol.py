@@ -1,4 +1,4 @@
-"""Requests and answers of SGLang's HTTP protocol, the part the native engine serves."""
+"""Requests and answers of the part of SGLang's HTTP protocol that the native engine serves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
@@ -12,9 +12,9 @@ from rlrun.runner.engines.native.engine.requests import Job, parse_sampling
 from rlrun.runner.weights.tensor_slots import ITEM_SIZE
 
 MAX_SAMPLES = 65_536
-"""Samples that one call may ask for."""
+"""Most samples that one call may request."""
 MAX_NAME = 256
-"""Characters of a `rid`."""
+"""Most characters of a `rid`."""
 _GENERATE_KEYS = {
     "input_ids",
     "sampling_params",
@@ -26,35 +26,38 @@ _GENERATE_KEYS = {
 }
 
 
-def parse_generate(
+def parse_generate_request(
     body: Mapping[str, Any], new_id: Callable[[], str], new_seed: Callable[[], int]
 ) -> tuple[list[Job], bool]:
-    """The jobs of a /generate body, in order, and whether the answer is a list.
+    """Returns the jobs of a /generate request, in order, and whether the answer is a list.
 
-    `input_ids` is one prompt or a list of them; `sampling_params`, `return_sampling_mask` and `rid` are
-    single or one for each prompt. `n` samples of a prompt follow each other and are named `<rid>-<k>`. Raises
-    ValueError naming the key.
+    `input_ids` is one prompt or a list of prompts; `sampling_params`, `return_sampling_mask` and `rid` are
+    one value for all prompts or a list with one value per prompt. The `n` samples of a prompt follow each
+    other and are named `<rid>-<k>`. Raises ValueError with the key that is wrong.
     """
     unknown = sorted(set(body) - _GENERATE_KEYS)
     if unknown:
         raise ValueError(
-            f"unknown {', '.join(unknown)}; the native engine knows {', '.join(sorted(_GENERATE_KEYS))}"
+            f"unknown {', '.join(unknown)}; the native engine supports {', '.join(sorted(_GENERATE_KEYS))}"
         )
     if body.get("stream"):
-        raise ValueError("stream: the native engine answers when a sample is done; leave it out")
+        raise ValueError(
+            "stream is not supported: the native engine answers when a sample is done; remove it"
+        )
     prompts, single = _prompts(body.get("input_ids"))
     params = [parse_sampling(raw) for raw in _spread(body.get("sampling_params") or {}, len(prompts), dict)]
     masked = _spread(body.get("return_sampling_mask") or False, len(prompts), bool)
     ids = _spread(body.get("rid"), len(prompts), str, new_id)
     if (samples := sum(sampling.n for sampling in params)) > MAX_SAMPLES:
         raise ValueError(
-            f"{samples} samples in one call; at most {MAX_SAMPLES}: lower n, or ask several times"
+            f"{samples} samples in one call; at most {MAX_SAMPLES}: lower n, or send several calls"
         )
     if any(len(name) > MAX_NAME for name in ids):
         raise ValueError(f"a rid has at most {MAX_NAME} characters")
-    if any(wanted and one.top_p >= 1 and one.top_k < 1 for wanted, one in zip(masked, params, strict=True)):
+    unlimited = [sampling.top_p >= 1 and sampling.top_k < 1 for sampling in params]
+    if any(mask and all_tokens for mask, all_tokens in zip(masked, unlimited, strict=True)):
         raise ValueError(
-            "return_sampling_mask records what top_k or top_p leave: set one of them, or remove it"
+            "return_sampling_mask records the tokens within top_k or top_p: set one of them, or remove it"
         )
     jobs = []
     for prompt, sampling, mask, name in zip(prompts, params, masked, ids, strict=True):
@@ -65,8 +68,8 @@ def parse_generate(
     return jobs, not (single and len(jobs) == 1)
 
 
-def answer(job: Job, log_probs: bool, version: int) -> dict[str, Any]:
-    """One sample's answer; `version` of the weights where it never ran."""
+def sample_answer(job: Job, log_probs: bool, version: int) -> dict[str, Any]:
+    """Returns the answer for one sample; `version` is its weight version if it never ran."""
     spans = [{"version": str(version), "start": start, "end": end} for version, start, end in job.spans]
     meta: dict[str, Any] = {
         "id": job.id,
@@ -78,8 +81,10 @@ def answer(job: Job, log_probs: bool, version: int) -> dict[str, Any]:
         "weight_versions": spans,
     }
     if job.prompt_log_probs is not None:
-        given = [None, *job.prompt_log_probs.tolist()]
-        meta["input_token_logprobs"] = list(zip(given, job.prompt.tolist(), repeat(None), strict=False))
+        log_probs_or_none = [None, *job.prompt_log_probs.tolist()]
+        meta["input_token_logprobs"] = list(
+            zip(log_probs_or_none, job.prompt.tolist(), repeat(None), strict=False)
+        )
     tokens = job.tokens.tolist()
     if log_probs:
         meta["output_token_logprobs"] = list(zip(job.log_probs.tolist(), tokens, repeat(None), strict=False))
@@ -91,7 +96,7 @@ def answer(job: Job, log_probs: bool, version: int) -> dict[str, Any]:
 
 
 def parse_manifest(raw: Any) -> WeightManifest:
-    """The `manifest` of a shared-memory weight update. Raises ValueError."""
+    """Parses the `manifest` of a shared-memory weight update; raises ValueError if it is invalid."""
     try:
         tensors = tuple(
             TensorSlot(str(t["name"]), t["dtype"], tuple(map(int, t["shape"])), int(t["offset"]))
@@ -104,14 +109,16 @@ def parse_manifest(raw: Any) -> WeightManifest:
         raise ValueError(f"manifest: {error!r}; it needs segment, size, version and tensors") from None
     for slot in tensors:
         if slot.dtype not in ITEM_SIZE or min(slot.shape, default=0) < 0:
-            raise ValueError(f"manifest: {slot.name} cannot be {slot.dtype} of shape {slot.shape}")
+            raise ValueError(
+                f"manifest: {slot.name} has an unsupported dtype or shape: {slot.dtype}, {slot.shape}"
+            )
     if not 0 < manifest.size < 2**63:
         raise ValueError(f"manifest: a segment cannot have {manifest.size} bytes")
     return manifest
 
 
 def parse_version(raw: Any) -> int:
-    """A `weight_version` of the protocol, a string there, as a number. Raises ValueError."""
+    """Returns a `weight_version`, which the protocol sends as a string, as a number; raises ValueError."""
     try:
         version = int(raw)
     except (TypeError, ValueError, OverflowError):
@@ -122,6 +129,7 @@ def parse_version(raw: Any) -> int:
 
 
 def _prompts(raw: Any) -> tuple[list[NDArray[np.int32]], bool]:
+    """Returns the prompts, and whether `input_ids` was a single one."""
     if not isinstance(raw, list) or not raw:
         raise ValueError("input_ids must be a list of token ids, or a list of such lists, and not empty")
     single = not isinstance(raw[0], list)
@@ -141,15 +149,15 @@ def _prompt(ids: Any) -> NDArray[np.int32]:
 
 
 def _spread(raw: Any, count: int, kind: type, default: Callable[[], Any] | None = None) -> Sequence[Any]:
-    """One value for each prompt, from a single one or a list."""
+    """Returns one value per prompt, from a single value or a list."""
     if raw is None and default is not None:
         return [default() for _ in range(count)]
     values = raw if isinstance(raw, list) else [raw] * count
     if len(values) != count or not all(isinstance(value, kind) for value in values):
-        raise ValueError(f"expected one {kind.__name__}, or a list of {count}: one for each prompt")
+        raise ValueError(f"expected one {kind.__name__}, or a list of {count}, one per prompt")
     return values
 
 
 def _signed(seed: int) -> int:
-    """The low 64 bits of a seed as a signed number."""
+    """Returns the low 64 bits of a seed as a signed number."""
     return (seed + 2**63) % 2**64 - 2**63

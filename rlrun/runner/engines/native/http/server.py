@@ -1,4 +1,4 @@
-"""The native engine behind SGLang's HTTP protocol.
+"""Serves the native engine over SGLang's HTTP protocol.
 
 client --HTTP--> server thread (asyncio) --jobs--> engine thread
        <-answers-                        <-done---'
@@ -14,13 +14,13 @@ from aiohttp import web
 from rlrun.runner.engines.native.engine.engine import Engine
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from rlrun.runner.engines.native.http.bodies import GENERATE_BYTES, engine_guard, user_errors
+from rlrun.runner.engines.native.http.bodies import GENERATE_BYTES, answer_user_errors, engine_guard
 from rlrun.runner.engines.native.http.control import ControlEndpoints
 from rlrun.runner.engines.native.http.generation import GenerationEndpoints
 
 
 class NativeServer:
-    """An engine and its HTTP server in this process, each in a thread of its own."""
+    """An engine and its HTTP server in this process, with one thread each."""
 
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
@@ -30,9 +30,9 @@ class NativeServer:
         self._runner: web.AppRunner | None = None
 
     def start(self) -> str:
-        """Load the model, begin to serve, and return the URL.
+        """Loads the model, starts to serve, and returns the URL.
 
-        Raises ValueError for a model, a length or a port that the setup can mend.
+        Raises ValueError for a model, a length or a port that cannot work.
         """
         listener = _listen(self._setup.host, self._setup.port)
         try:
@@ -46,13 +46,13 @@ class NativeServer:
             GenerationEndpoints(self._engine, self._setup),
             ControlEndpoints(self._engine, self._setup),
         )
-        routes = [route for each in endpoints for route in each.routes()]
+        routes = [route for group in endpoints for route in group.routes()]
         self._runner = asyncio.run_coroutine_threadsafe(self._serve(routes, listener), self._loop).result(30)
         host, port = listener.getsockname()[:2]
         return f"http://{host}:{port}"
 
     def stop(self) -> None:
-        """Abort what runs, answer it, and end both threads. Safe to call twice."""
+        """Aborts and answers running requests, and ends both threads. May be called twice."""
         engine, self._engine = self._engine, None
         if engine is None:
             return
@@ -65,9 +65,10 @@ class NativeServer:
 
     async def _serve(self, routes: Sequence[web.RouteDef], listener: socket.socket) -> web.AppRunner:
         guard = engine_guard(self._setup.host, self._setup.api_key)
-        app = web.Application(client_max_size=GENERATE_BYTES, middlewares=[guard, user_errors])
+        app = web.Application(client_max_size=GENERATE_BYTES, middlewares=[guard, answer_user_errors])
         app.add_routes(routes)
-        # Cancelled when a client goes away, so that nobody generates for it.
+        # Cancels the handler when a client closes the connection, so that its samples are not generated to
+        # the end.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await runner.setup()
         await web.SockSite(runner, listener, shutdown_timeout=5).start()
@@ -75,7 +76,7 @@ class NativeServer:
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """A bound socket. Raises ValueError naming the port when it is taken."""
+    """Returns a bound socket. Raises ValueError with the port if it is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -86,6 +87,6 @@ def _listen(host: str, port: int | None) -> socket.socket:
         listener.close()
         raise ValueError(
             f"the engine cannot listen on port {port} of {host}: {error.strerror}. "
-            "Set engine.port to a free one, or leave it out to have one chosen"
+            "Set engine.port to a free port, or remove it to use any free port"
         ) from error
     return listener

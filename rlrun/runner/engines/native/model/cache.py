@@ -1,7 +1,8 @@
-"""The paged KV cache: blocks of 16 tokens, handed out by number.
+"""The paged KV cache: blocks of 16 tokens, allocated by number.
 
-Keys of a block are stored transposed (`[head_dim, 16]`), so that the scores of 16 tokens are one vector;
-values are stored as they come (`[16, head_dim]`). Block 0 belongs to nobody: padding rows write there.
+The keys of a block are stored transposed (`[head_dim, 16]`), so that a kernel computes the scores of 16
+tokens as one vector; values are not (`[16, head_dim]`). Block 0 is spare: padding rows write to it, and it is
+never read.
 """
 
 from dataclasses import dataclass
@@ -14,21 +15,21 @@ from numpy.typing import NDArray
 from rlrun.models.architecture import Architecture
 
 BLOCK = 16
-"""Tokens in a block."""
+"""Number of tokens in a block."""
 
 
 class OutOfBlocks(Exception):
-    """No free block; the scheduler makes room."""
+    """Too few blocks are free; the scheduler frees some and tries again."""
 
 
 def blocks_for(tokens: int) -> int:
-    """Blocks that hold `tokens` tokens."""
+    """Returns how many blocks hold `tokens` tokens."""
     return -(-tokens // BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values of every layer, N blocks."""
+    """Keys and values of every layer, in N blocks."""
 
     keys: torch.Tensor
     """`[layers, N, kv heads, head_dim, 16]`"""
@@ -37,19 +38,23 @@ class KVCache:
 
 
 def make_cache(model: Architecture, blocks: int, dtype: torch.dtype, device: torch.device) -> KVCache:
-    """A zeroed cache of `blocks` blocks and the spare one; on a CPU its pages exist once they are written."""
+    """Returns a zeroed cache of `blocks` blocks and the spare one; on a CPU its memory is used once
+    written.
+    """
     shape = (model.layers, blocks + 1, model.kv_heads)
     keys = _zeros((*shape, model.head_dim, BLOCK), dtype, device)
     return KVCache(keys, _zeros((*shape, BLOCK, model.head_dim), dtype, device))
 
 
 def token_bytes(model: Architecture, dtype: torch.dtype) -> int:
-    """Cache bytes of one token in all layers."""
+    """Returns the size of one token in the cache, in all layers together."""
     return 2 * model.layers * model.kv_heads * model.head_dim * int(dtype.itemsize)
 
 
 class BlockPool:
-    """Free blocks, last returned first, so that what is in use stays warm in the processor's caches."""
+    """The free blocks. The last one returned is taken first, because it is still in the processor's
+    caches.
+    """
 
     def __init__(self, blocks: int) -> None:
         self._free = np.arange(blocks, 0, -1, dtype=np.int32)
@@ -62,14 +67,14 @@ class BlockPool:
         return self._count
 
     def take(self, count: int) -> NDArray[np.int32]:
-        """Numbers of `count` blocks. Raises OutOfBlocks, and takes none, where there are fewer."""
+        """Returns the numbers of `count` blocks. Raises OutOfBlocks, and takes none, if fewer are free."""
         if count > self._count:
             raise OutOfBlocks
         self._count -= count
         return self._free[self._count : self._count + count].copy()
 
     def give_back(self, blocks: NDArray[np.int32]) -> None:
-        """Return blocks taken before."""
+        """Returns blocks to the pool."""
         self._free[self._count : self._count + len(blocks)] = blocks
         self._count += len(blocks)
 
@@ -77,7 +82,6 @@ class BlockPool:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy's zeros come from calloc: no page is touched before its first use, where torch.zeros writes them
-    # all.
+    # numpy's zeros come from calloc, which touches no page before its first use; torch.zeros writes them all.
     count = prod(shape) * dtype.itemsize
     return torch.from_numpy(np.zeros(count, np.uint8)).view(dtype).view(shape)

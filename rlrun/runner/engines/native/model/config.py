@@ -1,4 +1,4 @@
-"""Which models the native engine runs, and the weights that it needs for them."""
+"""The models that the native engine runs, and the weights that it needs for them."""
 
 from pathlib import Path
 

@@ -1,4 +1,9 @@
-"""The forward passes: prompts packed into one batch, and one token for each running row."""
+"""The forward passes of the native engine.
+
+packed prompts ─▶ prefill ─┐
+prompts to score ─▶ states ├─▶ normed hidden states ─▶ logits
+one token per row ─▶ decode┘
+"""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -13,14 +18,19 @@ from rlrun.runner.engines.native.model import native_ops, torch_ops
 from rlrun.runner.engines.native.model.batches import DecodeBatch
 from rlrun.runner.engines.native.model.cache import KVCache
 from rlrun.runner.engines.native.model.config import weight_shapes
-from rlrun.runner.engines.native.model.fused_weights import LayerWeights, ModelWeights, hollow, pack
+from rlrun.runner.engines.native.model.fused_weights import (
+    LayerWeights,
+    ModelWeights,
+    pack_for_onednn,
+    without_elements,
+)
 
 PADDING_WEIGHTS = 100_000_000
-"""Rows of padding times weights that cost about as much as making code for a new size."""
+"""Padding rows times weights whose product costs about as much as oneDNN's code for a new batch size."""
 
 
 class Operations(Protocol):
-    """What `torch_ops` and `native_ops` both have."""
+    """The operations that `torch_ops` and `native_ops` both have."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
 
@@ -39,7 +49,7 @@ class Operations(Protocol):
 class Model:
     """A decoder with its cache. The weights may be replaced between two passes.
 
-    Both passes return normed hidden states in the model's dtype; `logits` makes logits of them.
+    All passes return normed hidden states in the model's dtype; `logits` turns them into logits.
     """
 
     def __init__(
@@ -51,24 +61,24 @@ class Model:
         *,
         wide_head: bool = False,
     ) -> None:
-        """`length`: positions of the longest sample. `wide_head`: logits are float32."""
+        """`length`: tokens of the longest sequence. `wide_head`: logits are computed in float32."""
         self.architecture = architecture
         self._wide_head = wide_head and cache.keys.dtype != torch.float32
         self.cache = cache
         self.native = _kernels_fit(architecture, cache) and native_ops.load()
-        """C++ kernels do the work."""
+        """The C++ kernels compute everything except matrix products and the attention of prompts."""
         self._ops: Operations = native_ops if self.native else torch_ops
         tables = rope_tables(architecture.rope, architecture.head_dim, length)
         self._cos, self._sin = (table.to(cache.keys.device) for table in tables)
-        self._parts: list[torch.Tensor | None] = []
+        self._layer_tensors: list[torch.Tensor | None] = []
         self._num_weights = sum(prod(shape) for shape in weight_shapes(architecture).values())
         self.replace_weights(weights)
 
     def padded(self, rows: int) -> int:
-        """How many rows a pass with `rows` rows should have; the others are padding, at slot 0.
+        """Returns how many rows a pass with `rows` rows should have, padding included.
 
-        On a CPU oneDNN makes code for each size it meets, once, in about 10 ms: a small model does better
-        with few sizes, at most a quarter apart, a large one with no padding.
+        On a CPU oneDNN generates code for every new batch size, in about 10 ms. A small model is faster with
+        few sizes, each at most a quarter larger than the one before; a large model is faster without padding.
         """
         if rows <= 4 or self.cache.keys.device.type != "cpu":
             return rows
@@ -77,37 +87,42 @@ class Model:
         return -(-rows // step) * step
 
     def replace_weights(self, weights: ModelWeights) -> None:
-        """Multiply by `weights` from the next pass on, which packs them first."""
+        """Uses `weights` from the next pass on, which packs them first."""
         self.weights = weights
         self._prepared = False
 
     def release_weights(self) -> None:
-        """Hold none until `replace_weights`."""
-        self.weights = hollow(self.weights)
-        self._parts.clear()
+        """Frees the weights until the next `replace_weights`."""
+        self.weights = without_elements(self.weights)
+        self._layer_tensors.clear()
         self._prepared = True
 
     def _prepare(self) -> None:
+        """Packs new weights, and lists them as the C++ kernels take them: field after field, layer after
+        layer.
+        """
         if not self._prepared:
-            self.weights = pack(self.weights, wide_head=self._wide_head)
-            self._parts = [
+            self.weights = pack_for_onednn(self.weights, wide_head=self._wide_head)
+            self._layer_tensors = [
                 getattr(layer, field.name) for layer in self.weights.layers for field in fields(layer)
             ]
             self._prepared = True
 
     def prefill(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """Process prompts of `lengths` (`batches.packed_prompts`); their last states `[P, H]`."""
+        """Runs packed prompts of the given lengths (`batches.packed_prompts`); returns their last states `[P,
+        H]`.
+        """
         x = self._run_layers(packed, lengths)
         last = torch.tensor(lengths, device=x.device).cumsum(0) - 1
         return self._ops.rms_norm(x[last], self.weights.norm, self.architecture.norm_eps)
 
     def states(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """As `prefill`, the states of all tokens `[T, H]`; where every slot is 0, nothing is cached."""
+        """Runs packed prompts and returns the states `[T, H]` of all tokens; slots of 0 cache nothing."""
         x = self._run_layers(packed, lengths)
         return self._ops.rms_norm(x, self.weights.norm, self.architecture.norm_eps)
 
     def _run_layers(self, packed: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """`[T, H]` after the last layer."""
+        """Returns the hidden states `[T, H]` after the last layer, before the norm."""
         self._prepare()
         tokens, positions, slots = packed
         x = self.weights.embedding[tokens]
@@ -120,12 +135,12 @@ class Model:
         return x
 
     def decode(self, batch: DecodeBatch) -> torch.Tensor:
-        """Process one token of every row: states `[M, H]`."""
+        """Runs one token of every row; returns their states `[M, H]`."""
         self._prepare()
         if self.native:
             return self._decode_native(batch)
         device = self.weights.norm.device
-        tables, mask = (torch.from_numpy(array).to(device) for array in batch.gathered())
+        tables, mask = (torch.from_numpy(array).to(device) for array in batch.gathered_blocks())
         tokens, positions, slots = torch.from_numpy(batch.columns[:3]).to(device)
         x = self.weights.embedding[tokens]
         for index, layer in enumerate(self.weights.layers):
@@ -146,7 +161,7 @@ class Model:
             torch.from_numpy(batch.prefix_tables),
             torch.from_numpy(batch.suffix_tables),
             self.weights.embedding,
-            self._parts,
+            self._layer_tensors,
             self.weights.norm,
             self.cache.keys,
             self.cache.values,
@@ -157,7 +172,9 @@ class Model:
         return states
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[B, H]` -> `[B, V]` in the model's dtype, or in float32 with a wide head."""
+        """Returns the logits `[B, V]` of states `[B, H]`, in the model's dtype or, with a wide head, in
+        float32.
+        """
         self._prepare()
         if self._wide_head:
             return torch_ops.wide_linear(hidden, self.weights.head)
@@ -165,7 +182,7 @@ class Model:
 
     @property
     def logit_bytes(self) -> int:
-        """Size of one logit."""
+        """Size of one logit in bytes."""
         return 4 if self._wide_head else self.cache.keys.element_size()
 
     def _project(
@@ -176,7 +193,9 @@ class Model:
         positions: torch.Tensor,
         slots: torch.Tensor,
     ) -> torch.Tensor:
-        """Queries, keys and values `[T, heads + 2 kv heads, D]`, rotated, and cached."""
+        """Returns rotated queries, keys and values `[T, heads + 2 kv heads, D]`; writes keys and values to
+        the cache.
+        """
         normed = self._ops.rms_norm(x, layer.input_norm, self.architecture.norm_eps)
         qkv = torch_ops.linear(normed, layer.qkv, layer.qkv_bias).view(len(x), -1, self.architecture.head_dim)
         self._ops.rope_store(
@@ -189,6 +208,7 @@ class Model:
         return qkv
 
     def _finish_layer(self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        """Adds the output projection and the feed-forward to the hidden states."""
         x = x + torch_ops.linear(attended, layer.output, layer.output_bias)
         normed = self._ops.rms_norm(x, layer.mlp_norm, self.architecture.norm_eps)
         inner = self._ops.silu_mul(torch_ops.linear(normed, layer.gate_up, layer.gate_up_bias))
@@ -196,5 +216,5 @@ class Model:
 
 
 def _kernels_fit(architecture: Architecture, cache: KVCache) -> bool:
-    """The kernels take heads 16 elements at a time, on a CPU."""
+    """Returns whether the C++ kernels can run: on a CPU, and heads are read 16 elements at a time."""
     return cache.keys.device.type == "cpu" and architecture.head_dim % 16 == 0

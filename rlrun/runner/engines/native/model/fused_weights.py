@@ -1,4 +1,6 @@
-"""The model's weights as the engine multiplies by them: q, k, v and gate, up fused."""
+"""The model's weights as the engine multiplies by them: q, k, v fused into one matrix, and gate, up into
+one.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +20,10 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer; H hidden, A = heads x head_dim, K = kv heads x head_dim, F feed-forward."""
+    """The weights of one layer. H: hidden, A: heads x head_dim, K: kv heads x head_dim, F: feed-forward.
+
+    The C++ function `decode` receives the fields in this order.
+    """
 
     input_norm: torch.Tensor
     """`[H]`"""
@@ -43,7 +48,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """A whole model."""
+    """The weights of a whole model."""
 
     embedding: torch.Tensor
     """`[V, H]`"""
@@ -51,28 +56,30 @@ class ModelWeights:
     norm: torch.Tensor
     """`[H]`"""
     head: torch.Tensor
-    """`[V, H]`; the embedding itself where they are tied."""
+    """`[V, H]`; the embedding if they are tied."""
 
 
 def fuse(named: Tensors, model: Architecture) -> ModelWeights:
-    """Name the parts. What lies side by side in memory is fused as a view, the rest by a copy."""
+    """Fuses a checkpoint's tensors; those that are adjacent in memory become a view, all others are
+    copied.
+    """
     layers = []
     for index in range(model.layers):
-        part = _Part(named, f"model.layers.{index}.")
+        tensors = _LayerTensors(named, f"model.layers.{index}.")
         layers.append(
             LayerWeights(
-                input_norm=part("input_layernorm.weight"),
-                qkv=part.fused("self_attn", "qkv", "weight"),
-                qkv_bias=part.fused("self_attn", "qkv", "bias") if model.qkv_bias else None,
-                q_norm=part("self_attn.q_norm.weight") if model.qk_norm else None,
-                k_norm=part("self_attn.k_norm.weight") if model.qk_norm else None,
-                output=part("self_attn.o_proj.weight"),
-                output_bias=part("self_attn.o_proj.bias") if model.output_bias else None,
-                mlp_norm=part("post_attention_layernorm.weight"),
-                gate_up=part.fused("mlp", ("gate", "up"), "weight"),
-                gate_up_bias=part.fused("mlp", ("gate", "up"), "bias") if model.mlp_bias else None,
-                down=part("mlp.down_proj.weight"),
-                down_bias=part("mlp.down_proj.bias") if model.mlp_bias else None,
+                input_norm=tensors("input_layernorm.weight"),
+                qkv=tensors.fused("self_attn", "qkv", "weight"),
+                qkv_bias=tensors.fused("self_attn", "qkv", "bias") if model.qkv_bias else None,
+                q_norm=tensors("self_attn.q_norm.weight") if model.qk_norm else None,
+                k_norm=tensors("self_attn.k_norm.weight") if model.qk_norm else None,
+                output=tensors("self_attn.o_proj.weight"),
+                output_bias=tensors("self_attn.o_proj.bias") if model.output_bias else None,
+                mlp_norm=tensors("post_attention_layernorm.weight"),
+                gate_up=tensors.fused("mlp", ("gate", "up"), "weight"),
+                gate_up_bias=tensors.fused("mlp", ("gate", "up"), "bias") if model.mlp_bias else None,
+                down=tensors("mlp.down_proj.weight"),
+                down_bias=tensors("mlp.down_proj.bias") if model.mlp_bias else None,
             )
         )
     embedding = named["model.embed_tokens.weight"]
@@ -80,12 +87,13 @@ def fuse(named: Tensors, model: Architecture) -> ModelWeights:
     return ModelWeights(embedding, tuple(layers), named["model.norm.weight"], head)
 
 
-def pack(weights: ModelWeights, *, wide_head: bool = False) -> ModelWeights:
-    """The matrices in the order in which oneDNN multiplies by them, on a CPU: a copy, up to twice as fast.
+def pack_for_onednn(weights: ModelWeights, *, wide_head: bool = False) -> ModelWeights:
+    """Returns copies of the matrices in the order in which oneDNN reads them, which is up to twice as fast.
 
-    Without it every product reorders its matrix anew, which for a few rows costs as much as the product.
-    Returned as they are where oneDNN does not compute in their dtype. Norms, biases and the embedding stay
-    what they were. `wide_head`: on a CPU the head is a float32 copy, as its products are float32.
+    Otherwise every product would reorder its matrix first, which for few rows costs as much as the product
+    itself. Weights stay as they are on other devices, and in dtypes that oneDNN does not compute; so do
+    norms, biases and the embedding. `wide_head`: on a CPU the head becomes a float32 copy, as its products
+    are float32.
     """
     if wide_head and weights.head.device.type == "cpu":
         weights = replace(weights, head=weights.head.float())
@@ -105,8 +113,8 @@ def pack(weights: ModelWeights, *, wide_head: bool = False) -> ModelWeights:
     return replace(weights, layers=layers, head=reorder(weights.head))
 
 
-def hollow(weights: ModelWeights) -> ModelWeights:
-    """As many tensors of the same types and devices, without elements."""
+def without_elements(weights: ModelWeights) -> ModelWeights:
+    """Returns tensors of the same dtypes and devices without elements, to free the memory of weights."""
 
     def emptied(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.new_empty(0)
@@ -120,7 +128,9 @@ def hollow(weights: ModelWeights) -> ModelWeights:
 
 
 def allocate(model: Architecture, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
-    """Uninitialised tensors of the whole model in one buffer, laid out so that `fuse` copies nothing."""
+    """Returns uninitialised tensors of the whole model in one buffer, laid out so that `fuse` copies
+    nothing.
+    """
     slots = layout(weight_shapes(model), str(dtype).removeprefix("torch."))
     buffer = torch.empty(end_of(slots), dtype=torch.uint8, device=device)
     return {
@@ -130,37 +140,37 @@ def allocate(model: Architecture, dtype: torch.dtype, device: torch.device) -> d
 
 
 def read_folder(folder: str | Path, model: Architecture, into: Tensors) -> None:
-    """Fill `into` from a folder's `*.safetensors`, converting the dtype.
+    """Fills `into` from a folder's `*.safetensors`, converting dtypes.
 
-    Raises ValueError naming what is missing or shaped otherwise; `into` is untouched then.
+    Raises ValueError, before it writes anything, if a tensor is missing or has another shape.
     """
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
-        raise ValueError(f"{folder} holds no *.safetensors file")
+        raise ValueError(f"{folder} has no *.safetensors file")
     with ExitStack() as stack:
         opened = [stack.enter_context(safe_open(str(file), framework="pt")) for file in files]
-        where = {name: reader for reader in opened for name in reader.keys()}  # noqa: SIM118
-        shapes = {name: tuple(where[name].get_slice(name).get_shape()) for name in where}
+        readers = {name: reader for reader in opened for name in reader.keys()}  # noqa: SIM118
+        shapes = {name: tuple(readers[name].get_slice(name).get_shape()) for name in readers}
         check_shapes(shapes, model, str(folder))
         for name, tensor in into.items():
-            tensor.copy_(where[name].get_tensor(name))
+            tensor.copy_(readers[name].get_tensor(name))
 
 
 def check_shapes(shapes: Mapping[str, Sequence[int]], model: Architecture, source: str) -> None:
-    """ValueError unless `shapes` holds every weight of the model in its shape; others are ignored."""
-    wanted = weight_shapes(model)
-    missing = [name for name in wanted if name not in shapes]
+    """Raises ValueError unless `shapes` has every weight of the model; further tensors are ignored."""
+    needed = weight_shapes(model)
+    missing = [name for name in needed if name not in shapes]
     if missing:
         raise ValueError(
-            f"{source}: {len(missing)} of {len(wanted)} weights missing, the first: {missing[0]}"
+            f"{source}: {len(missing)} of {len(needed)} weights are missing, the first is {missing[0]}"
         )
-    for name, shape in wanted.items():
+    for name, shape in needed.items():
         if tuple(shapes[name]) != shape:
             raise ValueError(f"{source}: {name} has shape {tuple(shapes[name])}, the model needs {shape}")
 
 
-class _Part:
-    """Tensors of one layer."""
+class _LayerTensors:
+    """Looks up the tensors of one layer by the ends of their names."""
 
     def __init__(self, named: Tensors, prefix: str) -> None:
         self._named, self._prefix = named, prefix
@@ -173,13 +183,14 @@ class _Part:
 
 
 def _packable(example: torch.Tensor) -> bool:
+    """Returns whether oneDNN computes on the device and in the dtype of a tensor."""
     if example.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return example.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _join(parts: list[torch.Tensor]) -> torch.Tensor:
-    """`torch.cat` along rows, without a copy where the parts follow each other in one buffer."""
+    """Concatenates along rows, without a copy where the parts follow each other in one buffer."""
     first = parts[0]
     following = np.cumsum([first.data_ptr()] + [part.nbytes for part in parts[:-1]]).tolist()
     adjacent = all(

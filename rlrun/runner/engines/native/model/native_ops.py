@@ -1,6 +1,6 @@
-"""The engine's operations on a CPU as C++ kernels; `torch_ops` says what each computes.
+"""The engine's operations on a CPU as C++ kernels; `torch_ops` documents what each computes.
 
-They exist after `load` was true.
+They may be called once `load` has returned True.
 """
 
 import torch
@@ -12,7 +12,7 @@ KERNELS = torch.ops.rlrun_engine
 
 
 def load() -> bool:
-    """Make the kernels available, built once for this machine; False where there is no compiler."""
+    """Loads the kernels, compiled once for this machine; returns False if there is no compiler."""
     return load_operators(ENGINE_OPERATORS)
 
 

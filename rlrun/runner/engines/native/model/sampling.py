@@ -1,10 +1,9 @@
-"""Drawing tokens: counter-based randomness, masks, and the inverse of the distribution function in two
-levels.
+"""Draws tokens with counter-based randomness, by inverting the cumulative distribution.
 
-The random number of a token is a hash of the sample's seed and the token's absolute position: it does not
-depend on which samples run beside it, nor on when. Log-probs are those of the whole distribution at the
-sampling temperature, whatever top-k and top-p leave of it; `sample_with_masks` gives those of what they leave
-as well.
+The random number of a token is a hash of the sample's seed and the token's position in the sequence: it does
+not depend on the samples that run beside it, nor on timing. Log-probs are those of the whole distribution at
+the sampling temperature, also where top-k and top-p limit it; `sample_with_masks` also returns the log-probs
+over the tokens within the limits. `kernels/sampling.h` computes the same in C++.
 """
 
 from typing import NamedTuple
@@ -12,21 +11,24 @@ from typing import NamedTuple
 import torch
 
 GROUP = 64
-"""Tokens of the vocabulary summed together: one group is found first, then a token in it."""
+"""Tokens of the vocabulary whose weights are summed together: a draw finds its group first, then its
+token."""
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
 _MIX = (-4658895280553007687, -7723592293110705685)  # splitmix64 (Steele, Lea, Flood 2014)
 
 
 class Limits(NamedTuple):
-    """What a row may draw: the `top_ks` likeliest tokens that follow less than `top_ps` of the mass."""
+    """Limits what B rows may draw: the `top_ks` likeliest tokens, as long as those before have less than
+    `top_ps` of the probability.
+    """
 
     top_ps: torch.Tensor
     """`[B]` float32; 1: no limit."""
     top_ks: torch.Tensor
     """`[B]` int64; below 1: no limit."""
     forbidden: torch.Tensor
-    """`[B, V]` bool: taken out before (stop tokens below the minimum length)."""
+    """`[B, V]` bool: excluded beforehand (stop tokens below the minimum length)."""
 
 
 class Masks(NamedTuple):
@@ -41,7 +43,7 @@ class Masks(NamedTuple):
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Uniform float64 in (0, 1) for each pair of int64 seed and position: splitmix64 of the two."""
+    """Returns a uniform float64 in (0, 1) for each int64 seed and position: splitmix64 of the two."""
     return ((_shift(_hash(_hash(seeds) ^ positions), 11)).double() + 0.5) * 2.0**-53
 
 
@@ -52,10 +54,10 @@ def sample(
     positions: torch.Tensor,
     limits: Limits | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens `[B]` int64 and log-probs `[B]` float32 from logits `[B, V]`.
+    """Draws tokens `[B]` int64 from logits `[B, V]`; returns them and their log-probs `[B]` float32.
 
-    Temperature 0 takes the likeliest token, and its log-prob at temperature 1. `limits` bound what may be
-    drawn; log-probs do not depend on them.
+    Temperature 0 takes the likeliest token and its log-prob at temperature 1. Log-probs do not depend on
+    `limits`.
     """
     drawn, log_probs, _, _ = _draw(logits, temperatures, seeds, positions, limits)
     return drawn, log_probs
@@ -68,7 +70,7 @@ def sample_with_masks(
     positions: torch.Tensor,
     limits: Limits,
 ) -> tuple[torch.Tensor, torch.Tensor, Masks]:
-    """As `sample`, with what each token was drawn from: at temperature 0 the likeliest token alone."""
+    """As `sample`; also returns the tokens that each was drawn from, at temperature 0 only the likeliest."""
     drawn, log_probs, weights, scaled = _draw(logits, temperatures, seeds, positions, limits)
     limited, greedy = (limits.top_ps < 1) | (limits.top_ks > 0), temperatures == 0
     kept_log_probs = (scaled.double() - _group_sums(weights).sum(-1).log()).float()
@@ -85,8 +87,10 @@ def _draw(
     positions: torch.Tensor,
     limits: Limits | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens and log-probs as `sample`; the weights `[B, V]` they were drawn by, relative to the likeliest
-    token's 1; and the logarithm `[B]` of each drawn token's weight.
+    """Returns tokens and log-probs as `sample` does, and how they were drawn.
+
+    That is the weights `[B, V]` of all tokens, relative to the likeliest token's 1, and the logarithm `[B]`
+    of each drawn token's weight.
     """
     greedy = temperatures == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperatures)[:, None]
@@ -95,7 +99,7 @@ def _draw(
     log_total = _group_sums(weights).sum(-1).log()
     if limits is not None:
         weights = weights * allowed_tokens(scaled, limits)
-    drawn = _invert(weights, uniform(seeds, positions))
+    drawn = _invert_distribution(weights, uniform(seeds, positions))
     if bool(greedy.any()):
         drawn = torch.where(greedy, weights.argmax(-1), drawn)
     chosen = scaled.gather(1, drawn[:, None])[:, 0] - peak[:, 0]
@@ -103,7 +107,7 @@ def _draw(
 
 
 def allowed_tokens(scaled: torch.Tensor, limits: Limits) -> torch.Tensor:
-    """Which of `[B, V]` may be drawn, from logits divided by the temperature."""
+    """Returns which tokens `[B, V]` may be drawn, from logits divided by the temperature."""
     top_ps, top_ks, forbidden = limits
     scaled = scaled.masked_fill(forbidden, float("-inf"))
     if not bool(((top_ps < 1) | (top_ks > 0)).any()):
@@ -118,8 +122,11 @@ def allowed_tokens(scaled: torch.Tensor, limits: Limits) -> torch.Tensor:
     return torch.zeros_like(keep).scatter_(1, order, keep)
 
 
-def _invert(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """The first token whose cumulative weight exceeds its row's draw; tokens of weight 0 are never it."""
+def _invert_distribution(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Returns the first token whose cumulative weight exceeds the row's draw, never one of weight 0.
+
+    `minimum(last)` catches draws so close to 1 that rounding puts them behind the last token.
+    """
     sums = _group_sums(weights)
     cumulative = sums.cumsum(-1)
     target = (draws * cumulative[:, -1])[:, None]
@@ -135,7 +142,7 @@ def _invert(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 
 
 def _group_sums(weights: torch.Tensor) -> torch.Tensor:
-    """`[B, ceil(V / GROUP)]` float64."""
+    """Returns the sum of each group's weights, `[B, ceil(V / GROUP)]` float64."""
     whole = weights.shape[1] // GROUP * GROUP
     sums = weights[:, :whole].unflatten(1, (-1, GROUP)).sum(-1, dtype=torch.float64)
     if whole == weights.shape[1]:

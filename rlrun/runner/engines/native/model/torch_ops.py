@@ -1,6 +1,7 @@
-"""The engine's operations in plain torch: what runs on a GPU, and on a CPU without a compiler.
+"""The engine's operations in plain torch, for GPUs and for CPUs without a compiler.
 
-`native_ops` computes the same on a CPU, faster; both round once at the end of each operation.
+`native_ops` computes the same faster on a CPU. Both compute in float32 and round once, at the end of an
+operation.
 """
 
 import torch
@@ -10,7 +11,7 @@ from rlrun.runner.engines.native.model.cache import BLOCK
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x · weightᵀ + bias; the weight may be packed (`weights.pack`)."""
+    """Returns x · weightᵀ + bias; the weight may be packed (`fused_weights.pack_for_onednn`)."""
     if weight.is_mkldnn:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return product
@@ -18,20 +19,22 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 
 def wide_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x · weightᵀ in float32, of a half-precision x; on a CPU the weight is float32 (`weights.pack`)."""
+    """Returns x · weightᵀ in float32 for a half-precision x; on a CPU `pack_for_onednn` made the weight
+    float32.
+    """
     if x.is_cuda:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     return linear(x.float(), weight, None)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / rms(x) · weight over the last dimension."""
+    """Returns x / rms(x) · weight over the last dimension."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up of `[T, 2F]`: `[T, F]`."""
+    """Returns silu(gate) · up, `[T, F]`, where `gate_up` `[T, 2F]` has gate and up side by side."""
     gate, up = gate_up.float().chunk(2, -1)
     return (functional.silu(gate) * up).to(gate_up.dtype)
 
@@ -43,7 +46,7 @@ def rope_store(
     rotation: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
-    """Norm and rotate queries and keys in place, and write keys and values to the cache.
+    """Normalises and rotates queries and keys in place, and writes keys and values to the cache.
 
     `qkv` `[T, heads + 2 kv heads, D]`; `norms`: weights for queries and keys, or None; `rotation`: tables of
     cosines and sines `[length, D / 2]` and positions `[T]`; `cache`: keys `[N, kv heads, D, 16]`, values
@@ -66,7 +69,7 @@ def rope_store(
 
 
 def prefill_attention(qkv: torch.Tensor, heads: int, kv_heads: int, lengths: list[int]) -> torch.Tensor:
-    """Causal attention within each of the packed sequences, zeros beyond them: `[T, heads · D]`."""
+    """Returns causal attention within each packed sequence, `[T, heads · D]`; zeros for padding."""
     out = qkv.new_zeros(qkv.shape[0], heads, qkv.shape[2])
     start = 0
     for length in lengths:
@@ -83,7 +86,7 @@ def prefill_attention(qkv: torch.Tensor, heads: int, kv_heads: int, lengths: lis
 def decode_attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """One query token a row over the blocks of its table: `[M, heads, D]` -> `[M, heads · D]`."""
+    """Attends from one token per row `[M, heads, D]` to the blocks of its table; returns `[M, heads · D]`."""
     kv_heads, dim = keys.shape[1], keys.shape[2]
     row_keys = keys[tables].permute(0, 2, 1, 4, 3).reshape(len(tables), kv_heads, -1, dim)
     row_values = values[tables].transpose(1, 2).reshape(len(tables), kv_heads, -1, dim)

@@ -1,7 +1,10 @@
-// Causal attention within each document of a packed batch, forward and backward, at a cost of the sum of the squares
-// of their lengths, or of their lengths times the window that each query sees. A task is one head of one document, cut
-// into blocks of BLOCK tokens; of the scores only a block's rows exist at a time, in cache, and the backward pass
-// computes them again (Dao et al. 2022, arXiv:2205.14135).
+// Causal attention within each document of a packed batch, forward and backward. Its cost is the sum of the squared
+// lengths of the documents, or of their lengths times the window.
+//
+// A task is one head of one document, processed in blocks of BLOCK tokens. Only the scores of one block of queries
+// exist at a time; the backward pass computes them again (Dao et al. 2022,
+// arXiv:2205.14135). Unlike there, the forward pass keeps all scores of a block of queries (length x BLOCK floats) and
+// takes their maximum in a pass of its own, so that the output never has to be rescaled.
 #pragma once
 #include <limits>
 #include <numeric>
@@ -10,8 +13,8 @@
 
 namespace rlrun_trainer {
 
-// Sizes of one call: q [tokens, heads, width], k and v [tokens, heads / group, width]. A query sees `window` keys, its
-// own included; 0: all.
+// The sizes of one call: q [tokens, heads, width], k and v [tokens, heads / group, width]. A query sees `window` keys,
+// its own included; 0: all up to its own.
 struct Shape {
   int64_t tokens, heads, width, group, panel, window, most_blocks;
 
@@ -23,14 +26,16 @@ struct Shape {
     most_blocks = blocks(*std::max_element(lengths.begin(), lengths.end()));
   }
   static int64_t blocks(int64_t length) { return (length + BLOCK - 1) / BLOCK; }
-  // The first key that a query sees, and the first block of keys that a block of queries does.
+  // The first key that a query sees, and the first block of keys that a block of queries sees.
   int64_t first_key(int64_t query) const { return query < window ? 0 : query - window + 1; }
   int64_t first_block(int64_t block) const { return first_key(block * BLOCK) / BLOCK; }
 };
 
 constexpr int64_t TILE = BLOCK * BLOCK;
 
-// Calls task(start, length, head) for all documents and heads, on whichever thread is free; each has its own results.
+// Calls task(start, length, head) for all documents and heads. Scheduling is dynamic because the tasks' costs differ
+// with the square of the length. Each task writes to memory of its own, so results do not depend on the number of
+// threads.
 template <typename F>
 void for_documents(at::IntArrayRef lengths, int64_t heads, const F& task) {
   std::vector<int64_t> starts(lengths.size());
@@ -44,18 +49,19 @@ void for_documents(at::IntArrayRef lengths, int64_t heads, const F& task) {
   }
 }
 
-// Softmax numerators of a row block's scores against the blocks it sees up to `last` (its own), and each query's sum
-// and maximum.
+// Computes the softmax numerators of a block of queries (number `last`) for the blocks of keys that it sees, and each
+// query's sum and maximum. The maximum is subtracted before the exponential so that it cannot overflow.
 template <typename T>
 void exponentials(
     const Shape& shape, const float* scores, int64_t last, float scale, T* out, float* sums, float* maxima) {
   const int64_t start = shape.first_block(last);
   for (int64_t r = 0; r < BLOCK; ++r) {
-    const int64_t hidden = shape.first_key(last * BLOCK + r);  // keys before this one
+    const int64_t hidden = shape.first_key(last * BLOCK + r);  // keys before this one are outside of the window
     Vector most = Vector{} - INFINITY;
     float maximum = -INFINITY;
     for (int64_t j = start; j <= last; ++j) {
       const float* row = scores + (j * BLOCK + r) * BLOCK;
+      // Whole vectors where the query sees all of the block, single keys at the diagonal and the window's edge.
       if (j < last && hidden <= j * BLOCK)
         for (int64_t i = 0; i < BLOCK; i += LANES) most = larger(most, load(row + i));
       else
@@ -79,6 +85,8 @@ void exponentials(
   }
 }
 
+// The forward pass of one head of a document. Keys and values are packed once, when their block is the queries' own,
+// and are read by all later blocks of queries.
 template <typename T>
 class Forward {
  public:
@@ -128,7 +136,8 @@ class Forward {
   float *scores_, *sum_;
 };
 
-// q [T, heads, width], k and v [T, kv heads, width] -> output like q, and log-sum-exp of the scores [heads, T].
+// Maps q [T, heads, width] and k, v [T, kv heads, width] to the output, shaped like q, and the log-sum-exp of the
+// scores [heads, T].
 inline std::tuple<at::Tensor, at::Tensor> attention(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, at::IntArrayRef lengths, double scale,
     int64_t window) {
@@ -147,8 +156,11 @@ inline std::tuple<at::Tensor, at::Tensor> attention(
   return {output, log_sums};
 }
 
-// The backward pass of one key-value head of a document. Scores are taken transposed, keys as rows and queries as
-// columns, so that what keys and values need of them comes out as the left factor of a product.
+// The backward pass of one key-value head of a document. One thread owns all query heads that share it, so that the
+// gradients of keys and values need no atomics and are summed in a fixed order.
+//
+// Scores are transposed, with keys as rows and queries as columns: brgemm takes its left factor unpacked, and the
+// gradients of keys and values have the scores as left factor.
 template <typename T>
 class Backward {
  public:
@@ -175,7 +187,7 @@ class Backward {
     std::fill_n(dvalues_, Shape::blocks(length) * shape_.panel, 0.f);
   }
 
-  // One of the query heads that share the keys.
+  // Adds the gradients of one of the query heads that share the keys.
   void add(Rows<T> queries, Rows<T> output, Rows<T> grad, const float* log_sums, Rows<T> dqueries) {
     const int64_t width = shape_.width, panel = shape_.panel;
     for (int64_t i = 0; i < Shape::blocks(length_); ++i) {
@@ -209,8 +221,9 @@ class Backward {
            5 * Scratch::padded<float>(TILE);
   }
 
-  // A block of queries and their slopes as operands, and what each query's softmax needs. Queries beyond the end are
-  // zero and so are their slopes: any finite sum will do for them.
+  // Packs a block of queries and their gradients as operands, and computes each query's dot product of output and
+  // gradient, which the softmax's gradient needs. Queries beyond the end are zero and so are their gradients: any
+  // finite log-sum will do for them.
   void take_queries(
       Rows<T> queries, Rows<T> output, Rows<T> grad, const float* log_sums, int64_t begin, int64_t count) {
     const int64_t width = shape_.width;
@@ -231,8 +244,9 @@ class Backward {
     }
   }
 
-  // Softmax, and the gradient of the scores from that of the softmax, of queries `distance` blocks after the keys. On
-  // the diagonal a key is hidden from earlier queries, and where the window ends, from later ones.
+  // Computes the softmax, and from its gradient that of the scores, for queries `distance` blocks after the keys. On
+  // the diagonal a key is hidden from earlier queries; where the window ends, from later ones. Rows are taken in pairs
+  // because a bfloat16 operand interleaves two of them.
   void score_gradients(int64_t distance) {
     const bool diagonal = distance == 0, ends = (distance + 1) * BLOCK > shape_.window;
     for (int64_t r = 0; r < BLOCK; r += 2)
@@ -255,15 +269,15 @@ class Backward {
   const float scale_;
   int64_t length_ = 0;
   Scratch scratch_;
-  T *keys_, *key_columns_, *values_;  // of the whole document, and as float32 the gradients:
+  T *keys_, *key_columns_, *values_;  // of the whole document; their gradients, summed in float32:
   float *dkeys_, *dvalues_;
-  T *query_, *query_rows_, *query_columns_, *slope_, *slope_rows_, *slope_columns_;  // of a block of queries
+  T *query_, *query_rows_, *query_columns_, *slope_, *slope_rows_, *slope_columns_;  // of one block of queries
   float *dquery_, *dquery_rows_, dots_[BLOCK], log_sums_[BLOCK];
-  T *weights_, *dscores_, *dscore_rows_;  // of a block of keys and one of queries
+  T *weights_, *dscores_, *dscore_rows_;  // of one block of keys and one block of queries
   float *scores_, *dweights_;
 };
 
-// Gradients for q, k and v, from that of the output.
+// Returns the gradients of q, k and v, given that of the output.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& output,
     const at::Tensor& log_sums, at::IntArrayRef lengths, double scale, int64_t window) {

@@ -1,10 +1,12 @@
-// RMSNorm, rotary position embedding and the gated activation, each with its gradient. All tensors are contiguous.
+// RMSNorm, rotary position embedding and the gated activation, each with its gradient. They compute in float32 and
+// round once at the end. All tensors are contiguous.
 #pragma once
 #include "vector.h"
 
 namespace rlrun_trainer {
 
-// y = x / sqrt(mean(x^2) + eps) * weight over the last dimension; x [rows, width] -> y, and 1 / sqrt(...) [rows].
+// Computes y = x / sqrt(mean(x^2) + eps) * weight over the last dimension of x [rows, width]. Returns y, and 1 /
+// sqrt(...) [rows] for the backward pass.
 inline std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
   auto y = at::empty_like(x);
@@ -28,7 +30,9 @@ inline std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at
   return {y, scales};
 }
 
-// Gradients for x and weight. Each thread sums the weight's over its rows, then the threads' sums are added in order.
+// Returns the gradients of x and weight. Each thread sums the weight's gradient over its rows in its own row of `sums`,
+// and these are added in the order of the threads: atomics would make the sum depend on timing. It still depends on the
+// number of threads.
 inline std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales) {
   const int64_t width = x.size(-1), rows = x.numel() / width, threads = at::get_num_threads();
@@ -65,8 +69,8 @@ inline std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
   return {dx, dweight};
 }
 
-// Turns the pairs (i, i + width / 2) of x [tokens, heads, width] by their token's angle, or back when `back`; a row of
-// table [tokens, 2, width] is cosines (two equal halves), then sines.
+// Rotates the pairs (i, i + width / 2) of x [tokens, heads, width] by their token's angle; with `back` by the opposite
+// angle, which is the gradient. A row of table [tokens, 2, width] has the cosines (two equal halves), then the sines.
 inline at::Tensor rotate(const at::Tensor& x, const at::Tensor& table, bool back) {
   const int64_t tokens = x.size(0), heads = x.size(1), width = x.size(2), half = width / 2;
   auto y = at::empty_like(x);
@@ -92,7 +96,7 @@ inline at::Tensor rotate(const at::Tensor& x, const at::Tensor& table, bool back
   return y;
 }
 
-// silu(gate) * up
+// Returns silu(gate) * up.
 inline at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   auto y = at::empty_like(gate);
   for_dtype(gate, [&](auto zero) {
@@ -109,6 +113,7 @@ inline at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   return y;
 }
 
+// Returns the gradients of gate and up. The sigmoid is computed again, so that the forward pass need not store it.
 inline std::tuple<at::Tensor, at::Tensor> silu_mul_backward(
     const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   auto dgate = at::empty_like(gate), dup = at::empty_like(up);

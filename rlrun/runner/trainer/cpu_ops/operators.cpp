@@ -1,4 +1,4 @@
-// Operators of `torch.ops.rlrun_trainer`; the headers beside this file say what each computes.
+// Registers the operators of `torch.ops.rlrun_trainer`; the headers beside this file document what each computes.
 #include <torch/library.h>
 
 #include "attention.h"
@@ -9,14 +9,14 @@ namespace ops = rlrun_trainer;
 
 namespace {
 
-// Whether this CPU has the kernels that bfloat16 attention is made of.
+// Returns whether this CPU has the bfloat16 matrix kernels that attention needs, by trying one.
 bool has_bfloat16_kernels() {
   const std::vector<at::BFloat16> a(4, at::BFloat16(1.f));
   float c[4];
   const ops::TileRegisters registers;
   try {
     ops::multiply(2, 2, 2, a.data(), a.data(), c, false);
-  } catch (const std::exception&) {  // torch's or oneDNN's
+  } catch (const std::exception&) {  // torch and oneDNN throw different types
     return false;
   }
   return true;

@@ -1,11 +1,15 @@
-// The vocabulary head's softmax over a chunk of logits, in float32 whatever their type, without a float32 copy.
+// The vocabulary head's softmax over a chunk of logits. It computes in float32 whatever their type, a vector at a time,
+// so that no float32 copy of half-precision logits has to fit into memory.
 #pragma once
 #include "vector.h"
 
 namespace rlrun_trainer {
 
-// Of z = logits [rows, vocabulary] / temperature: maximum m, sum of e^(z - m), z of the target, and sum of
-// e^(z - m) (z - m), as [4, rows] float32. The entropy is log of the second less the fourth over the second.
+// Returns [4, rows] float32 statistics of z = logits [rows, vocabulary] / temperature: the maximum m, the sum of
+// e^(z - m), the target's z, and the sum of e^(z - m) (z - m). The entropy is log(second) - fourth / second.
+//
+// There are two passes over a row, the first for the maximum, which must be known before the exponentials: a running
+// maximum would need further exponentials to rescale the sums.
 inline at::Tensor softmax_statistics(const at::Tensor& logits, const at::Tensor& targets, double temperature) {
   const int64_t rows = logits.size(0), width = logits.size(1);
   auto statistics = at::empty({4, rows}, logits.options().dtype(at::kFloat));
@@ -40,9 +44,9 @@ inline at::Tensor softmax_statistics(const at::Tensor& logits, const at::Tensor&
   return statistics;
 }
 
-// Replaces logits by the loss's gradient for them, where the loss has slope `log_prob` [rows] for the target's
-// log-prob, z_target - log_sum, and slope `entropy_slope` [rows] for the entropy. `ours` [rows] is 0 where the target
-// lies in another rank's slice of the vocabulary, else 1.
+// Replaces logits by the loss's gradient for them. The loss has the gradient `log_prob_slopes` [rows] for the target's
+// log-prob, z_target - log_sum, and `entropy_slopes` [rows] for the entropy. `ours` [rows] is 0 where the target is in
+// another rank's slice of the vocabulary, else 1.
 inline void softmax_slopes_(
     at::Tensor logits,
     const at::Tensor& targets,
@@ -68,6 +72,7 @@ inline void softmax_slopes_(
         const float direct = slope[row] * cool, h = entropy_slope ? entropy_slope[row] * cool : 0.f;
         const float constant = -direct - (entropy ? entropy[row] * h : 0.f), shift = log_sum[row];
         const auto slope_of = [&](Vector log_prob) { return exponential(log_prob) * (constant - h * log_prob); };
+        // Read before the loop overwrites the target's logit.
         const float at_target = slope_of(Vector{} + (float(l[target[row]]) * cool - shift))[0];
         for_vectors(width, [&](int64_t i, int64_t n) { store(l + i, slope_of(load(l + i, n) * cool - shift), n); });
         l[target[row]] = T(at_target + direct * own[row]);

@@ -1,7 +1,8 @@
-// Blocks of rows as operands of torch's small matrix kernels.
+// Prepares blocks of rows as operands of torch's small matrix kernels (brgemm).
 //
-// `brgemm` computes C [M, N] float32 (+)= A [M, K] B [K, N]. For bfloat16 it wants B with each two neighbouring rows
-// interleaved; "operand" means that layout, which for float32 is the plain one.
+// `brgemm` computes C [M, N] float32 (+)= A [M, K] B [K, N]. For bfloat16 it needs every two neighbouring rows of B
+// interleaved, which is the layout that AMX and AVX512-BF16 multiply. "Operand" means this layout; for float32 it is
+// the plain one.
 #pragma once
 #include <ATen/native/CPUBlas.h>
 
@@ -13,6 +14,7 @@
 
 namespace rlrun_trainer {
 
+// Tokens of a block: a multiple of LANES, and of the 16 rows of an AMX tile.
 constexpr int64_t BLOCK = 32;
 
 // On a CPU with AMX, a thread's first product of a shape configures the tile registers of that thread, and torch
@@ -26,7 +28,7 @@ struct TileRegisters {
   ~TileRegisters() { at::native::cpublas::brgemm_release(); }
 };
 
-// Only to be called while this thread holds TileRegisters.
+// Call it only while this thread holds a TileRegisters.
 template <typename T>
 void multiply(int64_t m, int64_t n, int64_t k, const T* a, const T* b, float* c, bool add) {
   at::native::cpublas::brgemm(m, n, k, k, n, n, add, a, b, c, sizeof(T) == 2);
@@ -46,7 +48,7 @@ Rows<T> rows_of(const at::Tensor& packed, int64_t start, int64_t head) {
   return {data + start * packed.stride(0) + head * packed.stride(1), packed.stride(0)};
 }
 
-// `count` rows from `begin` on as a block [BLOCK, width], zero beyond them.
+// Copies `count` rows from `begin` on into a block [BLOCK, width], and fills the rest with zeros.
 template <typename T>
 void copy_block(Rows<T> rows, int64_t begin, int64_t count, int64_t width, T* out) {
   for (int64_t r = 0; r < count; ++r) std::copy_n(rows[begin + r], width, out + r * width);
@@ -58,7 +60,7 @@ void store_row(T* to, const float* from, int64_t width, float factor) {
   for_vectors(width, [&](int64_t i, int64_t n) { store(to + i, load(from + i, n) * factor, n); });
 }
 
-// Two neighbouring rows of an operand, from up to LANES columns of each.
+// Stores two neighbouring rows of an operand, up to LANES columns of each.
 inline void store_pair(float* operand, int64_t columns, Vector a, Vector b, int64_t n) {
   store(operand, a, n);
   store(operand + columns, b, n);
@@ -70,13 +72,14 @@ inline void store_pair(at::BFloat16* operand, int64_t, Vector a, Vector b, int64
   std::memcpy(operand, &pairs, n * sizeof(uint32_t));
 }
 
-// A pair of rows begins where its first row would in the plain layout; its columns are as wide as the pair's elements.
+// The offset of an element in an operand: a pair of rows begins where its first row would in the plain layout, and each
+// of its columns holds two elements.
 template <typename T>
 int64_t pair_offset(int64_t row, int64_t column, int64_t columns) {
   return row * columns + column * (sizeof(T) == 2 ? 2 : 1);
 }
 
-// A block as an operand [BLOCK, width].
+// Packs a block as an operand [BLOCK, width].
 template <typename T>
 void pack(const T* block, int64_t width, T* out) {
   for (int64_t r = 0; r < BLOCK; r += 2)
@@ -86,7 +89,8 @@ void pack(const T* block, int64_t width, T* out) {
     });
 }
 
-// Rows a and b, `S` apart, of a square: a takes b's words from columns without bit S into those with it, and b a's.
+// One step of transposing a square of LANES rows: exchanges the off-diagonal S x S blocks of rows a and b, which are S
+// apart. Steps with S = 8, 4, 2, 1 transpose the whole square without memory accesses.
 template <int S, size_t... I>
 void exchange(Unsigned& a, Unsigned& b, std::index_sequence<I...>) {
 #ifdef __clang__
@@ -105,7 +109,7 @@ void exchange_all(Unsigned* rows) {
     if (!(r & S)) exchange<S>(rows[r], rows[r + S], std::make_index_sequence<LANES>{});
 }
 
-// out [columns, rows] = in [rows, columns] transposed, for 32-bit words; squares of LANES stay in registers.
+// Transposes in [rows, columns] of 32-bit words to out [columns, rows]; squares of LANES stay in registers.
 inline void transpose(const uint32_t* in, int64_t rows, int64_t columns, uint32_t* out) {
   for (int64_t r = 0; r < rows; r += LANES) {
     int64_t c = 0;
@@ -131,15 +135,16 @@ inline void transpose(const at::BFloat16* in, int64_t rows, int64_t columns, at:
     for (int64_t r = 0; r < rows; ++r) out[c * rows + r] = in[r * columns + c];
 }
 
-// A block's transpose as an operand [width, BLOCK]: interleaved rows are pairs of neighbours, which move as words.
+// Packs a block's transpose as an operand [width, BLOCK]. Two bfloat16 neighbours of a row become the interleaved pair
+// of two rows, so that transposing 32-bit words does both at once.
 template <typename T>
 void pack_transposed(const T* block, int64_t width, T* out) {
   const auto* words = reinterpret_cast<const uint32_t*>(block);
   transpose(words, BLOCK, width * int64_t(sizeof(T)) / 4, reinterpret_cast<uint32_t*>(out));
 }
 
-// One thread's memory, kept between calls: fresh pages cost more than the arithmetic done on them. `take` hands out
-// the next part, on cache lines of its own.
+// One thread's memory, kept between calls: touching fresh pages costs more than the arithmetic on them. `take` returns
+// the next part, aligned to a cache line.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes) {

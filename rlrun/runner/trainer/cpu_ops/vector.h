@@ -1,5 +1,5 @@
-// What all operators share: sixteen float32 lanes in the vector extension of GCC and Clang, which splits them for
-// narrower machines, loaded from and stored to float32 or bfloat16.
+// Vectors of sixteen float32 lanes, loaded from and stored to float32 or bfloat16. Sixteen lanes fill one AVX-512
+// register; GCC's and Clang's vector extension splits them into several on narrower machines.
 #pragma once
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -37,7 +37,7 @@ Packed<T> narrow(Vector x) {
   }
 }
 
-// The first n of up to LANES elements; the other lanes are zero.
+// Loads the first n of up to LANES elements; the other lanes are zero.
 template <typename T>
 Vector load(const T* from, int64_t n = LANES) {
   Packed<T> packed{};
@@ -53,7 +53,7 @@ void store(T* to, Vector x, int64_t n = LANES) {
   else std::memcpy(to, &packed, n * sizeof(T));
 }
 
-// Calls f(first, n) for each run of up to LANES of `size` elements.
+// Calls f(first, n) for each run of up to LANES out of `size` elements.
 template <typename F>
 void for_vectors(int64_t size, const F& f) {
   int64_t i = 0;
@@ -67,7 +67,7 @@ inline float total(Vector x) {
   return sum;
 }
 
-// x with the lanes from n on set to zero.
+// Returns x with the lanes from n on set to zero.
 inline Vector first(Vector x, int64_t n) {
   Integers lanes;
   for (int32_t i = 0; i < LANES; ++i) lanes[i] = i;
@@ -82,13 +82,14 @@ inline float largest(Vector x) {
   return most;
 }
 
-// e^x to 2e-7 of its value; below -86 it stays at e^-86, above 88 at e^88. NaN stays NaN.
+// Returns e^x with a relative error of 2e-7: x = n ln 2 + r, a polynomial for e^r, and n added to the exponent. Clamped
+// to [-86, 88], where the result is a normal float32. NaN stays NaN.
 inline Vector exponential(Vector x) {
   x = x < -86.f ? Vector{} - 86.f : x;
   x = x > 88.f ? Vector{} + 88.f : x;
   const Vector shifted = x * 1.44269504f + 12582912.f;  // 1.5 * 2^23: the low bits are x / ln 2 as an integer
   const Vector n = shifted - 12582912.f;
-  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts, the first exact times n
+  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts; n times the first is exact
   Vector p = r * (1.f / 5040) + 1.f / 720;
   p = p * r + 1.f / 120;
   p = p * r + 1.f / 24;
@@ -107,7 +108,7 @@ void for_dtype(const at::Tensor& tensor, const F& f) {
   f(at::BFloat16{});
 }
 
-// Rows for one thread to be worth starting: some 16 thousand elements.
+// The fewest rows for which starting a thread pays off: about 16 thousand elements.
 inline int64_t grain(int64_t width) { return 16384 / width + 1; }
 
 }  // namespace rlrun_trainer

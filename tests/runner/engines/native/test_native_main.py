@@ -45,7 +45,7 @@ def test_a_setup_that_cannot_work_ends_with_2(tmp_path: Path, capsys: pytest.Cap
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert main(["--model", str(tmp_path)]) == 2
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    assert "config.json does not exist" in capsys.readouterr().err
+    assert "it has no config.json" in capsys.readouterr().err
 
 
 def test_a_key_file_is_made_once_and_is_the_owner_s_alone(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-// Attention of one token a row over its prompt's blocks, which it shares with its neighbours, and its own.
+// Attention of one token per row to the blocks of its prompt, which neighbouring rows share, and to its own blocks.
 //
-// Rows of one prompt are taken together, so that each key and value of the prompt is read once for all of them.
-// A block's keys are [dim][16]: the scores of its 16 tokens are one vector, without a sum across lanes.
+// Decoding is bound by memory bandwidth, so rows of one prompt are processed together: each key and value of the prompt
+// is read once for all of them. A block's keys are [dim][16], so that the scores of its 16 tokens are one vector and
+// need no sum across lanes.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,7 +12,7 @@
 
 namespace rlrun::kernels {
 
-// What the rows of one call share, for one layer.
+// The cache of one layer.
 template <class T>
 struct Cache {
   const T* keys;    // [blocks][kv][dim][16]
@@ -22,14 +23,15 @@ struct Cache {
   const T* value(int32_t block, int64_t head) const { return values + (block * heads.kv + head) * heads.dim * BLOCK; }
 };
 
-// A run of blocks that hold `length` tokens.
+// A sequence of `length` tokens, stored in blocks.
 struct Span {
   const int32_t* blocks;
   int64_t length;
   int64_t count() const { return (length + BLOCK - 1) / BLOCK; }
 };
 
-// scores[q][0:16] = queries[q] . keys of one block, for N queries; U independent sums a query hide the latency.
+// scores[q][0:16] = queries[q] . keys of one block, for N queries. Each query has U independent sums, because in a
+// single chain each multiply-add would wait for the one before.
 template <int N, class T>
 inline void score_tile(const float* queries, int64_t dim, const T* keys, float* scores, int64_t stride) {
   constexpr int U = N == 1 ? 4 : N <= 3 ? 2 : 1;
@@ -98,7 +100,8 @@ void mix(int64_t count, const Span& span, Values&& values, int64_t dim, const fl
   if (count == 1) mix_rows<1, T>(span, values, dim, weights, stride, out);
 }
 
-// Scores to weights, in place: exp(score - peak) over both spans, 0 where there is no token. Returns 1 / sum.
+// Turns scores into weights in place: exp(score - peak) over both spans, 0 where there is no token. Returns 1 / sum, by
+// which the caller scales the output: it is shorter than the scores.
 inline float soften(float* scores, const Span& prefix, const Span& own) {
   const int64_t begin[2] = {0, prefix.count() * BLOCK};
   const int64_t length[2] = {prefix.length, own.length}, blocks[2] = {prefix.count(), own.count()};
@@ -126,8 +129,8 @@ struct Scratch {
   std::vector<float> queries, scores, out, scales;
 };
 
-// Rows [first, last) share a prompt; attends with the queries of one key-value head.
-// `queries(row)` and `out(row)` point to the row's [heads][dim]; `own(row)` is the row's span.
+// Attends with the queries of one key-value head of rows [first, last), which share a prompt. `queries(row)` and
+// `out(row)` point to the row's [heads][dim]; `own(row)` is the span of the row's own tokens.
 template <class T, class Queries, class Own, class Out>
 void attend(const Cache<T>& cache, int64_t head, int64_t first, int64_t last, Span prefix, Queries&& queries, Own&& own,
             Out&& out, Scratch& scratch) {

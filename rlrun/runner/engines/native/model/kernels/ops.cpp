@@ -1,4 +1,5 @@
-// The engine's operations on a CPU, registered with torch as torch.ops.rlrun_engine.*; they compute what torch_ops.py computes.
+// Registers the engine's operations on a CPU as torch.ops.rlrun_engine.*; torch_ops.py and sampling.py document what
+// each computes.
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/embedding.h>
@@ -29,14 +30,14 @@ const T* data(const OptionalTensor& t) {
   return t ? data<T>(*t) : nullptr;
 }
 
-// Calls f with a value of the element type the kernels use.
+// Calls f with a value of the tensor's element type.
 template <class F>
 void dispatch(const Tensor& t, F&& f) {
   TORCH_CHECK(t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16, "float32 or bfloat16, not ", t.dtype());
   t.scalar_type() == at::kFloat ? f(float{}) : f(BF16{});
 }
 
-// The weight may be packed for oneDNN.
+// Returns x weight^T + bias. The weight may be packed for oneDNN; at::linear does not accept packed weights.
 Tensor multiply(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   using Linear = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, std::string_view,
                         c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
@@ -46,7 +47,7 @@ Tensor multiply(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
   return pointwise.call(x, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
-constexpr int64_t GRAIN = 8;  // rows worth a thread
+constexpr int64_t GRAIN = 8;  // the fewest rows for which a thread pays off
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   auto y = at::empty_like(x);
@@ -61,7 +62,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return y;
 }
 
-// x += delta, and the norm of the sum
+// Adds delta to x in place, and returns the norm of the sum: one pass over memory instead of two.
 Tensor add_rms_norm(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps) {
   auto y = at::empty_like(x);
   dispatch(x, [&](auto type) {
@@ -88,7 +89,8 @@ Tensor silu_mul(const Tensor& gate_up) {
   return y;
 }
 
-// keys [blocks, kv, dim, 16], values [blocks, kv, 16, dim] of one layer; qkv [T, (queries + 2 kv) * dim] in place
+// Changes qkv [T, (queries + 2 kv) * dim] in place, and writes to one layer's cache: keys [blocks, kv, dim, 16] and
+// values [blocks, kv, 16, dim].
 void rope_store(const Tensor& qkv, const OptionalTensor& q_norm, const OptionalTensor& k_norm, double eps,
                 const Tensor& cos, const Tensor& sin, const Tensor& positions, const Tensor& slots, const Tensor& keys,
                 const Tensor& values) {
@@ -108,7 +110,7 @@ void rope_store(const Tensor& qkv, const OptionalTensor& q_norm, const OptionalT
   });
 }
 
-// The rows of a step, as model.py packs them.
+// The rows of a decoding step; `packed` is batches.DecodeBatch.columns.
 struct Rows {
   explicit Rows(const Tensor& packed, const Tensor& prefix_tables, const Tensor& suffix_tables)
       : count(packed.size(1)),
@@ -129,7 +131,8 @@ struct Rows {
   Span own(int64_t row) const { return {suffix_table + seat[row] * suffix_width, suffix_length[row]}; }
 
   int64_t count;
-  std::vector<std::pair<int64_t, int64_t>> chunks;  // neighbours that share a prompt, at most 8
+  // Runs of at most 8 neighbouring rows that share a prompt, each processed by one thread.
+  std::vector<std::pair<int64_t, int64_t>> chunks;
 
  private:
   const int32_t* prefix_table;
@@ -138,6 +141,8 @@ struct Rows {
   int64_t suffix_width;
   const int64_t *seat, *prefix_seat, *prefix_length, *suffix_length;
 
+  // Chunks become smaller where there would be fewer of them than threads. More than 8 rows would not share more reads:
+  // score takes at most 8 queries at a time.
   void chunk() {
     const int64_t largest = std::clamp<int64_t>(count / at::get_num_threads(), 1, 8);
     for (int64_t first = 0; first < count;) {
@@ -170,8 +175,9 @@ Tensor attention(const Tensor& qkv, const Rows& rows, const Tensor& keys, const 
   return out;
 }
 
-// A whole step: tokens, positions, slots, own lengths, seats, prefix seats, prefix lengths are the rows of `packed`.
-// `layers` holds twelve tensors a layer, in the order of LayerWeights. Returns normed states [M, H].
+// Runs a whole decoding step; one call per step, because for small models calling torch's operators from Python would
+// take longer than the arithmetic. `packed` is batches.DecodeBatch.columns. `layers` has twelve tensors per layer, in
+// the order of LayerWeights' fields. Returns normed states [M, H].
 Tensor decode(const Tensor& packed, const Tensor& prefix_tables, const Tensor& suffix_tables, const Tensor& embedding,
               const c10::List<OptionalTensor>& layers, const Tensor& norm, const Tensor& keys, const Tensor& values,
               const Tensor& cos, const Tensor& sin, double eps) {
@@ -196,9 +202,9 @@ Tensor decode(const Tensor& packed, const Tensor& prefix_tables, const Tensor& s
   return h;
 }
 
-// logits [B, V]; temperatures float32 [B]; seeds, positions int64 [B]. Limits, all or none: top_ps float32 [B], top_ks
-// int64 [B], forbidden bool [B, V].
-// Draws a token for every row and calls `each(row, drawn, sampler, limits)`.
+// Draws a token for every row, and calls `each(row, drawn, sampler, limits)` from several threads. logits [B, V];
+// temperatures float32 [B]; seeds, positions int64 [B]. Limits, all or none: top_ps float32 [B], top_ks int64 [B],
+// forbidden bool [B, V].
 template <class F>
 void draw_rows(const Tensor& logits, const Tensor& temperatures, const Tensor& seeds, const Tensor& positions,
                const OptionalTensor& top_ps, const OptionalTensor& top_ks, const OptionalTensor& forbidden, F&& each) {

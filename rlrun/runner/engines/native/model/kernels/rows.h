@@ -1,4 +1,4 @@
-// What is done to one row (one token) at a time: norms, rotation and cache write, activation.
+// Operations on one row (one token) at a time: norms, rotation with the write to the cache, and activation.
 #pragma once
 #include <cmath>
 
@@ -34,7 +34,7 @@ void add_rms_norm(T* x, const T* delta, const T* weight, T* y, int64_t n, float 
   rms_norm(x, weight, y, n, eps);
 }
 
-// One head, in place: x / rms(x) * weight (where there is a weight), then rotated.
+// Normalises one head in place, if there is a weight, then rotates the pairs (i, i + dim / 2).
 template <class T>
 void norm_rotate(T* x, const T* weight, const float* cos, const float* sin, int64_t dim, float eps) {
   const int64_t half = dim / 2;
@@ -55,7 +55,7 @@ struct Heads {
   int64_t queries, kv, dim;
 };
 
-// Norms and rotates one token's queries and keys, and writes keys (transposed) and values to slot `slot`.
+// Normalises and rotates one token's queries and keys, and writes keys (transposed) and values to cache slot `slot`.
 template <class T>
 void rope_store(T* qkv, const T* q_norm, const T* k_norm, const float* cos, const float* sin, int64_t slot, T* keys,
                 T* values, Heads heads, float eps) {
@@ -71,7 +71,7 @@ void rope_store(T* qkv, const T* q_norm, const T* k_norm, const float* cos, cons
   }
 }
 
-// y = silu(gate) * up, from gate and up side by side
+// y = silu(gate) * up, where gate_up has gate and up side by side
 template <class T>
 void silu_mul(const T* gate_up, T* y, int64_t n) {
   for_chunks(n, [&](int64_t i, int64_t m) {

@@ -1,4 +1,5 @@
-// Drawing one row's token: counter-based randomness, limits, and the inverse of the distribution in two levels.
+// Draws one row's token: counter-based randomness, limits, and the inverse of the cumulative distribution in two
+// levels. sampling.py computes the same in torch; both have to draw the same tokens.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -15,7 +16,7 @@ inline uint64_t splitmix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Uniform in (0, 1), a function of seed and position alone.
+// Returns a uniform number in (0, 1) that depends only on seed and position.
 inline double uniform(int64_t seed, int64_t position) {
   const uint64_t hash = splitmix(splitmix(static_cast<uint64_t>(seed)) ^ static_cast<uint64_t>(position));
   return (static_cast<double>(hash >> 11) + 0.5) * 0x1p-53;
@@ -27,10 +28,12 @@ struct Drawn {
   float kept_log_prob;  // of the distribution over the tokens within the limits
 };
 
-constexpr int64_t GROUP = 64;  // tokens of the vocabulary summed together
+// Tokens of the vocabulary whose weights are summed together. A draw finds the group first, by about vocabulary / 64
+// sums, then the token in it.
+constexpr int64_t GROUP = 64;
 
-// What a row may draw: tokens not `forbidden` (null: none is), of them the `top_k` likeliest (below 1: all) that follow
-// less than `top_p` of the mass.
+// The tokens that a row may draw: those not `forbidden` (null: none is), of these the `top_k` likeliest (below 1: all),
+// as long as the tokens before have less than `top_p` of the probability.
 struct Limits {
   float top_p = 1.0f;
   int64_t top_k = -1;
@@ -60,7 +63,7 @@ class RowSampler {
     return {token, static_cast<float>(scaled - log_total), static_cast<float>(kept)};
   }
 
-  // The tokens that the last draw, at a temperature above 0, chose from.
+  // Returns the tokens that the last draw could choose from; the temperature must have been above 0.
   std::vector<int32_t> kept() const {
     std::vector<int32_t> ids;
     for (int64_t i = 0; i < vocab_; i++)
@@ -99,7 +102,9 @@ class RowSampler {
     return add_up();
   }
 
-  // Bins tokens by the leading bits of their weight, so that only those of one bin have to be sorted.
+  // Sets the weights of tokens outside of top-k and top-p to zero; returns the sum of the others. Tokens are binned by
+  // the leading bits of their weight, so that only the bin with the threshold has to be sorted, not the whole
+  // vocabulary.
   double restrict(const Limits& limits, double total) {
     counts_.assign(BINS, 0);
     masses_.assign(BINS, 0.0);
@@ -132,7 +137,7 @@ class RowSampler {
     return add_up();
   }
 
-  // Weights lie in [0, 1]; sign, exponent and three bits of the fraction make their bin.
+  // Weights are in [0, 1], so their sign, exponent and first three bits of the fraction are below 1024, in their order.
   static constexpr int64_t BINS = 1024;
   static int bin_of(float weight) { return bit_cast<uint32_t>(weight) >> 20; }
 
@@ -150,7 +155,8 @@ class RowSampler {
     return best;
   }
 
-  // The first token whose cumulative weight exceeds the draw: first its group, then itself.
+  // Returns the first token whose cumulative weight exceeds the draw; finds its group first. A draw that rounding puts
+  // behind the end takes the last token with a weight.
   int64_t invert(double target, double total) const {
     const int64_t groups = sums_.size();
     double before = 0;

@@ -1,4 +1,5 @@
-// Sixteen floats at a time, with GCC's and Clang's vector extension: the compiler splits them for narrower machines.
+// Vectors of sixteen floats, one AVX-512 register; with GCC's and Clang's vector extension the compiler splits them for
+// narrower machines.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -49,7 +50,7 @@ inline void store(BF16* p, Vec v) {
   std::memcpy(p, &h, sizeof(h));
 }
 
-// The first n < 16 elements; the others read as zero.
+// Loads the first n < 16 elements; the other lanes are zero.
 template <class T>
 inline Vec load(const T* p, int64_t n) {
   T part[W] = {};
@@ -63,7 +64,7 @@ inline void store(T* p, Vec v, int64_t n) {
   std::memcpy(p, part, n * sizeof(T));
 }
 
-// Calls f(i, load, store) for each run of up to 16 elements of n.
+// Calls f(first, count) for each run of up to 16 out of n elements.
 template <class F>
 inline void for_chunks(int64_t n, F&& f) {
   int64_t i = 0;
@@ -79,7 +80,8 @@ inline void store_chunk(T* p, Vec v, int64_t n) {
   n == W ? store(p, v) : store(p, v, n);
 }
 
-// Combines the lanes pairwise, halving the vector each time.
+// Combines the lanes pairwise, halving the vector each time: four dependent steps instead of fifteen, and a fixed
+// order.
 template <class F>
 inline float reduce(Vec v, F&& f) {
   using Eight = float __attribute__((vector_size(32)));
@@ -96,7 +98,7 @@ inline float maximum(Vec v) {
   return reduce(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// e^x within two units in the last place; 0 below -87.
+// Returns e^x within two units in the last place; 0 below -87.
 inline Vec exponential(Vec x) {
   const Vec low = splat(-87.0f), high = splat(88.0f);
   const Ints tiny = x < low;

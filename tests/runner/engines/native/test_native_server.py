@@ -114,7 +114,7 @@ async def test_lists_and_n(client: EngineClient) -> None:
         ({"input_ids": [5], "stream": True}, "stream"),
         ({"input_ids": [5], "sampling_params": {"top_p": 0}}, "top_p is 0; it must be above 0"),
         ({"input_ids": [5], "sampling_params": {"max_new_tokens": -1}}, "at least 0"),
-        ({"input_ids": [5], "sampling_params": {"presence": 1}}, "unknown presence; known: max_new_tokens"),
+        ({"input_ids": [5], "sampling_params": {"presence": 1}}, "unknown presence; supported are max_new"),
         ({"input_ids": [[5]], "sampling_params": [{}, {}]}, "a list of 1"),
         ({"input_ids": [5] * 8000, "sampling_params": {"max_new_tokens": 300}}, "make 8300; .* at most 8192"),
     ],
@@ -246,7 +246,7 @@ async def test_weights_that_do_not_fit_leave_the_old_ones(
         EngineError, match=r"400: .*gate_proj.weight has shape \(64, 64\), the model needs \(96, 64\)"
     ):
         await client.update_weights(FolderWeights(str(smaller), 0, 99))
-    with pytest.raises(EngineError, match=r"holds no \*.safetensors file"):
+    with pytest.raises(EngineError, match=r"has no \*.safetensors file"):
         await client.update_weights(FolderWeights(str(tmp_path), 0, 99))
     await client.resume()
     shared = SharedWeights(f"test-{tmp_path.name}", {"model.norm.weight": (64,)}, "float32")
@@ -328,7 +328,7 @@ async def test_log_probs_alone_are_asked_for_in_whole(client: EngineClient) -> N
         client, "/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 0}}
     )
     assert status == 400
-    assert "add return_logprob and logprob_start_len 0" in answer["error"]["message"]
+    assert "add return_logprob = true and logprob_start_len = 0" in answer["error"]["message"]
 
 
 async def test_a_chat_is_answered_in_text(client: EngineClient) -> None:
@@ -389,6 +389,6 @@ async def test_a_client_gets_the_masks_it_asks_for(client: EngineClient) -> None
 async def test_a_mask_of_the_whole_vocabulary_is_refused(client: EngineClient) -> None:
     status, answer = await post(client, "/generate", {"input_ids": [5], "return_sampling_mask": True})
     assert status == 400
-    assert "return_sampling_mask records what top_k or top_p leave" in answer["error"]["message"]
+    assert "return_sampling_mask records the tokens within top_k or top_p" in answer["error"]["message"]
     body = {"input_ids": [5], "return_sampling_mask": [True, False], "sampling_params": {"top_k": 3}}
     assert (await post(client, "/generate", body))[0] == 400

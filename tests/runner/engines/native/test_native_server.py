@@ -286,7 +286,7 @@ def test_a_port_in_use_is_named(server: Any, tiny_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("setup", "message"),
     [
-        ({"model_folder": "/nowhere"}, "config.json does not exist"),
+        ({"model_folder": "/nowhere"}, "it has no config.json"),
         ({"max_length": 9000}, "max_length 9000 exceeds the 8192 positions"),
         ({"max_cache_tokens": 10**12}, "max_cache_tokens 1000000000000 needs .* GB; at most"),
     ],

@@ -1,4 +1,4 @@
-"""Bin packing: items into bins under a capacity, and bins or items over ranks with the same work for each."""
+"""Packs items into bins of a given capacity, and divides bins or items among ranks with equal work."""
 
 import heapq
 from collections import defaultdict
@@ -9,25 +9,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bin = list[int]
-"""Indices of the items in it."""
+"""Indices of the items in one bin."""
 Work = NDArray[np.float64]
 
 LEVEL = 1e-5
-"""Ranks within this share of their mean are equally busy."""
+"""Ranks whose work differs by less than this share of the mean count as equal."""
 EXCHANGES = 4
-"""At most so many exchanges a rank."""
+"""Maximum number of exchanges per rank."""
 
 
 def best_fit_decreasing(lengths: NDArray[np.int64], capacity: int) -> list[Bin]:
-    """Bins of indices whose lengths sum to at most `capacity`; a longer item is alone. Longest first, ties by
-    index.
+    """Returns bins of indices whose lengths sum to at most `capacity`; a longer item gets its own bin.
 
-    Johnson 1973: at most 11/9 of the optimum, in practice within a fraction of a percent. The tightest room
-    that is large enough is one search for a byte in memory.
+    Bins are filled with the longest items first, ties by index.
+
+    Johnson 1973: at most 11/9 of the optimum, in practice within a fraction of a percent. The bin with the
+    smallest sufficient room is found by one search for a byte in memory.
     """
     bins: list[Bin] = []
     with_room: defaultdict[int, list[Bin]] = defaultdict(list)
-    has_bins = bytearray(capacity + 1)  # by room: 1 where with_room has any
+    has_bins = bytearray(capacity + 1)  # by room: 1 if with_room has a bin with that room
     tightest = has_bins.find
     order = np.argsort(-lengths, kind="stable")
     for index, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
@@ -49,7 +50,7 @@ def best_fit_decreasing(lengths: NDArray[np.int64], capacity: int) -> list[Bin]:
 
 
 def loads_of(bins: Sequence[Bin], work: Work) -> Work:
-    """Work of each bin."""
+    """Returns the work of each bin."""
     number = np.repeat(np.arange(len(bins)), np.fromiter(map(len, bins), np.int64, len(bins)))
     members = np.fromiter(chain.from_iterable(bins), np.int64, len(number))
     loads: Work = np.bincount(number, weights=work[members], minlength=len(bins)).astype(np.float64)
@@ -57,10 +58,10 @@ def loads_of(bins: Sequence[Bin], work: Work) -> Work:
 
 
 def share_bins(bins: list[Bin], work: Work, ranks: int) -> list[list[Bin]]:
-    """`[rank][bin]`: longest-processing-time assignment of packed bins, the same number to each rank, then
-    exchanges.
+    """Returns `[rank][bin]`: each rank gets the same number of bins, by longest processing time first; then
+    ranks exchange bins until their work is equal.
 
-    Bins are split, or empty ones added, where their number does not divide by the ranks.
+    If the number of bins is not a multiple of the ranks, bins are split or empty ones are added.
     """
     bins = _split_to_multiple(bins, work, max(len(bins), 1), ranks)
     loads = loads_of(bins, work)
@@ -76,7 +77,7 @@ def share_bins(bins: list[Bin], work: Work, ranks: int) -> list[list[Bin]]:
 
 
 def _level(places: list[list[int]], loads: Work) -> None:
-    """Exchange bins between the busiest and the idlest rank while that brings them nearer together."""
+    """Exchanges bins between the busiest and the idlest rank while that brings their work closer together."""
     totals = np.array([loads[rank].sum() for rank in places])
     for _ in range(EXCHANGES * len(places)):
         busy, idle = int(totals.argmax()), int(totals.argmin())
@@ -85,10 +86,10 @@ def _level(places: list[list[int]], loads: Work) -> None:
             return
         order = np.argsort(loads[places[idle]])
         theirs = loads[places[idle]][order]
-        wanted = loads[places[busy]] - half  # what a bin of the busiest would best be exchanged for
-        near = np.searchsorted(theirs, wanted).clip(0, len(theirs) - 1)
-        near = np.where(np.abs(theirs[near - 1] - wanted) < np.abs(theirs[near] - wanted), near - 1, near)
-        mine = int(np.abs(theirs[near] - wanted).argmin())
+        ideal = loads[places[busy]] - half  # the best load to swap each bin for
+        near = np.searchsorted(theirs, ideal).clip(0, len(theirs) - 1)
+        near = np.where(np.abs(theirs[near - 1] - ideal) < np.abs(theirs[near] - ideal), near - 1, near)
+        mine = int(np.abs(theirs[near] - ideal).argmin())
         moved = float(loads[places[busy][mine]] - theirs[near[mine]])
         if not 0 < moved < 2 * half:
             return
@@ -99,7 +100,7 @@ def _level(places: list[list[int]], loads: Work) -> None:
 
 
 def share_items(lengths: NDArray[np.int64], work: Work, max_tokens: int, ranks: int) -> list[list[Bin]]:
-    """`[rank][bin]`: longest-processing-time assignment of items to ranks, each rank packed by itself."""
+    """Returns `[rank][bin]`: items go to ranks by longest processing time first, then each rank is packed."""
     heap = [(0.0, rank) for rank in range(ranks)]
     members: list[list[int]] = [[] for _ in range(ranks)]
     order = np.argsort(-work, kind="stable")
@@ -116,7 +117,7 @@ def share_items(lengths: NDArray[np.int64], work: Work, max_tokens: int, ranks: 
 
 
 def _split_to_multiple(bins: list[Bin], work: Work, at_least: int, multiple: int) -> list[Bin]:
-    """Halve the busiest bins until there are `at_least`, and a multiple of `multiple`; empty ones at need."""
+    """Halves the busiest bins until there are `at_least` and a multiple of `multiple`, or adds empty ones."""
     target = -(-at_least // multiple) * multiple
     if len(bins) == target:
         return bins
@@ -138,7 +139,7 @@ def _split_to_multiple(bins: list[Bin], work: Work, at_least: int, multiple: int
 
 
 def _halve(batch: Bin, work: Work) -> tuple[Bin, Bin]:
-    """Two bins of about the same work; `batch` comes with the longest first."""
+    """Returns two bins of about the same work; `batch` has the longest items first."""
     left: Bin = []
     right: Bin = []
     balance = 0.0

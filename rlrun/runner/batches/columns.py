@@ -1,4 +1,4 @@
-"""Training sequences as a few long arrays: crossing a process border costs by the array. Pure."""
+"""Converts training sequences to a few long arrays: the cost of sending them grows with their number."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ class Columns:
     """N sequences of P + R tokens each, end to end."""
 
     indices: NDArray[np.int64]
-    """`[N]` place of each in the step's list."""
+    """`[N]` index of each sequence in the step's list."""
     lengths: NDArray[np.int64]
-    """`[N]` P + R."""
+    """`[N]` P + R of each sequence."""
     prompt_lengths: NDArray[np.int64]
-    """`[N]`"""
+    """`[N]` P of each sequence."""
     executions: tuple[str, ...]
     tokens: NDArray[np.int32]
     """`[sum of P + R]`"""
     loss_mask: Array
-    """`[sum of R]`, as are the rest."""
+    """`[sum of R]`, like the arrays below."""
     advantages: Array
     rollout_log_probs: Array
     old_log_probs: Array | None
@@ -38,34 +38,34 @@ class Columns:
     experts: NDArray[np.int16] | None
     """`[sum of P + R, layers × K]`"""
     sampling_mask: SamplingMask | None
-    """Of the `sum of R` tokens."""
+    """The mask of all `sum of R` tokens."""
 
 
 def to_columns(sequences: Sequence[TrainSequence], indices: Sequence[int]) -> Columns:
-    """The sequences at `indices`; what the models said of one it was asked of all."""
+    """Returns the sequences at `indices` as columns. An optional field is set for all of them or for none."""
     chosen = [sequences[index] for index in indices]
     return Columns(
         indices=np.array(indices, dtype=np.int64),
-        lengths=np.array([len(one.tokens) for one in chosen], dtype=np.int64),
-        prompt_lengths=np.array([one.prompt_length for one in chosen], dtype=np.int64),
-        executions=tuple(one.execution for one in chosen),
-        tokens=np.concatenate([one.tokens for one in chosen] or [_NO_TOKENS]),
-        loss_mask=_joined([one.loss_mask for one in chosen]),
-        advantages=_joined([one.advantages for one in chosen]),
-        rollout_log_probs=_joined([one.rollout_log_probs for one in chosen]),
-        old_log_probs=_joined_if_any([one.old_log_probs for one in chosen]),
-        reference_log_probs=_joined_if_any([one.reference_log_probs for one in chosen]),
-        values=_joined_if_any([one.values for one in chosen]),
-        returns=_joined_if_any([one.returns for one in chosen]),
-        experts=_rows([one.experts for one in chosen]),
+        lengths=np.array([len(sequence.tokens) for sequence in chosen], dtype=np.int64),
+        prompt_lengths=np.array([sequence.prompt_length for sequence in chosen], dtype=np.int64),
+        executions=tuple(sequence.execution for sequence in chosen),
+        tokens=np.concatenate([sequence.tokens for sequence in chosen] or [_NO_TOKENS]),
+        loss_mask=_concatenate([sequence.loss_mask for sequence in chosen]),
+        advantages=_concatenate([sequence.advantages for sequence in chosen]),
+        rollout_log_probs=_concatenate([sequence.rollout_log_probs for sequence in chosen]),
+        old_log_probs=_concatenate_if_any([sequence.old_log_probs for sequence in chosen]),
+        reference_log_probs=_concatenate_if_any([sequence.reference_log_probs for sequence in chosen]),
+        values=_concatenate_if_any([sequence.values for sequence in chosen]),
+        returns=_concatenate_if_any([sequence.returns for sequence in chosen]),
+        experts=_concatenate_experts([sequence.experts for sequence in chosen]),
         sampling_mask=joined_masks(
-            [one.sampling_mask for one in chosen], [len(one.loss_mask) for one in chosen]
+            [sequence.sampling_mask for sequence in chosen], [len(sequence.loss_mask) for sequence in chosen]
         ),
     )
 
 
 def from_columns(columns: Columns) -> dict[int, TrainSequence]:
-    """The sequences by their place in the step's list; their arrays are views."""
+    """Returns the sequences by their index in the step's list; their arrays are views."""
     ends = np.cumsum(columns.lengths)
     response_ends = np.cumsum(columns.lengths - columns.prompt_lengths)
     masks = _split_mask(columns.sampling_mask, response_ends)
@@ -81,10 +81,10 @@ def from_columns(columns: Columns) -> dict[int, TrainSequence]:
             advantages=columns.advantages[response],
             rollout_log_probs=columns.rollout_log_probs[response],
             execution=columns.executions[row],
-            old_log_probs=_part(columns.old_log_probs, response),
-            reference_log_probs=_part(columns.reference_log_probs, response),
-            values=_part(columns.values, response),
-            returns=_part(columns.returns, response),
+            old_log_probs=_slice(columns.old_log_probs, response),
+            reference_log_probs=_slice(columns.reference_log_probs, response),
+            values=_slice(columns.values, response),
+            returns=_slice(columns.returns, response),
             experts=None if columns.experts is None else columns.experts[part],
             sampling_mask=masks[row],
         )
@@ -92,34 +92,38 @@ def from_columns(columns: Columns) -> dict[int, TrainSequence]:
 
 
 def concatenate_log_probs(log_probs: Mapping[int, Array]) -> tuple[list[int], list[int], Array]:
-    """Log-probs by index as places, lengths and one long array."""
-    return list(log_probs), [len(one) for one in log_probs.values()], _joined(list(log_probs.values()))
+    """Returns log-probs by index as indices, lengths and one long array."""
+    return (
+        list(log_probs),
+        [len(array) for array in log_probs.values()],
+        _concatenate(list(log_probs.values())),
+    )
 
 
-def split_log_probs(places: Sequence[int], lengths: Sequence[int], joined: Array) -> dict[int, Array]:
-    """The inverse of `joined_log_probs`."""
-    parts = np.split(joined, np.cumsum(lengths)[:-1])
-    return dict(zip(places, parts, strict=True)) if len(places) else {}
+def split_log_probs(indices: Sequence[int], lengths: Sequence[int], values: Array) -> dict[int, Array]:
+    """Inverts `concatenate_log_probs`."""
+    arrays = np.split(values, np.cumsum(lengths)[:-1])
+    return dict(zip(indices, arrays, strict=True)) if len(indices) else {}
 
 
-def _joined(arrays: Sequence[Array]) -> Array:
+def _concatenate(arrays: Sequence[Array]) -> Array:
     return np.concatenate(arrays, dtype=np.float32) if arrays else np.zeros(0, dtype=np.float32)
 
 
-def _joined_if_any(arrays: Sequence[Array | None]) -> Array | None:
+def _concatenate_if_any(arrays: Sequence[Array | None]) -> Array | None:
     present = [array for array in arrays if array is not None]
     assert len(present) in (0, len(arrays)), "log-probs for some sequences and not for others"
-    return _joined(present) if present else None
+    return _concatenate(present) if present else None
 
 
-def _rows(arrays: Sequence[NDArray[np.int16] | None]) -> NDArray[np.int16] | None:
+def _concatenate_experts(arrays: Sequence[NDArray[np.int16] | None]) -> NDArray[np.int16] | None:
     present = [array for array in arrays if array is not None]
     assert len(present) in (0, len(arrays)), "experts for some sequences and not for others"
     return np.concatenate(present) if present else None
 
 
 def _split_mask(mask: SamplingMask | None, ends: NDArray[np.int64]) -> list[SamplingMask | None]:
-    """The mask of each sequence, whose responses end at these tokens."""
+    """Returns the mask of each sequence; `ends` are the ends of their responses."""
     if mask is None:
         return [None] * len(ends)
     id_ends = (
@@ -130,5 +134,5 @@ def _split_mask(mask: SamplingMask | None, ends: NDArray[np.int64]) -> list[Samp
     return [SamplingMask(own, counts) for own, counts in zip(ids, lengths, strict=True)]
 
 
-def _part(array: Array | None, place: slice) -> Array | None:
+def _slice(array: Array | None, place: slice) -> Array | None:
     return None if array is None else array[place]

@@ -1,4 +1,4 @@
-"""Which sequences a data-parallel rank runs together: token-budgeted micro-batches, flat across ranks.
+"""Packs sequences into micro-batches with a token budget, and gives every data rank the same work.
 
 Whole sequences are packed into micro-batches by best-fit decreasing, and given to ranks so that the estimated
 work (linear layers plus causal attention) is the same on each; every rank runs the same number of
@@ -19,7 +19,7 @@ from rlrun.runner.batches.reduction import Reduction, token_scales
 from rlrun.runner.contracts.carriers import MicroBatches, TrainSequence, TrainStep
 
 FLAT = 1.002
-"""Ranks that lose at most this much to waiting for each other need no other plan."""
+"""If waiting for each other costs ranks at most this factor, no other assignment is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Cost:
 
     @classmethod
     def of_model(cls, config: Mapping[str, Any]) -> "Cost":
-        """From an HF `config.json`: active parameters of the layers and the head, attention by heads and
-        layers.
+        """Returns the cost of a model from its `config.json`: the active parameters of layers and head, and
+        attention by heads and layers.
         """
         config = with_family_defaults(config)
         hidden, layers = config["hidden_size"], config["num_hidden_layers"]
@@ -50,7 +50,7 @@ class Cost:
         return cls(layers * heads * head_dim / (linear + hidden * config["vocab_size"]))
 
     def __call__(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Work of sequences of these lengths, `[N]`."""
+        """Returns `[N]`, the work of sequences of these lengths."""
         return lengths * (1.0 + self.attention * lengths)
 
 
@@ -67,7 +67,7 @@ def plan_steps(
     together: bool = False,
     micro_batch_size: int | None = None,
 ) -> list[TrainStep]:
-    """Split a rollout step's sequences into optimizer steps, and each into micro-batches for `data_degree`
+    """Splits a step's sequences into optimizer steps, and each of these into micro-batches for `data_degree`
     ranks.
 
     Executions keep their order and are split evenly over `optimizer_steps`; the sequences of one execution
@@ -98,7 +98,7 @@ def plan_steps(
 
 
 def all_micro_batches(steps: Sequence[TrainStep]) -> MicroBatches:
-    """The micro-batches of all steps one after the other, for a pass over every sequence (log-probs)."""
+    """Returns the micro-batches of all optimizer steps together, for one pass over all sequences."""
     return tuple(
         tuple(batch for rank in ranks for batch in rank)
         for ranks in zip(*(step.micro_batches for step in steps), strict=True)
@@ -108,10 +108,10 @@ def all_micro_batches(steps: Sequence[TrainStep]) -> MicroBatches:
 def micro_batches(
     lengths: NDArray[np.int64], max_tokens: int, data_degree: int, cost: Cost = Cost()
 ) -> MicroBatches:
-    """Pack sequences of these lengths under the token budget, for `data_degree` ranks.
+    """Packs sequences of these lengths under the token budget, for `data_degree` ranks.
 
     A rank's micro-batches come with the most work first, so that ranks that wait for each other run batches
-    of similar size side by side. A micro-batch is empty where there are fewer sequences than ranks.
+    of similar size side by side. Micro-batches are empty if there are fewer sequences than ranks.
     """
     return _assigned(lengths, cost(lengths), max_tokens, data_degree)
 
@@ -119,20 +119,22 @@ def micro_batches(
 def _assigned(
     lengths: NDArray[np.int64], work: NDArray[np.float64], max_tokens: int, data_degree: int
 ) -> MicroBatches:
-    """Pack, and share the bins out. Where that leaves ranks uneven (there are few bins), share the sequences
-    out first and then pack, and keep what makes fewer micro-batches, then what takes less time.
+    """Packs first and then assigns bins to ranks.
+
+    If that is uneven, because there are few bins, also tries to assign sequences first and then pack, and
+    returns the result with fewer micro-batches, or the faster one of two with the same number.
     """
     ranks, duration = _in_order(share_bins(best_fit_decreasing(lengths, max_tokens), work, data_degree), work)
     if data_degree > 1 and duration > FLAT * work.sum() / data_degree:
-        others, other_duration = _in_order(share_items(lengths, work, max_tokens, data_degree), work)
-        if (len(others[0]), other_duration) < (len(ranks[0]), duration):
-            ranks = others
+        by_item, by_item_duration = _in_order(share_items(lengths, work, max_tokens, data_degree), work)
+        if (len(by_item[0]), by_item_duration) < (len(ranks[0]), duration):
+            ranks = by_item
     return tuple(tuple(tuple(batch) for batch in rank) for rank in ranks)
 
 
 def _in_order(ranks: Sequence[list[Bin]], work: NDArray[np.float64]) -> tuple[list[list[Bin]], float]:
-    """Each rank's micro-batches with the most work first, and the work of the slowest rank in every round:
-    ranks wait for each other after each micro-batch.
+    """Returns each rank's micro-batches, most work first, and the sum of the slowest rank's work in every
+    round: ranks wait for each other after each micro-batch.
     """
     loads = [loads_of(rank, work) for rank in ranks]
     orders = [np.argsort(-own, kind="stable") for own in loads]
@@ -170,7 +172,7 @@ def _units(members: Sequence[int], sequences: Sequence[TrainSequence], together:
 
 
 def _split_executions(executions: Sequence[str], parts: int) -> list[list[int]]:
-    """Positions by optimizer step: executions in order of appearance, as even as can be."""
+    """Returns the indices of each optimizer step: executions in order of appearance, divided evenly."""
     number = {name: place for place, name in enumerate(dict.fromkeys(executions))}
     if len(number) < parts:
         raise ValueError(

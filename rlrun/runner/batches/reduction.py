@@ -1,4 +1,4 @@
-"""How token losses become one number: the weight of each sequence's tokens in an optimizer step.
+"""Computes the weight of each sequence's tokens in the loss of an optimizer step.
 
 The weights hold the global denominators, so that sums over tokens, micro-batches and ranks need no further
 division: the result does not depend on the parallel layout, on the micro-batch split, or on the order of the
@@ -20,7 +20,7 @@ def token_scales(
     reduction: Reduction,
     max_response_tokens: int,
 ) -> NDArray[np.float64]:
-    """Weight of every unmasked token of each sequence of one optimizer step, `[N]`.
+    """Returns `[N]`, the weight of every unmasked token of each sequence of one optimizer step.
 
     With N sequences of E executions, loss = sum over i, t of scale[i] * masks[i][t] * token_loss[i][t]:
 

@@ -14,9 +14,9 @@ Array = NDArray[np.float32]
 
 
 def to_sequences(groups: Sequence[Group]) -> list[TrainSequence]:
-    """One sequence for each sample, in order; advantages are still 0.
+    """Returns one sequence per sample, in order; advantages are still 0.
 
-    One without a response trains nothing, and counts among the optimizer step's samples.
+    A sample without a response trains nothing, but counts in the denominators of the loss.
     """
     samples = [sample for group in groups for sample in group.samples]
     width = max((sample.experts.shape[1] for sample in samples if sample.experts is not None), default=0)
@@ -26,48 +26,56 @@ def to_sequences(groups: Sequence[Group]) -> list[TrainSequence]:
 def with_advantages(
     sequences: Sequence[TrainSequence], groups: Sequence[Group], algorithm: Advantages
 ) -> list[TrainSequence]:
-    """`to_sequences(groups)` with the algorithm's advantages, and returns where it has a critic."""
+    """Returns the sequences with the algorithm's advantages, and with returns if it has a critic."""
     advantages = algorithm.advantages(groups)
-    trained = [replace(one, advantages=values) for one, values in zip(sequences, advantages, strict=True)]
+    trained = [
+        replace(sequence, advantages=values) for sequence, values in zip(sequences, advantages, strict=True)
+    ]
     if not algorithm.needs.critic:
         return trained
     returns = algorithm.returns(groups)
-    return [replace(one, returns=values) for one, values in zip(trained, returns, strict=True)]
+    return [replace(sequence, returns=values) for sequence, values in zip(trained, returns, strict=True)]
 
 
 def with_old_log_probs(sequences: Sequence[TrainSequence], log_probs: Sequence[Array]) -> list[TrainSequence]:
-    """The same sequences with the trainer's log-probs from before the first update."""
-    return [replace(one, old_log_probs=values) for one, values in zip(sequences, log_probs, strict=True)]
+    """Returns the sequences with the trainer's log-probs from before the first update."""
+    return [
+        replace(sequence, old_log_probs=values) for sequence, values in zip(sequences, log_probs, strict=True)
+    ]
 
 
 def with_reference(sequences: Sequence[TrainSequence], log_probs: Sequence[Array]) -> list[TrainSequence]:
-    """The same sequences with the reference policy's log-probs."""
+    """Returns the sequences with the reference's log-probs."""
     return [
-        replace(one, reference_log_probs=values) for one, values in zip(sequences, log_probs, strict=True)
+        replace(sequence, reference_log_probs=values)
+        for sequence, values in zip(sequences, log_probs, strict=True)
     ]
 
 
 def with_values(sequences: Sequence[TrainSequence], values: Sequence[Array]) -> list[TrainSequence]:
-    """The same sequences with the critic's values `[R + 1]` from before the update, less the last."""
-    return [replace(one, values=found[:-1]) for one, found in zip(sequences, values, strict=True)]
+    """Returns the sequences with the critic's values `[R + 1]` before the update, without the last one."""
+    return [
+        replace(sequence, values=sample_values[:-1])
+        for sequence, sample_values in zip(sequences, values, strict=True)
+    ]
 
 
 def note(groups: Sequence[Group], name: str, arrays: Sequence[Array] | None) -> None:
-    """Put what a model said of each sequence on its sample, as attribute `name`, for the advantages.
+    """Sets a model's log-probs of each sequence on its sample, as attribute `name`, for the advantages.
 
-    None: what the engine said when it made the sample.
+    None: sets the log-probs that the engine returned with the sample.
     """
     samples = [sample for group in groups for sample in group.samples]
-    said = [sample.log_probs for sample in samples] if arrays is None else arrays
-    for sample, array in zip(samples, said, strict=True):
+    log_probs = [sample.log_probs for sample in samples] if arrays is None else arrays
+    for sample, array in zip(samples, log_probs, strict=True):
         setattr(sample, name, array)
 
 
 def note_values(groups: Sequence[Group], values: Sequence[Array]) -> None:
-    """Put the critic's values `[R + 1]` of each sequence on its sample, for the advantages."""
+    """Sets the critic's values `[R + 1]` of each sequence on its sample, for the advantages."""
     samples = [sample for group in groups for sample in group.samples]
-    for sample, found in zip(samples, values, strict=True):
-        sample.values, sample.value_after = found[:-1], float(found[-1])
+    for sample, sample_values in zip(samples, values, strict=True):
+        sample.values, sample.value_after = sample_values[:-1], float(sample_values[-1])
 
 
 def _sequence(sample: Sample, width: int) -> TrainSequence:
@@ -85,9 +93,9 @@ def _sequence(sample: Sample, width: int) -> TrainSequence:
 
 
 def _experts(sample: Sample, width: int) -> NDArray[np.int16]:
-    """Experts of all tokens: engines run neither the last one that they make nor what stays unanswered."""
-    found = np.full((len(sample.prompt.tokens) + len(sample.tokens), width), -1, np.int16)
+    """Returns the experts of all tokens, -1 for tokens that no engine ran, such as the last one."""
+    experts = np.full((len(sample.prompt.tokens) + len(sample.tokens), width), -1, np.int16)
     if sample.experts is not None:
-        found[: len(sample.experts)] = sample.experts
+        experts[: len(sample.experts)] = sample.experts
     assert sample.experts is not None or not len(sample.tokens), "experts of some samples and not of others"
-    return found
+    return experts

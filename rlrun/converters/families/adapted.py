@@ -1,4 +1,4 @@
-"""What an adapter makes of a layer's tensors: made together, when the first of them is to be written."""
+"""Tensors that a torchtitan adapter converts in groups, when the first tensor of a group is written."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ Convert = Callable[[Table], Table]
 
 @dataclass(frozen=True, slots=True)
 class AdaptedTensor:
-    """One of the tensors that an adapter makes of a group."""
+    """One tensor that an adapter computes from a group."""
 
     group: "AdapterGroup"
     name: str
@@ -25,8 +25,8 @@ class AdaptedTensor:
     step: int = 1
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some rows; with the last of them the tensor is let go of."""
-        whole = self.group.made(files, self.name)
+        """Returns rows of the tensor. After the last row, the group frees the tensor."""
+        whole = self.group.result(files, self.name)
         count = self.tensor.shape[0] if self.tensor.shape else 1
         if last == count:
             self.group.drop(self.name)
@@ -35,7 +35,7 @@ class AdaptedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """A buffer that Hugging Face does not have, as torchtitan begins with it."""
+    """A buffer of zeros, for buffers of torchtitan that Hugging Face checkpoints do not have."""
 
     tensor: TensorInfo
     step: int = 1
@@ -46,7 +46,7 @@ class Zeros:
 
 
 class AdapterGroup:
-    """Tensors that are converted together, and the results that are not yet taken."""
+    """Tensors that are converted together, and those results that have not been written yet."""
 
     def __init__(self, members: dict[str, Content], convert: Convert) -> None:
         self._members = members
@@ -58,11 +58,11 @@ class AdapterGroup:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are read for it."""
+        """Bytes of the tensors that are read for the conversion."""
         return sum(content.tensor.nbytes for name, content in self._members.items() if self._is_read(name))
 
     def results(self) -> dict[str, Content]:
-        """What will be made, by name; what is only renamed is itself."""
+        """Returns the contents of the results by name; a tensor that is only renamed keeps its content."""
         try:
             made = self._convert(dict(self._empty))
         except (RuntimeError, LookupError, AssertionError) as error:
@@ -70,7 +70,7 @@ class AdapterGroup:
             raise ValueError(f"torchtitan's adapter cannot convert {names}: {error}") from error
         contents: dict[str, Content] = {}
         for name, tensor in made.items():
-            source = next((old for old, each in self._empty.items() if each is tensor), None)
+            source = next((old for old, meta in self._empty.items() if meta is tensor), None)
             if source is not None:
                 self._renamed[source] = name
                 contents[name] = self._members[source]
@@ -78,8 +78,8 @@ class AdapterGroup:
                 contents[name] = AdaptedTensor(self, name, TensorInfo(tensor.dtype, tuple(tensor.shape)))
         return contents
 
-    def made(self, files: Files, name: str) -> torch.Tensor:
-        """A result, made with all others unless it is there."""
+    def result(self, files: Files, name: str) -> torch.Tensor:
+        """Returns a converted tensor. The first call converts all tensors of the group."""
         with self._lock:
             if name not in self._made:
                 self._made = self._convert(
@@ -91,7 +91,7 @@ class AdapterGroup:
             return self._made[name]
 
     def drop(self, name: str) -> None:
-        """Let go of a result."""
+        """Frees a converted tensor."""
         with self._lock:
             del self._made[name]
 
@@ -100,13 +100,13 @@ class AdapterGroup:
 
 
 def group_bytes(contents: Mapping[str, Content]) -> int:
-    """The most that one thread holds for an adapter: what goes in and what comes out."""
+    """Returns the maximum bytes that one thread holds: the tensors of a group and their results."""
     groups = [content.group for content in contents.values() if isinstance(content, AdaptedTensor)]
     return max((2 * group.nbytes for group in groups), default=0)
 
 
 def meta_tensor(tensor: TensorInfo) -> torch.Tensor:
-    """A tensor without data."""
+    """Returns a tensor on the meta device, which has no data."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 

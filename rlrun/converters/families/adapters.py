@@ -1,9 +1,9 @@
-"""Families that the trainer does not have: mapped by torchtitan's own adapters, a layer at a time.
+"""Converts model families that the trainer does not support, with torchtitan's adapters, one layer at a time.
 
-An adapter turns a table of tensors into another, in memory. A first pass over tensors without data tells
-every name and shape, and which tensors are only renamed: those are copied as they lie. For the others it gets
-a layer's tensors when the first of its results is to be written, and the results are let go of as they are
-written: what a layer has of them must fit into memory, the model need not.
+An adapter converts a dict of tensors in memory. It is first run on tensors without data, which gives all
+names and shapes, and shows which tensors are only renamed; these are copied without the adapter. The others
+are converted layer by layer, when the first result of a layer is written, and each result is freed after it
+is written. Therefore one layer must fit into memory, but not the model.
 """
 
 import importlib
@@ -27,24 +27,24 @@ PACKAGES = {
     "qwen3_5": "qwen3_5",
     "qwen3_5_moe": "qwen3_5",
 }
-"""torchtitan's package by `model_type`; that of Qwen3.5 needs the package `fla-core`."""
+"""torchtitan's package for each `model_type`. The one of Qwen3.5 needs the package `fla-core`."""
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _DERIVED = ".rotary_emb.inv_freq"
 _LAYER = re.compile(r"^(.*?)(?:layers|blocks)\.(\d+)\.")
 
 
 class AdaptedFamily:
-    """A model that one of torchtitan's flavors describes."""
+    """A model with the sizes of one of torchtitan's flavors."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Find the flavors. ValueError where the model has the sizes of none, or its family is not known."""
+        """Finds the flavors. Raises ValueError where none has the model's sizes, or the family is unknown."""
         self._flavors = list(_flavors(config))
 
     def to_parameters(self, contents: Mapping[str, Content], where: str, lenience: Lenience) -> Mapped:
-        """torchtitan's parameters of Hugging Face tensors."""
-        contents = {name: each for name, each in contents.items() if not name.endswith(_DERIVED)}
-        # with and without a vision tower, sizes are the same
-        flavor = min(self._flavors, key=lambda each: len(each.hf_names() ^ contents.keys()))
+        """Maps Hugging Face tensors to torchtitan's parameters."""
+        contents = {name: content for name, content in contents.items() if not name.endswith(_DERIVED)}
+        # flavors with and without a vision tower have the same sizes: their names decide
+        flavor = min(self._flavors, key=lambda flavor: len(flavor.hf_names() ^ contents.keys()))
         return flavor.to_parameters(contents, where, lenience)
 
     def to_hf(
@@ -54,8 +54,8 @@ class AdaptedFamily:
         where: str,
         lenience: Lenience,
     ) -> Mapped:
-        """Hugging Face tensors of torchtitan's parameters, which `read` finds."""
-        flavor = min(self._flavors, key=lambda each: len(each.parameters.keys() ^ described.keys()))
+        """Maps torchtitan's parameters to Hugging Face tensors; `read` returns a parameter by name."""
+        flavor = min(self._flavors, key=lambda flavor: len(flavor.parameters.keys() ^ described.keys()))
         return flavor.to_hf(described, read, where, lenience)
 
 
@@ -97,7 +97,7 @@ class _Flavor:
         return mapped
 
     def _from_hf(self, tensors: Table, has_head: bool) -> Table:
-        """Some adapters ask for a head, or copy the embedding's, in every table they get."""
+        """Calls the adapter. Some adapters need a head in every dict, or copy the embedding into one."""
         embedding = any(name.endswith(_EMBEDDING) for name in tensors)
         if _any_head(tensors) or (embedding and not has_head):
             return self.adapter.from_hf(tensors)
@@ -105,7 +105,7 @@ class _Flavor:
         return {name: tensor for name, tensor in made.items() if name != _HEAD}
 
     def hf_names(self) -> set[str]:
-        """Every tensor of the model."""
+        """Returns the Hugging Face names of all tensors of the model."""
         everything = {name: meta_tensor(tensor) for name, tensor in (self.parameters | self.buffers).items()}
         return set(self.adapter.to_hf(everything))
 
@@ -123,7 +123,7 @@ def _any_head(names: Iterable[str]) -> bool:
 
 
 def _flavors(config: Mapping[str, Any]) -> Iterator[_Flavor]:
-    """The flavors with the config's sizes."""
+    """Yields the flavors with the sizes of the config."""
     family = config.get("model_type")
     if family not in PACKAGES:
         raise ValueError(f"model_type {family!r} is not supported")
@@ -131,16 +131,16 @@ def _flavors(config: Mapping[str, Any]) -> Iterator[_Flavor]:
     tables = (value for name, value in vars(package).items() if name.endswith("_configs"))
     registry = next(table for table in tables if isinstance(table, dict))
     text = config.get("text_config") or config
-    wanted = (text.get("hidden_size"), text.get("num_hidden_layers"), text.get("vocab_size"))
+    sizes = (text.get("hidden_size"), text.get("num_hidden_layers"), text.get("vocab_size"))
     found = False
     for name in registry:
         spec = package.model_registry(name)
-        if (spec.model.dim, len(spec.model.layers), spec.model.vocab_size) == wanted:
+        if (spec.model.dim, len(spec.model.layers), spec.model.vocab_size) == sizes:
             found = True
             yield _flavor(spec)
     if not found:
         raise ValueError(
-            f"torchtitan has no {family} of hidden_size, num_hidden_layers, vocab_size = {wanted}; it has "
+            f"torchtitan has no {family} of hidden_size, num_hidden_layers, vocab_size = {sizes}; it has "
             + ", ".join(registry)
         )
 

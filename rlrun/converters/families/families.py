@@ -1,4 +1,4 @@
-"""A model's mapping between Hugging Face and torchtitan, by its family."""
+"""Maps tensors between Hugging Face and torchtitan, for every supported model family."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,17 +12,17 @@ from rlrun.models.config_json import FAMILIES, architecture
 
 
 def check_family(config: Mapping[str, Any]) -> None:
-    """ValueError where the mapping is not known."""
+    """Raises ValueError where the model family is not supported."""
     family = config.get("model_type")
     if family not in FAMILIES and family not in PACKAGES:
-        known = ", ".join(dict.fromkeys((*FAMILIES, *PACKAGES)))
-        raise ValueError(f"model_type {family!r} is not supported; supported are {known}")
+        supported = ", ".join(dict.fromkeys((*FAMILIES, *PACKAGES)))
+        raise ValueError(f"model_type {family!r} is not supported; supported are {supported}")
 
 
 def map_to_parameters(
     config: Mapping[str, Any], contents: Mapping[str, Content], where: str, lenience: Lenience
 ) -> Mapped:
-    """torchtitan's parameters of Hugging Face tensors. ValueError names what is missing or not known."""
+    """Maps Hugging Face tensors to torchtitan's parameters. Raises ValueError for wrong tensors."""
     check_family(config)
     if config["model_type"] in FAMILIES:
         return to_parameters(architecture(config), contents, where, lenience)
@@ -39,13 +39,15 @@ def map_to_hf(
     own: bool,
     fixed: Mapping[str, Content],
 ) -> Mapped:
-    """Hugging Face tensors of torchtitan's parameters. ValueError names what is missing or not known.
+    """Maps torchtitan's parameters to Hugging Face tensors. Raises ValueError for missing or unknown tensors.
 
-    `own`: the checkpoint is of rlrun's trainer. `fixed`: Hugging Face tensors that nobody trains, and that it
-    may not hold.
+    `own`: whether rlrun's trainer wrote the checkpoint. `fixed`: Hugging Face tensors that are not trained,
+    for those that the checkpoint does not have.
     """
     if own and "model.embed_tokens.weight" in described:
-        return Mapped({name: plain(read(name)) for name in described})  # transformers computed it
+        return Mapped(
+            {name: plain(read(name)) for name in described}
+        )  # trained with `implementation = "transformers"`, under the same names
     check_family(config)
     if config["model_type"] in FAMILIES:
         model = architecture(config)
@@ -54,5 +56,5 @@ def map_to_hf(
 
 
 def alias_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """Second names of parameters, in torchtitan's checkpoints."""
+    """Returns the second names that parameters have in torchtitan's checkpoints."""
     return alias_names_of(architecture(config)) if config["model_type"] in FAMILIES else {}

@@ -35,7 +35,7 @@ class MergedWeight(RowByRow):
         return self.source.tensor
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some rows."""
+        """Returns rows of the merged weight."""
         up = plain(self.up).rows(files, first, last).float()
         down = plain(self.down).rows(files, 0, self.down.shape[0]).float()
         merge_adapter = self.source.rows(files, first, last).float().addmm_(up, down, alpha=self.scale)
@@ -43,12 +43,13 @@ class MergedWeight(RowByRow):
 
 
 def merge_adapter(contents: Mapping[str, Content], adapter: Path) -> dict[str, Content]:
-    """The contents with the adapter's part added. ValueError where it adapts what is not there, or does so in
-    a way that is not supported.
+    """Returns the contents with the adapter merged into them.
+
+    Raises ValueError where the adapter refers to a missing tensor, or is of a kind that is not supported.
     """
     config = _read_config(adapter)
     tensors = read_header(file_inside(adapter, _WEIGHTS))
-    made = dict(contents)
+    result = dict(contents)
     for name in sorted(tensors):
         module, kind = _target(name, adapter)
         weight = f"{module}.weight"
@@ -56,10 +57,10 @@ def merge_adapter(contents: Mapping[str, Content], adapter: Path) -> dict[str, C
             raise ValueError(f"{adapter} adapts {weight}, which the model does not have")
         if kind == "lora_A":
             up = tensors.get(name.replace(".lora_A.", ".lora_B."))
-            made[weight] = _merge(contents[weight], tensors[name], up, config, module)
+            result[weight] = _merge(contents[weight], tensors[name], up, config, module)
         elif kind == "weight":
-            made[weight] = _replaced(contents[weight], tensors[name], weight)
-    return made
+            result[weight] = _replace(contents[weight], tensors[name], weight)
+    return result
 
 
 def _merge(
@@ -77,8 +78,8 @@ def _merge(
     return MergedWeight(content, down, up, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
-def _replaced(content: Content, stored: StoredTensor, name: str) -> Content:
-    """A module that was trained whole (`modules_to_save`)."""
+def _replace(content: Content, stored: StoredTensor, name: str) -> Content:
+    """Returns the adapter's own copy of a module that was trained as a whole (`modules_to_save`)."""
     if stored.shape != content.tensor.shape:
         raise ValueError(f"the adapter has {name} with shape {stored.shape}, not {content.tensor.shape}")
     return cast(plain(stored), content.tensor.dtype)
@@ -93,7 +94,7 @@ def _target(name: str, adapter: Path) -> tuple[str, str]:
 
 
 def _pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """peft's rule: a pattern is a regular expression for the end of a module's name."""
+    """Returns the value of the first pattern that matches the end of the module's name, as in peft."""
     for pattern, value in patterns.items():
         if re.fullmatch(rf"(.*\.)?({pattern})", module):
             return value
@@ -103,7 +104,7 @@ def _pattern(patterns: Mapping[str, float], module: str, default: float) -> floa
 def _read_config(adapter: Path) -> dict[str, Any]:
     config = read_json_object(file_inside(adapter, _CONFIG))
     if config.get("peft_type") != "LORA" or "lora_alpha" not in config:
-        raise ValueError(f"{adapter} is no LoRA adapter: its peft_type is {config.get('peft_type')!r}")
+        raise ValueError(f"{adapter} is not a LoRA adapter: its peft_type is {config.get('peft_type')!r}")
     if used := [key for key in _REFUSED if config.get(key)]:
         raise ValueError(f"{adapter} uses {', '.join(used)}, which merging does not support")
     if config.get("bias", "none") != "none":

@@ -1,4 +1,4 @@
-"""Between a model's Hugging Face tensors and torchtitan's parameters, both ways."""
+"""Maps a model's Hugging Face tensors to torchtitan's parameters, and back."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from rlrun.models.tensor_names import HfTensor, hf_tensors, is_derived
 
 @dataclass(frozen=True, slots=True)
 class Lenience:
-    """What may be wrong with a checkpoint's list of tensors."""
+    """Which differences between a checkpoint's tensors and its config are accepted."""
 
     missing: bool = False
-    """Tensors that the config asks for may be absent; they are then absent in the result."""
+    """Whether tensors that the config requires may be missing. They are then missing in the result."""
     unknown: bool = False
-    """Tensors that the config knows nothing of are left behind."""
+    """Whether tensors that are not part of the configured model are ignored."""
 
 
 STRICT = Lenience()
@@ -27,13 +27,13 @@ STRICT = Lenience()
 
 @dataclass(slots=True)
 class Mapped:
-    """Contents under their new names, and what was passed over."""
+    """Contents under their new names, and the names of missing and ignored tensors."""
 
     contents: dict[str, Content] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     passed: list[str] = field(default_factory=list)
-    """Tensors that are known and have no place among the parameters."""
+    """Known tensors that are not parameters, for instance derived buffers."""
 
 
 def check_names(
@@ -42,7 +42,7 @@ def check_names(
     where: str,
     lenience: Lenience,
 ) -> Mapped:
-    """ValueError names tensors that are missing, unknown, or of another shape; what is allowed is noted."""
+    """Returns the accepted missing and unknown names. Raises ValueError for others, and for wrong shapes."""
     noted = Mapped(missing=sorted(expected.keys() - found), unknown=sorted(found.keys() - expected))
     if noted.missing and not lenience.missing:
         raise ValueError(f"{where} lacks {abbreviated(noted.missing)}, which its config.json asks for")
@@ -57,14 +57,14 @@ def check_names(
 
 
 def hf_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
-    """Every Hugging Face tensor of the model and its shape, in the order they are written."""
+    """Returns the shape of every Hugging Face tensor of the model, in the order of writing."""
     return {tensor.name: tensor.shape for tensor in hf_tensors(model)}
 
 
 def to_parameters(
     model: Architecture, contents: Mapping[str, Content], where: str, lenience: Lenience
 ) -> Mapped:
-    """torchtitan's parameters of Hugging Face tensors, in the layout of torchtitan's own checkpoints."""
+    """Maps Hugging Face tensors to torchtitan's parameters, in the layout of torchtitan's own checkpoints."""
     known = {name: content for name, content in contents.items() if not is_derived(name, model)}
     shapes = {name: content.tensor.shape for name, content in known.items()}
     mapped = check_names(hf_shapes(model), shapes, where, lenience)
@@ -89,10 +89,10 @@ def to_hf(
     own: bool,
     fixed: Mapping[str, Content],
 ) -> Mapped:
-    """Hugging Face tensors of torchtitan's parameters, which `read` finds.
+    """Maps torchtitan's parameters to Hugging Face tensors; `read` returns a parameter by name.
 
-    `own`: they are of rlrun's trainer, which keeps rotary pairs as Hugging Face does. `fixed`: Hugging Face
-    tensors that nobody trains, for where the checkpoint does not hold them.
+    `own`: whether rlrun's trainer wrote them, which orders rotary pairs as Hugging Face does. `fixed`:
+    Hugging Face tensors that are not trained, for those that the checkpoint does not have.
     """
     twice = alias_names_of(model)
     shapes = {name: tensor.shape for name, tensor in described.items() if name not in twice}
@@ -120,7 +120,7 @@ def to_hf(
 
 
 def alias_names_of(model: Architecture) -> dict[str, str]:
-    """Names in torchtitan's checkpoints of parameters that have another name there too."""
+    """Returns the second names that parameters have in torchtitan's checkpoints, with their first names."""
     return {"lm_head.weight": "tok_embeddings.weight"} if model.tied else {}
 
 
@@ -139,7 +139,7 @@ def _parameter_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def _paired(model: Architecture, parameter: str, content: Content, side_by_side: bool) -> Content:
-    """torchtitan's own Llama rotates neighbouring rows of queries and keys; the others do as Hugging Face."""
+    """Reorders rotary pairs for torchtitan's Llama, which rotates neighbouring rows of queries and keys."""
     rotated = parameter.endswith((".qkv_linear.wq.weight", ".qkv_linear.wk.weight"))
     if model.family != "llama" or not rotated:
         return content

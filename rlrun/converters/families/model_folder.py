@@ -1,7 +1,7 @@
-"""Model folders for the trainer: read a tensor at a time, written from tensors as they come.
+"""Reads and writes model folders for the trainer, one tensor at a time.
 
-The bytes are those of `rlrun convert` (`hf_folder`, `safetensors_format`); only that they come from memory
-here, and go there.
+The format is the one of `rlrun convert` (`hf_folder`, `safetensors_format`), but from and to tensors in
+memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ class WeightFolder:
     """The weights of a model folder, memory-mapped; a context manager."""
 
     def __init__(self, folder: Path, model: Architecture) -> None:
-        """Open the files; ValueError where names or shapes are not those of the architecture."""
+        """Opens the files. Raises ValueError where names or shapes are not those of the architecture."""
         self.folder = folder
         _check_wide(folder)
         self._tensors = read_tensors(folder)
@@ -43,13 +43,13 @@ class WeightFolder:
         self._files.close()
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor as stored; its bytes stay in the file until they are used."""
+        """Returns the tensor as stored. Its bytes are read when they are used."""
         tensor = self._tensors[name]
         return self._files.array(tensor.chunks[0], tensor.dtype)
 
 
 def _check_wide(folder: Path) -> None:
-    """ValueError where a model folder is quantised: engines would load it so, and could not be updated."""
+    """Raises ValueError for a quantised model folder, because engines could not be updated from it."""
     if settings := read_config(folder).get("quantization_config"):
         raise ValueError(
             f"{folder} is quantised ({settings.get('quant_method')}), which is not trained: widen it first, "
@@ -58,8 +58,9 @@ def _check_wide(folder: Path) -> None:
 
 
 def random_tensor(tensor: HfTensor, model: Architecture, seed: int) -> torch.Tensor:
-    """A starting value that depends on seed and name alone: ones for norms, zeros for biases, else
-    normal with `initializer_range`.
+    """Returns initial values that depend only on seed and name.
+
+    Norms are 1 and biases 0; other weights are normal with standard deviation `initializer_range`.
     """
     if tensor.name.endswith("bias"):
         return torch.zeros(tensor.shape)
@@ -76,10 +77,10 @@ def write_folder(
     shapes: Mapping[str, tuple[int, ...]],
     dtype: torch.dtype,
 ) -> None:
-    """Write a model folder: the tensors (in the order of `shapes`) as safetensors, the rest copied from
-    `source`. What keeps its precision (`keeps_precision`) is written in float32, as it is trained.
+    """Writes a model folder: `tensors`, in the order of `shapes`, and small files copied from `source`.
 
-    Holds one tensor in memory at a time. An OSError (a full disk) reaches the caller.
+    Tensors whose precision must not change (`keeps_precision`) are written in float32, as they are trained.
+    One tensor is in memory at a time. Raises OSError, for instance for a full disk.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, path in companions(source).items():
@@ -108,7 +109,7 @@ def _write_file(
 
 
 def _digest(name: str) -> int:
-    """A number of a name that is the same in every process."""
+    """Returns a number for a name, the same in every process."""
     value = 0
     for byte in name.encode():
         value = (value * 131 + byte) % 2_147_483_647

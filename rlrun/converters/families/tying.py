@@ -1,4 +1,4 @@
-"""One tensor for embedding and head, or two."""
+"""Ties or unties embedding and head."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,10 @@ _BLOCK_BYTES = 16 << 20
 def set_tying(
     contents: dict[str, Content], config: dict[str, Any], tied: bool | None
 ) -> tuple[dict[str, Content], dict[str, Any]]:
-    """Tensors and config, tied or not (None: as they are). ValueError where tying would lose something."""
+    """Returns tensors and config, tied or untied (None: unchanged).
+
+    Raises ValueError where embedding and head differ and cannot be tied.
+    """
     if tied is None or tied == bool(config.get("tie_word_embeddings", False)):
         return contents, config
     if _EMBEDDING not in contents:

@@ -87,7 +87,7 @@ def test_modules_that_were_trained_whole_replace(source, tmp_path):
         ({QUERY: (32, 64)}, {}, "do not fit a weight of shape"),
         ({QUERY: (64, 64)}, {"use_dora": True}, "uses use_dora, which merging does not support"),
         ({QUERY: (64, 64)}, {"bias": "all"}, "trains biases"),
-        ({QUERY: (64, 64)}, {"peft_type": "IA3"}, "is no LoRA adapter"),
+        ({QUERY: (64, 64)}, {"peft_type": "IA3"}, "is not a LoRA adapter"),
     ],
 )
 def test_what_is_refused(modules, config, message, source, tmp_path):

@@ -1,8 +1,8 @@
 """Reads the folder of a distributed checkpoint (torch.distributed.checkpoint) without loading it.
 
-`.metadata` says which chunk of which tensor is where; each chunk is what torch.save writes, a zip of a small
-pickle and the bytes, within a larger file. Pickles can run code: only the classes that these two consist of
-are let in, and none of them does more than hold values.
+`.metadata` gives the position of each chunk of each tensor. A chunk has the format of torch.save, a zip with
+a small pickle and the bytes, inside a larger file. Because pickles can run code, only the classes that these
+files need are loaded, and these classes only hold values.
 """
 
 import math
@@ -20,10 +20,10 @@ from rlrun.models.checked_names import check_tensor_name, file_inside
 
 
 class DcpFolder:
-    """A distributed checkpoint: what tensors it has, and where their bytes are."""
+    """The tensors of a distributed checkpoint, and the positions of their bytes."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the metadata. ValueError where the folder is no complete checkpoint."""
+        """Reads the metadata. Raises ValueError where the folder is not a complete checkpoint."""
         self.folder = folder
         self.tensors: dict[str, TensorInfo] = {}
         self._files: dict[str, tuple[Path, int]] = {}
@@ -36,27 +36,27 @@ class DcpFolder:
                 self.tensors[name] = TensorInfo(entry.properties.dtype, _shape(entry.size))
                 _check_filled(name, self.tensors[name], self._items[name])
         except Exception as error:  # a damaged pickle may hold anything, and raise anything
-            raise ValueError(f"{path} is no checkpoint's metadata: {first_line(error)}") from None
+            raise ValueError(f"{path} is not the metadata of a checkpoint: {first_line(error)}") from None
         for name in self.tensors:
             check_tensor_name(name, path)
 
     @property
     def num_files(self) -> int:
-        """Files that hold tensors."""
+        """Number of files with tensors."""
         return len({item.file for items in self._items.values() for item in items})
 
     def num_chunks(self, name: str) -> int:
-        """In how many parts a tensor was written."""
+        """Returns the number of parts in which a tensor was written."""
         return len(self._items[name])
 
     def read(self, name: str) -> StoredTensor:
-        """Where a tensor's bytes are. ValueError where they are not as the metadata says."""
+        """Returns the positions of a tensor's bytes. Raises ValueError where a file is damaged."""
         tensor = self.tensors[name]
         chunks = (self._chunk(name, tensor.dtype, item) for item in self._items[name])
         return StoredTensor(tensor.dtype, tensor.shape, tuple(chunks))
 
     def scalar(self, name: str) -> int | None:
-        """The value of an integer such as `step`; None where the checkpoint holds none."""
+        """Returns the value of an integer such as `step`; None where the checkpoint does not have it."""
         if name not in self.tensors or self.tensors[name].shape:
             return None
         stored = self.read(name)
@@ -66,7 +66,7 @@ class DcpFolder:
         return int(torch.frombuffer(data, dtype=stored.dtype))
 
     def _file(self, name: str) -> tuple[Path, int]:
-        """A file's path and size; many tensors are in one."""
+        """Returns a file's path and size, from a cache, because a file has many tensors."""
         if name not in self._files:
             path = file_inside(self.folder, name)
             self._files[name] = path, path.stat().st_size
@@ -84,12 +84,12 @@ class DcpFolder:
 
 
 def is_dcp_folder(folder: Path) -> bool:
-    """Whether it is the folder of a distributed checkpoint."""
+    """Returns whether this is the folder of a distributed checkpoint."""
     return (folder / METADATA).is_file()
 
 
 def _items(table: Any) -> dict[str, list[Item]]:
-    """The chunks of every tensor; objects that are no tensors are left out."""
+    """Returns the chunks of every tensor, without objects that are not tensors."""
     infos = {(index.fqn, _shape(index.offset or ())): info for index, info in table.storage_data.items()}
     found: dict[str, list[Item]] = {}
     for name, entry in table.state_dict_metadata.items():
@@ -110,12 +110,12 @@ def _items(table: Any) -> dict[str, list[Item]]:
 def _shape(values: Any) -> tuple[int, ...]:
     shape = tuple(values)
     if not all(type(value) is int and 0 <= value < 2**62 for value in shape):
-        raise ValueError(f"{shape} are no sizes")
+        raise ValueError(f"{shape} are not valid sizes")
     return shape
 
 
 def _check_filled(name: str, tensor: TensorInfo, items: list[Item]) -> None:
-    """The chunks must fill the tensor, and lie within it."""
+    """Raises ValueError where the chunks do not fill the tensor, or reach beyond it."""
     if tensor.dtype not in CODES:
         raise ValueError(f"{name} has type {tensor.dtype}, which is not supported")
     for item in items:

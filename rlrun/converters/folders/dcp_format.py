@@ -25,7 +25,7 @@ from rlrun.converters.tensors.safetensors_format import TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What stands around a tensor's bytes."""
+    """The bytes that torch.save writes before and after a tensor's data."""
 
     head: bytes
     tail: bytes
@@ -33,7 +33,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class ItemPosition:
-    """Where an item is."""
+    """The position of an item in a file, in bytes."""
 
     file: str
     position: int
@@ -41,7 +41,7 @@ class ItemPosition:
 
 
 def make_envelope(tensor: TensorInfo) -> Envelope:
-    """What torch.save puts before and after the bytes of such a tensor."""
+    """Returns the bytes that torch.save writes before and after the data of such a tensor."""
     recorder = _Recorder()
     empty = torch.empty(tensor.shape, dtype=tensor.dtype)  # address space only: nothing touches its pages
     with torch.serialization.skip_data():
@@ -52,7 +52,7 @@ def make_envelope(tensor: TensorInfo) -> Envelope:
 def make_metadata(
     tensors: Mapping[str, TensorInfo], places: Mapping[str, ItemPosition], aliases: Mapping[str, str]
 ) -> bytes:
-    """`.metadata`; an alias is a second name of a tensor that is stored once."""
+    """Returns the content of `.metadata`. An alias is a second name of a tensor that is stored once."""
     names = {name: name for name in tensors} | dict(aliases)
     table = Metadata(
         state_dict_metadata={name: _entry(tensors[stored]) for name, stored in names.items()},
@@ -78,7 +78,7 @@ def _info(place: ItemPosition) -> _StorageInfo:
 
 
 class _Recorder(io.RawIOBase):
-    """Keeps what is written before and after the one seek over a tensor's bytes."""
+    """Records the bytes that torch.save writes before and after it skips the tensor's data with a seek."""
 
     def __init__(self) -> None:
         self.head, self.tail = io.BytesIO(), io.BytesIO()

@@ -1,6 +1,7 @@
-"""Finds a tensor's bytes in an item of a distributed checkpoint: what torch.save wrote, within a larger file.
+"""Finds a tensor's bytes in an item of a distributed checkpoint, which has the format of torch.save.
 
-An item is a zip; `data.pkl` in it says how the tensor lies in the record `data/0`.
+An item is a zip inside a larger file. Its record `data.pkl` gives offset, shape and strides of the tensor in
+the record `data/0`.
 """
 
 import io
@@ -20,7 +21,7 @@ _RECORD_HEADER = 30
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What `.metadata` says of a chunk."""
+    """The position and shape of a chunk, from `.metadata`."""
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
@@ -30,7 +31,7 @@ class Item:
 
 
 def data_position(path: Path, dtype: torch.dtype, item: Item) -> int:
-    """Where, from the item's beginning, its bytes are. Raises whatever a damaged item leads to."""
+    """Returns the position of the tensor's bytes in the item. A damaged item may raise any exception."""
     with path.open("rb") as file:
         file.seek(item.position)
         archive = io.BytesIO(file.read(item.length)) if item.length < 1 << 16 else _Window(file, item)
@@ -59,7 +60,7 @@ def data_position(path: Path, dtype: torch.dtype, item: Item) -> int:
 
 
 def _check_stored(records: zipfile.ZipFile) -> None:
-    """torch compresses nothing; a compressed record could fill the memory."""
+    """Raises ValueError for a compressed record, which could fill the memory; torch never compresses."""
     for record in records.infolist():
         if record.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"its record {record.filename} is compressed")
@@ -88,7 +89,7 @@ class _TensorPickle(pickle.Unpickler):
 
 
 class _Window(io.RawIOBase):
-    """The bytes of one item, as a file of its own."""
+    """Presents the bytes of one item as a file."""
 
     def __init__(self, file: Any, item: Item) -> None:
         self._file = file

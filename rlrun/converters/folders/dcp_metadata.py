@@ -26,8 +26,10 @@ _CLASSES = {
 
 
 def read_metadata(path: Path) -> metadata.Metadata:
-    """Returns the table. ValueError where it is another file's, damaged, names files elsewhere, or would run
-    code; OSError where there is none.
+    """Returns the table of contents of a distributed checkpoint.
+
+    Raises ValueError where the file has another format, is damaged, refers to files of other folders, or
+    would run code. Raises OSError where it cannot be read.
     """
     data = path.read_bytes()
     try:
@@ -37,7 +39,7 @@ def read_metadata(path: Path) -> metadata.Metadata:
         for info in table.storage_data.values():
             _check_plain(info.relative_path)
     except Exception as error:  # a damaged pickle may raise anything
-        raise ValueError(f"{path} is no checkpoint's metadata: {first_line(error)}") from None
+        raise ValueError(f"{path} is not the metadata of a checkpoint: {first_line(error)}") from None
     return table
 
 

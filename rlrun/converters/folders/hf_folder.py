@@ -1,4 +1,4 @@
-"""A model folder in Hugging Face format: its tensors, and the files that go with them."""
+"""Reads a model folder in Hugging Face format: its tensors, and the small files beside them."""
 
 import json
 from pathlib import Path
@@ -11,17 +11,17 @@ from rlrun.models.checked_names import abbreviated, file_inside
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _COMPANIONS = {".json", ".jinja", ".txt", ".model", ".py", ".tiktoken"}
-"""Config, generation config, tokenizer, templates, and the code of models that bring their own."""
+"""File extensions of config, generation config, tokenizer, templates, and the code of custom models."""
 
 
 def is_hf_folder(folder: Path) -> bool:
-    """Whether there are weights in safetensors files under their usual names."""
+    """Returns whether the folder has weights in safetensors files under their usual names."""
     return (folder / INDEX).exists() or (folder / SINGLE).exists()
 
 
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of the folder by name. ValueError where files are missing, broken, or contradict the
-    index.
+    """Returns all tensors of the folder by name. Raises ValueError where files are missing, broken, or do not
+    match the index.
     """
     index = _read_index(folder)
     tensors: dict[str, StoredTensor] = {}
@@ -38,7 +38,7 @@ def read_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def companions(folder: Path) -> dict[str, Path]:
-    """Config, tokenizer, templates: everything small that is no weights, by name."""
+    """Returns config, tokenizer, templates and other small files, by name."""
     return {
         path.name: file_inside(folder, path.name)
         for path in sorted(folder.iterdir())

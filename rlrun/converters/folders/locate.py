@@ -1,6 +1,5 @@
-"""Finds the checkpoint that a path means: a folder of either format, a run, a run's `checkpoints/`, a step of
-it.
-"""
+"""Finds the checkpoint at a path: a folder of either format, a run, its `checkpoints/`, or one of its
+steps."""
 
 import json
 from dataclasses import dataclass
@@ -16,19 +15,21 @@ Format = Literal["hf", "dcp"]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint."""
+    """A checkpoint on disk."""
 
     folder: Path
     format: Format
     step: int | None = None
-    """Of the run that it belongs to."""
+    """Step of the run that wrote it; None for a checkpoint without a run."""
     model: Path | None = None
-    """Folder with its config.json and tokenizer."""
+    """Folder with its config.json and tokenizer; None where it is unknown."""
 
 
 def find_checkpoint(path: Path, step: str | None = None, model: Path | None = None) -> Checkpoint:
-    """The checkpoint at `path`; `step` ("latest" or a number) chooses among a run's, `model` is where its
-    config is (known for runs, and for what rlrun wrote). ValueError says what was looked for.
+    """Returns the checkpoint at `path`.
+
+    `step`: chooses a step of a run, "latest" or a number. `model`: folder of the checkpoint's config.json,
+    which is known for runs and for folders that rlrun wrote. Raises ValueError where there is no checkpoint.
     """
     if not path.is_dir():
         raise ValueError(f"{path} is no folder")
@@ -49,7 +50,7 @@ def find_checkpoint(path: Path, step: str | None = None, model: Path | None = No
 
 
 def _steps(path: Path) -> dict[int, Path]:
-    """Complete checkpoints of a run by step: `path` is the run, its checkpoints, a step, or a step's part."""
+    """Returns a run's complete checkpoints by step. `path`: the run, its checkpoints, or a step."""
     if path.name == "trainer" and step_of(path.parent.name) is not None:
         path = path.parent
     folders = [path, *path.glob("step-*"), *path.glob("checkpoints/step-*")]
@@ -70,7 +71,7 @@ def _choose(path: Path, steps: dict[int, Path], step: str | None) -> int:
 
 
 def _model_of_run(trainer: Path) -> Path | None:
-    """The model that a run began with, as its lock says."""
+    """Returns the folder of the model that a run started with, from the run's spec.lock.json."""
     lock = trainer.absolute().parents[2] / "spec.lock.json"
     try:
         folder = Path(json.loads(lock.read_text())["model"]["folder"])

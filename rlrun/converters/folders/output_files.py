@@ -1,4 +1,4 @@
-"""The files that a conversion writes, laid out to the byte before any of them is begun."""
+"""Plans the files that a conversion writes: their sizes, and the position of every tensor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header,
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """A tensor's place in a file."""
+    """A tensor, and its position in a file."""
 
     name: str
     position: int
@@ -21,22 +21,22 @@ class OutputTensor:
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """A file to be written."""
+    """A file that a conversion will write."""
 
     name: str
     size: int
     fixed: tuple[tuple[int, bytes], ...] = ()
-    """Bytes that are known, and where they go."""
+    """Bytes other than tensors, with their positions."""
     tensors: tuple[OutputTensor, ...] = ()
 
 
 def small_file(name: str, data: bytes) -> OutputFile:
-    """A file whose bytes are known."""
+    """Returns a file with fixed contents."""
     return OutputFile(name, len(data), ((0, data),))
 
 
 def safetensors_files(contents: Mapping[str, Content], shard_bytes: int) -> list[OutputFile]:
-    """The weights of a model folder, with an index where there are several files."""
+    """Returns the safetensors files of a model folder, with an index where there are several."""
     described = {name: content.tensor for name, content in contents.items()}
     shards = split_shards(described, shard_bytes)
     files = []
@@ -53,7 +53,7 @@ def safetensors_files(contents: Mapping[str, Content], shard_bytes: int) -> list
 def distcp_files(
     contents: Mapping[str, Content], aliases: Mapping[str, str], shard_bytes: int
 ) -> list[OutputFile]:
-    """A distributed checkpoint; `aliases` are second names of tensors."""
+    """Returns the files of a distributed checkpoint. `aliases`: second names of tensors."""
     described = {name: content.tensor for name, content in contents.items()}
     files: list[OutputFile] = []
     places: dict[str, ItemPosition] = {}

@@ -93,12 +93,12 @@ def info(table, name="layers.0.weight"):
         (lambda t: setattr(info(t), "relative_path", "/etc/passwd"), "only names within the folder"),
         (lambda t: setattr(info(t), "relative_path", "__9_0.distcp"), "lacks __9_0.distcp"),
         (lambda t: setattr(info(t), "offset", 10**9), "is cut off: layers.0.weight would end at byte"),
-        (lambda t: setattr(info(t), "offset", -1), "no checkpoint's metadata"),
+        (lambda t: setattr(info(t), "offset", -1), "not the metadata of a checkpoint"),
         (lambda t: setattr(info(t), "offset", info(t).offset + 8), "does not hold layers.0.weight"),
         (lambda t: setattr(info(t), "transform_descriptors", ["zstd"]), "stored compressed"),
-        (lambda t: t.storage_data.clear(), "no checkpoint's metadata"),
+        (lambda t: t.storage_data.clear(), "not the metadata of a checkpoint"),
         (lambda t: t.state_dict_metadata.clear(), "it has no tensors"),
-        (lambda t: setattr(t, "state_dict_metadata", None), "no checkpoint's metadata"),
+        (lambda t: setattr(t, "state_dict_metadata", None), "not the metadata of a checkpoint"),
     ],
 )
 def test_metadata_that_is_wrong(folder, edit, message):
@@ -117,7 +117,7 @@ def resize(table, **changes):
     [
         ({"sizes": (2, 4)}, "the chunks of layers.0.weight do not fill it"),
         ({"sizes": (4, 4)}, "a chunk that reaches beyond it"),
-        ({"sizes": (3, 4, 1)}, "no checkpoint's metadata"),
+        ({"sizes": (3, 4, 1)}, "not the metadata of a checkpoint"),
     ],
 )
 def test_chunks_that_do_not_fit(folder, changes, message):

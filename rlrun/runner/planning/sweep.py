@@ -12,7 +12,7 @@ from rlrun.runner.planning.step_time import Case
 from rlrun.specs.derived.server_size import stages_of
 from rlrun.specs.rules.algorithm_rules import ALGORITHM_RULES
 from rlrun.specs.rules.rollout_rules import ROLLOUT_RULES
-from rlrun.specs.rules.shared_rules import RULES
+from rlrun.specs.rules.shared_rules import RULES, ray_address
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.trainer import ParallelSpec
 
@@ -118,6 +118,8 @@ def _expert_degrees(ranks: int, model: Architecture) -> list[int]:
 
 
 def _breaks_a_rule(spec: Spec, case: Case) -> bool:
-    findings = (finding for rule in (*RULES, *ROLLOUT_RULES) for finding in rule(spec))
+    # a plan starts nothing, so several nodes need no cluster yet
+    rules = [rule for rule in (*RULES, *ROLLOUT_RULES) if rule is not ray_address]
+    findings = (finding for rule in rules for finding in rule(spec))
     algorithm_findings = (finding for rule in ALGORITHM_RULES for finding in rule(spec, case.needs))
     return any(True for _ in chain(findings, algorithm_findings))

@@ -62,3 +62,9 @@ def test_thousands_of_gpus() -> None:
         rollout={"batch_size": 2048},
     )
     assert any(each.fits for each in sweep(many))
+
+
+def test_layouts_of_several_nodes_need_no_cluster_yet() -> None:
+    nodes = {"nodes": 2, "gpus_per_node": 4}
+    without_address = sweep(case(cluster=nodes))
+    assert len(without_address) == len(sweep(case(cluster={**nodes, "address": "host:6379"}))) > 0

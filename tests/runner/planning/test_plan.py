@@ -122,7 +122,7 @@ def test_disaggregated_engines_take_the_gpus_that_are_left() -> None:
             {"gpus_per_node": 4},
             {"fsdp": 2},
             None,
-            r"2 engines use 2 GPUs, and the job has 4 .*: the rest would be idle",
+            r"2 engines use 2 GPUs, and the job has 4 .*: the remaining GPUs would be idle",
         ),
         (
             {"gpus_per_node": 2, "placement": "disaggregated"},
@@ -219,7 +219,7 @@ def test_processes_of_a_server_share_cores_with_the_ranks_beside_it() -> None:
             {"gpus_per_node": 4},
             4,
             {"tensor": 8},
-            r"needs 8 GPUs, .* share those of 4 trainer ranks",
+            r"needs 8 GPUs, .* share the GPUs of 4 trainer ranks",
         ),
         ({"gpus_per_node": 4}, 4, {"tensor": 2, "count": 3}, r"engine.count 3 of 2 GPUs .* needs 6 GPUs"),
         (

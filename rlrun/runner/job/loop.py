@@ -58,10 +58,9 @@ async def begin(job: Job, progress: Progress) -> None:
 async def take_step(job: Job, progress: Progress, *, compiling: bool = False) -> None:
     """Takes one step. `compiling`: the trainer compiles its layers in it, which takes long."""
     clock = StepClock()
+    # stages 1 to 6, which are dropped when the run is asked to stop
     preparation = prepare(job, progress, clock, compiling=compiling)
-    batch, sequences, updates = await job.stop.unless_asked(
-        preparation, "preparing", progress.step + 1
-    )  # 1-6
+    batch, sequences, updates = await job.stop.unless_asked(preparation, "preparing", progress.step + 1)
     with clock.part("train"):
         training = asyncio.create_task(train(job, progress.step, sequences, updates))  # 7
         await asyncio.sleep(0)  # the ranks start training before the driver spends time on metrics
@@ -73,9 +72,8 @@ async def take_step(job: Job, progress: Progress, *, compiling: bool = False) ->
     usage = StepUsage.of(clock, job.trainer.seconds_used(), batch, sequences, sync_bytes, job.gpus)
     await finish_step(job, progress, batch, usage, rollout_metrics | train_metrics)  # 9
     if not job.devices.engines_awake and progress.step < job.steps and not job.stop.asked:
-        await push_weights(
-            job, progress.version
-        )  # saving put the engines to sleep, which drops their weights
+        # saving put the engines to sleep, which drops their weights
+        await push_weights(job, progress.version)
 
 
 async def prepare(

@@ -1,7 +1,7 @@
-"""Turns a plan into bundles of resources to reserve, and assigns each process a slot in a bundle. Pure.
+"""Turns a plan into bundles of resources to reserve, and assigns each process a slot in a bundle.
 
-GPUs                        a bundle is one GPU; processes that share it take turns, each has a share of it
-a server on several GPUs    a slot in the first bundle of each node, and the right to use the other GPUs
+GPUs                        a bundle is one GPU; processes that share it take turns, and each holds a share
+a server on several GPUs    has a slot in the first bundle of each node, and may use the node's other GPUs
 CPU, colocated              rank i and engine i share a bundle of cores and take turns
 CPU, disaggregated          every rank and every engine has its own bundle
 named engines               engines of other models have their own devices or bundles
@@ -16,7 +16,7 @@ from typing import Literal
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 
 Device = tuple[int, int, int]
-"""Node, number on that node, and a number that keeps kinds of processes apart; identifies a bundle."""
+"""Identifies a bundle: the node, a number on that node, and a number for the kind of its processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class BundleSlot:
     cpus: float
     gpus: float
     beside: tuple[int, ...] = ()
-    """Further bundles of the same node whose GPUs the process uses too."""
+    """Further bundles on the same node whose GPUs the process also uses."""
 
 
 NodeSlots = tuple[BundleSlot, ...]
@@ -44,7 +44,7 @@ NodeSlots = tuple[BundleSlot, ...]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The bundles to reserve, and the slots of all processes."""
+    """The bundles to reserve, and the slots of all processes in them."""
 
     bundles: tuple[Bundle, ...]
     nodes: tuple[int, ...]
@@ -57,7 +57,7 @@ class Placement:
 
     @property
     def wide(self) -> list[BundleSlot]:
-        """Returns the slots whose process uses several bundles."""
+        """Returns the wide slots: those whose process uses several bundles."""
         return [slot for slots in (*self.engines, *self.named_engines) for slot in slots if slot.beside]
 
     @property
@@ -87,13 +87,13 @@ def place(plan: Plan) -> Placement:
         bundle, share = bundles[first], len(sharers[devices[0]])
         return BundleSlot(first, bundle.cpus / share, bundle.gpus / share, tuple(beside))
 
-    slots = [tuple(slot(list(one)) for _, one in groupby(devices, key=_node)) for devices in keys]
+    slots = [tuple(slot(list(on_node)) for _, on_node in groupby(devices, key=_node)) for devices in keys]
     ranks, engines = len(plan.ranks), len(plan.ranks) + len(plan.engines)
     nodes = tuple(map(_node, order))
     return Placement(
         tuple(bundles),
         nodes,
-        tuple(one for [one] in slots[:ranks]),
+        tuple(rank_slot for [rank_slot] in slots[:ranks]),
         tuple(slots[ranks:engines]),
         tuple(slots[engines:]),
         "STRICT_PACK" if len(set(nodes)) == 1 else "PACK",
@@ -101,25 +101,26 @@ def place(plan: Plan) -> Placement:
 
 
 def match_reserved_bundles(placement: Placement, found: Sequence[str]) -> list[int]:
-    """Returns the number of the reserved bundle to use for each planned one.
+    """Returns, for each planned bundle, the number of the reserved bundle that takes its place.
 
-    `found`: the node that Ray reserved each bundle on. Where every server's GPUs happen to be on one node the
-    numbers stay as planned. Otherwise each planned node is mapped to a node with bundles of the same sizes.
-    Raises ValueError where there is no such node.
+    `found`: the node that Ray reserved each bundle on. If the GPUs of every server happen to be on one node,
+    the numbers stay as planned. Otherwise each planned node is mapped to a node with bundles of the same
+    sizes. Raises ValueError if there is no such node.
     """
-    if all(len({found[one] for one in (slot.bundle, *slot.beside)}) == 1 for slot in placement.wide):
+    bundles = placement.bundles
+    if all(len({found[bundle] for bundle in (slot.bundle, *slot.beside)}) == 1 for slot in placement.wide):
         return list(range(len(found)))
-    left = {node: _by_size(placement, found, node) for node in dict.fromkeys(found)}
-    stands = [0] * len(found)
+    unmatched = {node: _by_size(placement, found, node) for node in dict.fromkeys(found)}
+    matches = [0] * len(found)
     for node in dict.fromkeys(placement.nodes):
         planned = _by_size(placement, placement.nodes, node)
-        sizes = [placement.bundles[one] for one in planned]
-        fitting = [name for name, ones in left.items() if [placement.bundles[one] for one in ones] == sizes]
+        sizes = [bundles[number] for number in planned]
+        fitting = [name for name, own in unmatched.items() if [bundles[number] for number in own] == sizes]
         if not fitting:
             raise ValueError("the GPUs of one server were reserved on different nodes")
-        for plan, stand in zip(planned, left.pop(fitting[0]), strict=True):
-            stands[plan] = stand
-    return stands
+        for plan, reserved in zip(planned, unmatched.pop(fitting[0]), strict=True):
+            matches[plan] = reserved
+    return matches
 
 
 def _by_size(placement: Placement, nodes: Sequence[object], node: object) -> list[int]:
@@ -135,10 +136,10 @@ def _node(device: Device) -> int:
 def _devices(process: RankPlan | EnginePlan, plan: Plan) -> list[Device]:
     """Returns the keys of the bundles that a process uses. Processes with the same key share a bundle."""
     if isinstance(process, RankPlan):
-        place = process.location
-        return [(place.node, process.rank if place.gpu is None else place.gpu, 0)]
+        location = process.location
+        return [(location.node, process.rank if location.gpu is None else location.gpu, 0)]
     if process.location.gpu is not None:
-        return [(place.node, place.gpu or 0, 0) for place in process.locations]
+        return [(location.node, location.gpu or 0, 0) for location in process.locations]
     if process in plan.named_engines:
         return [(process.location.node, plan.named_engines.index(process), 2)]
     return [(process.location.node, process.index, 0 if plan.colocated else 1)]

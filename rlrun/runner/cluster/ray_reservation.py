@@ -1,4 +1,4 @@
-"""Reserves the job's resources in a Ray cluster: a placement group, with a bundle for each planned one."""
+"""Reserves the job's resources in a Ray cluster: one placement group with the bundles of the placement."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,25 +10,26 @@ from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.contracts.errors import JobError
 
 _SECONDS = 60.0
+"""Deadline for the cluster to reserve the bundles, and for the nodes to report their GPUs."""
 _A_LITTLE = {"num_cpus": 0, "num_gpus": 0.01}
-"""The share of an unused bundle that a short remote call takes."""
+"""The resources of a short remote call in a bundle that no process uses yet."""
 
 
 class Reservation:
     """The reserved bundles of a placement. Call `make`, then `look`, before processes start in them."""
 
     def __init__(self, placement: Placement, where: str) -> None:
-        """`where` names the cluster: `this host`."""
+        """`where` names the cluster in messages, such as `this host`."""
         self._placement = placement
         self._where = where
         self._group: Any = None
         self._reserved: list[int] = []
-        """Number of the reserved bundle that is used for each planned one."""
+        """For each planned bundle, the number of the reserved bundle that takes its place."""
         self._gpus: dict[int, str] = {}
-        """Ids of the GPUs of planned bundles that slots reach over."""
+        """GPU ids, by planned bundle, of the bundles that belong to slots with several GPUs."""
 
     async def make(self) -> None:
-        """Reserves the bundles. Raises JobError where the cluster has too little or does not free it in time.
+        """Reserves the bundles. Raises JobError if the cluster is too small or still busy after a minute.
 
         A job that only generates, with external engines, starts no processes and reserves nothing.
         """
@@ -45,20 +46,21 @@ class Reservation:
                 await self._group.ready()
         except TimeoutError:
             raise JobError(
-                f"the cluster did not free {_amounts(self._wanted())} within {_SECONDS:g} s; free are "
-                f"{_amounts(ray.available_resources())}. Wait for other jobs to end, or ask for less"
+                f"the cluster did not free {_amounts(self._wanted())} within {_SECONDS:g} s; it has "
+                f"{_amounts(ray.available_resources())} free. Wait for other jobs to end, or lower "
+                "cluster.gpus_per_node or engine.count"
             ) from None
 
     def look(self) -> None:
-        """Find out which bundle is which, and the ids of GPUs that a slot of several reaches; takes a moment.
+        """Matches reserved bundles to planned ones, and asks the nodes for the GPU ids of wide slots.
 
-        JobError where GPUs of one server lie apart.
+        Blocks until the nodes answer. Raises JobError if the GPUs of one server are on different nodes.
         """
         if self._group is None:
             return
-        nodes = self._nodes()
+        nodes = [node for _, node in sorted(self._nodes().items())]
         try:
-            self._reserved = match_reserved_bundles(self._placement, [nodes[one] for one in sorted(nodes)])
+            self._reserved = match_reserved_bundles(self._placement, nodes)
         except ValueError as error:
             raise JobError(f"{error}; free whole nodes for the job, or lower engine.tensor") from None
         bundles = sorted({i for slot in self._placement.wide for i in (slot.bundle, *slot.beside)})
@@ -66,19 +68,19 @@ class Reservation:
         try:
             self._gpus = dict(zip(bundles, ray.get(ids, timeout=_SECONDS), strict=True))
         except ray.exceptions.RayError as error:
-            raise JobError(f"the nodes did not say which GPUs were reserved: {error}") from error
+            raise JobError(f"the nodes did not report which GPUs were reserved: {error}") from error
 
     def reach(self, slot: BundleSlot) -> list[str]:
-        """Ids of the GPUs that a slot of several may use."""
-        return [self._gpus[one] for one in (slot.bundle, *slot.beside)] if slot.beside else []
+        """Returns the ids of the GPUs of a slot with several GPUs; an empty list for other slots."""
+        return [self._gpus[bundle] for bundle in (slot.bundle, *slot.beside)] if slot.beside else []
 
     def host(self, slot: BundleSlot) -> str:
         """Returns the address of a slot's node."""
         node = self._nodes()[self._reserved[slot.bundle]]
-        return str(next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node))
+        return str(next(entry["NodeManagerAddress"] for entry in ray.nodes() if entry["NodeID"] == node))
 
     def seated(self, what: Any, bundle: int, share: Mapping[str, Any]) -> Any:
-        """A remote function or class with that share of a planned bundle."""
+        """Returns the remote function or class `what`, set to run in a planned bundle with a share of it."""
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=self._reserved[bundle]
         )
@@ -90,9 +92,9 @@ class Reservation:
             ray.util.remove_placement_group(self._group)
 
     def _nodes(self) -> dict[int, str]:
-        """On which node each reserved bundle lies."""
-        found: dict[int, str] = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
-        return found
+        """Returns the id of the node of each reserved bundle."""
+        nodes: dict[int, str] = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+        return nodes
 
     def _wanted(self) -> dict[str, float]:
         return {"GPU": self._placement.gpus, "CPU": self._placement.cpus}
@@ -113,5 +115,5 @@ def _amounts(resources: Mapping[str, float]) -> str:
 
 
 def _amount(resource: str, number: float) -> str:
-    """Names the resource that there is too little of, and no other: GPUs need cores too, which confuses."""
+    """Returns a number with its unit, such as `2 GPUs`."""
     return f"{number:g} {'GPUs' if resource == 'GPU' else 'CPU cores'}"

@@ -1,7 +1,7 @@
-"""A Ray of the job's own on this host, or a cluster that it joins; and keeping Ray to itself.
+"""Starts Ray on this host for one job, or joins a cluster; and keeps Ray away from our signals and terminal.
 
-Ray's processes are tied to the life of the thread that starts them: with one that lives as long as the job,
-they end with the driver even when it is killed.
+Ray's processes end with the thread that started them. That thread has to live as long as the job; the
+processes then end with the driver, even if the driver is killed.
 """
 
 import logging
@@ -21,20 +21,20 @@ from rlrun.runner.contracts.errors import JobError
 logger = logging.getLogger(__name__)
 
 _REACHED_SECONDS = 10.0
-"""For a cluster's host to take a connection."""
+"""Deadline for a connection to the cluster's host."""
 _TRIES = 3
-"""Starts of Ray. Each takes half a minute at most where the host is too busy."""
+"""How often Ray is started before rlrun gives up. On an overloaded host a try fails after 30 seconds."""
 
 
 def start_here(cores: int, folder: Path) -> None:
-    """Start Ray on this host, its files in `folder`. JobError where it does not start in several tries."""
+    """Starts Ray on this host, with its files in `folder`. Raises JobError if it fails in every try."""
     _stay_on_loopback(True)
     _ask_for_a_token()
     for remaining in reversed(range(_TRIES)):
         try:
             _init(cores, folder)
             return
-        except Exception as error:  # Ray raises a bare one when its raylet is not up after 30 s
+        except Exception as error:  # Ray raises a plain Exception when its raylet is not up after 30 s
             _take_back_start(folder)
             if isinstance(error, ValueError) or not remaining:
                 raise JobError(not_started(error, os.getloadavg()[0], os.cpu_count() or 1)) from error
@@ -53,7 +53,7 @@ def _init(cores: int, folder: Path) -> None:
 
 
 def _take_back_start(folder: Path) -> None:
-    """End what a start that failed has left, and empty the folder for the next one."""
+    """Ends the processes of a failed start, and empties the folder for the next try."""
     ray.shutdown()
     end_ray()
     for path in folder.iterdir():
@@ -64,7 +64,7 @@ def _take_back_start(folder: Path) -> None:
 
 
 def not_started(error: Exception, load: float, cores: int) -> str:
-    """Why Ray did not start, and what to do; `load` is the load average of the last minute."""
+    """Returns why Ray did not start and what to do; `load` is the load average of the last minute."""
     message = f"Ray could not be started on this host: {error}"
     if isinstance(error, ValueError):
         return message
@@ -72,27 +72,27 @@ def not_started(error: Exception, load: float, cores: int) -> str:
     if load > cores:
         return (
             f"{message} ({_TRIES} tries). The host is overloaded ({busy}): end other work on it, wait until "
-            "it has less to do, or join a Ray that runs already (cluster.address)"
+            "it is less busy, or join a running Ray cluster (cluster.address)"
         )
     return (
-        f"{message} ({_TRIES} tries; {busy}). See that the host has memory, space in its temporary folder "
-        "(TMPDIR) and processes to spare (ulimit -u), and launch again"
+        f"{message} ({_TRIES} tries; {busy}). Check that the host has free memory, space in its temporary "
+        "folder (TMPDIR) and room for more processes (ulimit -u), then launch again"
     )
 
 
 def _ask_for_a_token() -> None:
-    """Have Ray refuse everybody who does not know a token, which is drawn here and kept in no file.
+    """Makes Ray refuse connections without a token. The token is random and never written to a file.
 
-    The environment's mode and token are meant for other clusters, whose users know that token.
+    A mode and a token in the environment are replaced: they belong to other clusters, whose users know them.
     """
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    ray._raylet.Config.initialize("")  # it has read the mode when it was imported
+    ray._raylet.Config.initialize("")  # Ray read the mode when it was imported
     ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def join(address: str) -> None:
-    """Join a cluster. JobError where that fails."""
+    """Joins the cluster at an address. Raises JobError if that fails."""
     try:
         _check_that_somebody_listens(address)
         _stay_on_loopback(False)
@@ -100,12 +100,12 @@ def join(address: str) -> None:
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
         raise JobError(
             f"the Ray cluster at cluster.address = {address!r} could not be joined: {error}; "
-            "check the address, and RAY_AUTH_MODE and RAY_AUTH_TOKEN where the cluster asks for a token"
+            "check the address and, if the cluster requires a token, RAY_AUTH_MODE and RAY_AUTH_TOKEN"
         ) from error
 
 
 def _check_that_somebody_listens(address: str) -> None:
-    """OSError where nobody does at a `HOST:PORT`: Ray would go on asking for a quarter of an hour."""
+    """Raises OSError if no process listens at a `HOST:PORT`; Ray itself would retry for 15 minutes."""
     host, _, port = address.rpartition(":")
     if port.isdecimal():
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHED_SECONDS):
@@ -113,13 +113,13 @@ def _check_that_somebody_listens(address: str) -> None:
 
 
 def _stay_on_loopback(local: bool) -> None:
-    """Have Ray listen on 127.0.0.1 alone, which it does for a cluster of one on macOS."""
+    """Makes Ray listen on 127.0.0.1 only (or, if not `local`, on the network), as on macOS."""
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0" if local else "1"
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = not local
 
 
 def take_back_signals() -> None:
-    """Put Python's handlers back: Ray's own takes SIGTERM for a crash and aborts."""
+    """Restores Python's signal handlers: Ray's own handler treats SIGTERM as a crash and aborts."""
     for number in (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(number)
         if handler is not None:
@@ -130,5 +130,5 @@ def _log_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:
     logger.info("Ray says: %s", " ".join(data["lines"]))
 
 
-# Ray would print at length on the terminal that a process died; we say so, once and with its log.
+# Ray prints a long message on the terminal when a process dies; rlrun reports it itself, with the log.
 ray._private.worker.print_to_stdstream = _log_message

@@ -1,14 +1,14 @@
-"""A launch's folder among temporary files, and the removal of those that killed launches left behind.
+"""The temporary folder of a launch, and the removal of folders that killed launches left behind.
 
     <temporary folder>/rlrun-XXXXXXXX/     mode 0700
-        owner.json        which process the folder belongs to; locked by it until it ends
+        owner.json        names the process that owns the folder; the process locks it until it ends
         processes.json    ids of the job's processes
         r/                Ray's files: Ray makes them writable by every user
 
-A folder is removed only if all of this holds: it lies directly in the temporary folder, is not a link,
-belongs to this user, nobody else may enter it, its owner.json names it, and its owner has ended. No file of a
-run names what is removed. Everything is reached through descriptors, so that nothing can be exchanged
-between the look and the removal.
+A folder is removed only if all of these conditions hold: it is directly in the temporary folder, is not a
+link, belongs to this user, is closed to other users, is named in its own owner.json, and its owner has ended.
+A run's files never decide which folder is removed. All files are opened relative to descriptors, so that
+nobody can replace a folder between the check and the removal.
 """
 
 import json
@@ -33,38 +33,38 @@ _RAY = "r"
 _NAME = re.compile(r"rlrun-[a-z0-9_]{8}")
 _MOST_BYTES = 1 << 20
 _SOCKET_BYTES = 107
-"""What Linux takes of the path of a socket."""
+"""The longest path of a socket on Linux."""
 _RAYS_OWN = len("/rlrun-12345678/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 
 logger = logging.getLogger(__name__)
 
 
 class _Marker(Owner):
-    """What owner.json says."""
+    """The content of owner.json."""
 
     folder: str
-    """Name of the folder: a copy of the folder belongs to nobody."""
+    """Name of the folder. A copy of the folder under another name is therefore never removed."""
 
 
 class Scratch:
-    """The folder of this launch."""
+    """The temporary folder of this launch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def ray(self) -> Path:
-        """Where Ray's files go."""
+        """Returns the folder for Ray's files."""
         return self.path / _RAY
 
     def note(self, pids: Mapping[str, int | None]) -> None:
-        """Writes down the ids of the job's processes, whose shared memory may be left behind."""
+        """Records the ids of the job's processes, so that a later launch can remove their shared memory."""
         write_json(self.path / _PROCESSES, {name: pid for name, pid in pids.items() if pid is not None})
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Scratch]:
-    """A new folder that is removed at the end of the block, or by a later launch if this one is killed."""
+    """Creates a folder and removes it when the block ends; a later launch does so if this one is killed."""
     parent = _parents()[0]
     path = Path(tempfile.mkdtemp(prefix="rlrun-", dir=parent))
     lock = _mark(path)
@@ -89,14 +89,20 @@ def remove_leftovers() -> None:
 
 
 def _parents() -> list[Path]:
-    """Folders for temporary files, the one to use first: /tmp where TMPDIR leaves sockets no room."""
+    """Returns the folders for temporary files, the preferred one first.
+
+    That is /tmp if the paths of Ray's sockets would be too long in TMPDIR.
+    """
     usual, fallback = Path(tempfile.gettempdir()), Path("/tmp")
     fits = len(os.fsencode(usual)) + _RAYS_OWN <= _SOCKET_BYTES
     return list(dict.fromkeys((usual, fallback) if fits else (fallback, usual)))
 
 
 def _mark(path: Path) -> int:
-    """Writes owner.json and returns the descriptor that locks it. It is locked before it has its name."""
+    """Writes owner.json and returns the descriptor that locks it.
+
+    The file is locked before it gets its name, so that no other launch finds it unlocked.
+    """
     unfinished = path / f".{_OWNER}"
     lock = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try_lock(lock)
@@ -125,9 +131,10 @@ def _remove_if_left(folder: int, name: str, above: int) -> None:
 
 
 def _has_ended(owner: Owner, locked: bool | None) -> bool:
-    """Whether an owner has certainly ended. `locked`: whether its lock was free; None: there are no locks.
+    """Returns whether an owner has certainly ended.
 
-    A folder of another boot stays: it may be another host's, whose locks are not seen here.
+    `locked`: whether we could take its lock; None if the file system has no locks. A folder of another boot
+    is kept: it may belong to another host, whose locks are not visible here.
     """
     if owner.boot_id != boot_id() or locked is False:
         return False
@@ -136,15 +143,15 @@ def _has_ended(owner: Owner, locked: bool | None) -> bool:
 
 def _pids_that_ended(folder: int) -> list[int]:
     try:
-        noted = json.loads(read_bytes(Path(_PROCESSES), _MOST_BYTES, folder=folder))
+        recorded = json.loads(read_bytes(Path(_PROCESSES), _MOST_BYTES, folder=folder))
     except (OSError, ValueError, RecursionError):
         return []
-    pids = noted.values() if isinstance(noted, dict) else []
+    pids = recorded.values() if isinstance(recorded, dict) else []
     return [pid for pid in pids if type(pid) is int and pid > 0 and not Path(f"/proc/{pid}").exists()]
 
 
 def _remove(folder: int, name: str, above: int) -> None:
-    """Removes an open folder; its owner.json last, so that an interrupted removal is taken up again."""
+    """Removes an open folder. owner.json goes last, so that a later launch can finish a removal."""
     for entry in list(os.scandir(folder)):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.name, dir_fd=folder)
@@ -156,7 +163,10 @@ def _remove(folder: int, name: str, above: int) -> None:
 
 @contextmanager
 def _opened(path: Path | str, above: int | None = None) -> Iterator[int]:
-    """A folder's descriptor. OSError if an entry of the open folder `above` is not a folder itself."""
+    """Opens a folder and yields its descriptor.
+
+    `path` is relative to the open folder `above`, if given; it must then not be a link. Raises OSError.
+    """
     follows = 0 if above is None else os.O_NOFOLLOW
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | follows, dir_fd=above)
     try:

@@ -1,8 +1,8 @@
-"""Starts a job's trainer ranks and engines: every process begins to start before any is waited for.
+"""Starts a job's trainer ranks and engines. All processes are launched before rlrun waits for the first one.
 
 Ray up ─▶ actors up (all at once) ─┬▶ ranks: import, meet at rank 0's address, load ─┬▶ all known by pid
                                    ├▶ engines: import, load, listen ────────────────┤
-                                   └▶ external engines: asked what they serve ──────┘
+                                   └▶ external engines: answer which model they serve ┘
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from rlrun.specs.sections.engine import EngineSpec
 from rlrun.specs.sections.job import Spec
 
 _BOOT_SECONDS = 120.0
-"""Deadline for a process to come up."""
+"""Deadline for the first answer of a process that was just launched."""
 
 Handle = EngineHandle | ExternalEngine
 
@@ -44,7 +44,7 @@ class EngineProcesses:
 
     handles: Sequence[Handle] = ()
     clients: Sequence[EngineClient] = ()
-    """A client of each engine."""
+    """One client per engine, in the order of `handles`."""
 
     @property
     def addresses(self) -> list[Address]:
@@ -58,9 +58,9 @@ class Processes:
 
     trainer: TrainerRanks
     engines: EngineProcesses = EngineProcesses()
-    """Engines of the policy."""
+    """The engines that serve the policy."""
     named_engines: Mapping[str, EngineProcesses] = field(default_factory=dict)
-    """By name of `[[engines]]`."""
+    """The engines of each section of `[[engines]]`, by the section's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Models:
 
     policy: ModelFiles
     teacher: ModelFiles | None = None
-    """The teacher, where the trainer's ranks compute it; None otherwise."""
+    """The teacher's files if the trainer's ranks compute its log-probs; None otherwise."""
     named_engines: Mapping[str, ModelFiles | None] = field(default_factory=dict)
-    """By name of `[[engines]]`; None where external engines have the files."""
+    """The files of each section of `[[engines]]`, by its name; None if only external engines have them."""
 
     @property
     def of_trainer(self) -> list[Path]:
@@ -82,9 +82,9 @@ class Models:
 async def start_processes(
     spec: Spec, plan: Plan, models: Models, folder: RunFolder, cluster: Cluster, *, timed: Timed
 ) -> Processes:
-    """Starts Ray, and the ranks and engines of the plan. Raises JobError with the first cause of a failure.
+    """Starts Ray and the plan's ranks and engines. Raises JobError with the first cause of a failure.
 
-    `timed` awaits a phase and shows it by its name.
+    `timed` awaits a phase and shows its name and duration.
     """
     await timed("starting Ray" if cluster.is_local else "joining the cluster", cluster.start())
     processes = cluster.launch(trainer_requests(plan, cluster.placement, folder))
@@ -96,22 +96,25 @@ async def start_processes(
     handles = [handle for group in groups.values() for handle in group]
     if sleeps(spec) and processes and groups[None]:
         await timed(loading_trainer, trainer.start())
-        await trainer.offload()  # an engine takes what memory it finds
+        await trainer.offload()  # engines size their cache by the memory that is free when they start
         starts = [handle.start() for handle in handles]
-        found = await timed(loading_engines, gather_or_first_cause(starts))
+        started = await timed(loading_engines, gather_or_first_cause(starts))
     else:
         starts = [handle.start() for handle in handles]
         serving = asyncio.create_task(timed(loading_engines, gather_or_first_cause(starts)))
         await gather_or_first_cause([asyncio.create_task(timed(loading_trainer, trainer.start())), serving])
-        found = serving.result()
-    clients = iter(found)
+        started = serving.result()
+    clients = iter(started)
     engines = {name: EngineProcesses(group, [next(clients) for _ in group]) for name, group in groups.items()}
-    return Processes(trainer, engines.pop(None), {name or "": one for name, one in engines.items()})
+    return Processes(trainer, engines.pop(None), {name or "": group for name, group in engines.items()})
 
 
 def _phases(spec: Spec) -> tuple[str, str]:
-    """Names the phases that load the trainer and the engines; compiling operators adds a minute to them."""
-    compiling = ", with operators to compile once for this CPU"
+    """Returns the names of the phases that load the trainer and the engines.
+
+    The names mention operators that have to be compiled first, because that takes about a minute.
+    """
+    compiling = " (compiling operators for this CPU, once)"
     on_cpu = not spec.cluster.gpus_per_node
     trainer = compiling if on_cpu and not is_built(TRAINER_OPERATORS) else ""
     native = on_cpu and spec.engine.type == "native"
@@ -122,37 +125,37 @@ def _phases(spec: Spec) -> tuple[str, str]:
 def _engines(
     spec: Spec, plan: Plan, models: Models, folder: RunFolder, cluster: Cluster
 ) -> dict[str | None, list[Handle]]:
-    """Handles by name, None for the policy's; their processes begin to start."""
+    """Launches the engines' processes and returns the handles by section name, the policy's under None."""
     groups: dict[str | None, list[Handle]] = {None: []}
     if spec.engine.type == "external":
         if plan.rollout:
-            wanted = ExpectedModel("engine", models.policy.config(), plan.max_sample_tokens)
-            groups[None] = _external(spec, "engine", spec.engine, wanted)
+            expected = ExpectedModel("engine", models.policy.config(), plan.max_sample_tokens)
+            groups[None] = _external(spec, "engine", spec.engine, expected)
     else:
         requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
-        what = policy_model_setup(spec, plan, models.policy)
-        groups[None] += engine_handles(spec, what, plan.engines, cluster, cluster.launch(requests))
+        setup = policy_model_setup(spec, plan, models.policy)
+        groups[None] += engine_handles(spec, setup, plan.engines, cluster, cluster.launch(requests))
     for number, section in enumerate(spec.engines):
         model = models.named_engines[section.name]
         if section.type == "external":
-            wanted = ExpectedModel(
+            expected = ExpectedModel(
                 f"engines[{number}]", model.config() if model else None, section.max_length
             )
-            groups[section.name] = _external(spec, section.name, section, wanted)
+            groups[section.name] = _external(spec, section.name, section, expected)
             continue
-        assert model is not None, "a rule asks for the path"
+        assert model is not None, "validation requires the path of a model that rlrun serves"
         pairs = zip(plan.named_engines, cluster.placement.named_engines, strict=True)
         plans, slots = zip(*(pair for pair in pairs if pair[0].name == section.name), strict=True)
         processes = cluster.launch(engine_requests(section, plans, slots, folder))
-        what = named_model_setup(section, model)
-        groups[section.name] = list(engine_handles(spec, what, plans, cluster, processes))
+        setup = named_model_setup(section, model)
+        groups[section.name] = list(engine_handles(spec, setup, plans, cluster, processes))
     return groups
 
 
-def _external(spec: Spec, name: str, section: EngineSpec, wanted: ExpectedModel) -> list[Handle]:
+def _external(spec: Spec, name: str, section: EngineSpec, expected: ExpectedModel) -> list[Handle]:
     seconds = (answer_timeout(spec), spec.fault_tolerance.engine_timeout, section.start_timeout)
     return [
-        ExternalEngine(f"{name} {number}", url, section.api_key, wanted, seconds)
+        ExternalEngine(f"{name} {number}", url, section.api_key, expected, seconds)
         for number, url in enumerate(section.urls)
     ]
 
@@ -160,10 +163,14 @@ def _external(spec: Spec, name: str, section: EngineSpec, wanted: ExpectedModel)
 async def _check_hosts(
     spec: Spec, trainers: Sequence[Process], engines: Sequence[Handle], paths: Sequence[Path]
 ) -> None:
-    """On a cluster that we joined: every host sees the files, and engines share rank 0's memory."""
+    """Checks the hosts of a cluster that the job joined. Raises JobError.
+
+    Every host must see the job's files. Where weights go through shared memory, the engines must run on the
+    host of rank 0.
+    """
     handles = [engine for engine in engines if isinstance(engine, EngineHandle)]
-    own = [process for engine in handles for process in engine.processes]
-    processes = [*trainers, *own]
+    engine_processes = [process for engine in handles for process in engine.processes]
+    processes = [*trainers, *engine_processes]
     names = [str(path) for path in paths]
     missing = await gather_or_first_cause(
         [process.call("missing", names, deadline=_BOOT_SECONDS) for process in processes]
@@ -172,12 +179,12 @@ async def _check_hosts(
         if unseen:
             raise JobError(
                 f"{process.name} on {process.host} does not see {unseen[0]}; model.path and runs_dir must "
-                "lie on a file system that all nodes of the job share"
+                "be on a file system that all nodes of the job share"
             )
-        apart = process in own and trainers and process.host != trainers[0].host
+        apart = process in engine_processes and trainers and process.host != trainers[0].host
         if apart and shares_memory(spec):
             raise JobError(
                 f"{process.name} was placed on {process.host} and trainer 0 on {trainers[0].host}; "
-                "weights go through shared memory, so they must share a host: use cluster.nodes = 1, or with "
-                'SGLang engine.weight_sync = "broadcast"'
+                "weights go through shared memory, so both must be on one host: use cluster.nodes = 1 or, "
+                'with SGLang, engine.weight_sync = "broadcast"'
             )

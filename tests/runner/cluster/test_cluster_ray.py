@@ -91,7 +91,7 @@ def test_a_start_that_fails_is_tried_again(
     ("load", "says"),
     [
         pytest.param(45.0, "The host is overloaded (load average 45 on 2 cores)", id="busy"),
-        pytest.param(0.2, "load average 0 on 2 cores). See that the host has memory", id="idle"),
+        pytest.param(0.2, "load average 0 on 2 cores). Check that the host has free memory", id="idle"),
     ],
 )
 def test_the_cure_depends_on_the_load(load: float, says: str) -> None:

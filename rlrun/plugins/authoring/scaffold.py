@@ -1,4 +1,4 @@
-"""A package for a plugin of one's own, complete with tests: what `rlrun plugins new` writes."""
+"""Writes the package of a new plugin, with its tests: the command `rlrun plugins new`."""
 
 import keyword
 import re
@@ -34,7 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class {class_name}Params(BaseModel):
-    """The keys that stand beside `type = "{name}"` in a spec."""
+    """The plugin's keys in a spec, next to `type = "{name}"`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -53,7 +53,7 @@ class {class_name}:
 
 {methods}'''
 _TEST = '''\
-"""The contract that every plugin of this kind keeps. Run with pytest after installing."""
+"""Checks the contract of this kind of plugin. Install the package, then run pytest."""
 
 from rlrun.plugins.testing import check_plugin
 
@@ -75,16 +75,19 @@ pytest
 
 
 def write_package(kind: str, name: str, parent: Path) -> Path:
-    """Write the package's folder under `parent`. ValueError for an impossible name, or one in use."""
+    """Writes the package's folder under `parent` and returns it.
+
+    Raises ValueError for an invalid name, a name in use, or a folder that exists.
+    """
     template = TEMPLATES[kind]
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise ValueError(f"{name!r} is no name for a plugin: use small letters, digits and underscores")
+        raise ValueError(f"{name!r} is not a valid plugin name: use a-z, digits and underscores")
     if taken := next((entry for entry in entries(kind) if entry.name == name), None):
-        raise ValueError(f"{taken} has that name, and of two a spec could use neither: choose another")
+        raise ValueError(f"{taken} has that name, and a spec could use neither of the two: choose another")
     package = f"rlrun-{template.noun}-{name.replace('_', '-')}"
     folder = parent / package
     if folder.exists():
-        raise ValueError(f"{folder} is there already")
+        raise ValueError(f"{folder} exists already: choose another name, or move it away")
     fields = {
         "kind": kind,
         "name": name,

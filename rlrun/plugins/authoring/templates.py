@@ -1,4 +1,4 @@
-"""A working plugin of each kind, to begin one's own from."""
+"""A small working plugin of each kind, which `rlrun plugins new` writes for authors to change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,24 +6,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What differs between the kinds."""
+    """The text of a new plugin that depends on its kind."""
 
     noun: str
+    """The kind in the name of the package: `rlrun-<noun>-<name>`."""
     imports: str
+    """The module's imports before pydantic's."""
     about: str
+    """The docstring of the module and the class; also the package's description."""
     parameter: str
+    """The docstring of the parameter `limit`."""
     methods: str
+    """The methods of the class; NAME is replaced by the plugin's name."""
 
 
 TEMPLATES: Mapping[str, Template] = {
     "rewards": Template(
         "reward",
         "from rlrun.plugins.types import Sample",
-        "1 for an answer of at most `limit` words, else 0.",
-        '"""Words that an answer may have."""',
+        "Scores 1 for an answer of at most `limit` words, and 0 for a longer one.",
+        '"""Largest number of words in an answer that scores 1."""',
         '''
         def score(self, sample: Sample) -> float:
-            """1 or 0. An exception is this sample's error, and stops nothing else."""
+            """Returns the sample's reward. An exception fails only this sample."""
             return float(len(sample.text.split()) <= self.params.limit)
         ''',
     ),
@@ -31,37 +36,38 @@ TEMPLATES: Mapping[str, Template] = {
         "filter",
         "from rlrun.plugins.types import Drop, Group",
         "Drops groups with fewer than `limit` samples.",
-        '"""Samples that a group must have."""',
+        '"""Smallest number of samples in a group that is kept."""',
         '''
         def __call__(self, group: Group) -> Drop | None:
-            """None keeps the group; the reason stands in a metric's name."""
+            """Returns None to keep the group, or Drop with a reason, which a metric's name ends with."""
             return Drop("small") if len(group.samples) < self.params.limit else None
         ''',
     ),
     "data": Template(
         "data",
         "from rlrun.plugins.types import Row",
-        "Additions, as many as `limit`.",
+        "Asks for the sums of small numbers and 1, in `limit` rows.",
         '"""Number of rows."""',
         '''
         def __len__(self) -> int:
+            """Returns the number of rows."""
             return self.params.limit
 
         def __getitem__(self, index: int) -> Row:
-            """Row `index`, the same every time; ValueError for a broken one."""
+            """Returns row `index`, the same row at every call. A ValueError reports a broken row."""
             return Row(id=str(index), prompt=f"What is {index} + 1?", label=str(index + 1))
         ''',
     ),
     "buffers": Template(
         "buffer",
         "from collections.abc import Sequence\n\nfrom rlrun.plugins.types import Buffered",
-        "The shortest groups first, at most `limit` of them.",
-        '"""Groups that the buffer holds."""',
+        "Trains on the shortest groups first, and keeps at most `limit` groups.",
+        '"""Largest number of groups that the buffer keeps."""',
         '''
         def order(self, buffered: Sequence[Buffered], version: int) -> list[int]:
-            """What is left out is given up."""
-            shortest = sorted(buffered, key=lambda one: (one.tokens, one.index))
-            return [one.index for one in shortest[: self.params.limit]]
+            """Returns the indices of the groups to keep, in order. Other groups are discarded."""
+            shortest = sorted(buffered, key=lambda group: (group.tokens, group.index))
+            return [group.index for group in shortest[: self.params.limit]]
         ''',
     ),
     "rollouts": Template(
@@ -69,31 +75,31 @@ TEMPLATES: Mapping[str, Template] = {
         "from rlrun.plugins.generation import Trajectory\nfrom rlrun.plugins.session import Session\n"
         "from rlrun.plugins.types import Status",
         "Asks the policy whether it is sure of its answer, until it has answered `limit` times.",
-        '"""Answers of an execution."""',
+        '"""Largest number of answers in an execution."""',
         '''
         async def run(self, session: Session) -> Trajectory:
-            """One execution. An exception fails it, and no other."""
-            one = Trajectory(session.prompt.tokens)
-            one.add(await session.generate(one.tokens()))
+            """Returns the tokens of one execution. An exception fails only this execution."""
+            trajectory = Trajectory(session.prompt.tokens)
+            trajectory.add(await session.generate(trajectory.tokens()))
             _, question = session.chat.follow_up([{"role": "user", "content": "Are you sure?"}])
-            while len(one.turns) < self.params.limit and one.status is Status.COMPLETED:
-                one.give(question)
-                one.add(await session.generate(one.tokens()))
-            return one
+            while len(trajectory.turns) < self.params.limit and trajectory.status is Status.COMPLETED:
+                trajectory.give(question)  # tokens that the policy reads; they are not trained
+                trajectory.add(await session.generate(trajectory.tokens()))
+            return trajectory
         ''',
     ),
     "agents": Template(
         "agent",
         "from typing import Any\n\nimport aiohttp\n\nfrom rlrun.plugins.agent_task import AgentTask",
-        "Asks the policy again until its answer has a number, at most `limit` times.",
-        '"""Questions that an execution may ask."""',
+        "Asks the policy until its answer contains a number, at most `limit` times.",
+        '"""Largest number of requests to the policy in an execution."""',
         '''
         async def run(self, task: AgentTask) -> dict[str, Any]:
-            """What it returns stands in the samples' `info`, for rewards and for the record."""
+            """Runs the agent once. The returned table becomes `info` of every sample of the execution."""
             messages = list(task.messages)
             headers = {"Authorization": f"Bearer {task.api_key}"}
             async with aiohttp.ClientSession(headers=headers) as client:
-                for question in range(1, self.params.limit + 1):
+                for request in range(1, self.params.limit + 1):
                     body = {"model": "policy", "messages": messages}
                     async with client.post(f"{task.base_url}/chat/completions", json=body) as response:
                         response.raise_for_status()
@@ -101,18 +107,18 @@ TEMPLATES: Mapping[str, Template] = {
                     if any(letter.isdigit() for letter in choice["message"]["content"]):
                         break
                     messages += [choice["message"], {"role": "user", "content": "Which number is that?"}]
-            return {"questions": question}
+            return {"requests": request}
         ''',
     ),
     "tools": Template(
         "tool",
         "from collections.abc import Mapping\nfrom typing import Any",
-        "The first `limit` words of a text.",
-        '"""Words that are given back."""',
+        "Returns the first `limit` words of a text.",
+        '"""Largest number of words that a call returns."""',
         '''
         @property
         def schema(self) -> Mapping[str, Any]:
-            """What the policy is told of it."""
+            """The tool's name, description and arguments, as the policy sees them in its prompt."""
             text = {"type": "string", "description": "Any text."}
             function = {
                 "name": "NAME",
@@ -122,7 +128,7 @@ TEMPLATES: Mapping[str, Template] = {
             return {"type": "function", "function": function}
 
         async def call(self, arguments: Mapping[str, Any]) -> str:
-            """What the policy is told; a ValueError is its own mistake, and it is told so."""
+            """Returns the text that the policy reads. A ValueError tells the policy what is wrong."""
             if not isinstance(arguments.get("text"), str):
                 raise ValueError("text must be a string")
             return " ".join(arguments["text"].split()[: self.params.limit])
@@ -132,36 +138,36 @@ TEMPLATES: Mapping[str, Template] = {
         "tracker",
         "from collections.abc import Mapping\nfrom pathlib import Path\nfrom typing import Any",
         "Writes the first `limit` metrics of each step to a text file in the run's folder.",
-        '"""Metrics to write."""',
+        '"""Number of metrics to write for each step."""',
         '''
         def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
-            """Called once; a resumed run starts again in the same folder."""
+            """Opens the run. A resumed run calls `start` again, with the same folder."""
             self._file = Path(run_folder) / "NAME.txt"
 
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
-            """Metrics of one step."""
+            """Writes the metrics of one step."""
             with self._file.open("a") as file:
                 for name in sorted(metrics)[: self.params.limit]:
                     file.write(f"{step} {name} {metrics[name]}\\n")
 
         def close(self) -> None:
-            """Called once at the end, also where start was not."""
+            """Ends the run. It is called once, even if `start` was not."""
         ''',
     ),
     "algorithms": Template(
         "algorithm",
         "from collections.abc import Sequence\nfrom typing import Any\n\nimport numpy as np\n\n"
         "from rlrun.plugins.types import Group, LossInputs, LossOutputs, Needs",
-        "Policy gradient with rewards cut off at `limit`: a place to start from.",
-        '"""Largest advantage, either way."""',
+        "Policy gradient whose advantages are the rewards, clipped to `limit`.",
+        '"""Largest absolute value of an advantage."""',
         '''
         @property
         def needs(self) -> Needs:
-            """No reference, no comparison within groups."""
+            """What the trainer must provide: here neither a reference model nor a critic."""
             return Needs()
 
         def advantages(self, groups: Sequence[Group]) -> list[Any]:
-            """One float32 array a sample, a number a token."""
+            """Returns one float32 array for each sample, with one number for each token `[R]`."""
             limit = self.params.limit
             return [
                 np.full(len(sample.tokens), np.clip(np.nan_to_num(sample.reward), -limit, limit), np.float32)
@@ -170,7 +176,7 @@ TEMPLATES: Mapping[str, Template] = {
             ]
 
         def loss(self, inputs: LossInputs) -> LossOutputs:
-            """One number a token; rlrun masks and reduces it."""
+            """Returns one loss for each token `[T]`. rlrun applies the loss mask and reduces the losses."""
             ratio = (inputs.log_probs - inputs.old_log_probs).exp()
             return LossOutputs(-ratio * inputs.advantages, {"ratio": ratio.detach()})
         ''',

@@ -1,30 +1,30 @@
-"""Chat messages of a row, checked before a chat template renders them: it would print anything."""
+"""Checks the chat messages of a row. A chat template would render malformed messages without an error."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "ai": "assistant"}
-"""Other names of roles, which templates do not know."""
+"""Role names of other formats, which chat templates do not know, and the names to use instead."""
 
 
 def read_messages(value: list[Any], key: str) -> list[dict[str, Any]]:
-    """Returns the messages, with content that was given in parts of text as one text.
+    """Returns the messages, with content that is a list of text parts joined into one text.
 
-    ValueError, which names the key and the message, for what no template can render as it is meant.
+    Raises ValueError, naming the key and the message, for one that chat templates would render wrongly.
     """
     return [_read(message, f"{key!r}, message {number}") for number, message in enumerate(value, start=1)]
 
 
 def refuse_encoded(text: str, key: str) -> None:
-    """ValueError for a list of messages that was stored as text, and would become a prompt of JSON."""
+    """Raises ValueError for a list of messages stored as JSON text, which would become the prompt."""
     if not text.lstrip().startswith("[") or '"role"' not in text:
         return
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return
-    if isinstance(value, list) and value and all(isinstance(one, dict) and "role" in one for one in value):
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "role" in item for item in value):
         raise ValueError(f"{key!r} is the text of a list of messages: store the list itself (json.loads)")
 
 

@@ -1,4 +1,4 @@
-"""Which columns of somebody's table probably hold the prompt, the label and the demonstration."""
+"""Guesses from their names which columns of a table hold the prompt, the label and the demonstration."""
 
 from collections.abc import Collection, Sequence
 
@@ -13,6 +13,6 @@ RESPONSE_NAMES = ("response", "completion", "output", "chosen", "answer", "solut
 
 
 def likely(columns: Collection[str], names: Sequence[str]) -> str | None:
-    """The column with the first of these names, whatever its case; None where there is none."""
+    """Returns the column whose name comes first in `names`, ignoring case; None if no name matches."""
     by_name = {column.lower(): column for column in columns}
     return next((by_name[name] for name in names if name in by_name), None)

@@ -8,43 +8,43 @@ from rlrun.plugins.data.rows import RowKeys, split_slice
 from rlrun.plugins.data.tables import TableSource
 
 SAVED = ("dataset_info.json", "dataset_dict.json")
-"""One of them lies in a folder that `save_to_disk` wrote."""
+"""A folder that `save_to_disk` wrote contains one of these files."""
 
 
 class HfParams(RowKeys):
-    """Which dataset."""
+    """Selects the dataset, its split and its rows."""
 
     path: str
     """Id such as `openai/gsm8k`, or a folder: one that `save_to_disk` wrote, or one with data files."""
     name: str | None = None
-    """Configuration of the dataset, such as `main`. None: the only one."""
+    """Configuration of the dataset, such as `main`. None: the dataset's only configuration."""
     split: str = "train"
-    """Which split; `train@[100:200]` takes some of its rows."""
+    """Name of the split; `train@[100:200]` takes rows 100 to 199 of it."""
     revision: str | None = None
     """Branch, tag or commit on the hub. None: the default branch."""
 
 
 class Hf(TableSource):
-    """Row i is the i-th row of the split; the library keeps rows on disk, so that they may exceed memory."""
+    """Row i is the i-th row of the split. The library keeps rows on disk, so a dataset may exceed memory."""
 
     Params = HfParams
     api_version = 1
 
     def __init__(self, params: HfParams) -> None:
-        """ValueError where the library cannot load it."""
-        import datasets  # the data extra, and seconds; checking a spec does not need it
+        """Raises ValueError if the library cannot load the dataset."""
+        import datasets  # needs the data extra and takes seconds; checking a spec does not need it
 
         self.params = params
         split, rows = split_slice(params.split)
         try:
             if any((Path(params.path) / marker).is_file() for marker in SAVED):
-                found: Any = datasets.load_from_disk(params.path)
-                self._table = found[split] if isinstance(found, datasets.DatasetDict) else found
+                saved: Any = datasets.load_from_disk(params.path)
+                self._table = saved[split] if isinstance(saved, datasets.DatasetDict) else saved
             else:
                 self._table = datasets.load_dataset(
                     params.path, params.name, split=split, revision=params.revision
                 )
-        except Exception as error:  # the boundary to a library that raises whatever its loaders raise
+        except Exception as error:  # a boundary: the library lets any exception of its loaders through
             raise ValueError(
                 f"{params.path} ({split}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error
@@ -58,7 +58,7 @@ class Hf(TableSource):
 
 
 def _undecoded(table: Any) -> Any:
-    """Images, sound and video as the bytes and the path they are stored as, not as decoded objects."""
+    """Returns the table with images, sound and video as stored bytes and paths, not as decoded objects."""
     for column, feature in table.features.items():
         if getattr(feature, "decode", False):
             table = table.cast_column(column, replace(feature, decode=False))

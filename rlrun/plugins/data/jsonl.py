@@ -1,4 +1,4 @@
-"""Prompts from a file of JSON lines, read when they are asked for: a file may be larger than memory."""
+"""Prompts from a file of JSON lines. Each line is read on demand, so a file may be larger than memory."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ else:
 
 
 _READ_WHOLE = 1 << 16
-"""Bytes of a file whose first lines stand for the rest in a preview."""
+"""A preview of a file of at most this many bytes shows its first lines only."""
 
 _NAMING_ROWS = 16
-"""How many rows are looked at for the names of columns."""
+"""Number of rows whose keys are collected as the names of columns."""
 
 
 class JsonlParams(RowKeys):
-    """The file and the keys that a line's values stand under."""
+    """The file, and the keys of the values in each line."""
 
     path: SlicedPath
-    """File of JSON lines; `train.jsonl@[100:200]` takes some of its rows, counted as in Python."""
+    """File of JSON lines; `train.jsonl@[100:200]` takes a slice of its rows, with Python's indices."""
 
 
 class Jsonl:
-    """Row i is the file's i-th line that is not blank, counted after the slice."""
+    """Row i is the i-th line of the slice; blank lines do not count."""
 
     Params = JsonlParams
     api_version = 1
 
     def __init__(self, params: JsonlParams) -> None:
-        """Finds where lines begin. ValueError for a file that is missing, empty or of another format."""
+        """Finds where each line begins.
+
+        Raises ValueError for a file that is missing, empty or of another format.
+        """
         self.params = params
         path, rows = split_slice(params.path)
         self.path = Path(path)
@@ -58,7 +61,7 @@ class Jsonl:
         return len(self._offsets)
 
     def __getitem__(self, index: int) -> Row:
-        """ValueError for a broken line, naming the file, the line and what is wrong."""
+        """Returns row `index`. Raises ValueError for a broken line, naming the file and the line."""
         number = str(self._lines[index])
         with self.path.open("rb") as file:
             file.seek(self._offsets[index])
@@ -67,9 +70,10 @@ class Jsonl:
 
     @classmethod
     def preview(cls, params: JsonlParams, count: int) -> Iterator[Row | ValueError]:
-        """Yields about `count` rows, or what is wrong with them: the first, and some of the rest.
+        """Yields about `count` rows, the first ones and some from the rest of the file.
 
-        ValueError for a file that is missing, empty or of another format.
+        A broken row is yielded as a ValueError. Raises ValueError for a file that is missing, empty or of
+        another format.
         """
         path = Path(split_slice(params.path)[0])
         check_line_file(path)
@@ -81,9 +85,9 @@ class Jsonl:
 
     @classmethod
     def columns(cls, params: JsonlParams) -> list[str]:
-        """Returns the keys of some of the rows, in the order in which they come up.
+        """Returns the keys of some of the rows, in the order of their first appearance.
 
-        ValueError for a file that is missing, empty or of another format.
+        Raises ValueError for a file that is missing, empty or of another format.
         """
         path = Path(split_slice(params.path)[0])
         check_line_file(path)
@@ -107,7 +111,7 @@ def _row(line: bytes, params: RowKeys, row_id: str, where: str) -> Row:
 
 
 def _some_lines(path: Path, count: int) -> Iterator[tuple[str, bytes]]:
-    """Yields lines with their number, or further into a large file with their byte offset."""
+    """Yields lines, each with its number, or with its byte offset if it is far into a large file."""
     size = path.stat().st_size
     head = count if size <= _READ_WHOLE else (count + 1) // 2
     with path.open("rb") as file:
@@ -115,14 +119,14 @@ def _some_lines(path: Path, count: int) -> Iterator[tuple[str, bytes]]:
         yield from itertools.islice(numbered, head)
         for part in range(1, count - head + 1):
             file.seek(part * (size // (count - head + 1)))
-            file.readline()  # the rest of a line whose beginning lies before
+            file.readline()  # skips the rest of the line that the seek landed in
             offset, line = file.tell(), file.readline()
             if line and not line.isspace():
                 yield f"byte {offset}", line
 
 
 def _index_lines(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Byte offset and number (from 1) of every line that is not blank."""
+    """Returns the byte offset and the number (from 1) of every line that is not blank."""
     offsets, numbers, position = [], [], 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

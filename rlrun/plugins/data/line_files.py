@@ -1,4 +1,4 @@
-"""Whether a file can be one of JSON lines, told from its beginning before a row of it is read."""
+"""Checks from the beginning of a file that it can hold JSON lines, before any row is read."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ _KINDS = (
 )
 _BEGINNING = 1 << 16
 _SHOWN = 40
-"""Characters of a first line that a message quotes."""
+"""Number of characters of the first line that an error message quotes."""
 
 
 def check_line_file(path: Path) -> None:

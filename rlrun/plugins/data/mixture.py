@@ -1,4 +1,4 @@
-"""Several data sources as one, each with its share of an epoch."""
+"""Mixes several data sources into one; each source's weight sets its share of an epoch."""
 
 import random
 from bisect import bisect_right
@@ -15,51 +15,52 @@ from rlrun.specs.sections.section import Section
 
 
 class MixedSource(BaseModel):
-    """One source: its `type`, its `weight`, and the source's own keys beside them."""
+    """One source: its `type`, its `weight`, and the source's own keys."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     type: str
     """Name of the data source."""
     weight: float = Field(default=1.0, gt=0)
-    """How often an epoch has each of its rows: 2 is twice, 0.5 every other row."""
+    """How many times an epoch contains each row: 2 means twice; 0.5 means that half of the rows are used."""
 
 
 class MixtureParams(Section):
-    """What is mixed."""
+    """The sources to mix, and the seed of the choice of rows."""
 
     sources: Annotated[list[MixedSource], Field(min_length=1)]
     """The sources, as tables: `[[data.sources]]`."""
     seed: int = 0
-    """Which rows a broken weight takes: 0.5 takes half of them by chance, the same half in every epoch."""
+    """Seed of the rows that a fractional weight takes: 0.5 takes a random half, the same in every epoch."""
 
 
 class Mixture:
-    """All rows of all sources; ids are `<number of the source>:<id>`, metadata get `source` with its number.
+    """Contains the rows of all sources. A row's id is `<number of the source>:<id>`, and its metadata hold
+    the source's number as `source`.
 
-    A path in a source is relative to where the job is started, unless it is absolute.
+    A relative path in a source is relative to the folder in which the job is started.
     """
 
     Params = MixtureParams
     api_version = 1
 
     def __init__(self, params: MixtureParams) -> None:
-        """PluginError or ValueError where a source cannot be made; says which."""
+        """Raises PluginError or ValueError, naming the source, if a source cannot be constructed."""
         self.params = params
         self._sources = []
         self._places: list[list[int]] = []
         for number, source in enumerate(params.sources):
             try:
-                made = build("data", source.type, dict(source.model_extra or {}))
+                inner = build("data", source.type, dict(source.model_extra or {}))
             except ValueError as error:
                 raise ValueError(f"source {number} ({source.type}): {error}") from error
-            self._sources.append(made)
-            self._places.append(_weighted(len(made), source.weight, f"{params.seed} {number}"))
+            self._sources.append(inner)
+            self._places.append(_weighted(len(inner), source.weight, f"{params.seed} {number}"))
         self._ends = list(accumulate(map(len, self._places)))
 
     @classmethod
     def preview(cls, params: MixtureParams, count: int) -> Iterator[Row | ValueError]:
-        """Yields a few rows of each source that can be previewed, or what is wrong with them."""
+        """Yields a few rows of each source that can be previewed; a broken row is yielded as a ValueError."""
         for number, source in enumerate(params.sources):
             kind, given = load("data", source.type), dict(source.model_extra or {})
             if hasattr(kind, "preview"):
@@ -71,7 +72,7 @@ class Mixture:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Row:
-        """ValueError where the source calls the row broken; says which source."""
+        """Returns row `index`. Raises ValueError, naming the source, if the source finds the row broken."""
         number = bisect_right(self._ends, index)
         within = index - (self._ends[number - 1] if number else 0)
         copy = within // len(self._sources[number])
@@ -84,7 +85,9 @@ class Mixture:
 
 
 def _weighted(count: int, weight: float, seed: str) -> list[int]:
-    """Every row as often as the weight is whole, and a share of them once more."""
+    """Returns row numbers: all rows, repeated by the weight's integer part, then a random selection of rows
+    for its fractional part.
+    """
     whole, part = divmod(weight, 1)
     chosen = sorted(random.Random(seed).sample(range(count), round(part * count)))
     return [*list(range(count)) * int(whole), *chosen]

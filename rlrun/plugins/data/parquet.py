@@ -1,4 +1,4 @@
-"""Prompts from Parquet files, read by row group when they are asked for."""
+"""Prompts from Parquet files, read on demand, one row group at a time."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -18,20 +18,21 @@ class ParquetParams(RowKeys):
     """The file and its columns."""
 
     path: SlicedPath
-    """Parquet file, or a folder of them; `train.parquet@[100:200]` takes some of its rows."""
+    """Parquet file, or a folder of Parquet files; `train.parquet@[100:200]` takes a slice of the rows."""
 
 
 class Parquet(TableSource):
-    """Row i is the i-th row of the file, or of a folder's files in the order of their names.
+    """Row i is the i-th row of the file, or of the folder's files in the order of their names.
 
-    At most eight row groups are in memory; shuffled reading is fast where they hold the whole dataset.
+    At most eight row groups are kept in memory. Shuffled reading is fast only if the dataset has no more
+    row groups than that.
     """
 
     Params = ParquetParams
     api_version = 1
 
     def __init__(self, params: ParquetParams) -> None:
-        """ValueError for a missing, unreadable or empty file."""
+        """Raises ValueError for a missing, unreadable or empty file."""
         self.params = params
         path, rows = split_slice(params.path)
         self._files = _open(path)
@@ -47,7 +48,7 @@ class Parquet(TableSource):
 
     @classmethod
     def preview(cls, params: ParquetParams, count: int) -> Iterator[Row | ValueError]:
-        """Yields the first `count` rows, or what is wrong with them."""
+        """Yields the first `count` rows; a broken row is yielded as a ValueError."""
         path = split_slice(params.path)[0]
         batch = next(_open(path)[0].iter_batches(batch_size=count), None)
         for number, values in enumerate(batch.to_pylist() if batch is not None else ()):
@@ -58,14 +59,14 @@ class Parquet(TableSource):
 
     @classmethod
     def columns(cls, params: ParquetParams) -> list[str]:
-        """Returns the names of the columns. ValueError for a missing or unreadable file."""
+        """Returns the names of the columns. Raises ValueError for a missing or unreadable file."""
         return list(_open(split_slice(params.path)[0])[0].schema_arrow.names)
 
     def _values(self, number: int) -> dict[str, Any]:
         group = bisect_right(self._ends, number)
         table = self._read_group(group)
-        place = number - (self._ends[group] - table.num_rows)
-        values: dict[str, Any] = table.slice(place, 1).to_pylist()[0]
+        offset = number - (self._ends[group] - table.num_rows)
+        values: dict[str, Any] = table.slice(offset, 1).to_pylist()[0]
         return values
 
     def _load_group(self, group: int) -> Any:
@@ -74,8 +75,11 @@ class Parquet(TableSource):
 
 
 def _open(path: str) -> list[Any]:
-    """The file, or the files of a folder. ValueError where there is none, or one that is not Parquet."""
-    import pyarrow  # the data extra; checking a spec does not need it
+    """Opens the file, or the files of the folder.
+
+    Raises ValueError if there is no file, or if one of them is not Parquet.
+    """
+    import pyarrow  # needs the data extra; checking a spec does not need it
     import pyarrow.parquet
 
     files = sorted(Path(path).glob("*.parquet")) if Path(path).is_dir() else [Path(path)]

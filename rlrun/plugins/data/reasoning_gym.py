@@ -16,21 +16,21 @@ from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.sections.section import Section
 
 _OWN = {"seed", "size"}
-"""Settings of every task, which the data source has as keys of its own."""
+"""Settings that every task has; here they are keys of the data source, not of `task_params`."""
 QUESTION, ANSWER = "{question}", "{answer}"
 _REGISTERED = re.compile(r"""^register_dataset\(\s*(?:["']([^"']+)["']|(\w+))""", re.MULTILINE)
 _CONSTANT = re.compile(r"""^(\w+)\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
 class ReasoningGymParams(Section):
-    """A task and its settings; the same parameters give the same rows everywhere."""
+    """The task and its settings. The same parameters give the same rows on every machine."""
 
     task: str
     """Name of the task, such as `chain_sum`, `countdown` or `basic_arithmetic`."""
     size: int = Field(default=1000, ge=1)
     """Number of rows."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the rows: hold out data by giving evaluation another."""
+    """Seed of the rows. Give evaluation another seed to hold out data."""
     task_params: dict[str, Any] = Field(default_factory=dict)
     """The task's own settings, such as `{ min_terms = 2, max_terms = 4 }`."""
     prompt_template: str = QUESTION
@@ -40,24 +40,25 @@ class ReasoningGymParams(Section):
 
 
 class ReasoningGym:
-    """Row i is entry i of the task; its metadata holds what the `reasoning_gym` reward needs to score.
+    """Row i is entry i of the task. Its metadata hold the entry, which the `reasoning_gym` reward needs.
 
-    Some tasks have many right answers and name none: their rows have neither label nor demonstration.
+    Some tasks have many right answers and do not name one: their rows have neither label nor demonstration.
     """
 
     Params = ReasoningGymParams
     api_version = 1
 
     def __init__(self, params: ReasoningGymParams) -> None:
-        """ValueError for an unknown task or settings that it does not take."""
+        """Raises ValueError for an unknown task, or for settings that the task does not take."""
         self.params = params
         self._settings = {**params.task_params, "seed": params.seed, "size": params.size}
         self._dataset = make_task(params.task, self._settings)
 
     @classmethod
     def preview(cls, params: ReasoningGymParams, count: int) -> Iterator[Row | ValueError]:
-        """Yields no row: the library takes seconds to load. ValueError for a task that it does not have, or
-        for a setting that the task does not have.
+        """Yields no rows, since the library takes seconds to import; only checks names.
+
+        Raises ValueError for an unknown task, or for a setting that the task does not have.
         """
         if (tasks := tasks_on_disk()) and params.task not in tasks:
             raise _unknown(params.task, tasks)
@@ -71,11 +72,11 @@ class ReasoningGym:
         return self.params.size
 
     def __getitem__(self, index: int) -> Row:
-        """ValueError where the task's generator fails on this entry."""
+        """Returns row `index`. Raises ValueError if the task's generator fails on this entry."""
         try:
             with _seeded(f"{self.params.seed} {index}"):
                 entry = self._dataset[index]
-        except Exception as error:  # the boundary to a library's generators
+        except Exception as error:  # a boundary: the library's generators may raise anything
             raise ValueError(f"{self.params.task}[{index}]: {type(error).__name__}: {error}") from error
         answer = entry["answer"]
         return Row(
@@ -89,7 +90,10 @@ class ReasoningGym:
 
 @contextmanager
 def _seeded(seed: str) -> Iterator[None]:
-    """Some tasks draw from Python's global generator; it gives the same row every time, and is put back."""
+    """Seeds Python's global random generator, which some tasks draw from, and restores its state afterwards.
+
+    Without it, the same entry would differ from one read to the next.
+    """
     state = random.getstate()
     random.seed(seed)
     try:
@@ -99,8 +103,11 @@ def _seeded(seed: str) -> Iterator[None]:
 
 
 def make_task(task: str, settings: dict[str, Any]) -> Any:
-    """A task's dataset, which also scores answers. ValueError for an unknown task or wrong settings."""
-    import reasoning_gym  # takes a second; only those who use it wait for it
+    """Returns a task's dataset, which also scores answers.
+
+    Raises ValueError for an unknown task or wrong settings.
+    """
+    import reasoning_gym  # importing it takes a second
 
     known = reasoning_gym.factory.DATASETS
     if task not in known:
@@ -124,7 +131,10 @@ def _unknown_setting(task: str, name: str, settings: Collection[str]) -> ValueEr
 
 
 def tasks_on_disk() -> set[str]:
-    """Names of the installed library's tasks, found without importing it; empty where it is not installed."""
+    """Returns the names of the installed library's tasks, read from its source without importing it.
+
+    The set is empty if the library is not installed.
+    """
     package = find_spec("reasoning_gym")
     folders = [Path(folder) for folder in package.submodule_search_locations or ()] if package else []
     names: set[str] = set()

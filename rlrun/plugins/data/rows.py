@@ -1,4 +1,4 @@
-"""From a table's values to a Row: what the sources that read files have in common."""
+"""Makes a Row from one record of a file or a table; used by all data sources that read files."""
 
 import json
 import re
@@ -19,16 +19,20 @@ _TEMPLATE_PART = re.compile(r"\{\{|\}\}|\{([A-Za-z_][^{}]*)\}")
 
 
 def split_slice(path: str) -> tuple[str, slice]:
-    """`rows.jsonl@[2:9]` -> `("rows.jsonl", slice(2, 9))`; ValueError where the slice is malformed."""
-    found = _SLICED.fullmatch(path)
-    if found is None:
+    """Splits a path from its slice: `rows.jsonl@[2:9]` gives `rows.jsonl` and `slice(2, 9)`.
+
+    Raises ValueError if the slice is malformed.
+    """
+    match = _SLICED.fullmatch(path)
+    if match is None:
         if "@[" in path:
             raise ValueError(
-                f"{path!r} ends in no valid slice; write rows.jsonl@[start:end], either may be left out"
+                f"{path!r} ends in an invalid slice; write rows.jsonl@[start:end], where both numbers are "
+                "optional"
             )
         return path, slice(None)
-    start, end = (int(found[name]) if found[name] else None for name in ("start", "end"))
-    return found["path"], slice(start, end)
+    start, end = (int(match[name]) if match[name] else None for name in ("start", "end"))
+    return match["path"], slice(start, end)
 
 
 def _well_formed(path: str) -> str:
@@ -41,31 +45,32 @@ SlicedPath = Annotated[SpecPath, AfterValidator(_well_formed)]
 
 
 class RowKeys(Section):
-    """The keys, or columns, that a row's values stand under."""
+    """The keys, or columns, that hold a row's prompt, label and other values."""
 
     prompt_key: str = "prompt"
-    """Text, or a list of chat messages."""
+    """Key of the prompt: text, or a list of chat messages."""
     prompt_template: str | None = None
     """The prompt, with each `{column}` replaced by the row's value in that column; `{{` and `}}` are braces.
     None: the prompt is the value under `prompt_key`."""
     label_key: str = "label"
-    """What rewards compare with. A row without this key has no label."""
+    """Key of the label, which rewards compare the answer with. A row without this key has no label."""
     metadata_key: str = "metadata"
-    """A table of anything else the rewards need; may be missing."""
+    """Key of a table with any other values that the rewards need. A row may lack it."""
     metadata_columns: tuple[str, ...] = ()
-    """Other columns to carry along in the metadata, such as images; each must be there."""
+    """Further columns to copy into the metadata, such as images. Every row must have them."""
     tools_key: str | None = None
-    """Tools for the chat template, as JSON schemas or their text; `tools` in the metadata. A row without this
-    key has no tools. None: no row has."""
+    """Key of the tools for the chat template, as a list of JSON schemas or its JSON text; they become `tools`
+    in the metadata. A row without this key has no tools. None: no row has tools."""
     system_prompt: str | None = None
-    """Stands before every prompt that has no system message of its own. None: nothing does."""
+    """System message that begins every prompt without a system message of its own. None: none is added."""
     response_key: str | None = None
-    """The demonstration for SFT, the preferred answer for DPO. None: rows are prompts only; or, for SFT,
-    chats that end with an answer, of which all answers are trained."""
+    """Key of the demonstration for SFT, or of the preferred answer for DPO. None: rows are prompts only; for
+    SFT, they are chats that end with an answer, and all of a chat's answers are trained."""
     rejected_key: str | None = None
-    """The answer that the other was preferred to, for DPO. None: there is none."""
+    """Key of the rejected answer, for DPO. None: rows have no rejected answer."""
     unique: bool = False
-    """Of rows with the same prompt only the first is used; the whole source is read once to find them."""
+    """Uses only the first of several rows with the same prompt. The whole source is read once at the start
+    to find them."""
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
@@ -77,17 +82,20 @@ class RowKeys(Section):
 
 
 class Rows(Protocol):
-    """What can be read by position."""
+    """A sequence of rows."""
 
     def __len__(self) -> int:
         """Number of rows."""
 
     def __getitem__(self, index: int) -> Row:
-        """Row `index`; ValueError for a broken one."""
+        """Returns row `index`. Raises ValueError for a broken row."""
 
 
 def row_of(values: Any, keys: RowKeys, row_id: str) -> Row:
-    """The row in one table of values. ValueError says what is missing or wrong."""
+    """Returns the row that the values of one record make.
+
+    Raises ValueError, naming the key, if a value is missing or wrong.
+    """
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, found {type(values).__name__}")
     return Row(
@@ -101,7 +109,10 @@ def row_of(values: Any, keys: RowKeys, row_id: str) -> Row:
 
 
 def first_of_each_prompt(rows: Rows) -> list[int]:
-    """Indices of the rows whose prompt no row before has; broken rows stay, to be counted as broken."""
+    """Returns the indices of the rows whose prompt no earlier row has.
+
+    Broken rows are kept, so that the run still counts them as broken.
+    """
     seen: set[str] = set()
     kept = []
     for index in range(len(rows)):
@@ -117,7 +128,7 @@ def first_of_each_prompt(rows: Rows) -> list[int]:
 
 
 def required(values: Mapping[str, Any], key: str) -> Any:
-    """The value under a key. ValueError with the keys that the row has."""
+    """Returns the value of a key. Raises ValueError, listing the row's keys, if the row lacks it."""
     if key not in values:
         raise ValueError(f"the row has no {key!r}; it has {_listed(values)}")
     return values[key]
@@ -128,13 +139,16 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """The template with each `{column}` replaced by the row's value. ValueError for an unknown column."""
+    """Returns the template with each `{column}` replaced by the row's value.
 
-    def part(match: re.Match[str]) -> str:
+    Raises ValueError for a column that the row does not have.
+    """
+
+    def replacement(match: re.Match[str]) -> str:
         column = match[1]
         return match[0][0] if column is None else str(required(values, column))
 
-    return _TEMPLATE_PART.sub(part, template)
+    return _TEMPLATE_PART.sub(replacement, template)
 
 
 def _metadata(values: Mapping[str, Any], keys: RowKeys) -> dict[str, Any]:
@@ -166,7 +180,7 @@ def _prompt(values: Mapping[str, Any], keys: RowKeys) -> str | list[dict[str, An
         return value
     if isinstance(value, list) and value:
         return read_messages(value, key)
-    raise ValueError(f"{key!r} must be text or a list of messages with a role, neither empty")
+    raise ValueError(f"{key!r} must be text or a list of messages with a role, and not empty")
 
 
 def _response(values: Mapping[str, Any], key: str | None) -> str | None:

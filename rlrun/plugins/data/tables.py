@@ -1,4 +1,4 @@
-"""What the sources of tables have in common: rows by number, some of which are used."""
+"""The base class of data sources that read tables: numbered rows, of which a selection is used."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,12 +9,15 @@ from rlrun.plugins.types import Row
 
 
 class TableSource(ABC):
-    """Row i is the i-th row of the table that is used."""
+    """Row i is the i-th of the selected rows of a table."""
 
     params: RowKeys
 
     def _use(self, numbers: Sequence[int], name: str, nothing: str) -> None:
-        """Use the rows of these numbers; ValueError(nothing) where there are none. `name` is for errors."""
+        """Selects the rows with these numbers. Errors call the table `name`.
+
+        Raises ValueError with the message `nothing` if there are no rows.
+        """
         if not len(numbers):
             raise ValueError(nothing)
         self._numbers = numbers
@@ -24,13 +27,13 @@ class TableSource(ABC):
 
     @abstractmethod
     def _values(self, number: int) -> dict[str, Any]:
-        """The table's row of this number, by column."""
+        """Returns the values of the table's row `number`, by column."""
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> Row:
-        """ValueError for a row without its columns, naming it."""
+        """Returns row `index`. Raises ValueError, naming the row, if a column is missing or wrong."""
         number = self._numbers[index]
         try:
             return row_of(self._values(number), self.params, str(number))

@@ -1,4 +1,4 @@
-"""The settings that a task of reasoning-gym takes, read from its source: importing it takes seconds."""
+"""Finds the settings of a reasoning-gym task in the library's source, since importing it takes seconds."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ _CONSTANT = re.compile(r"""^(\w+)\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
 def settings_of(task: str) -> set[str] | None:
-    """Names of the fields of a task's configuration; None where they cannot be told."""
+    """Returns the names of a task's settings, or None if they cannot be read from the source."""
     for text in _sources():
         constants = dict(_CONSTANT.findall(text))
         for literal, name, config in _REGISTERED.findall(text):
@@ -28,7 +28,7 @@ def _sources() -> Iterator[str]:
 
 
 def _fields(text: str, config: str) -> set[str] | None:
-    """Annotated names of a class; None where it inherits some from elsewhere."""
+    """Returns the annotated names of a class, or None if it has base classes and may inherit more."""
     classes = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
     if config not in classes or classes[config].bases:
         return None

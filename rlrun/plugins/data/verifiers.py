@@ -13,33 +13,33 @@ QUESTION = "{question}"
 
 
 class VerifiersParams(Section):
-    """A taskset and its settings."""
+    """The taskset and its settings."""
 
     taskset: str = Field(min_length=1)
     """Id of the taskset: the installed package that exports it."""
     config: dict[str, Any] = Field(default_factory=dict)
     """The taskset's own settings."""
     size: int | None = Field(default=None, ge=1)
-    """Only the first so many tasks; needed where there is no end to them. None: all."""
+    """Uses only this many tasks, the first ones. A taskset without an end needs it. None: all tasks."""
     prompt_template: str = QUESTION
-    """The last user message; `{question}` is replaced by the task's own."""
+    """Template of the last user message; `{question}` is replaced by the task's own message."""
 
 
 class Verifiers:
-    """Row i is task i; its metadata holds what the `verifiers` reward needs to score the answer.
+    """Row i is task i. Its metadata hold the task, which the `verifiers` reward needs to score the answer.
 
-    One prompt, one answer: tasks that bring tools, a container, a second speaker, or hooks into the place
-    where an agent works, are refused.
+    A task must have one prompt and one answer. Tasks that need tools, a container, a second speaker, or
+    hooks into an agent's workspace are refused.
     """
 
     Params = VerifiersParams
     api_version = 1
 
     def __init__(self, params: VerifiersParams) -> None:
-        """ValueError for an unknown taskset, settings that it does not take, or tasks of another kind."""
+        """Raises ValueError for an unknown taskset, for wrong settings, or for tasks that need an agent."""
         taskset = load_taskset(params.taskset, params.config)
         if params.size is None and not taskset.bounded:
-            raise ValueError(f"there is no end to the tasks of {params.taskset!r}; set size")
+            raise ValueError(f"the taskset {params.taskset!r} has no end; set size")
         self.params = params
         self._tasks = list(itertools.islice(taskset, params.size))
 
@@ -47,7 +47,7 @@ class Verifiers:
         return len(self._tasks)
 
     def __getitem__(self, index: int) -> Row:
-        """ValueError for a task without a prompt."""
+        """Returns row `index`. Raises ValueError for a task without a prompt."""
         task = self._tasks[index]
         messages = prompt_messages(task)
         asked = [message for message in messages if message["role"] == "user"]
@@ -64,22 +64,22 @@ class Verifiers:
 
 
 def load_taskset(name: str, config: dict[str, Any]) -> Any:
-    """The taskset, whose tasks can be asked and scored here. ValueError where they cannot."""
-    from verifiers.v1.utils import loaders  # three seconds; only those who use it wait for it
+    """Returns the taskset. Raises ValueError if rlrun cannot run and score its tasks."""
+    from verifiers.v1.utils import loaders  # importing it takes three seconds
 
     try:
         taskset = loaders.load_taskset(
             loaders.taskset_config_type(name).model_validate({**config, "id": name})
         )
-    except Exception as error:  # the boundary to somebody else's package
+    except Exception as error:  # a boundary: a taskset's package may raise anything
         raise ValueError(f"verifiers' taskset {name!r}: {type(error).__name__}: {error}") from error
     if refusal := _refusal(name, taskset):
-        raise ValueError(f"verifiers' taskset {name!r} {refusal}; it wants an agent, not one answer")
+        raise ValueError(f"verifiers' taskset {name!r} {refusal}; it needs an agent, not one answer")
     return taskset
 
 
 def prompt_messages(task: Any) -> list[dict[str, Any]]:
-    """What the policy is asked, as chat messages."""
+    """Returns the task's prompt as chat messages."""
     data = task.data
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if isinstance(data.prompt, str):
@@ -88,7 +88,7 @@ def prompt_messages(task: Any) -> list[dict[str, Any]]:
 
 
 def _refusal(name: str, taskset: Any) -> str | None:
-    """Why tasks cannot be answered in one turn and scored by their answer; None where they can."""
+    """Returns why the tasks cannot be answered in one turn and scored by the answer; None if they can."""
     from verifiers.v1.envs.single_agent import SingleAgentEnv
     from verifiers.v1.task import Task
     from verifiers.v1.utils.loaders import environment_class
@@ -101,15 +101,15 @@ def _refusal(name: str, taskset: Any) -> str | None:
     if taskset.toolsets(taskset.config) or kind.toolsets(taskset.config.task):
         return "has tools"
     if kind.setup is not Task.setup or kind.finalize is not Task.finalize:
-        return "prepares a place to work in"
+        return "prepares a workspace"
     task = next(iter(taskset), None)
     if task is not None and (needy := _needs_runtime(task)):
-        return f"scores the place where an agent worked ({needy})"
+        return f"scores an agent's workspace ({needy})"
     return None
 
 
 def _needs_runtime(task: Any) -> str | None:
-    """The first of a task's rewards and metrics that cannot do without a runtime."""
+    """Returns the name of the first reward or metric of the task that needs a runtime; None if none does."""
     for function in [*task.hooks("reward"), *task.hooks("metric")]:
         parameter = inspect.signature(function).parameters.get("runtime")
         if parameter is not None and parameter.default is inspect.Parameter.empty:

@@ -1,4 +1,4 @@
-"""Demonstrations for reasoning-gym's `chain_sum`: some add term by term, the others only state the answer."""
+"""Demonstrations for reasoning-gym's `chain_sum`. Some add term by term, the others only state the answer."""
 
 from random import Random
 from typing import Any
@@ -13,30 +13,33 @@ TASK = "chain_sum"
 
 
 class WorkedSumsParams(Section):
-    """Which sums, and how many of the demonstrations show their work."""
+    """The settings of the sums, and the share of demonstrations that show their steps."""
 
     size: int = Field(default=1000, ge=1)
     """Number of rows."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the rows; as in reasoning-gym, row i of seed s is row 0 of seed s + i."""
+    """Seed of the rows. As in reasoning-gym, row i of seed s is row 0 of seed s + i."""
     task_params: dict[str, Any] = Field(default_factory=dict)
     """Settings of `chain_sum`, such as `{ min_terms = 2, max_terms = 4 }`."""
     worked_share: float = Field(default=1.0, ge=0, le=1)
     """Share of the rows whose demonstration has a line for each operation before the answer."""
     worked_first: int = Field(default=0, ge=0)
-    """Rows at the beginning that all show their work, whatever the share."""
+    """Number of rows at the beginning that all show their steps, whatever the share."""
     prompt_template: str = QUESTION
     """The prompt; `{question}` is replaced by the task's question."""
 
 
 class WorkedSums:
-    """What the quickstart's model learned from: an answer in `<answer>` tags, with or without the steps."""
+    """Row i is sum i, with an answer in `<answer>` tags that follows its steps or stands alone.
+
+    The quickstart's model was trained on these demonstrations.
+    """
 
     Params = WorkedSumsParams
     api_version = 1
 
     def __init__(self, params: WorkedSumsParams) -> None:
-        """ValueError for settings that `chain_sum` does not take."""
+        """Raises ValueError for settings that `chain_sum` does not take."""
         self.params = params
         self._dataset = make_task(TASK, {**params.task_params, "seed": params.seed, "size": params.size})
 
@@ -60,7 +63,7 @@ class WorkedSums:
 
 
 def worked_steps(expression: str) -> list[str]:
-    """`"12 + 34 - 5"` -> `["12 + 34 = 46", "46 - 5 = 41"]`."""
+    """Returns one equation per operation: `"12 + 34 - 5"` gives `["12 + 34 = 46", "46 - 5 = 41"]`."""
     first, *rest = expression.split()
     total, steps = int(first), []
     for operator, term in zip(rest[::2], rest[1::2], strict=True):

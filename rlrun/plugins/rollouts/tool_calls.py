@@ -1,7 +1,7 @@
-"""Reads the tool calls in what a policy said: pure.
+"""Reads the tool calls in a policy's answer. Pure functions.
 
-`hermes` (Qwen3 and many others):  `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them
-`llama3`:                          `{"name": …, "parameters": {…}}` and nothing else; several parted by `;`
+`hermes` (Qwen3 and many others):  `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of times
+`llama3`:                          `{"name": …, "parameters": {…}}` alone, or several separated by `;`
 """
 
 import json
@@ -18,7 +18,7 @@ _TAG = "<|python_tag|>"
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What the policy wants of a tool."""
+    """A tool call that could be read."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -26,16 +26,16 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A call that cannot be read."""
+    """A tool call that cannot be read."""
 
     why: str
-    """For the policy."""
+    """What is wrong with the call, as the policy is told."""
 
 
 def parse_calls(text: str, syntax: Syntax) -> list[ToolCall | Malformed]:
-    """The calls of one answer, in order; none within `<think>`. `text` has no end token.
+    """Returns the calls of one answer in order, without those inside `<think>`. `text` has no end token.
 
-    `auto` reads either form.
+    `auto` reads either format.
     """
     said = text.rpartition("</think>")[2]
     if "<think>" in said:  # cut off while thinking
@@ -51,12 +51,12 @@ def _hermes(body: str, end: str) -> ToolCall | Malformed:
     try:
         value = json.loads(body)
     except ValueError as error:
-        return Malformed(f"the tool call is no JSON: {error}")
+        return Malformed(f"the tool call is not JSON: {error}")
     return _call(value, "arguments")
 
 
 def _llama3(said: str, *, tagged: bool) -> list[ToolCall | Malformed]:
-    """Text that is no call is an answer, unless it comes after the tag that announces one."""
+    """Reads calls in Llama 3's format. Text after `<|python_tag|>` must be a call; other text need not be."""
     body = said.rpartition(_TAG)[2].strip()
     if not tagged and not re.match(r'\{\s*"(name|type)"', body):
         return []
@@ -66,21 +66,21 @@ def _llama3(said: str, *, tagged: bool) -> list[ToolCall | Malformed]:
         try:
             value, end = decoder.raw_decode(body)
         except ValueError as error:
-            return [*calls, Malformed(f"the tool call is no JSON: {error}")]
+            return [*calls, Malformed(f"the tool call is not JSON: {error}")]
         calls.append(_call(value, "parameters"))
         body = body[end:].lstrip(" ;\n")
     return calls
 
 
 def _call(value: Any, key: str) -> ToolCall | Malformed:
-    """`{"name", key}`; a few models write the other form's key."""
+    """Reads `{"name": …, key: {…}}`. A few models write the other format's key for the arguments."""
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        return Malformed(f'a tool call is {{"name": …, "{key}": {{…}}}}')
+        return Malformed(f'a tool call must be {{"name": …, "{key}": {{…}}}}')
     arguments = value.get(key, value.get("parameters", value.get("arguments", {})))
     if isinstance(arguments, str):
         arguments = _read(arguments)
     if not isinstance(arguments, Mapping):
-        return Malformed(f"the {key} of {value['name']} are no JSON object")
+        return Malformed(f"the {key} of {value['name']} are not a JSON object")
     return ToolCall(value["name"], dict(arguments))
 
 

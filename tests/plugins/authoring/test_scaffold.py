@@ -78,13 +78,13 @@ def test_pytest_checks_a_package(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["My", "my-own", "1st", "class", "a b", ""])
 def test_a_name_that_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no name for a plugin"):
+    with pytest.raises(ValueError, match="is not a valid plugin name"):
         write_package("rewards", name, tmp_path)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     write_package("rewards", "mine", tmp_path)
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="exists already"):
         write_package("rewards", "mine", tmp_path)
 
 

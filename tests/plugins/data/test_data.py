@@ -160,8 +160,8 @@ def test_a_demonstration_that_is_missing_is_named(tmp_path: Path) -> None:
     [
         (".gone", "there is no file"),
         ("@[3:3]", r"has no rows \(the file has 10\)"),
-        ("@[1:2", "ends in no valid slice"),
-        ("@[a:b]", "ends in no valid slice"),
+        ("@[1:2", "ends in an invalid slice"),
+        ("@[a:b]", "ends in an invalid slice"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path, suffix: str, message: str) -> None:

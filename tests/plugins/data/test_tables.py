@@ -44,7 +44,7 @@ def test_parquet_rows_over_row_groups_and_files(tmp_path: Path) -> None:
         ("no.parquet", "there is no Parquet file"),
         ("text.parquet", "cannot be read as Parquet"),
         ("rows.parquet@[20:]", r"has no rows \(the file has 10\)"),
-        ("rows.parquet@[a:]", "ends in no valid slice"),
+        ("rows.parquet@[a:]", "ends in an invalid slice"),
     ],
 )
 def test_parquet_files_that_cannot_be_used(tmp_path: Path, path: str, message: str) -> None:

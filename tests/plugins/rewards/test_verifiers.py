@@ -66,7 +66,7 @@ def test_a_task_is_a_row_and_scores_its_answers(tmp_path: Path, monkeypatch: pyt
 def test_only_the_first_tasks_of_an_endless_taskset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = ("    def load", "    INFINITE = True\n\n    def load")
     name = taskset(tmp_path, monkeypatch, "endless_sums", endless)
-    with pytest.raises(PluginError, match="no end to the tasks of 'endless_sums'; set size"):
+    with pytest.raises(PluginError, match="the taskset 'endless_sums' has no end; set size"):
         build("data", "verifiers", {"taskset": name})
     assert len(check_data("verifiers", {"taskset": name, "size": 2})) == 2
 
@@ -86,7 +86,7 @@ REWARD = "    @vf.reward(weight=2.0)"
             "needs a container",
         ),
         ("with_tools", (REWARD, TOOLS + REWARD), "has tools"),
-        ("set_up", (REWARD, SETUP + REWARD), "prepares a place to work in"),
+        ("set_up", (REWARD, SETUP + REWARD), "prepares a workspace"),
         ("on_a_runtime", ("def right(self,", "def right(self, runtime,"), r"agent worked \(right\)"),
     ],
 )

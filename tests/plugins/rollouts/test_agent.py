@@ -294,7 +294,7 @@ async def test_an_agent_that_asks_nothing_leaves_nothing() -> None:
     async def act(client: Client) -> None:
         pass
 
-    with pytest.raises(ValueError, match="asked the policy nothing"):
+    with pytest.raises(ValueError, match="received no answer from the policy"):
         await run(act, ["four"])
 
 
@@ -359,7 +359,7 @@ def test_an_agent_in_our_own_process_has_no_environment_of_its_own() -> None:
     ("program", "message"),
     [
         ("import sys; sys.exit('no luck')", "ended with status 1: no luck"),
-        ("print('hi')", "asked the policy"),
+        ("print('hi')", "no answer from the policy"),
     ],
 )
 async def test_a_command_that_fails_says_why(program: str, message: str) -> None:

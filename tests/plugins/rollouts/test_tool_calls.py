@@ -35,14 +35,14 @@ def test_calls_are_found_where_they_are(text: str, calls: list) -> None:
     ("text", "why"),
     [
         (f"<tool_call>{ADD}", "no closing </tool_call>"),
-        ("<tool_call>{'name': 'add'}</tool_call>", "no JSON"),
-        ("<tool_call>[1, 2]</tool_call>", 'a tool call is {"name"'),
+        ("<tool_call>{'name': 'add'}</tool_call>", "not JSON"),
+        ("<tool_call>[1, 2]</tool_call>", 'a tool call must be {"name"'),
         (
             '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
-            "of add are no JSON object",
+            "of add are not a JSON object",
         ),
-        ('{"name": "add", "parameters": {"a": 1}', "no JSON"),
-        ('<|python_tag|>print("hi")', "no JSON"),
+        ('{"name": "add", "parameters": {"a": 1}', "not JSON"),
+        ('<|python_tag|>print("hi")', "not JSON"),
     ],
 )
 def test_a_call_that_cannot_be_read_says_why(text: str, why: str) -> None:

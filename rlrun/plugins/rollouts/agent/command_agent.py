@@ -1,4 +1,4 @@
-"""An agent that is a program: the task on its standard input, what it found on its last line of output."""
+"""Runs an agent that is a program: it reads the task from standard input and prints its result last."""
 
 import asyncio
 import json
@@ -12,20 +12,20 @@ from typing import IO, Any
 from rlrun.plugins.agent_task import AgentTask
 
 _TAIL = 64 * 1024
-"""Bytes of output that are looked at."""
+"""Number of bytes at the end of the output in which the last line is looked for."""
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM")
-"""Variables that every program gets, and those that begin with LC_. They hold no secrets."""
+"""Variables that are passed to every program, besides those that begin with LC_. They hold no secrets."""
 
 
 async def run_command(
     command: Sequence[str], task: AgentTask, passed: Sequence[str] = ()
 ) -> Mapping[str, Any]:
-    """What the program found: its last line of output, where that is a JSON object.
+    """Returns the JSON object in the program's last line of output; an empty table if that is not an object.
 
-    It has OPENAI_BASE_URL and OPENAI_API_KEY, a process group of its own, and an empty folder to work in, and
-    of this process's variables the usual ones and those that `passed` names. When this is cancelled it is
-    killed with all that it started. RuntimeError where it ends with another status than 0, with its last line
-    of error output.
+    The program gets OPENAI_BASE_URL, OPENAI_API_KEY, a few usual variables of this process and those that
+    `passed` names. It has its own process group and runs in an empty folder. When it ends or this call is
+    cancelled, every process in its group is killed. Raises RuntimeError, with the last line of its error
+    output, if its exit status is not 0.
     """
     environment = environment_for(task, os.environ, passed)
     with ExitStack() as stack:
@@ -51,15 +51,15 @@ async def run_command(
 
 
 def environment_for(task: AgentTask, own: Mapping[str, str], passed: Sequence[str]) -> dict[str, str]:
-    """The variables of an agent's program.
+    """Returns the environment variables of an agent's program.
 
-    A list of what it may have, not of what it may not: a driver's environment holds keys of hubs, trackers
-    and clouds, and Ray's token, under names that nobody can foresee.
+    They are chosen from a list of allowed names. A list of forbidden names would not be safe: the driver's
+    environment holds keys of hubs, trackers and clouds, and Ray's token, under names that cannot be foreseen.
     """
     names = {*_PASSED, *passed, *(name for name in own if name.startswith("LC_"))}
     environment = {name: own[name] for name in sorted(names) if name in own}
     environment |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key}
-    for name in ("no_proxy", "NO_PROXY"):  # the endpoint is on this host, whatever else is reached by a proxy
+    for name in ("no_proxy", "NO_PROXY"):  # the endpoint is on this host: never use a proxy for it
         environment[name] = ",".join(filter(None, [environment.get(name), "127.0.0.1"]))
     return environment
 

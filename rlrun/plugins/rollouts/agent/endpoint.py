@@ -1,6 +1,6 @@
-"""`/v1/chat/completions` of the policy, on this host alone: one key for each execution.
+"""Serves the policy to agents at `/v1/chat/completions`, on this host only; each execution has its own key.
 
-request ──▶ whose? ──▶ Record: which conversation? ──▶ session.generate ──▶ Record ──▶ answer
+request ──▶ execution of the key ──▶ Record.ask ──▶ session.generate ──▶ Record.answer ──▶ response
 """
 
 import asyncio
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 MAX_BODY = 64 * 2**20
 MAX_STOPS, MAX_STOP_LENGTH = 32, 1024
-"""Stop strings of a request, and characters of each: every answer is searched for them."""
+"""Limits of a request's stop strings, in number and characters, since every answer is searched for them."""
 _GUARD = Guard("127.0.0.1")
 _FINISH = {"stop": "stop", "length": "length", "abort": "stop"}
 
 
 @dataclass(slots=True)
 class Served:
-    """One execution's share of the endpoint."""
+    """The endpoint's state of one execution."""
 
     session: Session
     record: Record
     syntax: Syntax
     answers: int = 0
     error: Exception | None = None
-    """Why an engine did not answer, where one did not: the agent may hide it, the execution fails anyway."""
+    """The last error of an engine. It fails the execution even if the agent handles it."""
     aborted: bool = False
     running: "set[asyncio.Task[Any]]" = field(default_factory=set)
-    """Its requests."""
+    """The requests in progress."""
 
 
 class Endpoint:
-    """A server on a port of its own, for as many executions as there are."""
+    """A server on a free port of this host, shared by all executions."""
 
     def __init__(self) -> None:
         self._served: dict[bytes, Served] = {}
@@ -54,25 +54,25 @@ class Endpoint:
         self._url = ""
 
     async def url(self) -> str:
-        """Where it listens; it is started when this is first asked."""
+        """Returns the server's address. The first call starts the server."""
         async with self._starting:
             if self._runner is None:
                 await self._start()
         return self._url
 
     def open(self, served: Served) -> str:
-        """A key under which requests belong to this execution."""
+        """Returns a new API key. Requests with this key belong to the given execution."""
         key = secrets.token_urlsafe(24)
         self._served[_digest(key)] = served
         return key
 
     def close_key(self, key: str) -> None:
-        """From now on the key is unknown; what is still being asked under it is given up."""
+        """Removes a key and cancels the requests in progress that use it."""
         for request in self._served.pop(_digest(key)).running:
             request.cancel()
 
     async def close(self) -> None:
-        """Stop serving."""
+        """Stops the server."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -97,7 +97,7 @@ class Endpoint:
         return _json({"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "rlrun"}]})
 
     def _asked_by(self, request: "web.Request") -> Served | None:
-        """The execution whose key a request brings."""
+        """Returns the execution that a request's key belongs to; None for an unknown key."""
         return self._served.get(_digest(bearer(request.headers)))
 
     async def _complete(self, request: "web.Request") -> "web.Response":
@@ -124,7 +124,7 @@ async def _answer(served: Served, asked: "_Request", conversation: Conversation)
     room = _room(session, conversation)
     try:
         made = await session.generate(tokens, asked.sampling(session.sampling, room))
-    except Exception as error:  # whatever the engines raise: told to the agent, and to whoever runs it
+    except Exception as error:  # a boundary: the agent gets a 503, and `Agent.run` raises the error
         served.error = error
         return _refused(503, f"{type(error).__name__}: {error}", "engine_error")
     served.answers += 1
@@ -133,22 +133,29 @@ async def _answer(served: Served, asked: "_Request", conversation: Conversation)
     served.record.answer(conversation, asked.as_ended(made, room), message)
     if made.finish == "length" and not len(made.tokens):
         most = min(session.max_tokens, len(conversation.trajectory.prompt) + session.sampling.max_new_tokens)
-        why = f"the conversation has {len(tokens)} tokens, at most {most} are allowed"
-        return _refused(400, why, "context_length_exceeded")
+        reason = f"the conversation has {len(tokens)} tokens, at most {most} are allowed"
+        return _refused(400, reason, "context_length_exceeded")
     return _json(_completion(message, made, len(tokens), f"chatcmpl-{session.id}-{served.answers}"))
 
 
 def _room(session: Session, conversation: Conversation) -> int:
-    """Tokens that the next answer may have: all turns of a conversation together are one response."""
+    """Returns the number of tokens that the next answer may have.
+
+    All turns of a conversation together are one response, so `max_new_tokens` limits their sum.
+    """
     tokens = len(conversation.trajectory)
     response = tokens - len(conversation.trajectory.prompt)
-    left = min(session.sampling.max_new_tokens - response, session.max_tokens - tokens)
-    return max(0, min(left, session.max_turn_tokens))
+    remaining = min(session.sampling.max_new_tokens - response, session.max_tokens - tokens)
+    return max(0, min(remaining, session.max_turn_tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What of a request is heeded. How tokens are drawn the job says, since the policy is trained on them."""
+    """The fields of a request that have an effect.
+
+    Temperature and other sampling settings are ignored: the policy is trained on these tokens, so the job's
+    settings apply.
+    """
 
     messages: list[Mapping[str, Any]]
     tools: list[Mapping[str, Any]] = field(default_factory=list)
@@ -157,7 +164,7 @@ class _Request:
 
     @classmethod
     def of(cls, body: Any) -> "_Request":
-        """ValueError for a request that cannot be served."""
+        """Reads the body of a request. Raises ValueError for a request that cannot be served."""
         messages = body.get("messages") if isinstance(body, Mapping) else None
         if not isinstance(messages, list) or not messages:
             raise ValueError("messages must be a list of at least one message")
@@ -181,12 +188,15 @@ class _Request:
         return cls(messages, list(tools or ()), longest, tuple(stops))
 
     def as_ended(self, made: Generation, room: int) -> Generation:
-        """An answer that only the agent's own limit ended is whole: the job had room for more."""
+        """Returns the answer as finished if only the agent's own limit cut it off.
+
+        The job's limits allowed more tokens, so such an answer does not count as truncated.
+        """
         limited = self.max_tokens is not None and self.max_tokens < room
         return replace(made, finish="stop") if limited and made.finish == "length" else made
 
     def sampling(self, own: Sampling, room: int) -> Sampling:
-        """The job's, cut to the room that there is and to what the agent wants."""
+        """Returns the job's sampling settings, with the request's stop strings and the lower length limit."""
         most = min(room, self.max_tokens or room)
         least = min(own.min_new_tokens, most)
         return replace(own, max_new_tokens=most, min_new_tokens=least, stop=(*own.stop, *self.stop))
@@ -197,7 +207,7 @@ def _is_stop(text: object) -> bool:
 
 
 def _text(session: Session, made: Generation) -> str:
-    """What the policy said, without the token that ends it."""
+    """Returns the text of an answer without its end token."""
     tokens = made.tokens
     if len(tokens) and tokens[-1] in session.chat.eos_token_ids:
         tokens = tokens[:-1]
@@ -233,12 +243,12 @@ async def _guarded(
 
 
 def _digest(key: str) -> bytes:
-    """What an execution is found by: how long a look-up takes tells nothing about a key."""
+    """Returns a key's hash. Executions are looked up by hash, so timing reveals nothing about a key."""
     return hashlib.sha256(key.encode(errors="replace")).digest()
 
 
 def _unknown_key() -> "web.Response":
-    return _refused(401, "this key belongs to no execution that runs", "invalid_api_key")
+    return _refused(401, "this key does not belong to a running execution", "invalid_api_key")
 
 
 def _refused(status: int, message: str, code: str) -> "web.Response":

@@ -1,4 +1,4 @@
-"""Chat messages between OpenAI's form, chat templates and the policy's own text: pure."""
+"""Converts chat messages between OpenAI's format, chat templates and the policy's text. Pure functions."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,20 +9,20 @@ from rlrun.plugins.rollouts.tool_calls import Malformed, Syntax, ToolCall, parse
 from rlrun.plugins.types import Message
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
-"""Role, text, and the calls by name and arguments: what makes two messages the same."""
+"""Role, text, and the name and arguments of each call. Messages with equal keys count as equal."""
 
 
 def key_of(message: Message) -> Key:
-    """What has to be equal for two messages to be one; clients add and drop the rest as they like."""
+    """Returns the key of a message. Other fields are ignored, since clients add and drop them freely."""
     calls = tuple(
-        (str(one["function"]["name"]), str(one["function"].get("arguments", "")))
-        for one in message.get("tool_calls") or ()
+        (str(call["function"]["name"]), str(call["function"].get("arguments", "")))
+        for call in message.get("tool_calls") or ()
     )
     return str(message["role"]), text_of(message), calls
 
 
 def text_of(message: Message) -> str:
-    """The content as text. ValueError for content that is none."""
+    """Returns the content as text. Raises ValueError for content that is not text."""
     content = message.get("content")
     if content is None:
         return ""
@@ -36,19 +36,20 @@ def text_of(message: Message) -> str:
 
 
 def for_template(message: Message) -> dict[str, Any]:
-    """As chat templates take it: content as text, arguments as tables."""
-    made: dict[str, Any] = {"role": message["role"], "content": text_of(message)}
-    made |= {key: message[key] for key in ("name", "tool_call_id", "reasoning_content") if message.get(key)}
+    """Returns a message in the form that chat templates take: content as text, arguments as tables."""
+    converted: dict[str, Any] = {"role": message["role"], "content": text_of(message)}
+    optional = ("name", "tool_call_id", "reasoning_content")
+    converted |= {key: message[key] for key in optional if message.get(key)}
     if message.get("tool_calls"):
-        made["tool_calls"] = [_call_for_template(one) for one in message["tool_calls"]]
-    return made
+        converted["tool_calls"] = [_call_for_template(call) for call in message["tool_calls"]]
+    return converted
 
 
 def answer_message(text: str, syntax: Syntax | None, number: int) -> dict[str, Any]:
-    """The policy's answer as an assistant's message; thoughts apart, calls as such unless `syntax` is None.
+    """Returns the policy's answer as an assistant message, with its thoughts in `reasoning_content`.
 
-    Where a call cannot be read the answer is left as it is, for the agent to judge. `number` is the answer's
-    own, so that calls have ids of their own.
+    Tool calls become `tool_calls`, unless `syntax` is None or one of them is malformed; then they stay in the
+    text, for the agent to judge. `number` is unique to the answer, so that each call gets its own id.
     """
     thoughts, closed, said = text.rpartition("</think>")
     message: dict[str, Any] = {"role": "assistant", "content": said.strip() if closed else text}
@@ -58,15 +59,15 @@ def answer_message(text: str, syntax: Syntax | None, number: int) -> dict[str, A
     if calls and not any(isinstance(call, Malformed) for call in calls):
         message["content"] = _before_calls(str(message["content"])) or None
         message["tool_calls"] = [
-            _call(call, f"call_{number}_{place}")
-            for place, call in enumerate(calls)
+            _call(call, f"call_{number}_{index}")
+            for index, call in enumerate(calls)
             if isinstance(call, ToolCall)
         ]
     return message
 
 
 def _before_calls(text: str) -> str:
-    """What is said before the first call; a call in Llama 3's form is all there is."""
+    """Returns the text before the first call. An answer with calls in Llama 3's format has no other text."""
     return text.partition("<tool_call>")[0].strip() if "<tool_call>" in text else ""
 
 
@@ -77,6 +78,6 @@ def _call(call: ToolCall, name: str) -> dict[str, Any]:
 
 def _call_for_template(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
-    with suppress(TypeError, ValueError):  # arguments that are no JSON are shown as they are
+    with suppress(TypeError, ValueError):  # arguments that are not JSON are shown as they are
         function["arguments"] = json.loads(function.get("arguments") or "{}")
     return {"id": call.get("id"), "type": "function", "function": function}

@@ -1,11 +1,11 @@
-"""What an agent asked and was told, token by token.
+"""Records an agent's conversations with the policy, token by token.
 
-A request whose messages go on from a recorded answer is answered from that answer's tokens, and what is new
-is put behind them by the chat template: nothing is tokenised twice. Any other request begins another sample.
+A request whose messages continue a recorded conversation reuses its tokens: the chat template renders only
+the new messages, and nothing is tokenised twice. Any other request begins another sample.
 
     [u]            ──▶ sample 0: prompt [u], answer a
     [u, a, tool]   ──▶ sample 0: … tool, answer b
-    [u, a, other]  ──▶ sample 1: prompt [u a other], answer c     (a is trained in sample 0 alone)
+    [u, a, other]  ──▶ sample 1: prompt [u a other], answer c     (a is trained only in sample 0)
     [v]            ──▶ sample 2: prompt [v], answer d
 """
 
@@ -24,33 +24,34 @@ Thinking = Literal["keep", "template"]
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """A place that a request may go on from."""
+    """An answer from which a later request may continue."""
 
     said: tuple[Key, ...]
-    """Every message up to the answer."""
+    """All messages up to the answer, including it."""
     length: int
-    """Tokens up to and with the answer."""
+    """Number of tokens up to the end of the answer."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One sample in the making."""
+    """One sample that may still grow."""
 
     trajectory: Trajectory
     tools: Tools
     asking: tuple[Key, ...] = ()
-    """The messages that wait for an answer; empty while none do."""
+    """The messages of the pending request; empty if no request is pending."""
     answered: list[_Answered] = field(default_factory=list)
     last: int = 0
-    """When it was answered last: the execution's answers, counted."""
+    """Number of its last answer, counted over the execution; 0 if it has none."""
 
 
 class Record:
-    """All conversations of one execution."""
+    """Holds all conversations of one execution."""
 
     def __init__(self, chat: Chat, thinking: Thinking) -> None:
-        """`thinking`: `keep` what the policy thought in earlier turns, or leave it to the `template`, which
-        may drop it after another question (Qwen3's does): that begins another sample, since tokens change.
+        """`thinking` says what becomes of the thoughts of earlier turns: `keep` keeps them; `template` leaves
+        it to the chat template, which may drop them after another question, as Qwen3's does. Dropping them
+        changes the tokens, so it begins another sample.
         """
         self._chat = chat
         self._thinking = thinking
@@ -59,7 +60,10 @@ class Record:
         self.closed = False
 
     def ask(self, messages: Sequence[Message], tools: Tools) -> Conversation:
-        """The conversation that is to be answered next. ValueError for messages that cannot be rendered."""
+        """Returns the conversation that a request continues or begins.
+
+        Raises ValueError for messages that cannot be rendered.
+        """
         said = tuple(key_of(message) for message in messages)
         conversation = self._gone_on(messages, said, tools)
         if conversation is None:
@@ -69,7 +73,7 @@ class Record:
         return conversation
 
     def answer(self, conversation: Conversation, made: Generation, message: Message) -> None:
-        """Note what the policy made of it, and how the agent is told; nothing is noted once it is over."""
+        """Records the policy's tokens, and the message that the agent receives; does nothing once closed."""
         if self.closed:
             return
         conversation.trajectory.add(made)
@@ -81,37 +85,41 @@ class Record:
         conversation.asking = ()
 
     def close(self) -> list[Trajectory]:
-        """The samples, the one that was answered last at the end; those that never were left out."""
+        """Returns the samples in the order of their last answers. Unanswered conversations are left out."""
         self.closed = True
-        ordered = sorted(self._conversations, key=lambda one: one.last)
-        return [one.trajectory for one in ordered if one.trajectory.turns]
+        ordered = sorted(self._conversations, key=lambda conversation: conversation.last)
+        return [conversation.trajectory for conversation in ordered if conversation.trajectory.turns]
 
     def _gone_on(
         self, messages: Sequence[Message], said: tuple[Key, ...], tools: Tools
     ) -> Conversation | None:
-        """A conversation that goes on from the longest recorded one that these messages begin with."""
-        found = [
-            (len(place.said), conversation, place)
+        """Returns the conversation that these messages continue, extended by the new messages.
+
+        It continues from the longest recorded beginning of the messages. None: they continue no conversation.
+        """
+        candidates = [
+            (len(answered.said), conversation, answered)
             for conversation in self._conversations
-            for place in conversation.answered
-            if conversation.tools == tools and said[: len(place.said)] == place.said
+            for answered in conversation.answered
+            if conversation.tools == tools and said[: len(answered.said)] == answered.said
         ]
-        if not found:
+        if not candidates:
             return None
-        _, conversation, place = max(found, key=lambda one: one[0])
-        new = messages[len(place.said) :]
+        _, conversation, answered = max(candidates, key=lambda candidate: candidate[0])
+        new = messages[len(answered.said) :]
         roles = {str(message["role"]) for message in new}
         dropped = self._thinking == "template" and "user" in roles
         if not new or "assistant" in roles or dropped:
             return None
-        if conversation.asking or place is not conversation.answered[-1]:
-            prompt = conversation.trajectory.tokens()[: place.length]
+        if conversation.asking or answered is not conversation.answered[-1]:
+            # The conversation has continued otherwise: branch, with the shared tokens as an untrained prompt.
+            prompt = conversation.trajectory.tokens()[: answered.length]
             conversation = self._begin(Trajectory(prompt), tools)
-        end, given = self._chat.follow_up([for_template(message) for message in new], tools)
+        end, follow_up = self._chat.follow_up([for_template(message) for message in new], tools)
         last = conversation.trajectory.tokens()[-1]
-        if last not in self._chat.eos_token_ids:  # a stop string or the limit ended it
+        if last not in self._chat.eos_token_ids:  # a stop string or the limit ended the answer
             conversation.trajectory.give(end)
-        conversation.trajectory.give(given)
+        conversation.trajectory.give(follow_up)
         return conversation
 
     def _begin(self, trajectory: Trajectory, tools: Tools) -> Conversation:

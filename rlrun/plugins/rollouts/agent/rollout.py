@@ -1,4 +1,4 @@
-"""Executions of an agent: a class, or a command, that asks the policy through an endpoint of ours."""
+"""Runs an agent, which is a class or a command, and serves the policy to it at an HTTP endpoint."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
@@ -20,21 +20,23 @@ from rlrun.specs.sections.section import Section
 
 
 class AgentParams(Section):
-    """Which agent, and how its conversations are recorded."""
+    """Selects the agent, and sets how its conversations are recorded."""
 
     agent: AgentSpec | None = None
-    """The agent as a plugin, `[rollout.function.agent]`: `type`, and its own keys beside it."""
+    """The agent as a plugin: a table `[rollout.function.agent]` with `type` and the agent's own keys."""
     command: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """The agent as a program and its arguments, started for each execution: it reads the task as JSON, finds
-    OPENAI_BASE_URL and OPENAI_API_KEY set, and may end with a JSON object on its last line of output."""
+    """The agent as a program and its arguments, started for each execution. The program reads the task as
+    JSON from its standard input, has OPENAI_BASE_URL and OPENAI_API_KEY in its environment, and may print a
+    JSON object as its last line."""
     environment: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
-    """Variables of rlrun's own environment that the program gets as well: `["HTTPS_PROXY"]`. It always gets
-    PATH, HOME, USER, LOGNAME, SHELL, LANG, LANGUAGE, LC_*, TZ, TMPDIR and TERM; no keys, no tokens."""
+    """Further variables of rlrun's environment to pass to the program, such as `["HTTPS_PROXY"]`. PATH, HOME,
+    USER, LOGNAME, SHELL, LANG, LANGUAGE, LC_*, TZ, TMPDIR and TERM are always passed; others, which may hold
+    keys and tokens, are not."""
     syntax: Syntax = "auto"
-    """How the policy writes a tool call: `hermes` (Qwen3), `llama3`, or whichever it looks like."""
+    """Format of the policy's tool calls: `hermes` (Qwen3) or `llama3`. `auto` recognises both."""
     thinking: Thinking = "keep"
-    """`keep`: what the policy thought in earlier turns stays in its conversation. `template`: the chat
-    template decides, and where it may drop thoughts, after another question, another sample begins."""
+    """`keep`: the policy's thoughts of earlier turns stay in the conversation. `template`: the chat template
+    decides, and each further question begins another sample, since the template may drop thoughts there."""
 
     @model_validator(mode="after")
     def _one_agent(self) -> "AgentParams":
@@ -48,11 +50,12 @@ class AgentParams(Section):
 
 
 class Agent:
-    """Runs an agent for each sample; it talks to the policy as to any OpenAI-compatible server.
+    """Runs an agent for each execution; the agent uses the policy as any OpenAI-compatible server.
 
-    Every conversation that it has with the policy is a training sample with the tokens, log-probs and masks
-    that the policy saw and made; those of one execution count once in the loss. What the agent returns is
-    noted on each (`info`), where the reward `noted` finds it.
+    Each of its conversations with the policy becomes a training sample, with the tokens that the policy read
+    and generated, and the log-probs and loss mask of those that it generated. All samples of one execution
+    together count once in the loss. The table that the agent returns becomes `info` of each sample, where
+    the reward `noted` reads it.
     """
 
     Params = AgentParams
@@ -60,7 +63,7 @@ class Agent:
     example: ClassVar[dict[str, Any]] = {"agent": {"type": "solve_and_select"}}
 
     def __init__(self, params: AgentParams) -> None:
-        """PluginError where the agent cannot be made."""
+        """Raises PluginError if the agent cannot be constructed."""
         self.params = params
         self._endpoint = Endpoint()
         self._agent: AgentPlugin | None = None
@@ -68,28 +71,28 @@ class Agent:
             self._agent = build("agents", params.agent.type, params.agent.params)
 
     async def run(self, session: Session) -> list[Trajectory]:
-        """One execution; what the engines refused fails it, whatever the agent made of that."""
+        """Runs one execution. An engine's error fails it, even if the agent handled that error."""
         record = Record(session.chat, self.params.thinking)
         served = Served(session, record, self.params.syntax)
         url = await self._endpoint.url()
         key = self._endpoint.open(served)
         try:
-            found = await self._act(_task(session, url, key))
+            info = await self._act(_task(session, url, key))
         finally:
             self._endpoint.close_key(key)
             trajectories = record.close()
         if served.error is not None:
             raise served.error
         if not trajectories:
-            raise ValueError("the agent asked the policy nothing that it answered")
-        for one in trajectories:
-            one.info = {**found, "samples": len(trajectories)}
+            raise ValueError("the agent received no answer from the policy: it must request at least one")
+        for trajectory in trajectories:
+            trajectory.info = {**info, "samples": len(trajectories)}
             if served.aborted:
-                one.status = Status.ABORTED
+                trajectory.status = Status.ABORTED
         return trajectories
 
     async def close(self) -> None:
-        """End the endpoint, and what the agent keeps."""
+        """Stops the endpoint and closes the agent."""
         await self._endpoint.close()
         close = getattr(self._agent, "close", None)
         if close is not None:
@@ -98,7 +101,7 @@ class Agent:
     async def _act(self, task: AgentTask) -> Mapping[str, Any]:
         if self._agent is not None:
             return dict(await self._agent.run(task) or {})
-        assert self.params.command is not None, "one of the two is given"
+        assert self.params.command is not None, "an agent or a command is set"
         return await run_command(self.params.command, task, self.params.environment)
 
 

@@ -15,7 +15,7 @@ Specs = Annotated[
     list[str],
     typer.Argument(
         metavar="SPEC",
-        help="TOML files, later ones on top, a shipped recipe's name, or - for standard input.",
+        help="TOML files (later ones override earlier ones), the name of a shipped recipe, or - for stdin.",
     ),
 ]
 Overrides = Annotated[
@@ -23,18 +23,18 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set a key, as in trainer.lr=1e-5. May be repeated. Others see it in `ps`: no secrets here.",
+        help="Set a key, as in trainer.lr=1e-5; repeatable. No secrets: other users see it in `ps`.",
     ),
 ]
 Profiles = Annotated[
     list[str] | None,
-    typer.Option("--profile", metavar="NAME", help="Lay [profiles.NAME] on top. May be repeated."),
+    typer.Option("--profile", metavar="NAME", help="Apply the table [profiles.NAME] on top; repeatable."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts and editors.")]
 
 
 def _allow_local_plugins(allowed: bool) -> bool:
-    """Also for the processes of the job, which inherit the environment."""
+    """Allows local plugins, also in the processes of the job, which inherit the environment."""
     if allowed:
         os.environ["RLRUN_ALLOW_LOCAL_PLUGINS"] = "1"
     return allowed
@@ -49,7 +49,7 @@ AllowLocalPlugins = Annotated[
     ),
 ]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that holds the run folders.")]
-RunName = Annotated[str | None, typer.Argument(help="Name of the run; the newest one when left out.")]
+RunName = Annotated[str | None, typer.Argument(help="Name of the run. Default: the newest run.")]
 
 
 def load(
@@ -59,9 +59,9 @@ def load(
     *,
     planning: bool = False,
 ) -> "LoadedSpec":
-    """Load and check what the arguments name, and print warnings; SpecError with every problem.
+    """Returns the checked spec that the arguments name, and prints its warnings.
 
-    `planning`: nothing will be launched (`load_spec`).
+    Raises SpecError with every problem. `planning` means that nothing will be launched (see `load_spec`).
     """
     from rlrun.cli.error_report import print_warnings
     from rlrun.plugins.validation import load_checked_spec
@@ -73,7 +73,7 @@ def load(
 
 
 def spec_path(name: str) -> Path:
-    """The file a SPEC argument means; ValueError for a recipe that is not shipped."""
+    """Returns the file that a SPEC argument names. Raises ValueError for a recipe that is not shipped."""
     from rlrun.specs.reading.compose import STANDARD_INPUT
 
     path = STANDARD_INPUT if name == "-" else Path(name)
@@ -84,9 +84,9 @@ def spec_path(name: str) -> Path:
     recipe = RECIPES / f"{name}.toml"
     if recipe.is_file():
         return recipe
-    recipes = sorted(each.stem for each in RECIPES.glob("*.toml"))
+    recipes = sorted(path.stem for path in RECIPES.glob("*.toml"))
     meant = nearest(name, recipes)
     guess = f'did you mean "{meant}"? ' if meant else ""
     raise ValueError(
-        f'no recipe is named "{name}"; {guess}shipped: {", ".join(recipes)}; a file ends in .toml'
+        f'no recipe is named "{name}"; {guess}recipes: {", ".join(recipes)}; the name of a file ends in .toml'
     )

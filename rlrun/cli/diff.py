@@ -1,4 +1,4 @@
-"""`rlrun diff`: what differs between two specs, locks or runs, value by value."""
+"""`rlrun diff`: compares two specs, locks or runs, value by value."""
 
 import json
 from dataclasses import asdict
@@ -20,22 +20,22 @@ def command(
 ) -> None:
     """Show what differs between two specs, locks or runs.
 
-    Resolved values are compared: how they are written, and where, does not count.
+    Compares resolved values: it does not matter how, or in which file, a value is written.
     """
     from rlrun.specs.reading.differences import find_differences
 
-    old, new = (_document(each, runs_dir) for each in (before, after))
-    if "spec" not in old or "spec" not in new:  # a lock has more to compare than a spec
-        old, new = (each.get("spec", each) for each in (old, new))
-    found = list(find_differences(old, new))
+    old, new = (_document(name, runs_dir) for name in (before, after))
+    if "spec" not in old or "spec" not in new:  # a lock has more sections than a spec
+        old, new = (document.get("spec", document) for document in (old, new))
+    differences = list(find_differences(old, new))
     if as_json:
-        print(json.dumps([asdict(each) for each in found]))
+        print(json.dumps([asdict(difference) for difference in differences]))
         return
-    print(*found, sep="\n") if found else print("no differences")
+    print(*differences, sep="\n") if differences else print("no differences")
 
 
 def _document(name: str, runs_dir: Path) -> dict[str, Any]:
-    """A lock without what differs between any two launches, or a spec's values."""
+    """Returns a lock, without the entries that differ between any two launches, or a spec's values."""
     path = Path(name)
     for lock in (path / "spec.lock.json", runs_dir / name / "spec.lock.json"):
         if lock.is_file():
@@ -48,5 +48,5 @@ def _document(name: str, runs_dir: Path) -> dict[str, Any]:
 def _lock(path: Path) -> dict[str, Any]:
     from rlrun.runner.records.lock import read_lock
 
-    locked = read_lock(path)
-    return {name: value for name, value in locked.items() if name not in ("sources", "platform")}
+    lock = read_lock(path)
+    return {name: value for name, value in lock.items() if name not in ("sources", "platform")}

@@ -1,4 +1,4 @@
-"""`rlrun doctor`: whether this host can run jobs, each line with a cure."""
+"""`rlrun doctor`: checks whether this host can run jobs, and says how to fix what is wrong."""
 
 import json
 from dataclasses import asdict
@@ -12,9 +12,9 @@ _SIGNS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "
 
 
 def command(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
-    """Say what on this host would keep jobs from running.
+    """Check whether this host can run jobs.
 
-    Python, packages, GPUs, disk, shared memory and ports; exit code 2 where something is wrong.
+    Checks Python, packages, GPUs, disk, shared memory and ports. The exit code is 2 if something is wrong.
     """
     from rich.console import Console
     from rich.text import Text
@@ -22,13 +22,13 @@ def command(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     from rlrun.runner.planning.doctor import examine_host
 
     console = Console(highlight=False, soft_wrap=True)
-    found = []
+    checks = []
     for check in examine_host(runs_dir):
-        found.append(check)
+        checks.append(check)
         if not as_json:
             sign, style = _SIGNS[check.verdict]
             cure = f"  -> {check.cure}" if check.cure else ""
             console.print(Text.assemble((sign, style), f"  {check.subject:14}  {check.found}", (cure, "dim")))
     if as_json:
-        print(json.dumps([asdict(check) for check in found]))
-    raise typer.Exit(2 if any(check.verdict == "bad" for check in found) else 0)
+        print(json.dumps([asdict(check) for check in checks]))
+    raise typer.Exit(2 if any(check.verdict == "bad" for check in checks) else 0)

@@ -8,7 +8,7 @@ from rlrun.specs.problems.findings import Problem
 
 
 def print_problems(problems: Sequence[Problem]) -> None:
-    """Prints every problem to standard error, and then their number."""
+    """Prints every problem, and then the number of problems, to standard error."""
     count = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
     if not _colours():
         print(*problems, count, sep="\n", file=sys.stderr)

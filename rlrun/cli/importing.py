@@ -1,4 +1,4 @@
-"""`rlrun import`: specs from what other trainers use."""
+"""`rlrun import`: writes specs from the launch scripts of other trainers."""
 
 import sys
 from pathlib import Path
@@ -16,23 +16,25 @@ def _named_by_trainer() -> None:
 
 @app.command()
 def slime(
-    script: Annotated[Path | None, typer.Argument(help="The launch script; read, never executed.")] = None,
+    script: Annotated[
+        Path | None, typer.Argument(help="The launch script. It is only read, not executed.")
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The file to write; one that exists is left alone.")
+        Path | None, typer.Option("-o", "--output", help="The file to write; it must not exist yet.")
     ] = None,
     table: Annotated[
         bool,
-        typer.Option("--table", help="Print the tables of docs/slime.md instead: every flag and its key."),
+        typer.Option("--table", help="Only print the tables of docs/slime.md: every flag and its key."),
     ] = False,
 ) -> None:
-    """Turn a slime launch script into a spec; what has no equal is told on standard error."""
+    """Turn a slime launch script into a spec; standard error lists the flags that have no counterpart."""
     if table:
         from rlrun.converters.slime.flag_table import table_markdown
 
         print(table_markdown(), end="")
         return
     if script is None:
-        raise ValueError("name the script: rlrun import slime run.sh")
+        raise ValueError("no script is given: rlrun import slime run.sh")
     from rlrun.converters.slime.importer import import_script
 
     draft = import_script(script)
@@ -48,5 +50,5 @@ def _write(text: str, output: Path | None) -> None:
         with output.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ValueError(f"{output} is there already; choose another name") from None
+        raise ValueError(f"{output} already exists; choose another name") from None
     print(f"wrote {output}; next: rlrun validate {output}")

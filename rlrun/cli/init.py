@@ -1,4 +1,4 @@
-"""`rlrun init`: a commented spec to start from."""
+"""`rlrun init`: writes a commented spec to start from."""
 
 import re
 import sys
@@ -16,53 +16,59 @@ _MODEL, _TASK = "Qwen/Qwen3-0.6B", "chain_sum"
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="The file to write; one that exists is left alone.")] = Path(
+    path: Annotated[Path, typer.Argument(help="The file to write; it must not exist yet.")] = Path(
         "job.toml"
     ),
     *,
-    model: Annotated[str | None, typer.Option(help=f"HF id or folder of the model: {_MODEL}.")] = None,
-    task: Annotated[str | None, typer.Option(help=f"Task of reasoning-gym to learn: {_TASK}.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help=f"HF id or folder of the model. Default: {_MODEL}.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help=f"Task of reasoning-gym to learn. Default: {_TASK}.")
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
-            help="JSON lines or Parquet instead of a task: columns are read, answers graded by --reward."
+            help="JSON lines or Parquet file to train on instead of a task; --reward grades the answers."
         ),
     ] = None,
     prompt_key: Annotated[
-        str | None, typer.Option(help="Column of --data with the prompt, if not plain.")
+        str | None, typer.Option(help="Column of --data with the prompt. Default: chosen by name.")
     ] = None,
-    label_key: Annotated[str | None, typer.Option(help="Column of --data with the right answer.")] = None,
-    reward: Annotated[str, typer.Option(help="How rows of --data are graded: rlrun plugins list.")] = "math",
-    gpus: Annotated[int | None, typer.Option(help="GPUs of each node; 0 runs on CPU.", min=0)] = None,
-    nodes: Annotated[int, typer.Option(help="Nodes of a Ray cluster.", min=1)] = 1,
-    algorithm: Annotated[str, typer.Option(help="How rewards become a loss.")] = "grpo",
+    label_key: Annotated[
+        str | None, typer.Option(help="Column of --data with the right answer. Default: chosen by name.")
+    ] = None,
+    reward: Annotated[
+        str, typer.Option(help="The reward that grades answers to rows of --data (rlrun plugins list).")
+    ] = "math",
+    gpus: Annotated[int | None, typer.Option(help="GPUs per node; 0 runs on the CPU.", min=0)] = None,
+    nodes: Annotated[int, typer.Option(help="Number of nodes in the Ray cluster.", min=1)] = 1,
+    algorithm: Annotated[str, typer.Option(help="The algorithm that turns rewards into a loss.")] = "grpo",
     show_recipes: Annotated[
-        bool, typer.Option("--list", help="Only list the shipped recipes, which are specs to start from too.")
+        bool, typer.Option("--list", help="Only list the shipped recipes, which you can also start from.")
     ] = False,
 ) -> None:
-    """Write a spec to start from; asks in a terminal.
+    """Write a spec to start from; in a terminal, ask for what the options leave open.
 
-    The file is complete and valid, with each setting explained.
+    The file is complete and valid, and explains each setting.
     """
     if show_recipes:
         _list_recipes()
         return
     if path.exists():
-        raise ValueError(f"{path} is there already; choose another name: rlrun init NAME.toml")
+        raise ValueError(f"{path} already exists; choose another name: rlrun init NAME.toml")
     if task is not None and data is not None:
-        raise ValueError("--task and --data are two sources of prompts: give one of them")
+        raise ValueError("--task and --data both name a source of prompts: give only one of them")
     if data is None and (prompt_key or label_key or reward != "math"):
-        raise ValueError("--prompt-key, --label-key and --reward are about the rows of --data: add it")
+        raise ValueError("--prompt-key, --label-key and --reward apply to the rows of --data: add --data")
     asks = sys.stdin.isatty()
     model = _given(model, "model (HF id or folder)", _MODEL, asks)
     if task is None and data is None:
-        answer = _given(
-            None, "what to learn: a reasoning-gym task, or a .jsonl or .parquet file", _TASK, asks
-        )
+        answer = _given(None, "task of reasoning-gym, or a .jsonl or .parquet file", _TASK, asks)
         is_file = answer.endswith((".jsonl", ".parquet")) or Path(answer).exists()
         task, data = (None, Path(answer)) if is_file else (answer, None)
     _check_learns_from_rewards(algorithm)
-    gpus = gpus if gpus is not None else _whole(_given(None, "GPUs of each node (0: CPU)", "0", asks))
+    gpus = gpus if gpus is not None else _whole(_given(None, "GPUs per node (0: CPU)", "0", asks))
     run, keys = _run_name(path), (prompt_key, label_key)
     chosen = StarterChoices(run, path.parent, model, task, data, gpus, nodes, algorithm, *keys, reward)
     _write(path, spec_text(chosen))
@@ -70,27 +76,31 @@ def command(
 
 
 def _list_recipes() -> None:
-    """Names, and what each file's first line says of it."""
+    """Prints the name and the first line of every recipe."""
     recipes = {path.stem: path for path in RECIPES.glob("*.toml")}
     width = max(map(len, recipes))
     for name, path in sorted(recipes.items()):
         with path.open(encoding="utf-8") as file:
             print(f"{name:{width}}  {file.readline().removeprefix('# ').strip()}")
-    print('\nrlrun plan NAME; a file of yours that changes one begins with: extends = "package:NAME.toml"')
+    print("\nto see the plan of a recipe: rlrun plan NAME")
+    print('to change a recipe, begin a file with: extends = "package:NAME.toml"')
 
 
 def _check_learns_from_rewards(algorithm: str) -> None:
-    """ValueError for an algorithm whose jobs are of another shape; an unknown one is told with the spec."""
+    """Raises ValueError for an algorithm that does not learn from rewards.
+
+    An unknown algorithm is reported later, with the problems of the spec.
+    """
     recipes = {"sft": "sft", "dpo": "sft", "on_policy_distillation": "distillation"}
     if recipe := recipes.get(algorithm):
         raise ValueError(
-            f"init writes jobs that learn from rewards; for {algorithm} begin a file with "
-            f'extends = "package:{recipe}.toml" and change what differs (docs/algorithms.md)'
+            f"rlrun init only writes jobs that learn from rewards; for {algorithm}, begin a file with "
+            f'extends = "package:{recipe}.toml" and change the settings that differ (docs/algorithms.md)'
         )
 
 
 def _run_name(path: Path) -> str:
-    """What of a file's name can be a run's."""
+    """Returns a run's name that is made of the file's name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "job"
 
 
@@ -102,12 +112,12 @@ def _given(value: str | None, question: str, usual: str, asks: bool) -> str:
 
 def _whole(answer: str) -> int:
     if not answer.isdecimal():
-        raise ValueError(f"{answer!r} is no number of GPUs: answer 0, 1, 2, …")
+        raise ValueError(f"{answer!r} is not a number of GPUs: answer 0, 1, 2, …")
     return int(answer)
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a spec that turns out valid; SpecError, and no file, for one that does not."""
+    """Writes a spec if it is valid. Otherwise raises SpecError and leaves no file."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -117,5 +127,5 @@ def _write(path: Path, text: str) -> None:
         load([str(path)], None)
     except SpecError:
         path.unlink()
-        print(f"{path} is not written, since it would not be valid:", file=sys.stderr)
+        print(f"{path} was not written, because the spec would not be valid:", file=sys.stderr)
         raise

@@ -1,4 +1,4 @@
-"""`rlrun launch`: run the job of a spec."""
+"""`rlrun launch`: runs the job of a spec."""
 
 import gc
 import json
@@ -19,23 +19,25 @@ def command(
     *,
     overrides: Overrides = None,
     profiles: Profiles = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the run's newest checkpoint.")
+    ] = False,
     new: Annotated[
         bool,
-        typer.Option("--new", help="Where the name is in use, take the next free one: NAME-2, NAME-3, …"),
+        typer.Option("--new", help="If the name is in use, take the next free one: NAME-2, NAME-3, …"),
     ] = False,
     locked: Annotated[
         Path | None,
         typer.Option(
-            help="A run's spec.lock.json: launch only what is the same, versions and files included."
+            help="A run's spec.lock.json: refuse to launch if a value, a version or a file differs from it."
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run, instead of the spec's.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; overrides the spec's `name`.")] = None,
     allow_local_plugins: AllowLocalPlugins = False,
 ) -> None:
     """Run a job to its end; Ctrl-C stops it cleanly."""
     if resume and new:
-        raise ValueError("--resume goes on with a run and --new starts another: give one of them")
+        raise ValueError("--resume continues a run and --new starts another: give only one of them")
     if name is not None:
         overrides = [*(overrides or ()), f"name={json.dumps(name)}"]
     loaded = load(specs, overrides, profiles)
@@ -46,12 +48,12 @@ def command(
     from rlrun.runner.job.launch import launch
 
     code = launch(loaded, resume=resume, new=new)
-    gc.freeze()  # the interpreter's end would look once more through all that was imported: a second and more
+    gc.freeze()  # otherwise the interpreter collects every imported object once more at exit: over a second
     raise typer.Exit(code)
 
 
 def _refuse_drift(loaded: "LoadedSpec", locked: Path) -> None:
-    """ValueError, with every difference, where this launch would not be the locked one."""
+    """Raises ValueError, with every difference, if this launch would differ from the locked one."""
     from rlrun.runner.contracts.errors import JobError
     from rlrun.runner.host.model_files import fetch_model
     from rlrun.runner.records.lock import lock_differences, make_lock, read_lock
@@ -61,8 +63,9 @@ def _refuse_drift(loaded: "LoadedSpec", locked: Path) -> None:
         now = make_lock(loaded, fetch_model(loaded.spec.model))
     except JobError as error:
         raise ValueError(str(error)) from None
-    if found := lock_differences(before, now):
-        lines = "\n  ".join(map(str, found))
+    if differences := lock_differences(before, now):
+        lines = "\n  ".join(map(str, differences))
         raise ValueError(
-            f"this launch would differ from {locked}:\n  {lines}\nput these back, or launch without --locked"
+            f"this launch would differ from {locked}:\n  {lines}\n"
+            "revert these changes, or launch without --locked"
         )

@@ -1,4 +1,4 @@
-"""`rlrun logs`: the last lines of what a run's processes wrote."""
+"""`rlrun logs`: shows the last lines of the logs of a run's processes."""
 
 import time
 from collections import deque
@@ -20,16 +20,16 @@ _POLL_S = 0.5
 def command(
     name: RunName = None,
     process: Annotated[
-        str | None, typer.Argument(help="driver, trainer-0, engine-0, …; all of them when left out.")
+        str | None, typer.Argument(help="driver, trainer-0, engine-0, … Default: all processes.")
     ] = None,
     *,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Lines from the end of each.")] = 20,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Lines to show of each log.")] = 20,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new lines until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")
     ] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Show the end of every log of a run, or of one process's."""
+    """Show the end of every log of a run, or of the log of one process."""
     from rlrun.cli.run_states import find_run
 
     run = find_run(runs_dir, name)
@@ -37,7 +37,7 @@ def command(
     if process is not None and process not in files:
         meant = nearest(process, files)
         guess = f"did you mean {meant}? " if meant else ""
-        raise ValueError(f"{run.name} has no log {process}; {guess}there are: {', '.join(files) or 'none'}")
+        raise ValueError(f"{run.name} has no log {process}; {guess}logs: {', '.join(files) or 'none'}")
     seen: dict[Path, int] = {}
     for path in _logs(run, process).values():
         print(f"== {path}")

@@ -1,6 +1,7 @@
 """The `rlrun` command.
 
-Exit codes: 0 done, 2 the spec or the command is wrong, 3 the job failed, 130 interrupted.
+Exit codes: 0 for success, 2 if the spec or the command is wrong, 3 if the job failed, 130 if it was
+interrupted.
 """
 
 import sys
@@ -26,20 +27,20 @@ COMMANDS: Mapping[str, str] = {
     },
     "plan": "plan.command",
 }  # fmt: skip
-"""Name of a command -> its module in rlrun.cli, whose `command` it is."""
+"""Maps the name of a command to the module in rlrun.cli that has it as `command`."""
 GROUPS: Mapping[str, str] = {"plugins": "plugins", "convert": "convert.command", "import": "importing"}
-"""Name of a group of commands -> its module, whose `app` it is."""
+"""Maps the name of a group of commands to the module in rlrun.cli that has it as `app`."""
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:
-    """The application with the command that the arguments begin with, or with all of them.
+    """Returns the application with the command that the arguments begin with, or with all commands.
 
-    Importing the one that is asked for takes a third of the time of importing all.
+    Importing only this command takes a third of the time of importing them all.
     """
     app = typer.Typer(
         help="Post-train language models by reinforcement learning: one TOML file is the whole job.",
         add_completion=False,
-        rich_markup_mode=None,  # it would take [profiles.NAME] in a help text for a style
+        rich_markup_mode=None,  # rich would read [profiles.NAME] in a help text as a style
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -72,7 +73,7 @@ def _top(
 
 
 def run() -> None:
-    """Entry point of the console script: what a user got wrong is told in words, without a traceback."""
+    """Runs the command line. Reports a user's mistakes as messages, without a traceback."""
     try:
         make_app(sys.argv[1:])()
     except SpecError as error:
@@ -84,7 +85,7 @@ def run() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "rlrun":
             raise
-        print_error(f"{error.name} is not installed; running jobs needs more: pip install 'rlrun[run]'")
+        print_error(f"{error.name} is not installed; rlrun needs it to run jobs: pip install 'rlrun[run]'")
         sys.exit(WRONG)
     except OSError as error:
         print_error(f"{error.filename or 'rlrun'}: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""The console that tables are printed to."""
+"""Makes the console that tables are printed to."""
 
 import sys
 

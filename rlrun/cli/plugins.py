@@ -1,4 +1,4 @@
-"""`rlrun plugins`: what is installed, and what parameters it takes."""
+"""`rlrun plugins`: lists, shows, creates and checks plugins."""
 
 import json
 from dataclasses import asdict
@@ -11,7 +11,7 @@ from rlrun.cli.arguments import AsJson
 from rlrun.specs.problems.spelling import nearest
 
 app = typer.Typer(
-    help="Look at installed plugins, and begin and check your own.",
+    help="List and show installed plugins; create and check your own.",
     no_args_is_help=True,
 )
 
@@ -22,22 +22,22 @@ def list_plugins(as_json: AsJson = False) -> None:
     from rlrun.plugins.kinds import METHODS
     from rlrun.plugins.registry import entries
 
-    found = [entry for kind in METHODS for entry in entries(kind)]
+    plugins = [entry for kind in METHODS for entry in entries(kind)]
     if as_json:
         fields = ("kind", "name", "target", "distribution", "version")
-        print(json.dumps([{field: getattr(entry, field) for field in fields} for entry in found]))
+        print(json.dumps([{field: getattr(entry, field) for field in fields} for entry in plugins]))
         return
-    width = max((len(entry.name) for entry in found), default=0)
+    width = max((len(entry.name) for entry in plugins), default=0)
     for kind in METHODS:
         print(kind)
-        for entry in found:
+        for entry in plugins:
             if entry.kind == kind:
                 print(f"  {entry.name:{width}}  {entry.distribution} {entry.version}  {entry.target}")
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Name of a plugin, of whatever kind.")], as_json: AsJson = False
+    name: Annotated[str, typer.Argument(help="Name of a plugin of any kind.")], as_json: AsJson = False
 ) -> None:
     """Show what a plugin does and the parameters it takes."""
     from rlrun.plugins.kinds import METHODS
@@ -56,9 +56,9 @@ def show(
     if as_json:
         print(json.dumps(shown))
         return
-    for each in shown:
-        print(f"{each['name']} ({each['kind']})\n{each['about']}\n")
-        for parameter in each["parameters"]:
+    for plugin in shown:
+        print(f"{plugin['name']} ({plugin['kind']})\n{plugin['about']}\n")
+        for parameter in plugin["parameters"]:
             print(f"  {parameter['name']}: {parameter['type']} = {parameter['default']}")
             print(f"      {parameter['about']}")
 
@@ -66,14 +66,16 @@ def show(
 @app.command()
 def new(
     kind: Annotated[str, typer.Argument(help="reward, filter, data, rollout, tool, agent, tracker, …")],
-    name: Annotated[str, typer.Argument(help="What a spec will write as `type`.")],
-    folder: Annotated[Path, typer.Option(help="Where the package's folder is made.")] = Path(),
+    name: Annotated[str, typer.Argument(help="The name by which a spec will refer to it (`type`).")],
+    folder: Annotated[
+        Path, typer.Option(help="The folder in which to create the package's folder.")
+    ] = Path(),
 ) -> None:
-    """Write a package with a plugin of your own, tests included."""
+    """Create a package with a plugin of your own and its tests."""
     from rlrun.plugins.authoring.scaffold import write_package
     from rlrun.plugins.authoring.templates import TEMPLATES
 
-    kinds = {**{one: one for one in TEMPLATES}, **{template.noun: one for one, template in TEMPLATES.items()}}
+    kinds = {kind: kind for kind in TEMPLATES} | {template.noun: kind for kind, template in TEMPLATES.items()}
     if kind not in kinds:
         meant = nearest(kind, list(kinds))
         guess = f'did you mean "{meant}"? ' if meant else ""
@@ -84,11 +86,11 @@ def new(
 
 @app.command()
 def check(
-    package: Annotated[str, typer.Argument(help="An installed package, as pip names it.")],
+    package: Annotated[str, typer.Argument(help="Name of an installed package, as pip knows it.")],
 ) -> None:
-    """Hold every plugin of a package to its contract.
+    """Check that every plugin of a package keeps its contract.
 
-    Exit code 2 where one fails.
+    The exit code is 2 if a plugin does not.
     """
     from rlrun.plugins.registry import PluginError, entries_of
 
@@ -98,18 +100,20 @@ def check(
         failed += bool(problem)
         print(f"{entry.kind} {entry.name}: {problem or 'keeps its contract'}")
     if failed:
-        raise PluginError(f"{failed} of the plugins of {package} cannot be used as they are")
+        raise PluginError(
+            f"{failed} plugin{'' if failed == 1 else 's'} of {package} cannot be used: see the messages above"
+        )
 
 
 def _problem(kind: str, name: str) -> str:
-    """What is wrong with a plugin; empty for nothing."""
+    """Returns what is wrong with a plugin, or an empty string if nothing is."""
     from rlrun.plugins.testing import check_plugin
 
     try:
         check_plugin(kind, name)
     except (AssertionError, ValueError) as error:
         return str(error)
-    except Exception as error:  # the boundary to other people's code
+    except Exception as error:  # the plugin's own code may raise anything
         return f"{type(error).__name__}: {error}"
     return ""
 

@@ -19,21 +19,19 @@ def find_run(runs_dir: Path, name: str | None) -> RunFolder:
     """Returns the run with this name, or the newest one. Raises ValueError if it does not exist."""
     runs = list_runs(runs_dir)
     if not runs:
-        raise ValueError(f"there are no runs in {runs_dir}; --runs-dir names another folder")
+        raise ValueError(f"there are no runs in {runs_dir}; set another folder with --runs-dir")
     if name is None:
         return runs[0]
     names = [run.name for run in runs]
     if name not in names:
         meant = nearest(name, names)
         guess = f"did you mean {meant}? " if meant else ""
-        raise ValueError(
-            f"there is no run {name} in {runs_dir}; {guess}there are: {', '.join(sorted(names))}"
-        )
+        raise ValueError(f"there is no run {name} in {runs_dir}; {guess}runs: {', '.join(sorted(names))}")
     return runs[names.index(name)]
 
 
 def current_state(folder: RunFolder) -> dict[str, Any]:
-    """Returns a run's state; a run that says `running` and whose process is gone has the status `died`."""
+    """Returns a run's state; the status is `died` if it says `running` but the process is gone."""
     state = folder.read_state()
     if state.get("status") == "running" and not is_alive(state):
         state["status"] = "died"

@@ -1,4 +1,4 @@
-"""`rlrun runs`: every run of a runs folder, newest first."""
+"""`rlrun runs`: lists every run of a runs folder, newest first."""
 
 import json
 from datetime import datetime
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def command(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
-    """List runs: status, step, reward."""
+    """List all runs with their status, step and reward."""
     from rlrun.cli.run_states import list_runs
 
     runs = list_runs(runs_dir)
@@ -26,7 +26,7 @@ def command(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
 
 
 def _readable(runs: "list[RunFolder]") -> list[tuple[str, dict[str, Any]]]:
-    """Names and states; says on standard error which cannot be read."""
+    """Returns names and states, and reports states that cannot be read on standard error."""
     from rlrun.cli.error_report import print_error
     from rlrun.cli.run_states import current_state
     from rlrun.runner.contracts.errors import RunFolderError

@@ -1,4 +1,4 @@
-"""`rlrun schema`: the spec's shape, for editors and for the documentation."""
+"""`rlrun schema`: prints the JSON Schema of a spec for editors, or the page docs/spec.md."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,12 +24,13 @@ _KINDS = {
 
 def command(
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="The page docs/spec.md instead, with the built-in plugins.")
+        bool,
+        typer.Option("--markdown", help="Print the page docs/spec.md instead, with the built-in plugins."),
     ] = False,
 ) -> None:
     """Print the JSON Schema of a spec, for editors.
 
-    Editors that know TOML complete and check by it.
+    Editors with support for TOML complete and check specs with it.
     """
     if markdown:
         from rlrun.cli.spec_page import spec_markdown
@@ -40,24 +41,24 @@ def command(
 
 
 def spec_schema() -> dict[str, Any]:
-    """The schema, with the installed plugins for each `type`, and their parameters."""
+    """Returns the schema, with the installed plugins for each `type` and their parameters."""
     from rlrun.plugins.registry import names
     from rlrun.specs.problems.suggestions import all_models
     from rlrun.specs.sections.job import Spec
 
     schema = Spec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    del schema["required"]  # a file may leave to those it extends what it does not say itself
+    del schema["required"]  # a file may leave required keys to the files that it extends
     schema["properties"]["extends"] = {
-        "description": "Files to start from; this one is laid on top of them.",
+        "description": "Files to start from; the values in this file override theirs.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
     }
     schema["properties"]["vars"] = {
-        "description": "Values that strings of the spec refer to as ${var:NAME}.",
+        "description": "Values that strings in the spec refer to as ${var:NAME}.",
         "type": "object",
     }
     schema["properties"]["profiles"] = {
-        "description": "Variants of the job: tables laid on top by --profile NAME.",
+        "description": "Variants of the job: --profile NAME applies the table of that name on top.",
         "type": "object",
         "additionalProperties": {"type": "object"},
     }
@@ -71,22 +72,22 @@ def spec_schema() -> dict[str, Any]:
 
 
 def _when(kind: str, name: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a table whose `type` is that plugin; the tables inside them join `definitions`."""
+    """Returns the keys of a table with this `type`, and adds their inner tables to `definitions`."""
     from rlrun.plugins.registry import load
     from rlrun.specs.problems.suggestions import all_models
 
     params = load(kind, name).Params
     shape = params.model_json_schema()
-    found = shape.pop("$defs", {})
+    inner_definitions = shape.pop("$defs", {})
     for model in all_models(params):
-        _explain(shape if model is params else found[model.__name__], model)
-    definitions |= found
+        _explain(shape if model is params else inner_definitions[model.__name__], model)
+    definitions |= inner_definitions
     chosen = {"properties": {"type": {"const": name}}, "required": ["type"]}
     return {"if": chosen, "then": {key: shape[key] for key in ("properties", "required") if key in shape}}
 
 
 def _explain(shape: dict[str, Any], model: type["BaseModel"]) -> None:
-    """Put in the docstrings of a model's fields, and the defaults that are made anew for each."""
+    """Adds the docstrings of a model's fields, and the defaults that a factory makes, to its schema."""
     from rlrun.specs.problems.docstrings import field_docstrings
 
     for key, about in field_docstrings(model).items():

@@ -1,4 +1,4 @@
-"""`rlrun score`: a reward on samples from a file, without a job."""
+"""`rlrun score`: scores samples from a file with a reward, without a job."""
 
 import asyncio
 import json
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     SectionT = TypeVar("SectionT", RewardSpec, ScoringSpec)
 
 BLOCK = 2048
-"""Lines that are read, scored and printed at a time."""
+"""Number of lines that are read, scored and printed at a time."""
 USUAL_KEY = "score"
-"""The entry that counts of a reward's table when `--set key=…` names none."""
+"""The entry of a reward's result that is the reward, unless `--set key=…` names another."""
 
 FAILED = 3
-"""Exit code where the policy `stop` ended it."""
+"""Exit code if a failed sample ended the command (`--on-error stop`)."""
 
 Line = tuple[Any, "Sample | str"]
-"""An input line's id, and its sample or what is wrong with it."""
+"""An input line's id, and its sample or the reason why it has none."""
 
 
 class OnError(StrEnum):
-    """What a failed sample gives; as `scoring.on_error`."""
+    """Determines the reward of a sample that cannot be scored, as `scoring.on_error` does."""
 
     DROP = "drop"
     ZERO = "zero"
@@ -44,23 +44,27 @@ class OnError(StrEnum):
 
 def command(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE.jsonl", help="Lines with response, label, prompt, metadata, id.")
+        Path,
+        typer.Argument(metavar="FILE.jsonl", help="Lines with response, label, prompt, metadata, id."),
     ],
-    reward: Annotated[str, typer.Option(help="Name of the reward; a line's metadata.rm_type outranks it.")],
+    reward: Annotated[str, typer.Option(help="Name of the reward; a line's metadata.rm_type overrides it.")],
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of [[rewards]]. May be repeated."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key of [[rewards]]; repeatable."),
     ] = None,
     *,
-    workers: Annotated[int, typer.Option(help="Reward processes.")] = 1,
-    timeout: Annotated[float, typer.Option(help="Seconds for a sample.")] = 10.0,
-    memory: Annotated[float | None, typer.Option(help="GiB of address space for a process.")] = None,
+    workers: Annotated[int, typer.Option(help="Number of reward processes.")] = 1,
+    timeout: Annotated[float, typer.Option(help="Time limit per sample, in seconds.")] = 10.0,
+    memory: Annotated[
+        float | None, typer.Option(help="Address space per process, in GiB. Default: unlimited.")
+    ] = None,
     on_error: Annotated[
-        OnError, typer.Option(help="What a failure gives: no reward (drop), 0 (zero) or the end (stop).")
+        OnError,
+        typer.Option(help="Give failed samples no reward (drop) or 0 (zero), or end (stop)."),
     ] = OnError.DROP,
     allow_local_plugins: AllowLocalPlugins = False,
 ) -> None:
-    """Try a reward on samples from a file.
+    """Score samples from a file with a reward.
 
     Prints one JSON line {"id", "reward", "detail"} for each line of the file.
     """
@@ -74,7 +78,7 @@ def command(
 
 
 def _reward_spec(name: str, settings: list[str]) -> "RewardSpec":
-    """The [[rewards]] table that the options describe. PluginError for a wrong name or parameter."""
+    """Returns the [[rewards]] table of the options. Raises PluginError for a wrong name or parameter."""
     from rlrun.plugins.registry import build
     from rlrun.runner.scoring.slime_names import reward_of_slime
     from rlrun.specs.sections.scoring import RewardSpec
@@ -89,7 +93,7 @@ def _reward_spec(name: str, settings: list[str]) -> "RewardSpec":
 
 
 def _checked(model: type["SectionT"], values: dict[str, Any]) -> "SectionT":
-    """A section of a spec from values of the command line; ValueError in the words of a spec's problems."""
+    """Returns a section with values from the command line. Raises ValueError with the spec's own messages."""
     from pydantic import ValidationError
 
     from rlrun.specs.problems.messages import describe_errors
@@ -102,11 +106,11 @@ def _checked(model: type["SectionT"], values: dict[str, Any]) -> "SectionT":
 
 
 def _setting(text: str) -> dict[str, Any]:
-    """`key=value` as TOML; a value that is none is text, so that quotes may be left out."""
+    """Parses `key=value` as TOML; a value that is not TOML is a string, so that quotes may be omitted."""
     import tomli
 
-    key, found, value = text.partition("=")
-    if not found or not key.strip():
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
         raise ValueError(f"--set {text}: write KEY=VALUE")
     try:
         return tomli.loads(f"{key} = {value}")
@@ -115,7 +119,7 @@ def _setting(text: str) -> dict[str, Any]:
 
 
 async def _score(file: Path, spec: "RewardSpec", scoring: "ScoringSpec") -> int:
-    """Print a line for each line; the exit code."""
+    """Prints a result for each line of the file, and returns the exit code."""
     from rlrun.runner.contracts.errors import JobError
     from rlrun.runner.scoring.scorer import Scorer
 
@@ -139,7 +143,7 @@ async def _score(file: Path, spec: "RewardSpec", scoring: "ScoringSpec") -> int:
 
 
 def _lines(lines: Iterable[str]) -> Iterator[Line]:
-    """Samples of a file; neighbouring lines with the same prompt are a group."""
+    """Yields the samples of a file; consecutive lines with the same prompt are one group."""
     index, prompt = -1, None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -155,8 +159,8 @@ def _lines(lines: Iterable[str]) -> Iterator[Line]:
             index += 1
         prompt = values.get("prompt")
         if "response" not in values:
-            found = ", ".join(values) or "nothing"
-            yield values.get("id", str(number)), f"line {number}: no response; the line has {found}"
+            keys = ", ".join(values) or "no keys"
+            yield values.get("id", str(number)), f"line {number}: no response; the line has {keys}"
             continue
         yield values.get("id", str(number)), _sample(values, number, index)
 
@@ -167,7 +171,7 @@ def _sample(values: Mapping[str, Any], number: int, index: int) -> "Sample":
     response = values.get("response")
     text = response if isinstance(response, str) else "" if response is None else json.dumps(response)
     metadata = values.get("metadata")
-    one = sample(
+    scored = sample(
         text,
         label=values.get("label"),
         metadata=metadata if isinstance(metadata, Mapping) else {},
@@ -175,7 +179,7 @@ def _sample(values: Mapping[str, Any], number: int, index: int) -> "Sample":
         length=values.get("tokens"),
         id=str(number),
     )
-    return replace(one, prompt=replace(one.prompt, index=index))
+    return replace(scored, prompt=replace(scored.prompt, index=index))
 
 
 def _result(line_id: Any, sample: "Sample | str", details: Mapping[tuple[str, str], Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`docs/spec.md`: every section, key and built-in plugin, written from the models themselves."""
+"""Writes `docs/spec.md`, every section, key and built-in plugin, from the models that check a spec."""
 
 from collections.abc import Iterator
 
@@ -15,22 +15,23 @@ from rlrun.specs.sections.scoring import FilterSpec, RewardSpec
 _INTRODUCTION = """\
 # The spec
 
-Written by `rlrun schema --markdown` from the models that check a spec; do not edit.
+This page is written by `rlrun schema --markdown` from the models that check a spec; do not edit it.
 
-A spec is one TOML file (or several, later ones on top), strict: a key that is not listed here is an error.
-`extends = ["base.toml"]` starts from other files: tables merge key by key, anything else is replaced, and a
-table whose `type` changes is replaced as a whole. Paths are relative to the file that sets them; `package:`
-starts a path to a file that rlrun ships.
+A spec is one TOML file, or several, of which later ones override earlier ones. A key that is not listed here
+is an error. `extends = ["base.toml"]` starts from other files: tables are merged key by key, other
+values are replaced, and a table whose `type` changes is replaced as a whole. Paths are relative to the file
+that sets them; `package:` begins the path of a file that ships with rlrun.
 
-Later wins: what a file extends, the file, further files, `--profile NAME` (the table `[profiles.NAME]`,
-which holds any keys of a spec), `--set key.path=value`. `rlrun validate SPEC --explain KEY` says which of
-them set a key.
+Values are taken from these sources, and later ones override earlier ones: the files that a file extends, the
+file, further files, `--profile NAME` (the table `[profiles.NAME]`, which holds any keys of a spec), and
+`--set key.path=value`. `rlrun validate SPEC --explain KEY` shows which of them set a key.
 
-In a string, `${env:NAME}` refers to a secret, which is looked up when it is used and written nowhere, and
-`${var:NAME}` to a value under `[vars]`; `${var:NAME=default}` needs no such value. A string that is nothing
-but one variable takes its type: `batch_size = "${var:size}"`. A literal where a secret belongs (`api_key`, a
-header such as Authorization, a password in a URL) is an error, and text that looks like a key is a warning.
-`--set` is visible to every user of the host in `ps`: set references there, no secrets.
+In a string, `${env:NAME}` refers to a secret, which is looked up when it is used and is never written to a
+file, and `${var:NAME}` to a value under `[vars]`; `${var:NAME=default}` also works without such a value. A
+string that consists of one variable takes the variable's type: `batch_size = "${var:size}"`. A literal where
+a secret belongs (`api_key`, a header such as Authorization, a password in a URL) is an error, and text that
+looks like a key is a warning. Every user of the host sees the values of `--set` in `ps`: set references to
+secrets there, not the secrets.
 """
 _ARRAYS: dict[str, type[BaseModel]] = {
     "[[rewards]]": RewardSpec,
@@ -41,7 +42,7 @@ _ARRAYS: dict[str, type[BaseModel]] = {
 
 
 def spec_markdown() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     return "\n".join([_INTRODUCTION, *_sections(), *_plugins()])
 
 

@@ -1,4 +1,4 @@
-"""The text of the spec that `rlrun init` writes: starter.toml, filled in with what the user wants."""
+"""Fills starter.toml in with the user's choices; `rlrun init` writes the result."""
 
 import json
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ _STARTER = Path(__file__).parent / "starter.toml"
 _ASKED = 'prompt_template = "{question}\\nGive the final answer in <answer> tags."\n'
 _ANSWER = (
     'answer_pattern = "<answer>(.*?)</answer>"\n'
-    "threshold = 1.0                # right or wrong: no credit for what merely contains the answer\n"
+    "threshold = 1.0                # right or wrong: no credit for text that only contains the answer\n"
 )
 _ABOUT = {"math": "the last \\boxed{} is the answer"}
-"""What the file says about a reward."""
+"""Comments on rewards that the file gets instead of a pointer to `rlrun plugins show`."""
 _LEAST_BATCH, _SAMPLES, _USUAL_TOKENS = 32, 8, 512
 
 
 @dataclass(frozen=True, slots=True)
 class StarterChoices:
-    """What the user wants."""
+    """The user's choices for a starter spec."""
 
     name: str
     folder: Path
@@ -35,17 +35,20 @@ class StarterChoices:
     nodes: int
     algorithm: str
     prompt_key: str | None = None
-    """Column of the prompt in `data`; None: found by its name."""
+    """Column of `data` with the prompt; None chooses a column by its name."""
     label_key: str | None = None
     reward: str = "math"
-    """How rows of `data` are graded."""
+    """The reward that grades answers to rows of `data`."""
 
 
 def spec_text(chosen: StarterChoices) -> str:
-    """The file. ValueError for what no TOML string holds, or for data that is not there."""
+    """Returns the spec's text. Raises ValueError for missing data or a value that TOML cannot hold."""
     for value in (chosen.model, chosen.task or "", str(chosen.data or ""), chosen.algorithm, chosen.reward):
         if '"' in value or "\\" in value or not value.isprintable():
-            raise ValueError(f"{value!r} cannot stand in a TOML string")
+            raise ValueError(
+                f"{value!r} cannot be written as a TOML string: "
+                "remove quotes, backslashes and control characters"
+            )
     ranks = max(chosen.gpus, 1) * chosen.nodes
     address = 'address = "HOST:6379"          # the Ray cluster that the nodes have joined\n'
     return Template(_STARTER.read_text("utf-8")).substitute(
@@ -62,18 +65,18 @@ def spec_text(chosen: StarterChoices) -> str:
 
 
 def _positions(chosen: StarterChoices) -> int:
-    """Tokens that a local model holds; plenty for one on the hub."""
+    """Returns the number of positions of a local model; for a model on the hub, twice the usual length."""
     folder = absolute_path(chosen.model, chosen.folder)
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return 2 * _USUAL_TOKENS
-    found = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    return found if isinstance(found, int) else 2 * _USUAL_TOKENS
+    positions = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    return positions if isinstance(positions, int) else 2 * _USUAL_TOKENS
 
 
 def _task_parts(chosen: StarterChoices) -> dict[str, str]:
-    """The sections that depend on where prompts come from."""
+    """Returns the sections that depend on the source of the prompts."""
     if chosen.data is not None:
         about = _ABOUT.get(chosen.reward, f"rlrun plugins show {chosen.reward}")
         return {
@@ -91,7 +94,7 @@ def _task_parts(chosen: StarterChoices) -> dict[str, str]:
 
 
 def _table(chosen: StarterChoices, data: Path) -> str:
-    """The section of a file with rows; keys that are not given are chosen by the names of its columns."""
+    """Returns the `[data]` section of a file; columns that are not given are chosen by their names."""
     if not data.exists():
         raise ValueError(
             f"there is no file {data}; --data takes JSON lines, or Parquet files, with a prompt in each row"
@@ -101,33 +104,30 @@ def _table(chosen: StarterChoices, data: Path) -> str:
     columns = source.columns(source.Params(path=str(data)))
     prompt = _column(chosen.prompt_key, "prompt", PROMPT_NAMES, columns)
     if prompt is None:
-        raise ValueError(
-            f"none of the columns ({', '.join(columns)}) looks like the prompt: name it with --prompt-key"
-        )
+        raise ValueError(f"no column ({', '.join(columns)}) looks like the prompt: set it with --prompt-key")
     label = _column(chosen.label_key, "label", LABEL_NAMES, columns)
     if label is None and _needs_label(chosen.reward):
         raise ValueError(
-            f"none of the columns ({', '.join(columns)}) looks like the label, which the reward "
-            f"{chosen.reward!r} compares with: name it with --label-key, or choose a --reward that needs "
-            "none (rlrun plugins list)"
+            f"no column ({', '.join(columns)}) looks like the label, which {chosen.reward!r} needs: set it "
+            "with --label-key, or choose a --reward that needs no label (rlrun plugins list)"
         )
     return (
         f"[data]                         # its columns: {', '.join(columns)}\n"
         f'type = "{kind}"\npath = "{data.absolute()}"\n'
         f"prompt_key = {_quoted(prompt):19} # text, or a list of chat messages\n"
-        + (f"label_key = {_quoted(label):20} # what the reward compares with\n" if label else "")
+        + (f"label_key = {_quoted(label):20} # the reward compares answers with it\n" if label else "")
     )
 
 
 def _column(given: str | None, role: str, names: Sequence[str], columns: Sequence[str]) -> str | None:
-    """The column that was given, or the one with a likely name. ValueError for one that does not exist."""
+    """Returns the given column, or a column with a likely name. Raises ValueError if it does not exist."""
     if given is not None and given not in columns:
-        raise ValueError(f"--{role}-key {given}: the rows have {', '.join(columns)}")
+        raise ValueError(f"--{role}-key {given}: there is no such column; columns: {', '.join(columns)}")
     return given or likely(columns, names)
 
 
 def _needs_label(reward: str) -> bool:
-    """Whether a reward refuses rows without a label; unknown rewards are left to the spec's own check."""
+    """Returns whether a reward refuses rows without a label; the spec's own check reports unknown rewards."""
     try:
         check_row = getattr(load("rewards", reward), "check_row", None)
         if check_row is not None:
@@ -149,7 +149,7 @@ def _reward(kind: str, about: str) -> str:
 
 
 def _held_out(rows: str) -> str:
-    seed = "seed = 100000000               # other rows than those trained on"
+    seed = "seed = 100000000               # different rows from the training rows"
     return (
         f'\n[eval]\ninterval = 20\n\n[[eval.datasets]]\nname = "held-out"\n{rows}size = 200\n{seed}\n'
         "samples_per_prompt = 1\ntemperature = 0.0\n"

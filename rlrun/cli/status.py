@@ -1,4 +1,4 @@
-"""`rlrun status`: how one run is doing."""
+"""`rlrun status`: shows the progress of one run."""
 
 import json
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
         from rlrun.runner.checkpoints.folder import newest_step
         from rlrun.runner.job.stopping import resume_hint
 
-        print(f"its logs: rlrun logs {run.name}; to go on: rlrun launch SPEC --name {run.name} --resume")
+        print(f"logs: rlrun logs {run.name}; to continue: rlrun launch SPEC --name {run.name} --resume")
         print(resume_hint(state["step"], newest_step(run.checkpoints)))
     width = max(map(len, state["metrics"]), default=0)
     for metric, value in sorted(state["metrics"].items()):

@@ -1,4 +1,4 @@
-"""`rlrun stop`: end a running job cleanly."""
+"""`rlrun stop`: ends a running job cleanly."""
 
 import math
 import os
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 _STOP_TIMEOUT_S = 60.0
-"""Of a run that has not written its lock yet."""
+"""The time that a run may take to save if it has not written its lock yet."""
 _TO_END_S = 60.0
-"""For a run to end its processes, and trackers to close, after it has saved."""
+"""The time that a run may take after saving, to end its processes and close its trackers."""
 
 
 def command(
@@ -27,13 +27,13 @@ def command(
     timeout: Annotated[
         float | None,
         typer.Option(
-            help="Seconds to wait for the run to end; unless set a minute beyond checkpoint.stop_timeout.",
+            help="Seconds to wait for the run to end. Default: checkpoint.stop_timeout and a minute.",
             min=0,
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Ask a run to save its last step and to end, as Ctrl-C would, and wait for it."""
+    """Ask a run to save its last step and end, as Ctrl-C would, and wait until it has."""
     from rlrun.cli.run_states import current_state, find_run
     from rlrun.runner.checkpoints.folder import newest_step
     from rlrun.runner.job.stopping import resume_hint
@@ -46,8 +46,8 @@ def command(
     _interrupt(run, state)
     seconds = _stop_timeout(run) + _TO_END_S if timeout is None else timeout
     if not _ended(run, seconds):
-        print(f"{name} (process {state['pid']}) was told to stop and still runs after {seconds:g} s")
-        print(f"see rlrun logs {name}; another rlrun stop {name} ends it at once, and saves nothing")
+        print(f"{name} (process {state['pid']}) was asked to stop and is still running after {seconds:g} s")
+        print(f"see rlrun logs {name}; a second rlrun stop {name} ends it at once, without saving")
         raise typer.Exit(3)
     state = current_state(run)
     print(f"{name}: {state['status']} at step {state['step']} of {state['steps'] or '?'}")
@@ -56,7 +56,7 @@ def command(
 
 
 def _stop_timeout(run: "RunFolder") -> float:
-    """Seconds that the run may take to save."""
+    """Returns the number of seconds that the run may take to save."""
     from rlrun.runner.records.lock import read_lock
 
     try:
@@ -67,9 +67,10 @@ def _stop_timeout(run: "RunFolder") -> float:
 
 
 def _interrupt(run: "RunFolder", state: dict[str, Any]) -> None:
-    """Interrupts the run's driver; ValueError, and no signal, if this cannot be the process of that id.
+    """Interrupts the run's driver. Raises ValueError, and sends no signal, if the process is not the driver.
 
-    The process id comes from a file. The descriptor keeps to one process while that is looked at.
+    The process id comes from a file, and the kernel may have reused it. The descriptor refers to one process
+    while that process is checked, so the signal cannot reach another.
     """
     from rlrun.runner.host.process_identity import Owner
     from rlrun.runner.records.claim import is_claimed_by
@@ -84,7 +85,7 @@ def _interrupt(run: "RunFolder", state: dict[str, Any]) -> None:
         if not owner.is_running or not is_claimed_by(run, owner.pid):
             raise ValueError(
                 f"process {owner.pid}, which {run.state} names, does not run {run.name}, or belongs to "
-                "another user; it gets no signal"
+                "another user; no signal was sent"
             )
         signal.pidfd_send_signal(process, signal.SIGINT)
     finally:
@@ -92,7 +93,7 @@ def _interrupt(run: "RunFolder", state: dict[str, Any]) -> None:
 
 
 def _ended(run: "RunFolder", timeout: float) -> bool:
-    """Whether the run's process ends, or says that it has, before the time is up."""
+    """Returns whether the run's process ends, or reports its end, within the timeout."""
     from rlrun.runner.records.state import is_alive
 
     deadline = time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""`rlrun validate`: everything that is wrong with a spec, in one pass."""
+"""`rlrun validate`: reports every problem of a spec in one pass."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,15 +23,15 @@ def command(
     explain: Annotated[
         str | None,
         typer.Option(
-            metavar="KEY", help="Say where the value of a key, or of each key of a table, comes from."
+            metavar="KEY", help="Show where the value of a key, or of each key of a table, comes from."
         ),
     ] = None,
     allow_local_plugins: AllowLocalPlugins = False,
 ) -> None:
-    """Report every problem of a spec and of the files it names, and start nothing.
+    """Report every problem of a spec and of the files it names, without starting anything.
 
-    Reads the model's configuration and a few rows of the data. Needs no GPU, no network and no torch; exit
-    code 2 where something is wrong.
+    Reads the model's configuration and a few rows of the data. Needs no GPU, no network and no torch. The
+    exit code is 2 if something is wrong.
     """
     from rlrun.runner.job.preflight import check_files
 
@@ -62,7 +62,7 @@ def command(
 
 
 def _limits(loaded: "LoadedSpec") -> str:
-    """Says how long samples may get: what is longer is dropped or cut in every run of the spec."""
+    """Returns the limits of samples; longer prompts are dropped, and longer responses are cut."""
     from rlrun.plugins.validation import needs_of
     from rlrun.runner.job.preflight import fitted_to_model
     from rlrun.specs.derived.sample_limits import sample_limits
@@ -85,7 +85,7 @@ def _explain(loaded: "LoadedSpec", key: str, as_json: bool) -> None:
 
 
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
-    """Every value that is no table, with its dotted path; an array of tables counts as tables."""
+    """Returns every value that is not a table, with its dotted path; arrays of tables are expanded, too."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         value = {str(number): table for number, table in enumerate(value)}
     if not isinstance(value, dict):

@@ -88,13 +88,13 @@ def test_a_run_is_a_source(rlrun, model, tmp_path):
     ("arguments", "message"),
     [
         (["hf-to-dcp", "MODEL", "OUT", "--quantize", "fp8-block"], "cannot be quantised"),
-        (["hf-to-dcp", "MODEL", "OUT", "--to", "hf"], "hf-to-dcp says both formats already"),
+        (["hf-to-dcp", "MODEL", "OUT", "--to", "hf"], "hf-to-dcp already determines both formats"),
         (["dcp-to-hf", "MODEL", "OUT"], "is in format hf, not dcp"),
         (["MODEL", "OUT", "--from", "dcp"], "is in format hf, not dcp"),
         (["MODEL", "OUT", "--step", "3"], "it is not a run's folder"),
-        (["MODEL", "OUT", "--to", "dcp", "--push", "a/b"], "--push uploads Hugging Face folders"),
+        (["MODEL", "OUT", "--to", "dcp", "--push", "a/b"], "--push only uploads Hugging Face folders"),
         (["MODEL", "OUT", "--optimizer"], "remove --optimizer"),
-        (["MODEL", "OUT", "--memory", "much"], "'much' is no size"),
+        (["MODEL", "OUT", "--memory", "much"], "'much' is not a size"),
         (["MODEL", "OUT", "--memory", "1MB"], "--memory must be at least"),
         (["MODEL", "OUT", "--revision", "main"], "--revision is only for models on the hub"),
         (["MODEL", "MODEL"], "already exists and is not overwritten"),
@@ -128,5 +128,5 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "1XB", "0", "5 G B"])
 def test_what_is_no_size(text):
-    with pytest.raises(ValueError, match="is no size: write it as in 5GB"):
+    with pytest.raises(ValueError, match="is not a size: write it as in 5GB"):
         parse_bytes(text)

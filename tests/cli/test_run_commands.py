@@ -141,7 +141,7 @@ def test_stop_says_when_the_run_goes_on(rlrun: Command, tmp_path: Path) -> None:
     with driver(tmp_path, "job", "ignore") as process:
         outcome = rlrun("stop", "job", "--runs-dir", tmp_path, "--timeout", 0)
         assert outcome.code == 3
-        assert f"(process {process.pid}) was told to stop and still runs after 0 s" in outcome.out
+        assert f"(process {process.pid}) was asked to stop and is still running after 0 s" in outcome.out
         assert process.poll() is None
 
 
@@ -150,7 +150,7 @@ def test_stop_signals_no_process_that_has_not_claimed_the_run(rlrun: Command, tm
         outcome = rlrun("stop", "job", "--runs-dir", tmp_path)
         assert outcome.code == 2
         assert f"process {process.pid}, which " in outcome.err
-        assert "it gets no signal" in outcome.err
+        assert "no signal was sent" in outcome.err
         assert process.poll() is None
 
 
@@ -208,7 +208,7 @@ def test_logs_shows_the_end_of_each(rlrun: Command, tmp_path: Path) -> None:
     assert "driver" not in rlrun("logs", "job", "trainer-0", "--runs-dir", tmp_path).out
     wrong = rlrun("logs", "job", "trainer-1", "--runs-dir", tmp_path)
     assert wrong.code == 2
-    assert "did you mean trainer-0? there are: driver, trainer-0" in wrong.err
+    assert "did you mean trainer-0? logs: driver, trainer-0" in wrong.err
 
 
 def test_logs_of_the_newest_run_to_its_end(rlrun: Command, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_launch_hands_over_the_checked_spec(rlrun: Command, launched: list[Any])
         (["--set", "trainer.lr=0"], "trainer.lr: must be greater than 0"),
         (["--name", "a b"], '"a b" is not a valid name'),
         (["--name", "it's"], '"it\'s" is not a valid name'),
-        (["--resume", "--new"], "give one of them"),
+        (["--resume", "--new"], "give only one of them"),
         (
             ["--set", "data.label_key=${env:RLRUN_NOT_SET}"],
             "the environment variable RLRUN_NOT_SET is not set",
@@ -318,7 +318,7 @@ def test_what_is_not_installed_is_named(rlrun: Command, monkeypatch: pytest.Monk
     monkeypatch.setattr("rlrun.cli.launch.load", imports)
     outcome = rlrun("launch", BASE)
     assert outcome.code == 2
-    assert "psutil is not installed; running jobs needs more: pip install 'rlrun[run]'" in outcome.err
+    assert "psutil is not installed; rlrun needs it to run jobs: pip install 'rlrun[run]'" in outcome.err
 
 
 def test_an_interrupt_is_exit_130(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:

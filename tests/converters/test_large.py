@@ -94,7 +94,7 @@ def test_killed_on_the_way_and_completed(source, tmp_path):
     process.wait()
     assert not (tmp_path / "out").exists()
     done = subprocess.run(command(*arguments, "--verify"), capture_output=True, text=True, check=True)
-    assert "were there already; read back and compared: equal" in done.stdout
+    assert "had already been written; read back and compared: equal" in done.stdout
     read = dict(tensors_of(tmp_path / "out"))
     for name, tensor in tensors_of(source):
         assert torch.equal(tensor.half().nan_to_num(), read[name].nan_to_num())

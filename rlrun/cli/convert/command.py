@@ -1,4 +1,4 @@
-"""`rlrun convert`: between Hugging Face folders and distributed checkpoints, and a look into both."""
+"""`rlrun convert`: converts and inspects Hugging Face folders and distributed checkpoints."""
 
 import json
 import os
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from rlrun.converters.convert.copying import ResourceLimits
 
 _DIRECTIONS = {
-    "hf-to-dcp": "Make a distributed checkpoint for torchtitan to start from.",
-    "dcp-to-hf": "Make a Hugging Face folder of a run's or another checkpoint.",
-    "hf-to-hf": "Re-shard, cast, quantise, tie or untie, merge an adapter.",
-    "auto": "Guess both formats. The word `auto` may be left out.",
+    "hf-to-dcp": "Write a distributed checkpoint that torchtitan can start from.",
+    "dcp-to-hf": "Write a Hugging Face folder from the checkpoint of a run, or any distributed checkpoint.",
+    "hf-to-hf": "Re-shard, cast or quantise a folder, tie or untie its embedding, or merge an adapter.",
+    "auto": "Detect the format of SRC and write the other one. The word `auto` may be omitted.",
 }
 
 
 class _Guessing(TyperGroup):
-    """A group whose command may be left out."""
+    """A group of commands in which `auto` may be omitted."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         return super().resolve_command(ctx, args if args[0] in self.commands else ["auto", *args])
@@ -62,7 +62,9 @@ app = typer.Typer(
 def command(
     context: typer.Context,
     source: Source,
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make.")],
+    destination: Annotated[
+        Path, typer.Argument(metavar="DST", help="The folder to write; it must not exist yet.")
+    ],
     *,
     origin: Origin = None,
     target: Target = None,
@@ -83,7 +85,7 @@ def command(
     dry_run: DryRun = False,
     push: Push = None,
 ) -> None:
-    """Plan, write, perhaps upload."""
+    """Plans a conversion, writes it, and uploads it if asked to."""
     from rlrun.cli.waiting import show_waiting
     from rlrun.converters.convert.conversion import Options, plan_conversion
     from rlrun.converters.convert.copying import ResourceLimits
@@ -101,7 +103,7 @@ def command(
         check_source(found.folder, whole=verify and not dry_run)
     to = _formats(context.info_name or "", origin, target, found.format, str(local.folder))
     if push is not None and to == "dcp":
-        raise ValueError("--push uploads Hugging Face folders: convert to hf")
+        raise ValueError("--push only uploads Hugging Face folders: convert to hf")
     options = Options(
         dtype=parse_dtype(dtype) if dtype else None,
         shard_bytes=parse_bytes(shard_size),
@@ -129,7 +131,7 @@ def _carry_out(
     verify: bool,
     dry_run: bool,
 ) -> None:
-    """Say what will be done, and do it unless only that was asked for."""
+    """Prints the plan of a conversion, and carries it out unless `dry_run` is set."""
     from rlrun.cli.convert.report import print_plan, print_result, progress
     from rlrun.converters.convert.destination import check_free
 
@@ -162,9 +164,9 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a checkpoint holds, or where another differs.
+    """Show the contents of a checkpoint, or compare it with another.
 
-    With --diff the exit code is 1 where something differs.
+    With --diff, the exit code is 1 if anything differs.
     """
     from rlrun.cli.convert.report import print_description, print_differences
     from rlrun.cli.waiting import show_waiting
@@ -193,14 +195,16 @@ def inspect(
 
 
 def _formats(name: str, origin: str | None, target: str | None, found: str, folder: str) -> Any:
-    """DST's format; ValueError where what was asked for and what SRC is do not agree."""
+    """Returns DST's format. Raises ValueError if the command or the options contradict SRC's format."""
     if "-to-" in name:
         wanted_origin, wanted_target = name.split("-to-")
         if origin not in (None, wanted_origin) or target not in (None, wanted_target):
-            raise ValueError(f"{name} says both formats already: leave --from and --to out")
+            raise ValueError(f"{name} already determines both formats: omit --from and --to")
         origin, target = wanted_origin, wanted_target
     if origin not in (None, found):
         raise ValueError(f"{folder} is in format {found}, not {origin}")
     if (found, target) == ("dcp", "dcp"):
-        raise ValueError("a distributed checkpoint is not converted into another; hf-to-dcp and back is")
+        raise ValueError(
+            "a distributed checkpoint cannot be converted into another one: convert it to hf, then to dcp"
+        )
     return target or ("dcp" if found == "hf" else "hf")

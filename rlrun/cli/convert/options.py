@@ -1,4 +1,4 @@
-"""What `rlrun convert` takes: the arguments and options, and sizes as people write them."""
+"""The arguments and options of `rlrun convert`, and the parser of sizes such as 5GB."""
 
 import re
 from enum import StrEnum
@@ -37,50 +37,54 @@ class Quantise(StrEnum):
 
 
 Source = Annotated[
-    str, typer.Argument(metavar="SRC", help="A folder, a run, its checkpoints, or a model's id on the hub.")
+    str,
+    typer.Argument(metavar="SRC", help="A folder, a run, its checkpoints, or the id of a model on the hub."),
 ]
 Step = Annotated[
     str | None,
-    typer.Option(metavar="N|latest", help="Which of a run's checkpoints; the latest if not given."),
+    typer.Option(metavar="N|latest", help="Step of a run's checkpoint. Default: the latest."),
 ]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the hub.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the model on the hub.")]
 
 Origin = Annotated[Format | None, typer.Option("--from", help="SRC's format.")]
 Target = Annotated[Format | None, typer.Option("--to", help="DST's format.")]
 Model = Annotated[
     Path | None,
-    typer.Option(help="Folder with config.json and tokenizer, where SRC does not say which model it is."),
+    typer.Option(
+        help="Folder with config.json and tokenizer, if SRC does not say which model it belongs to."
+    ),
 ]
 Precision = Annotated[
-    Dtype | None, typer.Option(help="Precision of the weights. If not given: as in SRC, or its config.")
+    Dtype | None, typer.Option(help="Precision of the weights. Default: that of SRC, or of its config.")
 ]
 Quantisation = Annotated[
-    Quantise | None, typer.Option("--quantize", help="Quantise the weights; none undoes it.")
+    Quantise | None, typer.Option("--quantize", help="Quantise the weights; none undoes quantisation.")
 ]
-Lora = Annotated[Path | None, typer.Option(help="Folder of a LoRA adapter (peft's) to merge.")]
+Lora = Annotated[Path | None, typer.Option(help="Folder of a LoRA adapter in peft's layout to merge.")]
 Tie = Annotated[
-    bool | None, typer.Option("--tie/--untie", help="Embedding and head share a tensor, or have two.")
+    bool | None,
+    typer.Option("--tie/--untie", help="Let embedding and head share a tensor, or not."),
 ]
-Optimizer = Annotated[bool, typer.Option("--optimizer", help="Keep the optimizer's state, in DST/optimizer.")]
-ShardSize = Annotated[str, typer.Option(metavar="SIZE", help="Largest size of a file.")]
-Memory = Annotated[str, typer.Option(metavar="SIZE", help="Memory to stay within, whatever the model.")]
+Optimizer = Annotated[bool, typer.Option("--optimizer", help="Keep the optimizer's state in DST/optimizer.")]
+ShardSize = Annotated[str, typer.Option(metavar="SIZE", help="Maximum size of a file.")]
+Memory = Annotated[str, typer.Option(metavar="SIZE", help="Maximum memory, for models of any size.")]
 Threads = Annotated[
-    int | None, typer.Option(min=1, max=64, help="Threads. If not given: one a core, at most 8.")
+    int | None, typer.Option(min=1, max=64, help="Number of threads. Default: one per core, at most 8.")
 ]
 AllowMissing = Annotated[
-    bool, typer.Option("--allow-missing", help="SRC may lack tensors that its config asks for.")
+    bool, typer.Option("--allow-missing", help="Accept that SRC lacks tensors that its config requires.")
 ]
 DropUnknown = Annotated[
-    bool, typer.Option("--drop-unknown", help="Leave tensors behind that its config knows nothing of.")
+    bool, typer.Option("--drop-unknown", help="Leave out tensors that its config does not describe.")
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Read DST back and compare every byte.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 Push = Annotated[str | None, typer.Option(metavar="ID", help="Upload DST as this model on the hub.")]
 
 
 def parse_bytes(text: str) -> int:
-    """`"5GB"`, `"500M"`, `"4GiB"`, `"1000"` -> bytes. ValueError for anything else."""
+    """Returns the bytes of `"5GB"`, `"500M"`, `"4GiB"` or `"1000"`. Raises ValueError for other texts."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]I?)?B?", text.strip().upper())
     if not match or not (size := int(float(match[1]) * _UNITS[match[2] or ""])):
-        raise ValueError(f"{text!r} is no size: write it as in 5GB, 500MB or 4GiB")
+        raise ValueError(f"{text!r} is not a size: write it as in 5GB, 500MB or 4GiB")
     return size

@@ -1,4 +1,4 @@
-"""What `rlrun convert` shows: the plan, the progress, the result, what is in a checkpoint."""
+"""Prints what `rlrun convert` shows: plans, progress, results, descriptions and differences."""
 
 import sys
 import threading
@@ -18,13 +18,13 @@ from rlrun.converters.convert.describe import Description
 from rlrun.converters.convert.differences import Difference
 
 _SHOWN = 20
-"""Rows of a list that may be long."""
+"""Maximum number of names to print in a list."""
 _PLAIN_SECONDS = 30.0
-"""Without a terminal, a line says once in this time how far the work is."""
+"""Interval of the lines that report progress without a terminal."""
 
 
 class Meter:
-    """Counts bytes, from several threads, and shows them."""
+    """Counts bytes that several threads have processed, and shows the progress."""
 
     def __init__(self, bar: Progress, what: str, total: int, visible: bool = True) -> None:
         self.seconds = 0.0
@@ -33,13 +33,13 @@ class Meter:
         self._total = total
         self._done = 0
         self._said = 0.0
-        """Seconds after the start of the work when a plain line last said how far it is."""
+        """Seconds between the start of the work and the last plain line."""
         self._task = bar.add_task(what, total=total, visible=visible, start=False)
         self._began: float | None = None
         self._lock = threading.Lock()
 
     def advance(self, nbytes: int) -> None:
-        """So many more bytes are done."""
+        """Adds bytes that have been processed."""
         with self._lock:
             if self._began is None:
                 self._began = time.perf_counter()
@@ -60,7 +60,7 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def progress(total: int, verify: bool) -> Iterator[tuple[Meter, Meter]]:
-    """Meters of the bytes written and compared: bars on a terminal, else a line every half a minute."""
+    """Yields meters of bytes written and compared: bars on a terminal, else a line every half a minute."""
     columns = (TextColumn("{task.description}"), BarColumn(), _Amount(), _Rate(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -73,7 +73,7 @@ class _Amount(ProgressColumn):
 
 
 def print_plan(conversion: Conversion, destination: Path, commit: str | None, full: bool) -> None:
-    """What will be written; `full`: every file, and how each tensor is made."""
+    """Prints what will be written; with `full`, every file and every tensor."""
     source = conversion.source
     step = f", step {source.step}" if source.step is not None else ""
     revision = f", commit {commit}" if commit else ""
@@ -92,26 +92,26 @@ def print_plan(conversion: Conversion, destination: Path, commit: str | None, fu
         for file in conversion.files:
             print(f"  {file.name}  {gigabytes(file.size)}")
             for tensor in file.tensors:
-                made = tensor.content.tensor
-                print(f"    {tensor.name}  {_short(made.dtype)} {list(made.shape)}")
+                content = tensor.content.tensor
+                print(f"    {tensor.name}  {_short(content.dtype)} {list(content.shape)}")
 
 
 def print_result(conversion: Conversion, written: Meter, destination: Path, verified: bool) -> None:
-    """What was done, and how fast."""
+    """Prints what was written, and how fast."""
     fresh = conversion.nbytes - conversion.resumed
     rate = f", {fresh / written.seconds / 1e9:.2f} GB/s" if written.seconds else ""
-    resumed = f"; {gigabytes(conversion.resumed)} were there already" if conversion.resumed else ""
+    resumed = f"; {gigabytes(conversion.resumed)} had already been written" if conversion.resumed else ""
     compared = "; read back and compared: equal" if verified else ""
     print(f"wrote {destination}: {gigabytes(fresh)} in {written.seconds:.1f} s{rate}{resumed}{compared}")
 
 
 def print_description(description: Description) -> None:
-    """A checkpoint at a glance, and its tensors by name, those of all layers in one line."""
+    """Prints a summary of a checkpoint and its tensors by name; the layers' tensors share a line."""
     dtypes = ", ".join(f"{name} {count:,}" for name, count in description.dtypes.items())
     facts = {
         "path": description.path,
         "format": f"{description.format}, {description.layout}",
-        "family": description.family or "not known (no config.json)",
+        "family": description.family or "unknown (no config.json)",
         "step": description.step,
         "parameters": f"{description.parameters:,} ({dtypes})",
         "size": f"{gigabytes(description.nbytes)} in {description.tensors} tensors",
@@ -127,7 +127,7 @@ def print_description(description: Description) -> None:
 
 
 def print_differences(rows: Sequence[Difference]) -> None:
-    """Every tensor that differs, and how many do not."""
+    """Prints every tensor that differs, and the numbers of equal and different tensors."""
     table = Table("tensor", "largest difference", "changed", box=None, pad_edge=False)
     different = [row for row in rows if row.differs]
     for row in different:
@@ -138,7 +138,7 @@ def print_differences(rows: Sequence[Difference]) -> None:
 
 
 def gigabytes(nbytes: int) -> str:
-    """`"1.23 GB"`, `"45.6 MB"`, `"789 bytes"`"""
+    """Formats a number of bytes: `"1.23 GB"`, `"45.6 MB"`, `"789 bytes"`."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if nbytes >= size:
             return f"{nbytes / size:.3g} {unit}" if nbytes < 1000 * size else f"{nbytes / size:,.0f} {unit}"
@@ -146,7 +146,7 @@ def gigabytes(nbytes: int) -> str:
 
 
 def _console() -> Console:
-    """Wide enough for a tensor's name where nobody looks."""
+    """Returns a console that does not fold the names of tensors."""
     return table_console()
 
 

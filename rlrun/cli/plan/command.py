@@ -1,4 +1,4 @@
-"""`rlrun plan`: what a job would do and where, before anything is started."""
+"""`rlrun plan`: shows what a job would do and where, without starting anything."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ _JSON_KEYS = {
     "named_engines": "others",
     "requested_tokens": "wanted_tokens",
 }
-"""The keys of `--json` whose names differ from the fields'; scripts that read them depend on the keys."""
+"""Maps fields to the keys of `--json` with another name; scripts depend on these keys."""
 
 
 def command(
@@ -31,49 +31,49 @@ def command(
     profiles: Profiles = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help="GPU to plan for, as in H100-80GB. Left out: this host's, else H100-80GB."),
+        typer.Option(help="GPU to plan for, as in H100-80GB. Default: this host's GPU, or else H100-80GB."),
     ] = None,
     prompt_tokens: Annotated[
-        float | None, typer.Option(min=1, help="Mean prompt. Left out: a quarter of the longest.")
+        float | None, typer.Option(min=1, help="Mean length of prompts. Default: a quarter of the longest.")
     ] = None,
     response_tokens: Annotated[
-        float | None, typer.Option(min=1, help="Mean response. Left out: half of the longest.")
+        float | None, typer.Option(min=1, help="Mean length of responses. Default: half of the longest.")
     ] = None,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Try every layout on these GPUs; the fastest that fit come first.")
+        bool,
+        typer.Option("--sweep", help="Compare all layouts on these GPUs, fastest first."),
     ] = False,
     simulate: Annotated[
         bool,
         typer.Option(
-            "--simulate", help="Simulate the events of some steps, for the best layout of each split."
+            "--simulate", help="Simulate a few steps for the best layout of each split of the GPUs."
         ),
     ] = False,
     spread: Annotated[
-        float, typer.Option(min=0, help="Deviation of response lengths over their mean, for --simulate.")
+        float,
+        typer.Option(min=0, help="Standard deviation of response lengths over their mean, for --simulate."),
     ] = 0.8,
     deep: Annotated[
         bool,
-        typer.Option("--deep", help="Trace one rank of the trainer's own model, and tell what it holds."),
+        typer.Option("--deep", help="Trace the memory of one trainer rank, with the trainer's own model."),
     ] = False,
     rank: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Rank that --deep traces. Left out: the first, which holds most of a pipeline's work."
-        ),
+        typer.Option(min=0, help="Rank that --deep traces. Default: 0, which holds the most in a pipeline."),
     ] = None,
     price: Annotated[
-        float | None, typer.Option(min=0, help="Price of a GPU for an hour; the job's is shown then.")
+        float | None, typer.Option(min=0, help="Price per GPU-hour; also show the price of the job.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a job would do and take, and where: nothing is started.
+    """Show what a job would do, where, and what it would need, without starting anything.
 
-    The batch equation, every rank and engine in its place, memory, disk and time.
+    Shows the batch equation, the device of every rank and engine, memory, disk and time.
     """
     if deep and (sweep or simulate):
-        raise ValueError("--deep traces the spec's own layout: leave --sweep and --simulate out")
+        raise ValueError("--deep traces the spec's own layout: omit --sweep and --simulate")
     if rank is not None and not deep:
-        raise ValueError("--rank is one to trace: add --deep")
+        raise ValueError("--rank only applies to a trace: add --deep")
     spec = load(specs, overrides, profiles, planning=True).spec
     planned = _planned(spec, gpu, (prompt_tokens, response_tokens))
     if deep:
@@ -88,15 +88,15 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A job's plan, and what its estimates look at."""
+    """A job's plan, and the case that its estimates are made for."""
 
     spec: "Spec"
-    """With lengths that fit the model."""
+    """The spec, with lengths that fit the model."""
     plan: "Plan"
     case: "Case | None"
-    """None where the model is not known."""
+    """None if the model is not known."""
     reason: str
-    """Why there is no case."""
+    """The reason why there is no case."""
 
 
 def _planned(spec: "Spec", gpu: str | None, lengths: tuple[float | None, float | None]) -> _Planned:
@@ -120,12 +120,12 @@ def _trace(planned: _Planned, rank: int, *, as_json: bool) -> None:
 def _compare(
     planned: _Planned, as_json: bool, *, sweep: bool, spread: float | None, price: float | None
 ) -> None:
-    """Layouts, and where `spread` is given their simulations, side by side."""
+    """Compares layouts, and with `spread` also simulates them."""
     from rlrun.cli.plan.sweep import print_simulations, print_sweep
 
     case = planned.case
     if case is None or not planned.spec.cluster.gpus_per_node:
-        raise ValueError(planned.reason or "layouts are compared on GPUs: set cluster.gpus_per_node")
+        raise ValueError(planned.reason or "only layouts on GPUs can be compared: set cluster.gpus_per_node")
     if sweep:
         print_sweep(case, as_json, price)
     if spread is not None:
@@ -152,7 +152,7 @@ def _show(planned: _Planned, price: float | None) -> None:
 
 
 def _model(spec: "Spec") -> "Architecture | ValueError":
-    """Returns the policy's architecture, or why it is not known."""
+    """Returns the policy's architecture, or the reason why it is not known."""
     from rlrun.runner.planning.planned_model import planned_architecture
 
     try:
@@ -168,7 +168,7 @@ def _case(
     gpu: str | None,
     lengths: tuple[float | None, float | None],
 ) -> tuple["Case | None", str]:
-    """What an estimate looks at; None, with the reason, where the model is not known."""
+    """Returns the case to estimate, or None and the reason if the model is not known."""
     from rlrun.plugins.validation import needs_of
     from rlrun.runner.planning.hardware import DEFAULT_GPU, find_gpu, local_cpu, local_gpu
     from rlrun.runner.planning.planned_model import named_engine_architectures, planned_architecture
@@ -186,12 +186,12 @@ def _case(
     try:
         path = spec.teacher.path if spec.teacher else None
         teacher = planned_architecture(ModelSpec(path=path)) if path else None
-        others = named_engine_architectures(spec)
+        named_engines = named_engine_architectures(spec)
     except ValueError as error:
         return None, str(error)
     usual = default_workload(spec)
     load = Workload(lengths[0] or usual.prompt, lengths[1] or usual.response)
-    return Case(spec, plan, needs_of(spec), model, device, load, teacher, others), ""
+    return Case(spec, plan, needs_of(spec), model, device, load, teacher, named_engines), ""
 
 
 def _as_dict(planned: _Planned) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`rlrun plan --deep`: what a dry run of one trainer rank came to, beside what the plan says."""
+"""`rlrun plan --deep`: compares the traced memory of one trainer rank with the plan."""
 
 import json
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ from rlrun.specs.derived.sampling_mask import candidates_of
 
 HOW = {
     "parameters": "float32, as trained",
-    "parameter copies": "what one rank computes with",
+    "parameter copies": "which the rank computes with",
     "gradients": "float32",
-    "optimizer": "its state",
+    "optimizer": "state",
     "activations": "of forward passes",
-    "logits": "and the head's gradient",
-    "gathered layers": "FSDP's, and their gradients",
-    "temporaries": "of backward passes and optimizer",
+    "logits": "and the gradient of the head",
+    "gathered layers": "of FSDP, and their gradients",
+    "temporaries": "of backward passes and the optimizer",
 }
 PLANNED = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered layers")
 
 
 def print_deep(case: Case, rank: int, as_json: bool) -> None:
-    """Trace a rank and show the bytes by purpose; ValueError where that cannot be done."""
+    """Traces a rank and prints its bytes by purpose. Raises ValueError if it cannot be traced."""
     with show_waiting(f"tracing rank {rank}"):
         traced = trace_rank(case, rank)
     if as_json:
@@ -62,18 +62,18 @@ def _table(case: Case, traced: RankTrace) -> Table:
     ]
     rows.append(
         (
-            "all of it",
+            "total",
             "",
             format_bytes(device_peak(case, traced)),
             format_bytes(planned.bytes),
-            "at the same time",
+            "at any one time",
         )
     )
-    return table(_title(case, traced), ("memory", "most", "at the peak", "planned", "what"), rows)
+    return table(_title(case, traced), ("memory", "most", "at the peak", "planned", "contents"), rows)
 
 
 def device_peak(case: Case, traced: RankTrace) -> int:
-    """The most bytes on the rank's device at a time."""
+    """Returns the peak of the bytes on the rank's device."""
     away = OFFLOADED_PURPOSES[case.spec.trainer.offload]
     return sum(size for name, size in traced.peak.items() if name not in away)
 
@@ -88,16 +88,16 @@ def _title(case: Case, traced: RankTrace) -> str:
 
 
 def _assumptions(case: Case, traced: RankTrace) -> Iterator[str]:
-    [first, *others] = traced.request.micro_batches
+    [first, *later] = traced.request.micro_batches
     tokens = sum(map(sum, first))
-    yield f"{1 + len(others)} micro-batches of {tokens:,} tokens in {len(first)} samples; not the first step"
+    yield f"{1 + len(later)} micro-batches of {tokens:,} tokens in {len(first)} samples; not the first step"
     if case.model.experts is not None:
-        yield "every expert gets as many tokens as every other"
+        yield "all experts get the same number of tokens"
     if case.spec.trainer.compile:
-        yield "compiled layers keep what uncompiled ones do"
+        yield "compiled layers keep the same tensors as uncompiled ones"
     yield (
-        "what torch's allocator loses between blocks, CUDA's and NCCL's own memory, a critic, a teacher and "
-        "engines come on top"
+        "gaps between the blocks of torch's allocator, the memory of CUDA and NCCL, a critic, a teacher and "
+        "engines are not included"
     )
 
 

@@ -1,4 +1,4 @@
-"""The plan in a terminal: its numbers, the mesh, and which rank and engine lies on which device."""
+"""Shows a plan in a terminal: its numbers, the mesh, and the device of every rank and engine."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,72 +16,72 @@ _SHORT = {"pipeline": "pp", "replicate": "rep", "fsdp": "fsdp", "context": "cp",
 
 
 def numbers_table(spec: Spec, plan: Plan) -> Table:
-    """The batch equation and what follows from it."""
+    """Returns a table of the batch equation and the numbers that follow from it."""
     batch = plan.batch
     rows: list[tuple[object, ...]] = [
-        ("prompts a step (P)", batch.prompts, "rollout.batch_size"),
-        ("samples a prompt (n)", batch.samples_per_prompt, "rollout.samples_per_prompt"),
-        ("samples an optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size"),
-        ("optimizer steps a step (S)", batch.optimizer_steps, "trainer.optimizer_steps"),
+        ("prompts per step (P)", batch.prompts, "rollout.batch_size"),
+        ("samples per prompt (n)", batch.samples_per_prompt, "rollout.samples_per_prompt"),
+        ("samples per optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size"),
+        ("optimizer steps per step (S)", batch.optimizer_steps, "trainer.optimizer_steps"),
     ]
     if not plan.rollout:
         rows = [
-            ("demonstrations an optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size")
+            ("demonstrations per optimizer step (G)", batch.global_batch_size, "trainer.global_batch_size")
         ]
     per_rank = batch.global_batch_size // spec.trainer.parallel.data_degree
     cut = "max_tokens_per_rank" if spec.trainer.micro_batch_size is None else "micro_batch_size"
     epochs = f"{spec.trainer.epochs} · ⌊rows / {batch.prompts}⌋"
     rows += [
-        ("samples of a data rank", per_rank, "G / (fsdp · replicate)"),
+        ("samples per data rank", per_rank, "G / (fsdp · replicate)"),
         ("steps", epochs if plan.steps is None else plan.steps, "trainer.steps or epochs"),
-        ("optimizer steps in all", plan.optimizer_steps or f"{epochs} · S", "steps · S"),
+        ("optimizer steps of the job", plan.optimizer_steps or f"{epochs} · S", "steps · S"),
         (
-            "tokens of the longest prompt",
+            "tokens per prompt, at most",
             spec.rollout.prompt_limit,
             "rollout.max_prompt_tokens, or what fits",
         ),
         *_response_rows(spec, plan),
-        ("tokens of the longest sample", plan.max_sample_tokens, "prompt + response, evaluation too"),
-        ("tokens of a micro-batch", plan.micro_batch_tokens, f"trainer.{cut}"),
+        ("tokens per sample, at most", plan.max_sample_tokens, "prompt + response, also in evaluation"),
+        ("tokens per micro-batch", plan.micro_batch_tokens, f"trainer.{cut}"),
     ]
     if plan.rollout and cuts_vocabulary(spec):
-        rows.append(("log-probs are taken over", _support(spec), "rollout.sampling_mask"))
+        rows.append(("log-probs are relative to", _support(spec), "rollout.sampling_mask"))
     if plan.engines:
-        rows.append(("KV cache of an engine, tokens", plan.cache_tokens, "engine.max_cache_tokens"))
+        rows.append(("tokens in an engine's KV cache", plan.cache_tokens, "engine.max_cache_tokens"))
     product = f"P·n = {batch.samples} = G·S" if plan.rollout else f"G = {batch.global_batch_size}"
     return table(f"{spec.name}: {product}", ("number", "value", "from"), rows)
 
 
 def _response_rows(spec: Spec, plan: Plan) -> list[tuple[object, ...]]:
-    """The limits of a response; demonstrations have no turns and no deadline."""
+    """Returns the rows with the limits of a response; demonstrations have no turns and no deadline."""
     rollout = spec.rollout
     limits: list[tuple[object, ...]] = [
-        ("tokens of a response, all turns", rollout.max_response_tokens, "rollout.max_response_tokens")
+        ("tokens per response, all turns", rollout.max_response_tokens, "rollout.max_response_tokens")
     ]
     if plan.rollout:
         if rollout.function.type != "single_turn":
             turn = rollout.max_turn_tokens or rollout.max_response_tokens
-            limits.append(("tokens of one turn", turn, "rollout.max_turn_tokens, or the response's"))
+            limits.append(("tokens per turn", turn, "rollout.max_turn_tokens, or as for the response"))
         seconds = f"{rollout.seconds_for(rollout.max_response_tokens):g}"
-        limits.append(("seconds of a sample", seconds, "rollout.request_timeout, or 600 and 5 tokens/s"))
+        limits.append(("seconds per sample", seconds, "rollout.request_timeout, or 600 and 5 tokens/s"))
     return limits
 
 
 def _support(spec: Spec) -> str:
-    """The tokens whose probabilities log-probs of samples are relative to."""
+    """Returns the set of tokens over which the probabilities of samples are normalised."""
     recorded = records_mask(spec, needs_of(spec))
     return "the recorded sampling masks" if recorded else "the whole vocabulary"
 
 
 def placement_title(spec: Spec, plan: Plan) -> str:
-    """The mesh and the kind of placement in words."""
+    """Returns the placement and the mesh in words."""
     kind = "colocated: ranks and engines take turns" if plan.colocated else "disaggregated"
     elsewhere = "engines elsewhere" if plan.rollout else "no engines"
     return f"{kind if plan.engines else elsewhere}; {_mesh(spec)}"
 
 
 def placement_table(spec: Spec, plan: Plan) -> Table:
-    """A row for each node, a column for each of its devices; nodes in a row that look alike share one."""
+    """Returns a table with a row per node and a column per device; equal consecutive nodes share a row."""
     places = [place for process in _processes(plan) for place in _places(process)]
     devices = sorted({place.gpu or 0 for place in places})
     on_gpu = spec.cluster.gpus_per_node > 0
@@ -92,22 +92,22 @@ def placement_table(spec: Spec, plan: Plan) -> Table:
     )
     nodes = [[_cell(spec, plan, node, device) for device in devices] for node in range(spec.cluster.nodes)]
     shapes = [(node, tuple(_shape(plan, node, device) for device in devices)) for node in range(len(nodes))]
-    for _, members in groupby(shapes, key=lambda each: each[1]):
+    for _, members in groupby(shapes, key=lambda node_shape: node_shape[1]):
         numbers = [node for node, _ in members]
         picture.add_row(str(numbers[0]), *nodes[numbers[0]])
         if len(numbers) > 2:
-            picture.add_row(f"{numbers[1]}–{numbers[-1]}", "as above, and so on", *[""] * (len(devices) - 1))
+            picture.add_row(f"{numbers[1]}–{numbers[-1]}", "the same as above", *[""] * (len(devices) - 1))
         elif len(numbers) == 2:
             picture.add_row(str(numbers[1]), *nodes[numbers[1]])
     return picture
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """A titled table of anything."""
-    made = Table(*columns, title=title, title_justify="left")
+    """Returns a table with a title."""
+    titled = Table(*columns, title=title, title_justify="left")
     for row in rows:
-        made.add_row(*map(str, row))
-    return made
+        titled.add_row(*map(str, row))
+    return titled
 
 
 def _mesh(spec: Spec) -> str:
@@ -125,9 +125,9 @@ def _processes(plan: Plan) -> list[RankPlan | EnginePlan]:
 
 def _on(plan: Plan, node: int, device: int) -> list[RankPlan | EnginePlan]:
     return [
-        each
-        for each in _processes(plan)
-        if any(place.node == node and (place.gpu or 0) == device for place in _places(each))
+        process
+        for process in _processes(plan)
+        if any(place.node == node and (place.gpu or 0) == device for place in _places(process))
     ]
 
 

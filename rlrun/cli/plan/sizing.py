@@ -1,4 +1,4 @@
-"""Memory, disk and time in a terminal."""
+"""Shows the memory, disk and time that a job needs in a terminal."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ from rlrun.runner.planning.step_time import (
 
 
 def sizing_report(case: Case, price: float | None = None) -> Iterator[RenderableType]:
-    """What a job takes, and costs at a price for a device and hour; the warnings come last."""
+    """Yields tables of what a job needs, and costs at a price per device-hour; warnings come last."""
     sizing = size_job(case)
     for phase in sizing.phases:
         yield _phase(case, phase)
@@ -34,7 +34,7 @@ def sizing_report(case: Case, price: float | None = None) -> Iterator[Renderable
 def _phase(case: Case, phase: Phase) -> RenderableType:
     rows = [(part.name, format_bytes(part.bytes), part.how) for part in phase.parts]
     share = phase.bytes / case.device.memory
-    where = "on the GPU that holds most" if case.spec.cluster.gpus_per_node else "on one host"
+    where = "on the GPU that holds the most" if case.spec.cluster.gpus_per_node else "on one host"
     device = f"{case.device.name} ({format_bytes(case.device.memory)})"
     title = f"{phase.name}: {format_bytes(phase.bytes)} {where}, {share:.0%} of {device}"
     return table(title, ("memory", "size", "from"), rows)
@@ -45,23 +45,23 @@ def _rest(case: Case, sizing: Sizing, price: float | None) -> RenderableType:
     if sizing.engine is not None:
         rows.append(
             (
-                "samples an engine decodes at a time",
+                "samples decoded at a time by an engine",
                 f"{sizing.engine.concurrent}",
-                f"of full length, in {sizing.engine.cache_tokens:,} tokens of cache; shorter ones make room",
+                f"of full length, in {sizing.engine.cache_tokens:,} tokens of cache; more if shorter",
             )
         )
     if sizing.reference:
         rows.append(
-            ("reference policy, host memory of a rank", format_bytes(sizing.reference), "between its passes")
+            ("reference policy, host memory per rank", format_bytes(sizing.reference), "between its passes")
         )
     if sizing.offloaded:
         rows.append(
-            ("training state, host memory of a rank", format_bytes(sizing.offloaded), "trainer.offload")
+            ("training state, host memory per rank", format_bytes(sizing.offloaded), "trainer.offload")
         )
     if sizing.staged:
         rows.append(
             (
-                "checkpoint's copy, host memory of a rank",
+                "copy for the checkpoint, host memory per rank",
                 format_bytes(sizing.staged),
                 "checkpoint.asynchronous",
             )
@@ -70,18 +70,18 @@ def _rest(case: Case, sizing: Sizing, price: float | None) -> RenderableType:
         (
             "disk for checkpoints and the model",
             format_bytes(sizing.disk),
-            "checkpoint.keep and one in the making",
+            "checkpoint.keep, and one being written",
         )
     )
     for name, seconds in sizing.estimate.parts.items():
-        rows.append((f"{name}, a step", _duration(seconds), "roofline"))
+        rows.append((f"{name}, per step", _duration(seconds), "roofline"))
     rows.append(("step", _duration(sizing.estimate.step_seconds), "without rewards and evaluation"))
     if (hours := sizing.estimate.device_hours) is not None:
         unit = "GPU-hours" if case.spec.cluster.gpus_per_node else "host-hours"
         rows.append((f"job, {unit}", f"{hours:,.3g}", f"{sizing.estimate.steps} steps"))
         if price is not None:
-            rows.append(("job, price", f"{hours * price:,.2f}", f"{price:g} for each of the {unit}"))
-    return table("capacity, disk, time", ("what", "how much", "from"), rows)
+            rows.append(("job, price", f"{hours * price:,.2f}", f"{price:g} per {unit.removesuffix('s')}"))
+    return table("capacity, disk, time", ("quantity", "value", "from"), rows)
 
 
 def _assumptions(case: Case) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _assumptions(case: Case) -> Iterator[str]:
             f"{NETWORK / 1e9:.0f} GB/s between nodes for each GPU, {HOST_LINK / 1e9:.0f} GB/s between a GPU "
             "and its host"
         )
-    yield "activations are estimated from the shapes, not measured; allocators keep some memory beside"
+    yield "activations are estimated from shapes, not measured; allocators need some memory on top"
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""`rlrun plan --sweep` and `--simulate`: layouts side by side."""
+"""`rlrun plan --sweep` and `--simulate`: compare layouts."""
 
 import json
 from typing import Any
@@ -18,7 +18,10 @@ _SHOWN = 12
 
 
 def print_sweep(case: Case, as_json: bool, price: float | None = None) -> None:
-    """The layouts that fit, the fastest first, and how to ask for the first; `price`: of a GPU hour."""
+    """Prints the layouts that fit, fastest first, and the options that select the first.
+
+    `price` is the price per GPU-hour.
+    """
     with show_waiting("comparing layouts"):
         candidates = sweep(case)
     if as_json:
@@ -38,16 +41,16 @@ def print_sweep(case: Case, as_json: bool, price: float | None = None) -> None:
     ]
     memory = [phase.name for phase in candidates[0].sizing.phases] if candidates else []
     console = table_console()
-    title = f"{len(fitting)} of {len(candidates)} layouts fit {case.device.name}; the fastest first"
+    title = f"{len(fitting)} of {len(candidates)} layouts fit {case.device.name}; fastest first"
     columns = ("layout", *memory, "samples at a time", "step", "GPU-hours", *(["price"] if price else []))
     console.print(table(title, columns, rows))
     if fitting:
         console.print(Text(_left_out(len(fitting))), soft_wrap=True)
-        console.print(Text(f"to take the first: {_sets(fitting[0])}"), soft_wrap=True)
+        console.print(Text(f"to use the first: {_sets(fitting[0])}"), soft_wrap=True)
 
 
 def print_simulations(case: Case, spread: float, as_json: bool) -> None:
-    """Each split of the GPUs in each mode, the fastest first."""
+    """Prints a simulation of each split of the GPUs in each mode, fastest first."""
     with show_waiting("simulating layouts"):
         found = sorted(compare_alternatives(case, spread), key=lambda each: each.outcome.step_seconds)
     if as_json:
@@ -78,7 +81,11 @@ def print_simulations(case: Case, spread: float, as_json: bool) -> None:
     )
     console = table_console()
     console.print(
-        table(f"{STEPS} steps simulated; responses vary by {spread:.0%} of their mean", columns, rows)
+        table(
+            f"{STEPS} steps simulated; response lengths deviate by {spread:.0%} of their mean",
+            columns,
+            rows,
+        )
     )
     if not found:
         console.print("no layout with engines fits: see rlrun plan --sweep")
@@ -106,9 +113,10 @@ def _sets(candidate: Candidate) -> str:
 
 
 def _left_out(fitting: int) -> str:
-    """What the table does not say of itself."""
-    more = f"{fitting - _SHOWN} slower ones are not shown (--json has all); " if fitting > _SHOWN else ""
-    return f"{more}of steps within 2 % of each other the layout with fewer kinds of parallelism comes first"
+    """Returns a note on the rows that the table omits and on their order."""
+    more = f"{fitting - _SHOWN} slower layouts are not shown (--json has all); " if fitting > _SHOWN else ""
+    order = "among layouts within 2 % of each other, those with fewer kinds of parallelism come first"
+    return f"{more}{order}"
 
 
 def _price(hours: float | None, price: float | None) -> tuple[str, ...]:

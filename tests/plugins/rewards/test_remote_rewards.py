@@ -17,7 +17,7 @@ from rlrun.plugins.rewards import http_client
 from rlrun.plugins.rewards.http_client import HttpClient
 from rlrun.plugins.rewards.llm_judge import fill_template
 from rlrun.plugins.testing import check_parameters, sample
-from rlrun.runner.scoring.worker import too_late
+from rlrun.runner.scoring.worker import late_problem
 
 ROWS = [
     row
@@ -140,7 +140,7 @@ def test_who_gives_up_waiting_finds_the_last_failure(
         ask(lambda: remote.score(sample()), remote)
     late = TimeoutError()
     late.__cause__ = caught.value
-    told = too_late(late, 10.0)
+    told = late_problem(late, 10.0)
     assert told.startswith(
         f"took longer than 10 s (scoring.timeout); {service.url} gave no answer in 1 attempt;"
     )

@@ -32,7 +32,7 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder for temporary files, whose path is short enough for sockets."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        monkeypatch.setattr(scratch, "remove_stale", lambda: [])
+        monkeypatch.setattr(scratch, "remove_stale_segments", lambda: [])
         yield Path(folder)
 
 
@@ -200,7 +200,7 @@ def test_a_lock_that_is_free_tells_that_another_container_s_owner_has_ended(
 
 def test_shared_memory_of_processes_that_ended_goes_too(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     removed: list[int] = []
-    monkeypatch.setattr(scratch, "remove_of", removed.extend)
+    monkeypatch.setattr(scratch, "remove_segments_of", removed.extend)
     noted = {"trainer 0": 1 << 22, "driver": os.getpid(), "a": -1, "b": "7", "c": True, "d": None}
     (left / "processes.json").write_text(json.dumps(noted))
     remove_leftovers()

@@ -71,7 +71,7 @@ def test_a_segment_in_use_is_not_written(job: str) -> None:
     shared = SharedWeights(job, SHAPES, "float32", wait=0.05)
     held = attach(shared.write(weights(1).items(), 1))
     shared.write(weights(2).items(), 2)
-    with pytest.raises(TimeoutError, match=r"an engine still computes with segment .* after 0.05 s"):
+    with pytest.raises(TimeoutError, match=r"an engine still reads segment .* after 0.05 s"):
         shared.write(weights(3).items(), 3)
     assert torch.equal(held.tensors["norm.weight"], weights(1)["norm.weight"])
     held.close()

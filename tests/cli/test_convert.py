@@ -99,7 +99,7 @@ def test_a_run_is_a_source(rlrun, model, tmp_path):
         (["MODEL", "OUT", "--revision", "main"], "--revision is only for models on the hub"),
         (["MODEL", "MODEL"], "already exists and is not overwritten"),
         (["OUT", "MODEL"], "there is no folder"),
-        (["EMPTY", "OUT"], "is no checkpoint: it has neither safetensors"),
+        (["EMPTY", "OUT"], "is not a checkpoint: it has neither safetensors"),
     ],
 )
 def test_what_cannot_be_done(arguments, message, rlrun, model, tmp_path):

@@ -32,7 +32,7 @@ def find_checkpoint(path: Path, step: str | None = None, model: Path | None = No
     which is known for runs and for folders that rlrun wrote. Raises ValueError where there is no checkpoint.
     """
     if not path.is_dir():
-        raise ValueError(f"{path} is no folder")
+        raise ValueError(f"{path} is not a folder")
     steps = _steps(path)
     if steps:
         chosen = _choose(path, steps, step)
@@ -44,7 +44,7 @@ def find_checkpoint(path: Path, step: str | None = None, model: Path | None = No
     if is_hf_folder(path):
         return Checkpoint(path, "hf", None, path)
     raise ValueError(
-        f"{path} is no checkpoint: it has neither safetensors (model.safetensors or its index), nor the "
+        f"{path} is not a checkpoint: it has neither safetensors (model.safetensors or its index), nor the "
         ".metadata of a distributed checkpoint, nor a run's checkpoints"
     )
 

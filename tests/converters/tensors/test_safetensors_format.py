@@ -209,7 +209,7 @@ def test_an_index_names_what_is_not_there(folder):
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "nonsense", '{"weight_map": null}'])
 def test_indices_that_are_none(folder, text):
     (folder / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(ValueError, match="is no index"):
+    with pytest.raises(ValueError, match="is not an index"):
         read_tensors(folder)
 
 

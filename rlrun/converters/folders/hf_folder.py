@@ -57,9 +57,13 @@ def _read_index(folder: Path) -> dict[str, str] | None:
     try:
         index: Any = json.loads(file_inside(folder, INDEX).read_text())["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(f"{folder / INDEX} is not an index of a model: its weight_map cannot be read") from None
+        raise ValueError(
+            f"{folder / INDEX} is not an index of a model: its weight_map cannot be read"
+        ) from None
     if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
-        raise ValueError(f"{folder / INDEX} is not an index of a model: weight_map must give a file for each tensor")
+        raise ValueError(
+            f"{folder / INDEX} is not an index of a model: weight_map must give a file for each tensor"
+        )
     if gone := sorted({file for file in index.values() if not (folder / file).exists()}):
         raise ValueError(f"{folder} lacks {abbreviated(gone)}, which {INDEX} names; download it again")
     return index

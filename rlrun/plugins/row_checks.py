@@ -1,4 +1,4 @@
-"""Whether the rewards of a job can score a row, asked before anything is generated for it."""
+"""Checks that a job's rewards can score a row, before anything is generated for it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def row_check(rewards: Sequence[RewardSpec]) -> Callable[[Row], None]:
 
 
 def _names_another(spec: RewardSpec, row: Row) -> bool:
-    """Whether the row's metadata choose a reward other than the one of the spec."""
+    """Returns whether the row's metadata select a reward other than this one."""
     named = row.metadata.get(spec.type_key) if spec.type_key else None
     return bool(named) and str(named).strip() != spec.type
 

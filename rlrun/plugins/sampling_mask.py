@@ -1,7 +1,7 @@
-"""The tokens that each token of a response was drawn from, where top-k and top-p cut the vocabulary.
+"""The candidates from which each token of a response was drawn, after top-k and top-p cut the vocabulary.
 
-Engines record them, and the trainer takes its log-probs over the same tokens: "Keep Sampling Mask" of
-DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556, section 3.1).
+Engines record the candidates, and the trainer computes its log-probs over the same candidates: "Keep Sampling
+Mask" of DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556, section 3.1).
 """
 
 from __future__ import annotations
@@ -21,49 +21,52 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class SamplingMask:
-    """The candidates of R tokens, end to end.
+    """The concatenated candidates of R tokens.
 
-    Example: a token drawn from {5, 9}, a token that a tool gave, a token that could only be 7:
+    Example, of a token drawn from {5, 9}, a token of a tool's result, and a token that could only be 7:
     `SamplingMask(ids=np.array([5, 9, 7]), lengths=np.array([2, 0, 1]))`
     """
 
     ids: Ints
-    """`[sum of lengths]` token ids."""
+    """`[sum of lengths]` token ids of the candidates."""
     lengths: Ints
-    """`[R]` number of candidates of each token; 0: it was drawn from the whole vocabulary, or not drawn."""
+    """`[R]` number of candidates of each token. 0: the token was drawn from the whole vocabulary, or was not
+    generated."""
 
     @classmethod
     def whole(cls, count: int) -> SamplingMask:
-        """The mask of `count` tokens that were drawn from the whole vocabulary, or not drawn at all."""
+        """Returns the mask of `count` tokens drawn from the whole vocabulary, or not generated."""
         return cls(np.zeros(0, dtype=np.int32), np.zeros(count, dtype=np.int32))
 
     @classmethod
     def joined(cls, masks: Sequence[SamplingMask]) -> SamplingMask:
-        """One mask for the tokens of several, in order."""
-        none = cls.whole(0)
-        parts = [none, *masks]
+        """Returns the concatenation of masks, in order."""
+        masks = [cls.whole(0), *masks]  # NumPy cannot concatenate nothing
         return cls(
-            np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts])
+            np.concatenate([mask.ids for mask in masks]), np.concatenate([mask.lengths for mask in masks])
         )
 
     def __len__(self) -> int:
-        """R."""
+        """Returns R, the number of tokens."""
         return len(self.lengths)
 
     def part(self, start: int, end: int) -> SamplingMask:
-        """The mask of tokens `start` to `end` (exclusive)."""
+        """Returns the mask of the tokens from `start` to `end` (exclusive)."""
         first, last = int(self.lengths[:start].sum()), int(self.lengths[:end].sum())
         return SamplingMask(self.ids[first:last], self.lengths[start:end])
 
     def take(self, tokens: NDArray[np.int64]) -> SamplingMask:
-        """The mask of the tokens at these ascending positions."""
+        """Returns the mask of the tokens at the given ascending positions."""
         kept = np.zeros(len(self.lengths), dtype=np.bool_)
         kept[tokens] = True
         return SamplingMask(self.ids[np.repeat(kept, self.lengths)], self.lengths[kept])
 
 
 def joined_masks(masks: Sequence[SamplingMask | None], counts: Sequence[int]) -> SamplingMask | None:
-    """One mask for parts of these numbers of tokens; None where no part has a mask."""
+    """Returns the concatenation of masks of `counts` tokens each; None if all masks are None.
+
+    A mask that is None counts as `SamplingMask.whole`.
+    """
     if all(mask is None for mask in masks):
         return None
     pairs = zip(masks, counts, strict=True)

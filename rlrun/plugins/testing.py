@@ -1,12 +1,12 @@
-"""Checks that every plugin must pass, for the tests of whoever writes one.
+"""Checks that every plugin must pass, for plugin authors' tests.
 
     from rlrun.plugins.testing import check_reward, sample
 
     def test_contract():
         check_reward("wordcount", {"target": 3}, [sample("one two three")])
 
-Each check raises AssertionError with what the plugin does wrong. Plugins are made as a job makes them, by
-name and parameters, so a check also finds a missing entry point.
+Each check raises AssertionError with what the plugin does wrong. It constructs the plugin as a job does, by
+name and parameters, so it also finds a missing entry point.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,10 @@ def sample(
     status: Status = Status.COMPLETED,
     id: str = "0-0",
 ) -> Sample:
-    """A finished sample as rollout and trainer leave it: one token a word, or `length` tokens."""
+    """Returns a finished sample with all fields that rollout and trainer set.
+
+    Its response has one token per word of `text`, or `length` tokens.
+    """
     count = len(text.split()) if length is None else length
     row = Row("0", prompt, label, metadata or {})
     return Sample(
@@ -68,7 +71,10 @@ def sample(
 
 
 def group(rewards: Sequence[float], lengths: Sequence[int] | None = None) -> Group:
-    """A scored group: one sample a reward, with the given numbers of tokens (1, 2, 3, … if not given)."""
+    """Returns a scored group with one sample per reward; `lengths` are their numbers of tokens.
+
+    Without `lengths` the samples have 1, 2, 3, … tokens.
+    """
     counts = range(1, len(rewards) + 1) if lengths is None else lengths
     samples = [
         sample(reward=reward, length=length, id=f"0-{number}")
@@ -77,9 +83,12 @@ def group(rewards: Sequence[float], lengths: Sequence[int] | None = None) -> Gro
     return Group(samples[0].prompt, samples)
 
 
-def micro_batch(num_tokens: int = 12, num_samples: int = 3, seed: int = 0, **given: Any) -> LossInputs:
-    """Noise for an algorithm's loss: the tokens of samples side by side; `given` replaces fields."""
-    import torch  # only who tests an algorithm needs it
+def micro_batch(num_tokens: int = 12, num_samples: int = 3, seed: int = 0, **fields: Any) -> LossInputs:
+    """Returns random inputs of an algorithm's loss, with samples packed side by side.
+
+    `fields` replace fields of the inputs.
+    """
+    import torch  # only tests of algorithms need it
 
     generator = torch.Generator().manual_seed(seed)
 
@@ -87,7 +96,7 @@ def micro_batch(num_tokens: int = 12, num_samples: int = 3, seed: int = 0, **giv
         return torch.randn(num_tokens, generator=generator) * scale
 
     old = -noise().abs()
-    fields: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "log_probs": (old + noise(0.3)).requires_grad_(),
         "entropy": noise().abs().requires_grad_(),
         "old_log_probs": old,
@@ -98,39 +107,39 @@ def micro_batch(num_tokens: int = 12, num_samples: int = 3, seed: int = 0, **giv
         "sample": torch.arange(num_tokens) * num_samples // num_tokens,
         "num_samples": num_samples,
     }
-    return LossInputs(**(fields | given))
+    return LossInputs(**(inputs | fields))
 
 
 def value_micro_batch(num_tokens: int = 12, seed: int = 0) -> ValueInputs:
-    """Noise for a critic's loss."""
+    """Returns random inputs of a critic's loss."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    old, away, returns, mask = torch.randn(4, num_tokens, generator=generator).unbind()
+    old, change, returns, mask = torch.randn(4, num_tokens, generator=generator).unbind()
     return ValueInputs(
-        values=(old + away).requires_grad_(), old_values=old, returns=returns, mask=(mask > -1).float()
+        values=(old + change).requires_grad_(), old_values=old, returns=returns, mask=(mask > -1).float()
     )
 
 
 def check_parameters(kind: str, name: str, params: Params) -> None:
-    """The plugin can be made with these parameters, refuses others, and its parameters survive being sent."""
+    """Asserts that a plugin accepts these parameters, refuses unknown ones and documents all of its own."""
     build(kind, name, params)
     try:
         build(kind, name, {**params, "no_such_parameter": 1})
     except PluginError as error:
         assert "no_such_parameter" in str(error), (
-            f"{name} refuses a parameter it does not know, unnamed: {error}"
+            f"{name} refuses an unknown parameter without naming it: {error}"
         )
     else:
-        raise AssertionError(f"{name} takes a parameter it does not know; give its Params extra='forbid'")
+        raise AssertionError(f"{name} accepts an unknown parameter: give its Params extra='forbid'")
     contracts.sound_parameters(name, load(kind, name).Params, params)
 
 
 def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
-    """The contract of any plugin, with parameters of your own, or its `example` ones, or none.
+    """Asserts the contract of a plugin of any kind.
 
-    A plugin whose parameters all have defaults needs neither. AssertionError says what it does wrong,
-    PluginError what keeps it from being made.
+    `params` default to the plugin's `example`, or to no parameters if it has none. Raises AssertionError if
+    the plugin breaks the contract, and PluginError if it cannot be constructed.
     """
     given = params if params is not None else getattr(load(kind, name), "example", {})
     match kind:
@@ -154,46 +163,57 @@ def check_plugin(kind: str, name: str, params: Params | None = None) -> None:
         case "buffers":
             check_buffer(name, given)
         case _:
-            raise AssertionError(f"no such kind of plugin: {kind}")
+            raise AssertionError(f"unknown kind of plugin: {kind}")
 
 
 def _check_any_samples(name: str, params: Params) -> None:
-    """Samples that any reward may meet; it may call a row broken (ValueError), with a reason."""
+    """Asserts the contract of rewards for unusual answers. A ValueError must say why it refuses the row."""
     texts = ["an answer", "", "42", "\\boxed{42}", "word " * 2000, "\U0001f600 \x00"]
     for number, text in enumerate(texts):
-        one = sample(text, label="42", id=f"{number}-0")
         try:
-            check_reward(name, params, [one])
+            check_reward(name, params, [sample(text, label="42", id=f"{number}-0")])
         except ValueError as error:
             assert str(error), f"{name} refuses {text[:20]!r} without saying why"
 
 
 def check_reward(name: str, params: Params, samples: Sequence[Sample]) -> list[Any]:
-    """Finite numbers (or tables of them), always the same, samples untouched. Returns the scores."""
+    """Asserts that a reward gives finite numbers (or tables of them), the same every time, and does not
+    change the samples.
+
+    Returns the scores.
+    """
     return contracts.same_scores(name, *_twice("rewards", name, params), samples)
 
 
 def check_filter(name: str, params: Params, groups: Sequence[Group]) -> list[Drop | Mask | None]:
-    """None, or a Drop or Mask with a reason, the same every time, groups untouched; one that remembers goes
-    on from its state. Returns the verdicts.
+    """Asserts that a filter gives None, or a Drop or Mask with a reason, the same every time, and does not
+    change the groups. A filter with state must continue from its restored state.
+
+    Returns the verdicts.
     """
     check_parameters("filters", name, params)
     return contracts.same_verdicts(name, lambda: build("filters", name, params), groups)
 
 
 def check_buffer(name: str, params: Params) -> None:
-    """Indices that it was given, none twice, the same every time; an empty buffer is fine."""
+    """Asserts that a buffer gives indices of the given groups, each at most once and the same every time.
+
+    It must accept an empty buffer.
+    """
     buffered = [Buffered(index, index % 2 == 0, 10 * index, 7 - index % 3) for index in range(9)]
     contracts.same_order(name, *_twice("buffers", name, params), buffered)
 
 
 def check_data(name: str, params: Params) -> list[Row]:
-    """Rows with ids of their own, the same from every instance, in any order. Returns the readable rows."""
+    """Asserts that a data source gives rows with unique ids, the same from every instance and in any order.
+
+    Returns the rows that are not broken.
+    """
     return contracts.same_rows(name, *_twice("data", name, params))
 
 
 def check_tracker(name: str, params: Params, run_folder: str) -> None:
-    """Takes metrics of a run and of its resumption; can be closed at any time."""
+    """Asserts that a tracker logs a run and its resumption, and can be closed at any time."""
     check_parameters("trackers", name, params)
     build("trackers", name, params).close()
     for steps in (range(2), range(2, 3)):
@@ -205,7 +225,9 @@ def check_tracker(name: str, params: Params, run_folder: str) -> None:
 
 
 def check_algorithm(name: str, params: Params) -> None:
-    """Advantages and losses of the right shapes, finite, the same every time; groups untouched."""
+    """Asserts that an algorithm's advantages and losses have the right shapes, are finite and the same every
+    time, and that it does not change the groups.
+    """
     check_parameters("algorithms", name, params)
     algorithm = build("algorithms", name, params)
     inputs = micro_batch(num_samples=4 if algorithm.needs.pairs else 3)
@@ -227,6 +249,6 @@ def _check_advantages(name: str, algorithm: Any) -> None:
 
 
 def _twice(kind: str, name: str, params: Params) -> tuple[Any, Any]:
-    """Two of the plugin, whose parameters are checked."""
+    """Returns two instances of the plugin, after checking its parameters."""
     check_parameters(kind, name, params)
     return build(kind, name, params), build(kind, name, params)

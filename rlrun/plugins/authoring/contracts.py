@@ -1,7 +1,7 @@
-"""What plugins' answers must be like: what `rlrun.plugins.testing` asserts of plugins that it has made.
+"""The contracts of plugins' results, which the checks of `rlrun.plugins.testing` assert.
 
-Each function raises AssertionError with what is wrong; `name` is the plugin's. Those that take two of a
-plugin want the same of both.
+Each function raises AssertionError with what is wrong; `name` is the plugin's name. A function that takes two
+instances of a plugin also asserts that both give the same results.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from rlrun.specs.problems.docstrings import field_docstrings
 
 
 def sound_parameters(name: str, model: type[BaseModel], params: Mapping[str, Any]) -> None:
-    """Parameters survive being sent to another process, and each has a docstring."""
+    """Asserts that parameters are equal after pickling, and that each parameter has a docstring."""
     checked = model.model_validate(dict(params))
     assert pickle.loads(pickle.dumps(checked)) == checked, f"{name}'s parameters change when they are pickled"
     undocumented = model.model_fields.keys() - field_docstrings(model).keys()
@@ -28,70 +28,80 @@ def sound_parameters(name: str, model: type[BaseModel], params: Mapping[str, Any
 
 
 def same_scores(name: str, first: Any, second: Any, samples: Sequence[Sample]) -> list[Any]:
-    """Rewards: finite numbers, or tables of them, and samples untouched. Returns the scores."""
+    """Asserts that a reward gives finite numbers, or tables of them, and does not change the samples.
+
+    Returns the scores.
+    """
     before = pickle.dumps(list(samples))
     scores = asyncio.run(_scores(first, samples))
     assert pickle.dumps(list(samples)) == before, f"{name} changes the sample it scores"
     again = asyncio.run(_scores(second, pickle.loads(before)))
     assert len(scores) == len(samples), f"{name} gives {len(scores)} scores for {len(samples)} samples"
-    for one, score, other in zip(samples, scores, again, strict=True):
+    for sample, score, second_score in zip(samples, scores, again, strict=True):
         values = list(score.values()) if isinstance(score, Mapping) else [score]
         numbers = [value for value in values if not (isinstance(score, Mapping) and isinstance(value, str))]
         finite = all(isinstance(value, int | float) and np.isfinite(value) for value in numbers)
-        assert numbers and finite, f"{name} scores {one.text!r} as {score!r}, not a finite number"
-        assert score == other, f"{name} scores {one.text!r} differently the second time"
+        assert numbers and finite, f"{name} scores {sample.text!r} as {score!r}, not a finite number"
+        assert score == second_score, f"{name} scores {sample.text!r} differently the second time"
     return scores
 
 
 async def _scores(reward: Any, samples: Sequence[Sample]) -> list[Any]:
-    """What a reward gives samples, whether it waits or not, one by one or all at once."""
+    """Returns the scores of a reward with `score` or `score_group`, either of which may be asynchronous."""
     grouped = hasattr(reward, "score_group")
-    calls = [reward.score_group(samples)] if grouped else [reward.score(one) for one in samples]
+    calls = [reward.score_group(samples)] if grouped else [reward.score(sample) for sample in samples]
     results = [await call if inspect.isawaitable(call) else call for call in calls]
     return list(results[0]) if grouped else results
 
 
 def same_verdicts(name: str, make: Callable[[], Any], groups: Sequence[Group]) -> list[Drop | Mask | None]:
-    """Filters: None, or a verdict with a reason on samples that are there, and groups untouched; one that
-    remembers goes on from its state. `make` makes one. Returns the verdicts.
+    """Asserts that a filter gives None, or a verdict with a reason on existing samples, and does not change
+    groups. A filter with state must continue from its restored state. `make` constructs the filter.
+
+    Returns the verdicts.
     """
     first, second = make(), make()
     verdicts: list[Drop | Mask | None] = []
-    for one in groups:
-        before = pickle.dumps(one)
+    for group in groups:
+        before = pickle.dumps(group)
         if hasattr(second, "state"):
             second = _restored(name, make(), second.state())
-        verdict = first(one)
-        assert pickle.dumps(one) == before, f"{name} changes the group it looks at"
-        assert verdict == second(one), f"{name} judges the same group differently the second time"
+        verdict = first(group)
+        assert pickle.dumps(group) == before, f"{name} changes the group it looks at"
+        assert verdict == second(group), f"{name} judges the same group differently the second time"
         assert verdict is None or (isinstance(verdict, Drop | Mask) and verdict.reason), (
             f"{name} returned {verdict!r}"
         )
-        places = verdict and verdict.samples
-        assert all(0 <= place < len(one.samples) for place in places or ()), f"{name} judges samples {places}"
+        judged = verdict and verdict.samples
+        assert all(0 <= number < len(group.samples) for number in judged or ()), (
+            f"{name} judges samples {judged}, but the group has {len(group.samples)}"
+        )
         verdicts.append(verdict)
     return verdicts
 
 
 def _restored(name: str, fresh: Any, state: Any) -> Any:
-    """A filter that goes on from another one's state."""
+    """Returns the fresh filter, restored from the given state."""
     assert json.loads(json.dumps(state)) == state, f"{name}'s state is not JSON"
     fresh.restore(state)
     return fresh
 
 
 def same_order(name: str, first: Any, second: Any, buffered: Sequence[Buffered]) -> None:
-    """Buffers: indices that they were given, none twice; nothing of an empty buffer."""
+    """Asserts that a buffer returns indices of the given groups, each at most once; none if it is empty."""
     assert list(first.order([], 8)) == [], f"{name} finds groups in an empty buffer"
     order = list(first.order(buffered, 8))
     assert order == list(second.order(buffered, 8)), f"{name} orders the same buffer differently"
     assert len(set(order)) == len(order), f"{name} uses a group twice"
-    assert set(order) <= {one.index for one in buffered}, f"{name} names groups that are not there"
+    assert set(order) <= {group.index for group in buffered}, f"{name} names groups that do not exist"
 
 
 def same_rows(name: str, source: Any, other: Any) -> list[Row]:
-    """Data: rows with ids of their own, in any order. Returns the readable rows."""
-    assert len(source) == len(other) > 0, f"{name} has no rows, or not always as many"
+    """Asserts that a data source gives the same rows, with unique ids, in any order of reading.
+
+    Returns the rows that are not broken.
+    """
+    assert len(source) == len(other) > 0, f"{name} has no rows, or not always the same number"
     rows: dict[int, Row] = {}
     for index in range(len(source)):
         try:
@@ -105,13 +115,13 @@ def same_rows(name: str, source: Any, other: Any) -> list[Row]:
 
 
 def same_losses(name: str, loss: Callable[[Any], LossOutputs], inputs: Any, trained: Any) -> None:
-    """Losses: one finite number a token, the same every time, with a gradient for what is trained."""
+    """Asserts that a loss is one number per token, the same every time, and has a finite gradient."""
     outputs, again = loss(inputs), loss(inputs)
     length = len(trained)
-    assert outputs.loss.shape == (length,), f"{name}'s loss is not one number a token"
+    assert outputs.loss.shape == (length,), f"{name}'s loss is not one number per token"
     assert bool((outputs.loss == again.loss).all()), f"{name}'s loss is different the second time"
     for metric, values in outputs.metrics.items():
-        assert values.shape == (length,), f"{name}'s metric {metric!r} is not one number a token"
+        assert values.shape == (length,), f"{name}'s metric {metric!r} is not one number per token"
         assert not values.requires_grad, f"{name}'s metric {metric!r} carries a gradient; detach it"
     outputs.loss.sum().backward()
     gradient = trained.grad
@@ -119,13 +129,16 @@ def same_losses(name: str, loss: Callable[[Any], LossOutputs], inputs: Any, trai
 
 
 def same_arrays(name: str, what: str, method: Callable[[Any], Any], groups: Sequence[Group]) -> None:
-    """Advantages and returns: one finite float32 a token, the same every time; groups untouched."""
+    """Asserts that advantages or returns are one finite float32 per token, the same every time.
+
+    `what` is the arrays' name in messages. The method must not change the groups.
+    """
     before = copy.deepcopy(groups)
     arrays = method(groups)
-    samples = [one for each in groups for one in each.samples]
+    samples = [sample for group in groups for sample in group.samples]
     assert pickle.dumps(groups) == pickle.dumps(before), f"{name} changes the groups it compares"
-    for one, array, again in zip(samples, arrays, method(groups), strict=True):
-        assert array.shape == one.tokens.shape, f"{name}'s {what} are not one number a token"
+    for sample, array, again in zip(samples, arrays, method(groups), strict=True):
+        assert array.shape == sample.tokens.shape, f"{name}'s {what} are not one number per token"
         assert array.dtype == np.float32, f"{name}'s {what} are {array.dtype}, not float32"
         assert np.isfinite(array).all(), f"{name}'s {what} are not finite"
         assert np.array_equal(array, again), f"{name}'s {what} are different the second time"

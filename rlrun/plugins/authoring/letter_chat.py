@@ -1,4 +1,4 @@
-"""A tokenizer and a chat template that can be read at a glance, for the tests of rollouts."""
+"""A tokenizer and a chat template with readable output, for tests of rollouts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,34 +15,35 @@ END = 0
 
 
 class LetterChat:
-    """A tokenizer of letters, and a template of one line a message: `role: content` and the end token.
+    """A tokenizer with one token per character, and a template with one line per message.
 
-    Contents cannot end a turn: their `\\0` is left out.
+    The line is `role: content` and the end token; a tool's message has no end token. A `\\0` in a message's
+    content is removed, so that content cannot end a turn.
     """
 
     eos_token_ids = (END,)
 
     def encode(self, text: str) -> Tokens:
-        """Every character is a token; `\\0` is the end token."""
+        """Returns one token per character; `\\0` becomes the end token."""
         return np.array([ord(letter) for letter in text], dtype=np.int32)
 
     def decode_batch(self, batch: Sequence[Tokens], *, special: bool = False) -> list[str]:
-        """The text of each; `special`: with end tokens."""
+        """Returns the texts, with end tokens as `\\0` if `special`."""
         return ["".join(chr(token) for token in tokens if special or token != END) for tokens in batch]
 
     def plain(self, text: str) -> str:
-        """The text without end tokens."""
+        """Returns the text without end tokens."""
         return text.replace("\0", "")
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Tokens:
-        """The tools as JSON, then a line for each message."""
+        """Returns the tokens of the tools as JSON, one line per message, and `assistant: `."""
         listed = f"tools: {json.dumps(list(tools))}\n" if tools else ""
         return self.encode(listed + "".join(map(_line, messages)) + "assistant: ")
 
     def follow_up(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[Tokens, Tokens]:
-        """The end token, then a line for each message."""
+        """Returns the end token, and the tokens of one line per message and `assistant: `."""
         return self.encode("\0"), self.encode("\n" + "".join(map(_line, messages)) + "assistant: ")
 
 

@@ -1,4 +1,4 @@
-"""A policy that says what it is told to, and the contract of rollouts, for the tests of whoever writes one.
+"""A policy with scripted answers, and the contracts of rollouts, agents and tools, for plugin authors' tests.
 
 from rlrun.plugins.authoring.rollout_testing import ScriptedSession
 
@@ -24,7 +24,7 @@ Tokens = NDArray[np.int32]
 
 
 class ScriptedSession:
-    """An execution whose policy gives the answers of a script; the last one again once they are used up."""
+    """An execution whose policy gives scripted answers, and repeats the last one once they are used up."""
 
     def __init__(
         self,
@@ -36,7 +36,10 @@ class ScriptedSession:
         max_turn_tokens: int | None = None,
         id: str = "0-0",
     ) -> None:
-        """An answer that ends in `…` is cut off there (finish `length`); others end with the end token."""
+        """An answer that ends in `…` is cut off there (finish `length`); others get the end token.
+
+        `max_turn_tokens` limits one answer; None means that only `max_new_tokens` does.
+        """
         self.chat = LetterChat()
         tokens = self.chat.render([{"role": "user", "content": prompt}])
         self.prompt = Prompt(row or Row("0", prompt), 0, tokens)
@@ -46,56 +49,58 @@ class ScriptedSession:
         self.max_tokens = len(tokens) + max_new_tokens
         self.max_turn_tokens = max_turn_tokens or max_new_tokens
         self.made: list[Generation] = []
-        """What was answered so far."""
+        """The generations so far, one per answer."""
         self.asked: list[Tokens] = []
-        """What was asked."""
+        """The tokens that each answer was generated from."""
         self._answers = answers
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> Generation:
-        """The next answer, cut to what may be made; its log-probs are -1, -2, … by turn."""
+        """Returns the next answer, cut to the limits. The n-th answer's tokens all have log-prob -n."""
         await asyncio.sleep(0)
         answer = self._answers[min(len(self.made), len(self._answers) - 1)]
         longest = min((sampling or self.sampling).max_new_tokens, self.max_turn_tokens)
         room = min(longest, self.max_tokens - len(tokens))
         whole = not answer.endswith("…")
-        made = self.chat.encode(answer + "\0" if whole else answer[:-1])
-        finish = "stop" if whole and len(made) <= room else "length"
-        made = made[: max(room, 0)]
-        log_probs = np.full(len(made), -1.0 - len(self.made), dtype=np.float32)
-        spans = (VersionSpan(len(self.made), 0, len(made)),) if len(made) else ()
-        generation = Generation(made, log_probs, finish, spans)  # type: ignore[arg-type]
+        response = self.chat.encode(answer + "\0" if whole else answer[:-1])
+        finish = "stop" if whole and len(response) <= room else "length"
+        response = response[: max(room, 0)]
+        log_probs = np.full(len(response), -1.0 - len(self.made), dtype=np.float32)
+        spans = (VersionSpan(len(self.made), 0, len(response)),) if len(response) else ()
+        generation = Generation(response, log_probs, finish, spans)  # type: ignore[arg-type]
         self.asked.append(tokens)
         self.made.append(generation)
         return generation
 
 
 class ScriptedGroup:
-    """All executions of a prompt, by the same script."""
+    """All executions of a prompt, each with the same scripted answers."""
 
-    def __init__(self, answers: Sequence[str], count: int = 2, **given: Any) -> None:
-        self.sessions = [ScriptedSession(answers, id=f"0-{number}", **given) for number in range(count)]
+    def __init__(self, answers: Sequence[str], count: int = 2, **options: Any) -> None:
+        """`options` are those of `ScriptedSession`."""
+        self.sessions = [ScriptedSession(answers, id=f"0-{number}", **options) for number in range(count)]
         self.prompt = self.sessions[0].prompt
 
     async def generate(self, tokens: Tokens, sampling: Sampling | None = None) -> list[Generation]:
-        """One answer for each execution."""
+        """Returns the next answer of each execution."""
         return [await session.generate(tokens, sampling) for session in self.sessions]
 
 
 def check_rollout(
     name: str, params: Mapping[str, Any], answers: Sequence[str] = ("an answer",)
 ) -> list[list[Trajectory]]:
-    """Trains what the policy made and nothing else, within the limits, and leaves the same every time.
+    """Asserts that a rollout trains only tokens that the policy generated, keeps the limits, and gives the
+    same trajectories for the same answers.
 
     Returns the trajectories of each execution.
     """
     first, sessions = asyncio.run(_run(name, params, answers))
     again, _ = asyncio.run(_run(name, params, answers))
-    assert len(first) == len(sessions), f"{name} left {len(first)} results of {len(sessions)} executions"
-    for one, other, session in zip(first, again, sessions, strict=True):
-        for trajectory in one:
+    assert len(first) == len(sessions), f"{name} gives {len(first)} results for {len(sessions)} executions"
+    for trajectories, repeated, session in zip(first, again, sessions, strict=True):
+        for trajectory in trajectories:
             _check(name, trajectory, session)
-        assert [_plain(each) for each in one] == [_plain(each) for each in other], (
-            f"{name} leaves something else of the same answers the second time"
+        assert [*map(_plain, trajectories)] == [*map(_plain, repeated)], (
+            f"{name} gives other trajectories for the same answers the second time"
         )
     return first
 
@@ -103,16 +108,20 @@ def check_rollout(
 def check_agent(
     name: str, params: Mapping[str, Any], answers: Sequence[str] = ("an answer",)
 ) -> list[list[Trajectory]]:
-    """Keeps the contract of rollouts when it runs within `agent`. Returns the trajectories of executions."""
+    """Asserts that an agent keeps the contract of rollouts when the rollout `agent` runs it.
+
+    Returns the trajectories of each execution.
+    """
     return check_rollout("agent", {"agent": {"type": name, **params}}, answers)
 
 
 def check_tool(
     name: str, params: Mapping[str, Any], calls: Sequence[Mapping[str, Any]] = ({}, {"no_such_argument": 1})
 ) -> list[str | None]:
-    """Has a schema that templates can show, and answers a call with text or a ValueError with a reason.
+    """Asserts that a tool has a schema that templates can show, and answers each call with text or a
+    ValueError with a reason.
 
-    Returns the answers, None for a refused call.
+    Returns the answers, with None for a refused call.
     """
     tool = build("tools", name, params)
     function = tool.schema["function"]
@@ -120,7 +129,7 @@ def check_tool(
     assert tool.schema["type"] == "function" and function["name"] and function["description"], (
         f"{name}'s schema is {tool.schema}"
     )
-    assert function["parameters"]["type"] == "object", f"{name} takes arguments that are no JSON object"
+    assert function["parameters"]["type"] == "object", f"{name}'s arguments must be a JSON object"
     return asyncio.run(_answers(tool, name, calls))
 
 
@@ -148,25 +157,27 @@ async def _run(
     group = ScriptedGroup(answers)
     try:
         if hasattr(rollout, "run_group"):
-            left: Sequence[Executed] = await rollout.run_group(group)
+            executed: Sequence[Executed] = await rollout.run_group(group)
         else:
-            left = [await rollout.run(session) for session in group.sessions]
+            executed = [await rollout.run(session) for session in group.sessions]
     finally:
         if hasattr(rollout, "close"):
             await rollout.close()
-    return [[one] if isinstance(one, Trajectory) else list(one) for one in left], group.sessions
+    return [
+        [result] if isinstance(result, Trajectory) else list(result) for result in executed
+    ], group.sessions
 
 
 def _check(name: str, trajectory: Trajectory, session: ScriptedSession) -> None:
     tokens, log_probs, mask, versions = trajectory.response()
-    assert len(trajectory.prompt), f"{name} left a trajectory without a prompt"
+    assert len(trajectory.prompt), f"{name} gives a trajectory without a prompt"
     length = trajectory.sample_length()
-    assert length <= session.max_tokens, f"{name} left {length} tokens, {session.max_tokens} are allowed"
+    assert length <= session.max_tokens, f"{name} gives {length} tokens, {session.max_tokens} are allowed"
     turns = [zip(turn.tokens, turn.log_probs, strict=True) for turn in session.made]
-    made = [pair for turn in turns for pair in turn]
-    for token, prob in zip(tokens[mask > 0], log_probs[mask > 0], strict=True):
-        assert (token, prob) in made, f"{name} trains tokens that the policy did not make"
-    assert not log_probs[mask == 0].any(), f"{name} has log-probs of tokens that the policy did not make"
+    generated = [pair for turn in turns for pair in turn]
+    for token, log_prob in zip(tokens[mask > 0], log_probs[mask > 0], strict=True):
+        assert (token, log_prob) in generated, f"{name} trains tokens that the policy did not generate"
+    assert not log_probs[mask == 0].any(), f"{name} has log-probs of tokens that the policy did not generate"
     ends = [0, *(span.end for span in versions)]
     assert [span.start for span in versions] == ends[:-1] and ends[-1] == len(tokens), (
         f"{name}'s versions do not cover the response"
@@ -175,7 +186,7 @@ def _check(name: str, trajectory: Trajectory, session: ScriptedSession) -> None:
 
 def _plain(trajectory: Trajectory) -> tuple[Any, ...]:
     tokens, log_probs, mask, versions = trajectory.response()
-    arrays = [each.tolist() for each in (trajectory.prompt, tokens, log_probs, mask)]
+    arrays = [array.tolist() for array in (trajectory.prompt, tokens, log_probs, mask)]
     return *arrays, versions, trajectory.status, trajectory.text, trajectory.info
 
 
@@ -184,4 +195,4 @@ CHECKS: Mapping[str, Callable[[str, Mapping[str, Any]], Any]] = {
     "tools": check_tool,
     "agents": check_agent,
 }
-"""By kind of plugin."""
+"""The check of each kind of plugin that answers for a policy."""

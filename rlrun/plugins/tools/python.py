@@ -29,7 +29,7 @@ if last is not None:
 
 
 class PythonParams(Section):
-    """What a program may use."""
+    """The limits of a program."""
 
     timeout: float = Field(default=5.0, gt=0)
     """Seconds for a program; after that it is killed with everything that it started."""
@@ -43,7 +43,7 @@ class PythonParams(Section):
     output: int = Field(default=100_000, ge=1)
     """Number of bytes that a program may print; a program that prints more is ended."""
     concurrency: int = Field(default=4, ge=1)
-    """Number of programs that run at the same time; others wait."""
+    """Number of programs that run at the same time; further calls wait."""
 
 
 class PythonArguments(Section):
@@ -54,28 +54,29 @@ class PythonArguments(Section):
 
 
 class Python:
-    """Runs a program in a sandbox and answers with what it printed; a traceback's last line where it failed.
+    """Runs a program in a sandbox and returns its output, and the last line of the traceback if it fails.
 
     As in a notebook, the value of a last line that is an expression is printed too. The sandbox is that of
-    the reward `code`: no network, no view of the disk but Python's own installation, limits of everything.
+    the reward `code`: the program has no network, sees only Python's installation on the disk, and has limits
+    of time, memory, processes, files and output.
     """
 
     Params = PythonParams
     api_version = 1
 
     def __init__(self, params: PythonParams) -> None:
-        """SandboxError where this machine does not let programs be locked in."""
+        """Raises SandboxError if this machine cannot isolate programs."""
         self.schema = function_schema("python", _ABOUT, PythonArguments)
         limits = Limits(params.timeout, params.memory, params.processes, params.scratch, params.output)
         self._sandbox = Sandbox(limits)
         self._free = asyncio.Semaphore(params.concurrency)
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """What the program printed. ValueError for arguments that do not fit."""
+        """Returns the program's output. Raises ValueError for arguments that do not fit."""
         code = PythonArguments.model_validate(arguments).code
         async with self._free:
             running = asyncio.create_task(asyncio.to_thread(self._sandbox.run, _RUN.format(code=code), b""))
-            # The thread goes on until the program's own limit, whoever gives up waiting.
+            # A cancelled call does not end the thread, which runs until the program ends at its own limit.
             ending = await asyncio.shield(running)
         return _told(ending)
 

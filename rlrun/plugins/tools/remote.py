@@ -1,4 +1,4 @@
-"""A tool that is a service of one's own: a retriever, a simulator, a gateway to others."""
+"""Calls an HTTP service of yours as a tool: a retriever, a simulator, or a gateway to further tools."""
 
 import logging
 from collections.abc import Mapping
@@ -13,32 +13,35 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteToolParams(HttpParams):
-    """Which service, and what the policy is told of it."""
+    """The service's address, and the description of the tool that the policy reads."""
 
     attempts: int = Field(default=3, ge=1)
-    """Requests for one answer, the first included; `tool_timeout` of the rollout may end it sooner."""
+    """Largest number of requests for one answer, including the first. The rollout's `tool_timeout` may end a
+    call earlier."""
     connections: int = Field(default=64, ge=1)
-    """Requests in flight at a time."""
+    """Largest number of requests in flight."""
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")
-    """What the policy calls it."""
+    """Name of the tool, as the policy calls it."""
     about: str = Field(min_length=1)
-    """What it does, for the policy."""
+    """Description of the tool, which the policy reads."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Its arguments: a JSON schema for each, `{ query = { type = "string", description = "…" } }`."""
+    """Arguments of the tool, a JSON schema for each: `{ query = { type = "string", description = "…" } }`."""
     required: tuple[str, ...] | None = None
-    """Arguments that must be given. None: all of them."""
+    """Names of the required arguments. None: all arguments are required."""
 
 
 class _Answer(Section):
-    """What a service sends."""
+    """The service's answer."""
 
     result: str | None = None
     error: str | None = None
 
 
 class RemoteTool:
-    """POSTs the arguments as JSON; the answer is `{"result": text}`, or `{"error": text}` for a call that the
-    policy got wrong and is told about. A service that gives neither after `attempts` fails the execution.
+    """POSTs the arguments to a service as JSON.
+
+    The service answers `{"result": text}`, or `{"error": text}` for a wrong call; the policy reads either
+    text. If no request of `attempts` brings such an answer, the execution fails.
     """
 
     Params = RemoteToolParams
@@ -59,8 +62,10 @@ class RemoteTool:
         self._client = HttpClient(params, tell=logger.info)
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """What the service says. ValueError with its `error`, or for arguments that are missing or unknown;
-        RuntimeError where it gives no answer.
+        """Returns the service's result.
+
+        Raises ValueError with its `error`, or for missing or unknown arguments, and RuntimeError if the
+        service does not answer.
         """
         missing = [name for name in self._required if name not in arguments]
         unknown = [name for name in arguments if name not in self._params.parameters]
@@ -72,12 +77,12 @@ class RemoteTool:
         return str(answer.result)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Closes the connections."""
         await self._client.close()
 
 
 def _read(answer: Any) -> _Answer:
-    found = _Answer.model_validate(answer)
-    if (found.result is None) == (found.error is None):
-        raise ValueError('neither {"result"} nor {"error"}')
-    return found
+    read = _Answer.model_validate(answer)
+    if (read.result is None) == (read.error is None):
+        raise ValueError('the answer must have either {"result"} or {"error"}')
+    return read

@@ -1,4 +1,4 @@
-"""The JSON schema of a tool, from a model of its arguments."""
+"""Makes the JSON schema of a tool from a pydantic model of its arguments."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,16 +9,16 @@ from rlrun.specs.problems.docstrings import field_docstrings
 
 
 def function_schema(name: str, about: str, arguments: type[BaseModel]) -> dict[str, Any]:
-    """As chat templates take it: `{"type": "function", "function": {name, description, parameters}}`.
+    """Returns a tool's schema for chat templates: `{"type": "function", "function": {name, description, …}}`.
 
-    The arguments' descriptions are the docstrings of their fields.
+    The docstrings of the model's fields become the descriptions of the arguments.
     """
     shape = arguments.model_json_schema()
     described = field_docstrings(arguments)
     properties = {
-        key: {field: value for field, value in one.items() if field != "title"}
+        key: {field: value for field, value in argument.items() if field != "title"}
         | ({"description": described[key]} if key in described else {})
-        for key, one in shape["properties"].items()
+        for key, argument in shape["properties"].items()
     }
     parameters: Mapping[str, Any] = {
         "type": "object",

@@ -1,4 +1,4 @@
-"""Searches passages of your own corpus."""
+"""Searches the passages of a corpus on this machine."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ _BEST = "SELECT title, text FROM passages WHERE passages MATCH ? ORDER BY bm25(p
 
 
 class SearchParams(Section):
-    """Which corpus is searched, and how much of it is shown."""
+    """The corpus, its index, and the size of a result."""
 
     path: SpecPath
     """The corpus: `.jsonl` with one passage per line, or text whose passages are separated by empty lines."""
@@ -31,7 +31,8 @@ class SearchParams(Section):
     results: int = Field(default=3, ge=1)
     """Largest number of passages in a result."""
     index: str | None = None
-    """File that keeps the index for later jobs; it is made again when the corpus changes. None: in memory."""
+    """File in which the index is kept for later jobs. It is rebuilt when the corpus changes. None: the index
+    is kept in memory."""
     about: str = "Searches a collection of texts by words and returns the passages that fit best."
     """The description of the tool that the policy reads."""
 
@@ -52,7 +53,10 @@ class Search:
     api_version = 1
 
     def __init__(self, params: SearchParams) -> None:
-        """Reads the corpus, unless its index is there. ValueError where it is empty or has a broken line."""
+        """Reads the corpus, unless its index is up to date.
+
+        Raises ValueError if the corpus is empty or has a broken line.
+        """
         self.schema = function_schema("search", params.about, SearchArguments)
         self._results = params.results
         self._index = _index(params)
@@ -65,31 +69,32 @@ class Search:
         if not words:
             raise ValueError("the query has no words")
         async with self._free:
-            found = await self._find(" OR ".join(f'"{word}"' for word in dict.fromkeys(words)))
-        if not found:
+            passages = await self._find(" OR ".join(f'"{word}"' for word in dict.fromkeys(words)))
+        if not passages:
             return "Nothing found."
-        return "\n\n".join(f"[{place}] {_shown(*one)}" for place, one in enumerate(found, 1))
+        return "\n\n".join(f"[{number}] {_shown(*passage)}" for number, passage in enumerate(passages, 1))
 
     async def _find(self, query: str) -> list[tuple[str, str]]:
-        def look() -> list[tuple[str, str]]:
+        def select() -> list[tuple[str, str]]:
             return self._index.execute(_BEST, (query, self._results)).fetchall()
 
-        looking = asyncio.create_task(asyncio.to_thread(look))
+        selection = asyncio.create_task(asyncio.to_thread(select))
         try:
-            return await asyncio.shield(looking)
+            return await asyncio.shield(selection)
         except asyncio.CancelledError:
+            # The thread still uses the connection: stop its query before another call takes the lock.
             self._index.interrupt()
             with suppress(sqlite3.OperationalError):
-                await looking
+                await selection
             raise
 
     async def close(self) -> None:
-        """Let go of the index."""
+        """Closes the index."""
         self._index.close()
 
 
 def _index(params: SearchParams) -> sqlite3.Connection:
-    """Of the corpus, made now or found in its file."""
+    """Opens the index, and builds it if it is missing or the corpus has changed since."""
     corpus = Path(params.path)
     index = sqlite3.connect(params.index or ":memory:", check_same_thread=False)
     stat = corpus.stat()
@@ -109,10 +114,10 @@ def _index(params: SearchParams) -> sqlite3.Connection:
 
 
 def _passages(corpus: Path, params: SearchParams) -> Iterator[tuple[str, str]]:
-    """Title and text of each; the title may be empty."""
+    """Yields the title and the text of each passage; the title may be empty."""
     if corpus.suffix != ".jsonl":
-        parts = re.split(r"\n\s*\n", corpus.read_text("utf-8"))
-        yield from (("", part.strip()) for part in parts if part.strip())
+        passages = re.split(r"\n\s*\n", corpus.read_text("utf-8"))
+        yield from (("", passage.strip()) for passage in passages if passage.strip())
         return
     with corpus.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""MLflow (https://mlflow.org): a tracking server, or files in the run's folder."""
+"""Sends metrics to MLflow (https://mlflow.org): to a tracking server, or to files in the run's folder."""
 
 import json
 import math
@@ -12,22 +12,25 @@ from rlrun.specs.sections.section import Section
 
 ID_FILE = "mlflow-id.txt"
 LONGEST_VALUE = 6000
-"""Characters of a parameter that every MLflow server takes."""
+"""Length in characters of a parameter's value that every MLflow server accepts; longer values are cut."""
 PARAMETERS_AT_ONCE = 100
 METRICS_AT_ONCE = 1000
 
 
 class MlflowParams(Section):
-    """Where runs are kept."""
+    """Where the run is stored."""
 
     tracking_uri: str | None = None
-    """Address of the tracking server. None: a folder `mlruns` in the run's."""
+    """Address of the tracking server. None: the folder `mlruns` in the run's folder."""
     experiment: str = "rlrun"
-    """Experiment of the run; made where there is none of that name."""
+    """Name of the run's experiment, which is created if it does not exist."""
 
 
 class Mlflow:
-    """One run; a resumed job goes on with it. Parameters are the spec's keys, without secrets."""
+    """Logs to one MLflow run, which a resumed job continues.
+
+    The run's parameters are the spec's keys, without secrets.
+    """
 
     Params = MlflowParams
     api_version = 1
@@ -39,13 +42,13 @@ class Mlflow:
         self._run_id = ""
 
     def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
-        """Begins the run, or goes on with the one whose id is in the run's folder."""
+        """Begins a run, or continues the one whose id is in the run's folder."""
         folder = Path(run_folder)
         uri = self.params.tracking_uri
         if uri is None:
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # files are what a laptop has
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow refuses files otherwise
             uri = (folder / "mlruns").resolve().as_uri()
-        from mlflow import MlflowClient  # the trackers extra; checking a spec does not need it
+        from mlflow import MlflowClient  # needs the trackers extra; checking a spec does not need it
 
         self._client = MlflowClient(tracking_uri=uri)
         id_file = folder / ID_FILE
@@ -57,25 +60,26 @@ class Mlflow:
         self._log_parameters(spec)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of one step; what is no finite number is left out, which some servers refuse."""
+        """Logs the metrics of one step, without NaN and infinity, which some servers refuse."""
         from mlflow.entities import Metric
 
         now = round(time.time() * 1000)
-        found = [
+        points = [
             Metric(name, float(value), now, step) for name, value in metrics.items() if math.isfinite(value)
         ]
-        for begin in range(0, len(found), METRICS_AT_ONCE):
-            self._client.log_batch(self._run_id, metrics=found[begin : begin + METRICS_AT_ONCE])
+        for begin in range(0, len(points), METRICS_AT_ONCE):
+            self._client.log_batch(self._run_id, metrics=points[begin : begin + METRICS_AT_ONCE])
 
     def close(self) -> None:
-        """Ends the run; a resumed job opens it again by logging."""
+        """Ends the run. A resumed job reopens it by logging to it."""
         if self._client is not None:
             self._client.set_terminated(self._run_id)
             self._client = None
 
     def _experiment(self) -> str:
-        found = self._client.get_experiment_by_name(self.params.experiment)
-        return str(found.experiment_id if found else self._client.create_experiment(self.params.experiment))
+        name = self.params.experiment
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
     def _log_parameters(self, spec: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
@@ -86,7 +90,7 @@ class Mlflow:
 
 
 def _flat(spec: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys and their values as text."""
+    """Yields the dotted keys and their values as text."""
     for key, value in spec.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{key}.")

@@ -1,4 +1,4 @@
-"""The newest metrics at an HTTP address, for Prometheus to collect."""
+"""Serves the newest metrics over HTTP, for Prometheus to collect."""
 
 import math
 import re
@@ -17,16 +17,20 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class PrometheusParams(Section):
-    """Where Prometheus finds them."""
+    """The address at which metrics are served."""
 
     port: int = Field(default=9400, ge=0, le=65535)
-    """TCP port of `/metrics`; 0: any that is free, as the log says."""
+    """TCP port of `/metrics`. 0: a free port, which the log names."""
     host: str = "127.0.0.1"
-    """Address to listen on; `0.0.0.0` for all. Whoever reaches it may read the metrics: there is no key."""
+    """Address to listen on; `0.0.0.0` for all. There is no key: every client that reaches it may read the
+    metrics."""
 
 
 class Prometheus:
-    """One gauge a metric, and `rlrun_step`: `rollout/reward/mean` is `rlrun_rollout_reward_mean{run="…"}`."""
+    """Serves one gauge per metric: `rollout/reward/mean` becomes `rlrun_rollout_reward_mean{run="…"}`.
+
+    The gauge `rlrun_step` is the newest step.
+    """
 
     Params = PrometheusParams
     api_version = 1
@@ -37,23 +41,23 @@ class Prometheus:
 
     @property
     def url(self) -> str:
-        """Where the metrics are, once started."""
+        """The address of the metrics, once started."""
         assert self._server is not None, "start() comes first"
         return f"http://{self._server.server_address[0]!s}:{self._server.server_port}/metrics"
 
     def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
-        """Listens from now on; OSError where the port is taken."""
+        """Starts the server. Raises OSError if the port is in use."""
         self._server = _Server((self.params.host, self.params.port), _Handler)
         self._server.run = name
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """What a collector sees from now on; metrics that a step lacks keep their values."""
+        """Updates the gauges. Metrics that a step does not have keep their values."""
         assert self._server is not None, "start() comes first"
         self._server.gauges = {**self._server.gauges, **metrics, "step": step}
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stops the server."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -61,7 +65,7 @@ class Prometheus:
 
 
 class _Server(ThreadingHTTPServer):
-    """Serves the gauges it was last given."""
+    """Serves the current gauges."""
 
     daemon_threads = True
     run = ""
@@ -73,9 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30  # seconds: a connection that sends nothing does not keep its thread
 
     def do_GET(self) -> None:
-        """The text format, whatever the path; 403 for a page that a browser was led to (DNS rebinding)."""
+        """Answers every path with the metrics; 403 for an unknown Host header, against DNS rebinding."""
         address = str(self.server.server_address[0])
-        # Beyond this host collectors may know it by any name, and everybody may read it anyway.
+        # If it listens to other hosts, they may use any name for it, and may all read the metrics anyway.
         if is_loopback(address) and not is_known_host(self.headers.get("Host", ""), address):
             self.send_error(403, "unknown host")
             return
@@ -87,11 +91,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Collectors come every few seconds; nobody wants to read of it."""
+        """Logs nothing, since collectors send a request every few seconds."""
 
 
 def exposition(run: str, gauges: Mapping[str, float]) -> str:
-    """Metrics in Prometheus' text format."""
+    """Returns the metrics in Prometheus' text format."""
     lines = []
     for metric, value in sorted(gauges.items()):
         name = "rlrun_" + _NOT_IN_NAMES.sub("_", metric)

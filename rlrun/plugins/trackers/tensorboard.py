@@ -29,7 +29,7 @@ class TensorBoard:
         """Opens an event file. A resumed run adds a file to the folder, and TensorBoard reads all files as
         one run.
         """
-        from torch.utils.tensorboard import SummaryWriter  # brings torch; not needed to check a spec
+        from torch.utils.tensorboard import SummaryWriter  # imports torch; checking a spec does not
 
         self._writer = SummaryWriter(log_dir=str(Path(run_folder) / self.params.folder))
 

@@ -1,4 +1,4 @@
-"""Trackio (https://github.com/gradio-app/trackio): a local database, a Hugging Face Space, or a server."""
+"""Sends metrics to Trackio (https://github.com/gradio-app/trackio): a local database, a Space or a server."""
 
 import math
 import secrets
@@ -14,16 +14,17 @@ NAME_FILE = "trackio-name.txt"
 
 
 class TrackioParams(Section):
-    """Where runs are shown."""
+    """Where the run is stored and shown."""
 
     project: str = "rlrun"
     """Project of the run; `trackio show --project` opens it."""
     group: str | None = None
-    """Group of runs. None: none."""
+    """Group of the run. None: the run has no group."""
     space: str | None = None
-    """Hugging Face Space that metrics are sent to. None: they stay on this machine, in TRACKIO_DIR."""
+    """Hugging Face Space to send metrics to. None: they stay on this machine, in TRACKIO_DIR."""
     server: str | None = None
-    """Address of a Trackio server that metrics are sent to; its token comes from TRACKIO_WRITE_TOKEN."""
+    """Address of a Trackio server to send metrics to; its token is read from TRACKIO_WRITE_TOKEN. None: no
+    server."""
 
     @model_validator(mode="after")
     def _one_place(self) -> "TrackioParams":
@@ -33,7 +34,7 @@ class TrackioParams(Section):
 
 
 class Trackio:
-    """One run; a resumed job goes on with it. The spec is sent without its secrets."""
+    """Logs to one Trackio run, which a resumed job continues. The spec is sent without its secrets."""
 
     Params = TrackioParams
     api_version = 1
@@ -44,14 +45,14 @@ class Trackio:
         self._run: Any = None
 
     def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
-        """Begins the run, or goes on with the one whose name is in the run's folder."""
-        import trackio  # the trackers extra; checking a spec does not need it
+        """Begins a run, or continues the one whose name is in the run's folder."""
+        import trackio  # needs the trackers extra; checking a spec does not need it
 
         file = Path(run_folder) / NAME_FILE
         own = file.read_text().strip() if file.is_file() else f"{name}-{secrets.token_hex(3)}"
         self._run = trackio.init(
             project=self.params.project,
-            name=own,  # what Trackio knows a run by, so it must be this one's alone
+            name=own,  # Trackio identifies a run by its name, so the name must be unique
             group=self.params.group,
             space_id=self.params.space,
             server_url=self.params.server,
@@ -64,11 +65,11 @@ class Trackio:
         file.write_text(own + "\n")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of one step; what is no finite number is left out, which no plot shows."""
+        """Logs the metrics of one step, without NaN and infinity, which plots cannot show."""
         self._run.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
 
     def close(self) -> None:
-        """Sends what is pending."""
+        """Sends pending metrics and ends the run."""
         if self._run is not None:
             self._run.finish()
             self._run = None

@@ -1,4 +1,4 @@
-"""Weights & Biases, online or offline (https://docs.wandb.ai)."""
+"""Sends metrics to Weights & Biases, online or offline (https://docs.wandb.ai)."""
 
 import secrets
 from collections.abc import Mapping
@@ -11,24 +11,24 @@ ID_FILE = "wandb-id.txt"
 
 
 class WandbParams(Section):
-    """Where runs are shown."""
+    """Where the run is stored and shown."""
 
     project: str = "rlrun"
     """Project of the run."""
     entity: str | None = None
-    """Team or user. None: your default one."""
+    """Team or user that owns the run. None: your default entity."""
     mode: Literal["online", "offline"] = "online"
     """`offline` writes to the run's folder only; `wandb sync` sends it later."""
     group: str | None = None
-    """Group of runs. None: none."""
+    """Group of the run. None: the run has no group."""
     tags: tuple[str, ...] = ()
-    """Of the run."""
+    """Tags of the run."""
 
 
 class Wandb:
-    """One run; a resumed job goes on with it. The key comes from WANDB_API_KEY or `wandb login`.
+    """Logs to one W&B run, which a resumed job continues. The key comes from WANDB_API_KEY or `wandb login`.
 
-    The spec is sent without its secrets; console output and code are not sent.
+    The spec is sent without its secrets. Console output and code are not sent.
     """
 
     Params = WandbParams
@@ -40,8 +40,8 @@ class Wandb:
         self._run: Any = None
 
     def start(self, run_folder: str, name: str, spec: Mapping[str, Any]) -> None:
-        """Begins the run, or goes on with the one whose id is in the run's folder."""
-        import wandb  # the trackers extra; checking a spec does not need it
+        """Begins a run, or continues the one whose id is in the run's folder."""
+        import wandb  # needs the trackers extra; checking a spec does not need it
 
         folder = Path(run_folder)
         id_file = folder / ID_FILE
@@ -63,11 +63,11 @@ class Wandb:
         id_file.write_text(run_id + "\n")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of one step; evaluation comes as a second call for the same one."""
+        """Logs the metrics of one step. Evaluation is logged by a second call for the same step."""
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        """Sends what is pending."""
+        """Sends pending metrics and ends the run."""
         if self._run is not None:
             self._run.finish()
             self._run = None

@@ -1,11 +1,11 @@
-"""Imports every launch script of slime's main branch, and writes docs/slime.md.
+"""Imports every launch script of slime's main branch and writes docs/slime.md.
 
     python benchmarks/slime_scripts.py
 
     tests/data/slime_scripts.toml (their arguments) -> `rlrun import slime` -> `rlrun validate` -> a table
 
-Models are stubs: a config.json of the family, no weights. Paths of the spec are replaced by these; everything
-else is as imported.
+Models are stubs: a config.json of the family without weights. The paths in each spec are replaced by those of
+the stubs; everything else is as imported.
 """
 
 import json
@@ -24,6 +24,7 @@ from rlrun.converters.shell.script import Word
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table, table_markdown
 from rlrun.converters.slime.importer import import_command
+from rlrun.converters.slime.rollouts_flags import DEFAULT_ROLLOUT, SFT_ROLLOUT
 from rlrun.models.config_json import architecture
 from rlrun.plugins.validation import load_checked_spec
 from rlrun.runner.job.preflight import check_files
@@ -39,7 +40,7 @@ ROW: dict[str, Any] = {
 }
 """A row with every column that the scripts name."""
 CHAT = {**ROW, "messages": [*ROW["messages"], {"role": "assistant", "content": "2"}]}
-"""The same for scripts that train on the answer."""
+"""The same row for scripts that train on the answer."""
 FUNCTIONS = (
     "--custom-generate-function-path",
     "--custom-rm-path",
@@ -47,15 +48,16 @@ FUNCTIONS = (
     "--rollout-buffer-url",
     "--multimodal-keys",
 )
-"""Flags whose function the user has to bring along, or that have no equal."""
+"""Flags whose function the user has to provide, or that have no equivalent."""
 INTRODUCTION = """\
 ## slime's own scripts
 
-Each of the 46 scripts of slime's main branch (August 2026) that start training, imported and then validated
-with a stub of its model (a config.json of the family and a tokenizer, no weights) and a row of data. `keys`
-and `reasons` count the script's flags that became keys of the spec, and those that have none and say why; a
-flag may be both. `spec` is what `rlrun validate` says about the spec and its data, and `family` the model's
-`model_type`, which is refused where the trainer does not have it. Written by `benchmarks/slime_scripts.py`.
+This table shows the 46 scripts of slime's main branch (August 2026) that start training. Each was imported,
+and validated with a stub of its model (a config.json of the family and a tokenizer, without weights) and one
+row of data. `keys` counts the script's flags that became keys of the spec, `reasons` those that the importer
+explains in a message; a flag can count for both. `spec` is the verdict of `rlrun validate` on spec and data.
+`family` is the model's `model_type`, refused if the trainer does not support it. The table is generated
+by `benchmarks/slime_scripts.py`.
 
 | script | keys | reasons | spec | family | left to you |
 |---|---|---|---|---|---|"""
@@ -70,17 +72,17 @@ class SlimeScript:
     config: Mapping[str, Any]
     """The config.json of its model."""
     files: Mapping[str, str]
-    """Files of settings that its flags name."""
+    """The text of each settings file that a flag names, by path."""
 
     def draft(self) -> Draft:
-        """The spec that the importer makes of it."""
+        """Returns the importer's draft of the spec."""
         stem = Path(self.path).stem
         return import_command(Path(self.path).name, stem, self.command, (), self.files.get)
 
 
 @cache
 def slime_scripts() -> tuple[SlimeScript, ...]:
-    """Every script, in the order of their paths."""
+    """Returns all scripts, in the order of their paths."""
     fixture = tomli.loads(FIXTURE.read_text("utf-8"))
     models = fixture["models"]
     return tuple(
@@ -96,9 +98,9 @@ def slime_scripts() -> tuple[SlimeScript, ...]:
 
 @cache
 def problems(path: str) -> tuple[str, ...]:
-    """What `rlrun validate` says about the spec of the script at `path`, with stubs; empty where it is valid.
+    """Returns the problems that `rlrun validate` finds in the spec of the script at `path`, with stubs.
 
-    Says nothing about a family that the trainer does not have, for which see `family_problem`.
+    Leaves out the problem of a family that the trainer does not support, which `family_problem` returns.
     """
     script = next(each for each in slime_scripts() if each.path == path)
     draft = script.draft()
@@ -115,7 +117,7 @@ def problems(path: str) -> tuple[str, ...]:
 
 
 def family_problem(script: SlimeScript) -> str | None:
-    """What `rlrun validate` says about the family of the script's model; None where the trainer has it."""
+    """Returns the problem with the family of the script's model; None if the trainer supports it."""
     try:
         architecture(script.config)
     except ValueError as error:
@@ -124,7 +126,7 @@ def family_problem(script: SlimeScript) -> str | None:
 
 
 def page() -> str:
-    """The whole of docs/slime.md."""
+    """Returns the text of docs/slime.md."""
     rows = [_row(script) for script in slime_scripts()]
     return "\n".join([table_markdown(), INTRODUCTION, *rows, ""])
 
@@ -142,14 +144,14 @@ def _row(script: SlimeScript) -> str:
 
 
 def _left(draft: Draft) -> str:
-    """What the user has to bring along or to fill in."""
-    own = [flag for flag, text in draft.flag_notes if not text.startswith("what ")]
+    """Returns a list of the things that the user has to provide."""
+    own = [flag for flag, text in draft.flag_notes if text not in (DEFAULT_ROLLOUT, SFT_ROLLOUT)]
     parts = [f"`{flag.name}`" for flag in draft.given(*FUNCTIONS) if flag in own]
     parts += sorted({f"`[vars]` {note.split()[0]}" for note in draft.notes if "under [vars]" in note})
     if "is quantised" in draft.comments.get("model.path", ""):
         parts.append("the model in bfloat16")
     if any("Megatron refuses" in note for note in draft.notes):
-        parts.append("a layout that Megatron takes")
+        parts.append("a layout that Megatron accepts")
     if "trainer.warmup_steps" in str(draft.flag_notes):
         parts.append("`trainer.warmup_steps`")
     return ", ".join(parts)
@@ -162,7 +164,7 @@ def _words(script: Mapping[str, Any], architecture: str) -> Iterator[Word]:
 
 
 def _use_stubs(draft: Draft, config: Mapping[str, Any], folder: Path) -> None:
-    """Replace every path of the spec by one that is there."""
+    """Replaces every path of the spec by the path of a stub."""
     values = draft.values
     model = _model(folder / "model", config)
     values["model"]["path"] = model

@@ -182,42 +182,42 @@ def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: A
 @pytest.mark.parametrize(
     ("flags", "note"),
     [
-        ("--lr fast", '--lr fast: "fast" is no number; set trainer.lr by hand'),
+        ("--lr fast", '--lr fast: "fast" is not a number; set trainer.lr by hand'),
         ("--lr", "--lr: takes one value, found 0"),
         ("--rolout-top-p 1", "did you mean --rollout-top-p?"),
-        ("--wholly-unknown", "--wholly-unknown: a flag that slime's list does not have"),
+        ("--wholly-unknown", "--wholly-unknown: this flag is not in the list"),
         ("--sglang-tp-size 2", "--sglang-tp-size 2: set by rlrun: engine.tensor"),
         ("--router-disable-retries", "--router-disable-retries: set by rlrun"),
-        ("--sglang-router-ip ::1", "--sglang-router-ip ::1: the router is started with the job"),
-        ("--kl-coef 0", "0 is no penalty, and no key"),
+        ("--sglang-router-ip ::1", "--sglang-router-ip ::1: the job starts the router"),
+        ("--kl-coef 0", "no effect: 0 means no penalty"),
         ("--kl-coef 0.1", "grpo has no KL in the reward"),
-        ("--ref-update-interval 5", "no effect: there is no KL term"),
+        ("--ref-update-interval 5", "no effect: without a KL term"),
         ("--wandb-project p", "--wandb-project p: no effect: W&B is off"),
         ("--critic-lr 1e-5", "grpo has no such parameter"),
-        ("--advantage-estimator on_policy_distillation", "teacher.path: name the teacher's"),
+        ("--advantage-estimator on_policy_distillation", "teacher.path: set it to the teacher's"),
         ("--rm-url http://x", "no effect without --rm-type remote_rm"),
-        ("--lr 1 --lr 2", "--lr 1: given again in run.sh:2, and the last one counts"),
+        ("--lr 1 --lr 2", "--lr 1: no effect: replaced by the value in run.sh:2"),
         ("--kl-loss-coef 0.1", "--kl-loss-coef 0.1: no effect without --use-kl-loss"),
-        ("--advantage-estimator ppo2", "ppo2 has no equal: choose algorithm.type"),
+        ("--advantage-estimator ppo2", "ppo2 has no equivalent: choose algorithm.type"),
         ("--gamma 0.9", "--gamma 0.9: grpo has no such parameter"),
         ("--lr-decay-style constant --min-lr 1e-7", "--min-lr 1e-7: no effect: the schedule is constant"),
         ("--micro-batch-size 4 --use-dynamic-batch-size", "packed to `trainer.max_tokens_per_rank`"),
-        ("--use-routing-replay", "no effect: the one update of a rollout step"),
+        ("--use-routing-replay", "no effect: the only update of a rollout step"),
         (
             "--moe-router-enable-expert-bias --moe-router-bias-update-rate 0",
-            "update-rate 0: no effect: the bias of experts is what the checkpoint has",
+            "update-rate 0: no effect: the bias of experts stays as in the checkpoint",
         ),
         ("--rm-type judge", "--rm-type judge: no such reward"),
         ("--dynamic-sampling-filter-path my.check", "make it a filter plugin"),
-        ("--eval-interval 2 --eval-prompt-data aime x.jsonl math", "the last word has no partner"),
-        ("--colocate --rollout-num-gpus 4", "engines take the trainer's GPUs"),
-        ("--tensor-model-parallel-size 3", "8 GPUs do not split over 3"),
+        ("--eval-interval 2 --eval-prompt-data aime x.jsonl math", "the last word is not part of a pair"),
+        ("--colocate --rollout-num-gpus 4", "engines use the trainer's GPUs"),
+        ("--tensor-model-parallel-size 3", "8 GPUs cannot be divided by 3"),
         (
             "--prompt-data ${DATA}/x.jsonl",
-            "DATA comes from outside of the script: add `DATA = …` under [vars]",
+            "DATA is not set in the script: add `DATA = …` under [vars]",
         ),
         ("--prompt-data $(date)/x.jsonl", "data.path: $(date)/x.jsonl depends on how the script is run"),
-        ("--optimizer sgd-of-another-kind", "has no equal (there are: adam"),
+        ("--optimizer sgd-of-another-kind", "has no equivalent (available: adam"),
     ],
 )
 def test_what_needs_a_decision_is_noted(tmp_path: Path, flags: str, note: str) -> None:
@@ -272,4 +272,4 @@ def test_without_a_command_the_arrays_count(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("GRPO_ARGS=(--lr 1e-5)\n")
     draft = import_script(tmp_path / "run.sh")
     assert draft.values["trainer"]["lr"] == 1e-5
-    assert "no command runs train.py; taken from GRPO_ARGS" in draft.messages()
+    assert "no command runs train.py; the flags of GRPO_ARGS are imported" in draft.messages()

@@ -344,8 +344,8 @@ def test_a_file_of_settings_that_multiplies_itself_is_not_read() -> None:
         ("--prefill-num-servers 1", "prefill and decode run on the same servers"),
         ("--sglang-disaggregation-mode prefill", "prefill and decode run on the same servers"),
         ("--custom-rm-path my.reward", "make the function a reward plugin"),
-        ("--eval-prompt-data a rows.jsonl", "slime evaluates with --eval-interval and a dataset alone"),
-        ("--use-opsm", "before the one update of a rollout step the policy is its own old one"),
+        ("--eval-prompt-data a rows.jsonl", "slime evaluates only with --eval-interval and a dataset"),
+        ("--use-opsm", "a step has one update, before which old and new policy are equal"),
         ("--eps-clip-c 3 --advantage-estimator cispo", "cispo has no such parameter"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The spec that an importer is writing: values, the flag each came from, and notes for the user."""
+"""Holds the spec that the importer is writing: values, the flags they came from, and notes for the user."""
 
 import json
 import math
@@ -21,24 +21,24 @@ _IDLE |= {"trainer.moe.routing_replay"}
 _OF_DEMONSTRATIONS = ("rollout.max_prompt_tokens", "rollout.max_response_tokens", "algorithm.type")
 _LARGEST = 1 << 62
 _MOST_ALIASES = 20
-"""In a file of settings: each may stand for many, and these for many more."""
+"""The limit of YAML aliases in a settings file, because nested aliases can expand to gigabytes."""
 _PURE_DISTILLATION = "on_policy_distillation.reward_func"
 
 
 @dataclass(slots=True)
 class Flag:
-    """A flag as the script gives it."""
+    """A flag in the script's training command."""
 
     name: str
     values: list[str]
     place: str
-    """`run.sh:12`"""
+    """File and line, such as `run.sh:12`."""
     earlier: "Flag | None" = None
-    """The same flag, given before."""
+    """The previous occurrence of the same flag."""
 
     @property
     def before(self) -> Iterator["Flag"]:
-        """The same flag each time it was given before."""
+        """Yields the earlier occurrences of the same flag, the latest first."""
         flag = self.earlier
         while flag is not None:
             yield flag
@@ -51,7 +51,7 @@ class Flag:
 
 @dataclass
 class Draft:
-    """A spec in the making."""
+    """A spec that is being written."""
 
     source: str
     """Name of the script."""
@@ -59,18 +59,18 @@ class Draft:
     is_async: bool = False
     """Whether the script runs train_async.py."""
     notes: list[str] = field(default_factory=list)
-    """About the whole script."""
+    """Notes about the whole script."""
     read_file: Callable[[str], str | None] = lambda path: None
-    """The text of a file that a flag names, as the script sees it; None where there is none."""
+    """Returns the text of a file that a flag names; None if it is not found."""
     flag_notes: list[tuple[Flag, str]] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
-    """The document."""
+    """The spec as nested tables."""
     comments: dict[str, str] = field(default_factory=dict)
-    """By dotted key."""
+    """The comment of each dotted key."""
 
     @property
     def algorithm(self) -> str:
-        """The algorithm that the flags name, in our terms."""
+        """Returns the `algorithm.type` that the flags select."""
         if self.text("--loss-type") == "sft_loss":
             return "sft"
         if self.is_pure_distillation:
@@ -79,14 +79,14 @@ class Draft:
 
     @property
     def is_pure_distillation(self) -> bool:
-        """Whether the reward is slime's own for distillation, which is 0 for every sample."""
+        """Returns whether the reward is slime's function for distillation, which is 0 for every sample."""
         custom = self.text("--custom-rm-path") or ""
         is_sft = self.text("--loss-type") == "sft_loss"
         return not is_sft and "--use-opd" in self.flags and custom.endswith(_PURE_DISTILLATION)
 
     @property
     def updates(self) -> int:
-        """Optimizer steps of one rollout step."""
+        """Returns the number of optimizer steps per rollout step."""
         samples = self.whole("--rollout-batch-size", 0) * self.whole("--n-samples-per-prompt", 1)
         given = self.whole("--num-steps-per-rollout", 0)
         size = self.whole("--global-batch-size", samples)
@@ -94,7 +94,7 @@ class Draft:
 
     @cached_property
     def model_config(self) -> dict[str, Any]:
-        """The config.json of --hf-checkpoint; empty where it cannot be read here."""
+        """Returns the config.json of --hf-checkpoint; empty if it cannot be read here."""
         text = self.read_file(f"{(self.text('--hf-checkpoint') or '').rstrip('/')}/config.json")
         try:
             config = json.loads(text or "{}")
@@ -103,16 +103,16 @@ class Draft:
         return config if isinstance(config, dict) else {}
 
     def text(self, name: str) -> str | None:
-        """A flag's first value; None where the flag or the value is not given."""
+        """Returns a flag's first value; None if the script gives no such flag or value."""
         flag = self.flags.get(name)
         return flag.values[0] if flag and flag.values else None
 
     def given(self, *names: str) -> list[Flag]:
-        """Those of the flags that the script gives."""
+        """Returns the named flags that occur in the script."""
         return [self.flags[name] for name in names if name in self.flags]
 
     def number(self, name: str, default: float) -> float:
-        """A flag's value as a number; the default, and a note, where it is not a finite one."""
+        """Returns a flag's value as a number; if it is not finite, adds a note and returns the default."""
         text = self.text(name)
         if text is None:
             return default
@@ -121,33 +121,34 @@ class Draft:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            self.note(self.flags[name], f"not a number; taken as {default:g}")
+            self.note(self.flags[name], f"not a number; {default:g} is used")
             return default
         return value
 
     def whole(self, name: str, default: int) -> int:
-        """A flag's value as a whole number; the default, and a note, where it is not one."""
+        """Returns a flag's value as a whole number; if it is not, adds a note and returns the default."""
         value = self.number(name, default)
         if value != int(value) or abs(value) > _LARGEST:
-            self.note(self.flags[name], f"not a whole number; taken as {default}")
+            self.note(self.flags[name], f"not a whole number; {default} is used")
             return default
         return int(value)
 
     def count(self, name: str, default: int) -> int:
-        """A flag's value as a number of things, of which there is at least one."""
+        """Returns a flag's value as a whole number of at least 1; a smaller one is replaced, with a note."""
         value = self.whole(name, default)
         if value < 1:
-            self.note(self.flags[name], f"not at least 1; taken as {max(default, 1)}")
+            self.note(self.flags[name], f"less than 1; {max(default, 1)} is used")
         return value if value >= 1 else max(default, 1)
 
     def set(self, key: str, value: Any, flags: Sequence[str], comment: str = "") -> None:
-        """Set a dotted key, `*` or a number for an element of an array, with where it came from.
+        """Sets a dotted key, with a comment that names the flags it came from.
 
-        Demonstrations have no rollouts: a key about these is a note instead.
+        In the key, `*` or a number stands for an element of an array. Keys about rollouts have no effect on
+        demonstrations: they become notes instead.
         """
         if self.algorithm == "sft" and _is_idle(key):
             for flag in self.given(*flags):
-                self.note(flag, "no effect: demonstrations are not sampled, and have no policy loss")
+                self.note(flag, "no effect: training on demonstrations has no sampling and no policy loss")
             return
         *parents, leaf = key.replace(".*", ".0").split(".")
         table: Any = self.values
@@ -164,7 +165,7 @@ class Draft:
         self._comment(key.replace(".*", ".0"), value == before, flags, comment)
 
     def settings(self, name: str) -> dict[str, Any] | None:
-        """The table in the YAML file that a flag names; None, and a note, where it cannot be read."""
+        """Returns the table in a flag's YAML file; if it cannot be read, adds a note and returns None."""
         flag = self.flags.get(name)
         path = self.text(name) or ""
         text = self.read_file(path)
@@ -174,19 +175,19 @@ class Draft:
             return None
         try:
             if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)) > _MOST_ALIASES:
-                self.note(flag, "has too many aliases to be read")
+                self.note(flag, "the file has too many aliases to be read")
                 return None
             settings = yaml.safe_load(text)
         except (yaml.YAMLError, RecursionError) as error:
-            self.note(flag, f"not YAML: {' '.join(str(error).split())[:120]}")
+            self.note(flag, f"the file is not valid YAML: {' '.join(str(error).split())[:120]}")
             return None
         if not isinstance(settings, dict):
-            self.note(flag, "holds no table of settings")
+            self.note(flag, "the file does not contain a table of settings")
             return None
         return settings
 
     def server_argument(self, table: str, name: str, value: Any, flag: str) -> None:
-        """Set an argument of the SGLang server, unless rlrun decides it."""
+        """Sets an argument of the SGLang server, unless rlrun sets it itself."""
         argument = flag_name(name)
         if argument in SERVER.own or is_secret(argument):
             decides = SERVER.own.get(argument)
@@ -195,24 +196,24 @@ class Draft:
             self.set(f"{table}.{name.replace('-', '_')}", value, (flag,))
 
     def _comment(self, key: str, same: bool, flags: Sequence[str], comment: str) -> None:
-        """Keep the flags that a key came from, all that say the same, and a remark."""
+        """Adds the flags that a key came from to its comment; a comment on another value is replaced."""
         names = ", ".join(name for name in flags if name.split()[0] in self.flags)
         text = f"{names}: {comment}" if names and comment else names or comment or ", ".join(flags)
-        text = "".join(each if each.isprintable() else " " for each in text)
+        text = "".join(character if character.isprintable() else " " for character in text)
         earlier = self.comments.get(key) if same else None
         self.comments[key] = f"{earlier}, {text}" if earlier and earlier != text else text
 
     def has(self, key: str) -> bool:
-        """Whether a dotted key is set."""
+        """Returns whether a dotted key is set."""
         return key.replace(".*", ".0") in self.comments
 
     def note(self, flag: Flag, text: str) -> None:
-        """Tell the user about a flag, once."""
+        """Adds a note about a flag, unless it was already added."""
         if (flag, text) not in self.flag_notes:
             self.flag_notes.append((flag, text))
 
     def messages(self) -> list[str]:
-        """Every note as a line; flags of which the same is to be said share one."""
+        """Returns all notes as lines; flags with the same note share a line."""
         together: dict[str, list[Flag]] = {}
         for flag, text in self.flag_notes:
             together.setdefault(text, []).append(flag)
@@ -223,11 +224,11 @@ class Draft:
         return [*lines, *self.notes]
 
     def toml(self) -> str:
-        """The spec as a file: its sections in the usual order, each key with its comment."""
+        """Returns the spec as TOML: the sections in the reference's order, each key with its comment."""
         order = list(Spec.model_fields)
         names = sorted(self.values, key=order.index)
         plain = [name for name in names if not isinstance(self.values[name], (dict, list))]
-        lines = [f"# From {self.source}, by `rlrun import slime`."]
+        lines = [f"# Imported from {self.source} by `rlrun import slime`."]
         lines += self._lines({name: self.values[name] for name in plain}, "")
         for name in names:
             if name not in plain:
@@ -239,12 +240,12 @@ class Draft:
             for number, element in enumerate(value):
                 yield from ["", f"[[{header}]]", *self._lines(element, f"{path}.{number}.")]
             return
-        inner = {name: each for name, each in value.items() if _is_table(each)}
-        plain = {name: each for name, each in value.items() if name not in inner}
+        inner = {name: item for name, item in value.items() if _is_table(item)}
+        plain = {name: item for name, item in value.items() if name not in inner}
         if plain or not inner:
             yield from ["", f"[{header}]", *self._lines(plain, f"{path}.")]
-        for name, each in inner.items():
-            yield from self._table(f"{header}.{name}", each, f"{path}.{name}")
+        for name, item in inner.items():
+            yield from self._table(f"{header}.{name}", item, f"{path}.{name}")
 
     def _lines(self, table: dict[str, Any], prefix: str) -> list[str]:
         table = {name: table[name] for name in sorted(table, key="type".__ne__)}
@@ -256,7 +257,7 @@ class Draft:
 
 
 def _is_idle(key: str) -> bool:
-    """Whether a key is about rollouts or a policy loss."""
+    """Returns whether a key is about rollouts or a policy loss."""
     section = key.partition(".")[0]
     return key not in _OF_DEMONSTRATIONS and (section in _OF_ROLLOUTS or key in _IDLE)
 

@@ -1,4 +1,4 @@
-"""Flags of slime about held-out data."""
+"""Translates slime's flags about evaluations on held-out data."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _OF_DATASET = {
     "top_p": ("top_p", float),
     "max_response_len": ("max_response_tokens", int),
 }
-"""Settings of a dataset in --eval-config, and ours."""
+"""Settings of a dataset in --eval-config, with our key and its type."""
 _COLUMNS = (
     ("prompt_key", "input_key", "--eval-input-key", "--input-key", "input"),
     ("label_key", "label_key", "--eval-label-key", "--label-key", None),
@@ -26,12 +26,12 @@ _UNDERSTOOD |= {key for _, key, *_ in _COLUMNS} | {"apply_chat_template"}
 
 
 def evaluation(draft: Draft) -> None:
-    """Datasets by name and path, or by a file, and the settings that they share."""
+    """Sets the datasets, given as names and paths or in a file, and their common settings."""
     names = [row.name for row in flag_table().values() if row.rule == "evaluation"]
     datasets = _datasets(draft) if draft.algorithm != "sft" and draft.given("--eval-interval") else []
     if not datasets:
         for flag in draft.given(*names):
-            draft.note(flag, "no effect: slime evaluates with --eval-interval and a dataset alone")
+            draft.note(flag, "no effect: slime evaluates only with --eval-interval and a dataset")
         return
     for number, dataset in enumerate(datasets):
         _dataset(draft, f"eval.datasets.{number}", dataset)
@@ -49,40 +49,44 @@ def evaluation(draft: Draft) -> None:
 
 
 def _greedy(draft: Draft) -> bool:
-    """Whether --eval-top-k asks for the likeliest token."""
+    """Returns whether evaluations are greedy, and translates --eval-top-k."""
     for flag in draft.given("--eval-top-k"):
         if draft.whole(flag.name, -1) == 1:
             draft.set("eval.temperature", 0.0, (flag.name,), f"{flag} is greedy")
             return True
         if draft.text(flag.name) != (draft.text("--rollout-top-k") or "-1"):
-            draft.note(flag, "evaluations sample by `rollout.top_k` too")
+            draft.note(flag, "not used: evaluations use `rollout.top_k`")
         else:
-            draft.note(flag, "as rollout.top_k")
+            draft.note(flag, "same as rollout.top_k, which evaluations use too")
     return draft.has("eval.temperature") and not draft.number("--eval-temperature", 1.0)
 
 
 def _datasets(draft: Draft) -> list[Mapping[str, Any]]:
-    """Each dataset as a table; --eval-config outranks --eval-prompt-data."""
+    """Returns each dataset's settings; --eval-config takes precedence over --eval-prompt-data."""
     words = draft.flags["--eval-prompt-data"].values if "--eval-prompt-data" in draft.flags else []
     if "--eval-config" in draft.flags:
         for flag in draft.given("--eval-prompt-data"):
-            draft.note(flag, "--eval-config outranks it")
+            draft.note(flag, "--eval-config takes precedence")
         return _configured(draft)
     words = ["aime", *words] if len(words) == 1 else words
     if len(words) % 2:
-        draft.note(draft.flags["--eval-prompt-data"], "the last word has no partner, and is left out")
+        draft.note(
+            draft.flags["--eval-prompt-data"],
+            "the last word is not part of a pair of name and path, and is left out",
+        )
     return [{"name": name, "path": path} for name, path in zip(words[::2], words[1::2], strict=False)]
 
 
 def _configured(draft: Draft) -> list[Mapping[str, Any]]:
-    """The datasets in the file of --eval-config, each with the settings that all share."""
+    """Returns the settings of the datasets in the file of --eval-config, the file's defaults included."""
     settings = _table(draft.settings("--eval-config"))
     settings = _table(settings.get("eval")) or settings
     datasets = settings.get("datasets") or []
     if isinstance(datasets, dict):
         datasets = [{"name": name, **_table(dataset)} for name, dataset in datasets.items()]
-    found = [{**_table(settings.get("defaults")), **_table(each)} for each in datasets]
-    return [dataset for dataset in found if dataset.get("path")]
+    defaults = _table(settings.get("defaults"))
+    complete = [{**defaults, **_table(dataset)} for dataset in datasets]
+    return [dataset for dataset in complete if dataset.get("path")]
 
 
 def _table(value: Any) -> dict[str, Any]:
@@ -113,16 +117,16 @@ def _dataset(draft: Draft, table: str, dataset: Mapping[str, Any]) -> None:
         f"{table}.apply_chat_template", bool(dataset.get("apply_chat_template", chat in draft.flags)), (chat,)
     )
     _reward_of_its_own(draft, name, dataset)
-    for each in sorted(set(dataset) - _UNDERSTOOD):
-        draft.note(draft.flags[source], f"{name}: {each} has no equal for one dataset")
+    for setting in sorted(set(dataset) - _UNDERSTOOD):
+        draft.note(draft.flags[source], f"{name}: {setting} cannot be set for a single dataset")
 
 
 def _reward_of_its_own(draft: Draft, name: str, dataset: Mapping[str, Any]) -> None:
-    """A reward for one dataset alone, which rows can name in their metadata."""
+    """Translates a dataset's own reward, which its rows have to name in their metadata."""
     kind = dataset.get("rm_type")
     if kind and kind != draft.text("--rm-type") and draft.has("rewards.*.type"):
         draft.set(
-            "rewards.*.type_key", "rm_type", ("--eval-config",), "what rows may name another reward under"
+            "rewards.*.type_key", "rm_type", ("--eval-config",), "the metadata key that names a row's reward"
         )
         flag = draft.flags["--eval-config"]
         draft.note(

@@ -1,4 +1,4 @@
-"""Flags of slime that only make sense together, by the name that flags.toml gives their rule."""
+"""Lists the rules that translate several of slime's flags together, by their name in flags.toml."""
 
 from collections.abc import Callable, Mapping
 
@@ -54,4 +54,4 @@ RULES: Mapping[str, Callable[[Draft], None]] = {
     "trackers": records.trackers,
     "data": sources.data,
 }
-"""All are run, in this order; each looks at the flags it needs."""
+"""The importer runs all rules in this order; each rule reads the flags that it needs."""

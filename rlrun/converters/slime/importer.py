@@ -1,8 +1,8 @@
-"""A slime launch script to a spec: `rlrun import slime run.sh`.
+"""Converts a slime launch script to a spec: `rlrun import slime run.sh`.
 
     script -> shell/script.py (words of the training command) -> flags -> flags.toml, flag_rules.py -> Draft
 
-No flag is dropped in silence: it becomes a key, which carries the flag as a comment, or a note.
+No flag is dropped silently: each becomes a key, whose comment names the flag, or a note.
 """
 
 import re
@@ -26,7 +26,7 @@ _TRAINING = re.compile(r"(?:.*/)?train(?:_async)?\.py")
 _ASYNC = re.compile(r"(?:.*/)?train_async\.py")
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
 _PROGRAMS = {"--sglang-": ("engine.sglang", SERVER), "--router-": ("engine.sglang_router", ROUTER)}
-"""Whose arguments flags of a prefix are, and where these go."""
+"""For each prefix of flags: the table for their values, and the program that they are arguments of."""
 _SERVER_KEYS = {"max-total-tokens": "engine.max_cache_tokens"}
 _SERVER_SWITCHES = {"enable-fp32-lm-head": ("trainer.head_dtype", "float32")}
 _SEPARATE_PREFILL = ("disaggregation-", "encoder-")
@@ -35,7 +35,7 @@ _LEFT_OVER = re.compile(r"\$\(|`|\$\{(?!var:|env:)")
 
 
 def import_script(path: Path) -> Draft:
-    """The spec that a script's training command describes. ValueError where it has none."""
+    """Returns the spec of a script's training command. Raises ValueError if there is no such command."""
     script = read_script(path)
     command = _training_command(script, path)
     assumptions = dict.fromkeys(note for word in command for note in word.notes)
@@ -51,7 +51,7 @@ def import_command(
     notes: Sequence[str],
     read_file: Callable[[str], str | None],
 ) -> Draft:
-    """The spec that a training command describes, from the name of its program on."""
+    """Returns the spec of a training command, whose first word is the training program."""
     is_async = any(_ASYNC.fullmatch(word.text) for word in command)
     draft = Draft(source, read_flags(command), is_async, list(notes), read_file)
     draft.set("name", name, ())
@@ -68,7 +68,7 @@ def import_command(
 
 
 def _text_of(script: Script, path: Path, written: str) -> str | None:
-    """The text of a file that a flag names: one that the script writes, or one that is there."""
+    """Returns the text of a file that a flag names: one that the script writes, or one on this host."""
     if written in script.files:
         return script.files[written]
     file = next(places(written, Path(script.folder), path.absolute().parent), None)
@@ -79,14 +79,14 @@ def _text_of(script: Script, path: Path, written: str) -> str | None:
 
 
 def read_flags(words: Sequence[Word]) -> dict[str, Flag]:
-    """Flags with their values, by name; the last one counts, and keeps the places of the others."""
+    """Returns the flags by name. The last occurrence of a flag counts; it refers to the earlier ones."""
     flags: dict[str, Flag] = {}
     current: Flag | None = None
     for word in words:
-        found = _FLAG.match(word.text)
-        if found and (found.end() == len(word.text) or word.text[found.end()] == "="):
-            name = found[0].replace("_", "-")
-            value = [word.text[found.end() + 1 :]] if found.end() < len(word.text) else []
+        match = _FLAG.match(word.text)
+        if match and (match.end() == len(word.text) or word.text[match.end()] == "="):
+            name = match[0].replace("_", "-")
+            value = [word.text[match.end() + 1 :]] if match.end() < len(word.text) else []
             before = flags.pop(name, None)
             current = flags[name] = Flag(name, value, word.place, before)
         elif current is not None:
@@ -95,18 +95,18 @@ def read_flags(words: Sequence[Word]) -> dict[str, Flag]:
 
 
 def _training_command(script: Script, path: Path) -> list[Word]:
-    """The words of the command that trains, else those of all arrays of flags."""
+    """Returns the words of the training command; without one, those of all arrays named `…_ARGS`."""
     training = [at for at, words in enumerate(script.commands) if _start_of_training(words) is not None]
     if training:
         if len(training) > 1:
-            script.note(f"{path.name} trains {len(training)} times; the last one is taken")
+            script.note(f"{path.name} trains {len(training)} times; the last training command is imported")
         return _continued(script, training[-1])
     arrays = {name: words for name, words in script.arrays.items() if name.endswith("_ARGS")}
     if not arrays:
         raise ValueError(
-            f"{path} runs no train.py and has no array of arguments: name the script that launches the job"
+            f"{path} runs no train.py and has no array of arguments: give the script that launches the job"
         )
-    script.notes.append(f"no command runs train.py; taken from {', '.join(arrays)}")
+    script.notes.append(f"no command runs train.py; the flags of {', '.join(arrays)} are imported")
     return [word for words in arrays.values() for word in words]
 
 
@@ -115,22 +115,22 @@ def _start_of_training(words: Sequence[Word]) -> int | None:
 
 
 def _continued(script: Script, at: int) -> list[Word]:
-    """The training command's words, and those of the next line where only a backslash is missing."""
+    """Returns the training command's words, and those of the next line if only a backslash is missing."""
     words = script.commands[at]
     words = words[_start_of_training(words) :]
     following = script.commands[at + 1] if at + 1 < len(script.commands) else []
     if following and _FLAG.match(following[0].text):
         place = words[-1].place
-        script.note(f"{place}: a backslash is missing at the line's end; the flags after it are taken too")
+        script.note(f"{place}: a backslash is missing at the line's end; the flags after it are imported too")
         return [*words, *following]
     return words
 
 
 def _take(draft: Draft, flag: Flag) -> None:
-    """One flag by itself; those of a rule are left to it."""
+    """Translates one flag, unless a rule does."""
     row = flag_table().get(flag.name)
     for earlier in flag.before:
-        draft.note(earlier, f"given again in {flag.place}, and the last one counts")
+        draft.note(earlier, f"no effect: replaced by the value in {flag.place}")
     prefix = next((prefix for prefix in _PROGRAMS if flag.name.startswith(prefix)), None)
     if row is None and prefix is not None:
         _take_argument(draft, flag, prefix)
@@ -143,19 +143,21 @@ def _take(draft: Draft, flag: Flag) -> None:
 
 
 def _take_argument(draft: Draft, flag: Flag, prefix: str) -> None:
-    """`--sglang-…` is the server's own argument, `--router-…` the router's, unless rlrun decides it."""
+    """Translates an argument of the SGLang server or router, unless rlrun sets it itself."""
     table, program = _PROGRAMS[prefix]
     name = flag.name.removeprefix(prefix)
     values = [_plain(toml_value(word)) for word in flag.values]
     value = True if not values else values[0] if len(values) == 1 else values
     if program is SERVER and name == "max-running-requests":
-        return  # the engine's rule takes the lower of this and slime's own limit
+        return  # the rule "engine" uses the lower of this and slime's own limit
     if name.startswith(_SEPARATE_PREFILL):
         draft.note(flag, "prefill and decode run on the same servers (docs/sglang.md)")
     elif draft.given("--rollout-external-engine-addrs"):
-        draft.note(flag, "no effect: external engines run elsewhere, with settings of their own")
+        draft.note(flag, "no effect: external engines have their own settings")
     elif is_secret(name):
-        draft.note(flag, "no secret in a file: servers of a job get keys of their own")
+        draft.note(
+            flag, "left out: secrets do not belong in files, and rlrun creates the servers' keys itself"
+        )
     elif name not in program.own:
         draft.set(f"{table}.{name.replace('-', '_')}", value, (flag.name,))
         if program is ROUTER:
@@ -170,13 +172,13 @@ def _take_argument(draft: Draft, flag: Flag, prefix: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A value that a server's argument can have: dates are texts."""
+    """Returns a value that a server's argument can have: dates become text."""
     return value if isinstance(value, (bool, int, float, str, list, dict)) else str(value)
 
 
 def _unknown(flag: Flag) -> str:
     meant = nearest(flag.name, flag_table(), 0.8)
-    return "a flag that slime's list does not have" + (f"; did you mean {meant}?" if meant else "")
+    return "this flag is not in the list of slime's flags" + (f"; did you mean {meant}?" if meant else "")
 
 
 def _set(draft: Draft, flag: Flag, row: FlagRow) -> None:
@@ -196,12 +198,12 @@ def _set(draft: Draft, flag: Flag, row: FlagRow) -> None:
 
 
 def _no_use(algorithm: str, row: FlagRow) -> str:
-    """Why a key would do nothing under the algorithm; empty where it would."""
+    """Returns why a key has no effect under the algorithm; empty if it has one."""
     return f"{algorithm} has no such parameter" if row.of and algorithm not in row.of else ""
 
 
 def read_value(row: FlagRow, words: Sequence[str]) -> Any:
-    """A flag's value, of the type its row says. ValueError, in words, where it is not of it."""
+    """Returns a flag's value in the type of its row. Raises ValueError with a message for the user."""
     if row.type in ("strs", "ints"):
         if row.type == "ints":
             return [_number(word, int) for word in words]
@@ -210,7 +212,9 @@ def read_value(row: FlagRow, words: Sequence[str]) -> Any:
         raise ValueError(f"takes one value, found {len(words)}")
     if row.values:
         if words[0] not in row.values:
-            raise ValueError(f"{format_value(words[0])} has no equal (there are: {', '.join(row.values)})")
+            raise ValueError(
+                f"{format_value(words[0])} has no equivalent (available: {', '.join(row.values)})"
+            )
         return row.values[words[0]]
     if row.type in ("int", "float"):
         return _number(words[0], int if row.type == "int" else float)
@@ -222,15 +226,15 @@ def _number(text: str, kind: type[int] | type[float]) -> float:
         return kind(text)
     except ValueError:
         noun = "whole number" if kind is int else "number"
-        raise ValueError(f"{format_value(text)} is no {noun}") from None
+        raise ValueError(f"{format_value(text)} is not a {noun}") from None
 
 
 def _refer_to_variables(draft: Draft) -> None:
-    """Let values that depend on how the script is run refer to variables of the spec, and say so."""
+    """Makes values from the script's environment refer to variables of the spec, and notes which ones."""
     outside: set[str] = set()
     draft.values = _with_variables(draft.values, outside)
     draft.notes += [
-        f"{name} comes from outside of the script: add `{name} = …` under [vars], or --set vars.{name}=…"
+        f"{name} is not set in the script: add `{name} = …` under [vars], or pass --set vars.{name}=…"
         for name in sorted(outside)
     ]
     for key, text in _texts(draft.values, ""):
@@ -239,7 +243,7 @@ def _refer_to_variables(draft: Draft) -> None:
 
 
 def _with_variables(value: Any, outside: set[str]) -> Any:
-    """The document with `${NAME}` as `${var:NAME}`."""
+    """Returns the document with `${NAME}` replaced by `${var:NAME}`."""
     if isinstance(value, dict):
         return {key: _with_variables(inner, outside) for key, inner in value.items()}
     if isinstance(value, list):

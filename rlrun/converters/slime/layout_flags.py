@@ -1,4 +1,4 @@
-"""Flags of slime about machines and parallelism."""
+"""Translates slime's flags about machines and parallelism."""
 
 import math
 
@@ -8,7 +8,7 @@ _LAYOUT = ("tensor", "pipeline", "context", "expert")
 
 
 def layout(draft: Draft) -> None:
-    """Nodes, GPUs and the degrees of parallelism; what is left over for data is `fsdp`."""
+    """Sets nodes, GPUs and the degrees of parallelism; `fsdp` gets the remaining, data-parallel ranks."""
     nodes, gpus = draft.count("--actor-num-nodes", 1), draft.count("--actor-num-gpus-per-node", 8)
     ranks = nodes * gpus
     degrees = {}
@@ -28,18 +28,18 @@ def layout(draft: Draft) -> None:
     stage = ranks // model * degrees["tensor"] * degrees["context"]
     if stage % degrees["expert"]:
         draft.notes.append(
-            f"{degrees['expert']} expert-parallel ranks do not fit the {stage} ranks of a pipeline stage, "
-            "which Megatron refuses too: change trainer.parallel, or add nodes"
+            f"the {stage} ranks of a pipeline stage cannot be divided by {degrees['expert']} expert-parallel "
+            "ranks, which Megatron refuses too: change trainer.parallel, or add nodes"
         )
     if ranks % model:
         draft.notes.append(
-            f"{ranks} GPUs do not split over {model} model-parallel ranks: change trainer.parallel"
+            f"{ranks} GPUs cannot be divided by {model} model-parallel ranks: change trainer.parallel"
         )
     _machines(draft, nodes, gpus)
 
 
 def _machines(draft: Draft, nodes: int, gpus: int) -> None:
-    """Where ranks and engines are."""
+    """Sets the nodes and GPUs of ranks and engines."""
     external = bool(draft.given("--rollout-external-engine-addrs"))
     colocated, rollout = "--colocate" in draft.flags, max(0, draft.whole("--rollout-num-gpus", 0))
     if draft.algorithm == "sft":
@@ -47,11 +47,13 @@ def _machines(draft: Draft, nodes: int, gpus: int) -> None:
             draft.note(flag, "no effect: there are no engines")
         rollout, colocated = 0, False
     elif not colocated and not rollout and not external:
-        draft.notes.append("neither --colocate nor --rollout-num-gpus: how many GPUs generate?")
+        draft.notes.append(
+            "neither --colocate nor --rollout-num-gpus is given: set cluster.placement and the engines' GPUs"
+        )
     if external or (colocated and rollout):
         for flag in draft.given("--rollout-num-gpus"):
             draft.note(
-                flag, "no effect: engines run elsewhere" if external else "engines take the trainer's GPUs"
+                flag, "no effect: engines are external" if external else "engines use the trainer's GPUs"
             )
         rollout = 0 if external else rollout
     apart = 0 if colocated else rollout
@@ -66,7 +68,7 @@ def _machines(draft: Draft, nodes: int, gpus: int) -> None:
     used = draft.count("--actor-num-nodes", 1) * draft.count("--actor-num-gpus-per-node", 8) + apart
     if used != nodes * gpus:
         draft.notes.append(
-            f"{used} GPUs are asked for and {nodes} nodes of {gpus} have {nodes * gpus}: see [cluster]"
+            f"the script uses {used} GPUs, but {nodes} nodes of {gpus} have {nodes * gpus}: check [cluster]"
         )
     draft.set("cluster.nodes", nodes, ("--actor-num-nodes", *(["--rollout-num-gpus"] if apart else [])))
     draft.set(
@@ -80,7 +82,7 @@ def _machines(draft: Draft, nodes: int, gpus: int) -> None:
     if nodes > 1:
         draft.set("cluster.address", "auto", (), "the Ray cluster that this host has joined")
         draft.notes.append(
-            'cluster.address: "auto" is the Ray cluster of this host; start Ray on every node first'
+            'cluster.address: "auto" joins the Ray cluster of this host; start Ray on every node first'
         )
     for flag in draft.given("--num-gpus-per-node"):
-        draft.note(flag, "taken into account in cluster.gpus_per_node")
+        draft.note(flag, "included in cluster.gpus_per_node")

@@ -1,4 +1,4 @@
-"""Flags of slime about the loss: algorithm, clipping, KL, corrections, distillation."""
+"""Translates slime's flags about the loss: algorithm, clipping, KL, corrections, distillation."""
 
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
@@ -6,7 +6,7 @@ from rlrun.converters.slime.secrets import bare_address
 
 _DEFAULT_CLIP = 0.2
 _WITH_OTHER_CLIP = ("gspo", "cispo")
-"""Algorithms whose bounds are by default others than slime's."""
+"""Algorithms whose default bounds differ from slime's."""
 _DEFAULT_DELTA = 1e-4
 _MIS = "mis.compute_mis_weights"
 _ICEPOP = "icepop_function"
@@ -14,23 +14,23 @@ _MEGATRON_FOLDER = "_torch_dist"
 
 
 def algorithm(draft: Draft) -> None:
-    """The estimator names the algorithm, unless the loss does."""
+    """Sets the algorithm, which slime's advantage estimator or loss names."""
     if draft.is_pure_distillation:
         flags = draft.given("--use-opd", "--custom-rm-path", "--custom-reward-post-process-path")
         draft.set("algorithm.type", "on_policy_distillation", tuple(flag.name for flag in flags))
         for flag in draft.given("--advantage-estimator"):
-            draft.note(flag, "rewards are 0 and advantages the teacher's alone")
+            draft.note(flag, "no effect: rewards are 0, and only the teacher determines the advantages")
         return
     for flag in draft.given("--custom-reward-post-process-path"):
-        draft.note(
-            flag, "an algorithm plugin turns rewards into advantages however it likes (docs/plugins.md)"
-        )
+        draft.note(flag, "write an algorithm plugin, which turns rewards into advantages (docs/plugins.md)")
     for flag in draft.given("--loss-type", "--advantage-estimator"):
         row, value = flag_table()[flag.name], draft.text(flag.name) or ""
         if flag.name == "--loss-type" and value == "policy_loss":
             draft.note(flag, "the default: --advantage-estimator names the algorithm")
         elif value not in row.values:
-            draft.note(flag, f"{value or 'nothing'} has no equal: choose algorithm.type (rlrun plugins list)")
+            draft.note(
+                flag, f"{value or 'nothing'} has no equivalent: choose algorithm.type (rlrun plugins list)"
+            )
         elif draft.values.get("algorithm", {}).get("type") == "sft":
             draft.note(flag, "demonstrations have no advantages")
         else:
@@ -38,7 +38,7 @@ def algorithm(draft: Draft) -> None:
 
 
 def clipping(draft: Draft) -> None:
-    """Bounds of the ratio; slime's upper bound is the lower one unless it is given."""
+    """Sets the bounds of the ratio; slime's default for the upper bound is the lower one."""
     given = tuple(flag.name for flag in draft.given("--eps-clip"))
     low = draft.number("--eps-clip", _DEFAULT_CLIP)
     if given or draft.algorithm in _WITH_OTHER_CLIP:
@@ -55,11 +55,11 @@ def clipping(draft: Draft) -> None:
 
 
 def kl_in_reward(draft: Draft) -> None:
-    """A penalty in the reward, for the algorithms that have one there."""
+    """Sets the KL penalty in the reward, for algorithms that have one."""
     for flag in draft.given("--kl-coef"):
         row = flag_table()[flag.name]
         if not draft.number(flag.name, 0.0):
-            draft.note(flag, "0 is no penalty, and no key")
+            draft.note(flag, "no effect: 0 means no penalty")
         elif draft.algorithm not in row.of:
             draft.note(flag, f"{draft.algorithm} has no KL in the reward (slime computes and ignores it)")
         else:
@@ -69,17 +69,17 @@ def kl_in_reward(draft: Draft) -> None:
 
 
 def kl_in_loss(draft: Draft) -> None:
-    """A penalty in the loss, where --use-kl-loss asks for one."""
+    """Sets the KL penalty in the loss, if --use-kl-loss is given."""
     flags = draft.given("--use-kl-loss", "--kl-loss-type", "--kl-loss-coef", "--use-unbiased-kl")
     if "--use-kl-loss" not in draft.flags:
         used = draft.has("algorithm.kl.in_reward.type")
-        for flag in (each for each in flags if not (used and each.name == "--kl-loss-type")):
+        for flag in (flag for flag in flags if not (used and flag.name == "--kl-loss-type")):
             draft.note(flag, "no effect without --use-kl-loss")
         return
     named, coefficient = draft.text("--kl-loss-type"), draft.number("--kl-loss-coef", 0.0)
     if (named or "k1") == "k1" and not (coefficient and draft.given("--use-unbiased-kl")):
         for flag in flags:
-            note = "k1 in a loss trains nothing, since its mean gradient is 0: left out; low_var_kl trains"
+            note = "left out: k1 has no effect in a loss, because its mean gradient is 0; use low_var_kl"
             draft.note(flag, note)
         return
     comment = f"--kl-loss-type{'' if named else ' (default)'}"
@@ -90,20 +90,20 @@ def kl_in_loss(draft: Draft) -> None:
 
 
 def reference(draft: Draft) -> None:
-    """A reference that moves, where a KL term has one."""
+    """Sets how often the reference is updated, if a KL term has a reference."""
     for flag in draft.given("--ref-update-interval"):
         if "kl" in draft.values.get("algorithm", {}):
             draft.set("reference.update_interval", draft.whole(flag.name, 1), (flag.name,))
         else:
-            draft.note(flag, "no effect: there is no KL term, and so no reference")
+            draft.note(flag, "no effect: without a KL term there is no reference")
 
 
 def correction(draft: Draft) -> None:
-    """A correction of the gap between engine and trainer, where --use-tis asks for one."""
+    """Sets the correction of the gap between engine and trainer, if --use-tis is given."""
     custom = draft.text("--custom-tis-function-path") or ""
     if "--use-tis" not in draft.flags or _MIS not in custom:
         for flag in draft.given("--custom-config-path"):
-            draft.note(flag, "the parameters of a plugin are keys of the spec, beside its `type`")
+            draft.note(flag, "write the parameters of a plugin as keys of the spec, next to its `type`")
     if "--use-tis" not in draft.flags:
         for flag in draft.given("--tis-clip", "--tis-clip-low", "--custom-tis-function-path"):
             draft.note(flag, "no effect without --use-tis")
@@ -111,7 +111,7 @@ def correction(draft: Draft) -> None:
         draft.set("algorithm.correction.type", "mis", ("--use-tis", "--custom-tis-function-path"))
         _masked_importance_sampling(draft)
     elif custom and not custom.endswith(_ICEPOP):
-        note = "write an algorithm plugin; `algorithm.correction` has the published forms"
+        note = "write an algorithm plugin, or use a published correction with `algorithm.correction`"
         draft.note(draft.flags["--custom-tis-function-path"], note)
         draft.note(draft.flags["--use-tis"], note)
     else:
@@ -129,7 +129,7 @@ def _bounds(draft: Draft) -> None:
 
 
 def _masked_importance_sampling(draft: Draft) -> None:
-    """The settings of slime's example, which are in the file of --custom-config-path."""
+    """Sets the parameters of slime's example `mis`, which are in the file of --custom-config-path."""
     for flag in draft.given("--tis-clip", "--tis-clip-low"):
         draft.note(flag, "no effect: the bounds are in the file of --custom-config-path")
     settings = draft.settings("--custom-config-path")
@@ -155,12 +155,12 @@ def _masked_importance_sampling(draft: Draft) -> None:
     if settings.get("tis_batch_normalize"):
         draft.note(
             draft.flags["--custom-config-path"],
-            "tis_batch_normalize: weights are not normalised over the batch",
+            "tis_batch_normalize: rlrun does not normalise weights over the batch",
         )
 
 
 def off_policy_masking(draft: Draft) -> None:
-    """Whole samples that the policy has left behind."""
+    """Sets the masking of samples that have become too unlikely under the policy."""
     flags = draft.given("--use-opsm", "--opsm-delta")
     if "--use-opsm" not in draft.flags:
         for flag in flags:
@@ -169,8 +169,8 @@ def off_policy_masking(draft: Draft) -> None:
         for flag in flags:
             draft.note(
                 flag,
-                "no effect in slime: before the one update of a rollout step the policy is its own old one; "
-                "algorithm.opsm compares with the engine's log-probs instead, and would have one",
+                "no effect in slime: a step has one update, before which old and new policy are equal. "
+                "algorithm.opsm would mask samples: it compares with the engine's log-probs",
             )
     else:
         names = tuple(flag.name for flag in flags)
@@ -182,21 +182,21 @@ def off_policy_masking(draft: Draft) -> None:
 
 
 def old_log_probs(draft: Draft) -> None:
-    """The engine's log-probs as the ratio's denominator."""
+    """Sets whether the denominator of the ratio is the engine's log-probs."""
     for flag in draft.given("--use-rollout-logprobs"):
         if draft.algorithm == "sft":
             draft.note(flag, "sft has no such parameter")
         elif "--use-tis" in draft.flags:
-            draft.note(flag, "no effect: --use-tis compares with the trainer's own, as slime insists")
+            draft.note(flag, "no effect: --use-tis needs the trainer's own log-probs, in slime too")
         else:
             draft.set("trainer.old_log_probs", "rollout", (flag.name,))
 
 
 def distillation(draft: Draft) -> None:
-    """A teacher's log-probs, taken off the advantages."""
+    """Sets the distillation term, which compares the policy with a teacher's log-probs."""
     flags = draft.given("--use-opd", "--opd-type", "--opd-kl-coef", "--opd-teacher-load")
     if draft.text("--advantage-estimator") == "on_policy_distillation":
-        draft.notes.append("teacher.path: name the teacher's Hugging Face folder or id, under [teacher]")
+        draft.notes.append("teacher.path: set it to the teacher's Hugging Face folder or id, under [teacher]")
     if "--use-opd" not in draft.flags or draft.algorithm == "sft":
         for flag in flags:
             draft.note(flag, "no effect without --use-opd and a policy loss")
@@ -206,18 +206,18 @@ def distillation(draft: Draft) -> None:
     if coefficient > 0:
         draft.set("algorithm.distillation.coef", coefficient, names)
     else:
-        draft.note(draft.flags["--use-opd"], "--opd-kl-coef 0 distils nothing")
+        draft.note(draft.flags["--use-opd"], "no effect: --opd-kl-coef is 0")
         return
     _teacher(draft, draft.text("--opd-type"))
 
 
 def _teacher(draft: Draft, kind: str | None) -> None:
-    """The teacher's Hugging Face folder, or the server that has it."""
+    """Sets the teacher's Hugging Face folder, or the server that serves it."""
     if kind == "sglang":
         url = bare_address((draft.text("--rm-url") or "http://HOST:PORT").removesuffix("/generate"))
         draft.set("engines.0.name", "teacher", ("--opd-type",))
         draft.set(
-            "engines.0.type", "external", ("--opd-type",), "a server that the job neither starts nor ends"
+            "engines.0.type", "external", ("--opd-type",), "a server that the job neither starts nor stops"
         )
         draft.set("engines.0.urls", [url], ("--rm-url",))
         draft.set("teacher.engine", "teacher", ("--opd-type",))

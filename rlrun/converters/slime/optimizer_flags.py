@@ -1,4 +1,4 @@
-"""Flags of slime about steps: how many, of what size, by which optimizer."""
+"""Translates slime's flags about the number of steps, their size, and the optimizer."""
 
 from rlrun.converters.slime.draft import Draft
 
@@ -7,13 +7,13 @@ _SCHEDULES = ("linear", "cosine", "WSD")
 
 
 def steps(draft: Draft) -> None:
-    """--num-rollout outranks --num-epoch."""
+    """Sets the number of steps or epochs; --num-rollout takes precedence over --num-epoch."""
     rollouts, epochs = (next(iter(draft.given(name)), None) for name in ("--num-rollout", "--num-epoch"))
     if rollouts:
         updates = draft.updates if draft.algorithm == "sft" else 1
         draft.set("trainer.steps", draft.whole("--num-rollout", 1) * updates, (rollouts.name,))
         if epochs:
-            draft.note(epochs, "--num-rollout is given too, and counts")
+            draft.note(epochs, "no effect: --num-rollout takes precedence")
     elif epochs:
         draft.set("trainer.epochs", draft.whole("--num-epoch", 1), (epochs.name,))
     else:
@@ -21,21 +21,21 @@ def steps(draft: Draft) -> None:
 
 
 def batches(draft: Draft) -> None:
-    """Demonstrations come in batches of slime's rollout batch, one sample of a prompt."""
+    """Sets the batch size of demonstrations: slime's rollout batch, with one sample per prompt."""
     size = draft.whole("--rollout-batch-size", 0) // max(1, draft.whole("--num-steps-per-rollout", 1))
     if draft.algorithm == "sft" and "--global-batch-size" not in draft.flags and size:
         draft.set("trainer.global_batch_size", size, ("--rollout-batch-size",))
 
 
 def betas(draft: Draft) -> None:
-    """Adam's two decays are one array; slime's second one is 0.999 unless it is given."""
+    """Sets Adam's two decay rates, which are one array here; slime's default for the second is 0.999."""
     flags = tuple(flag.name for flag in draft.given("--adam-beta1", "--adam-beta2"))
     values = [draft.number("--adam-beta1", 0.9), draft.number("--adam-beta2", 0.999)]
     draft.set("trainer.betas", values, flags, "" if flags else "slime's default without --adam-beta2")
 
 
 def schedule(draft: Draft) -> None:
-    """The learning rate over time; without a word of it slime's falls linearly."""
+    """Sets the schedule of the learning rate; slime's default decays linearly."""
     style = draft.text("--lr-decay-style")
     kinds = {"constant": "constant", "linear": "linear", "cosine": "cosine", "WSD": "wsd", None: "linear"}
     if style in kinds:
@@ -43,7 +43,7 @@ def schedule(draft: Draft) -> None:
         draft.set("trainer.schedule", kinds[style], ("--lr-decay-style",), comment)
     else:
         known = ", ".join(name for name in kinds if name)
-        draft.note(draft.flags["--lr-decay-style"], f'"{style}" has no equal (there are: {known})')
+        draft.note(draft.flags["--lr-decay-style"], f'"{style}" has no equivalent (available: {known})')
     for flag in draft.given("--lr-wsd-decay-iters"):
         if style == "WSD":
             draft.set("trainer.decay_steps", draft.whole(flag.name, 1), (flag.name,))
@@ -59,31 +59,33 @@ def schedule(draft: Draft) -> None:
 
 
 def critic(draft: Draft) -> None:
-    """slime's critic learns at the policy's rate unless a file of settings says otherwise."""
+    """Sets the critic's learning rate, by default the policy's as in slime."""
     if draft.algorithm == "ppo" and not draft.has("critic.lr"):
         draft.set("critic.lr", draft.number("--lr", 1e-6), (), "the policy's, as in slime")
 
 
 def warmup_share(draft: Draft) -> None:
-    """A share of the job's optimizer steps, in steps."""
+    """Sets the warm-up, given as a fraction of the job's optimizer steps, as a number of steps."""
     for flag in draft.given("--lr-warmup-fraction", "--warmup-ratio"):
         total = draft.whole("--num-rollout", 0) * draft.updates if "--num-rollout" in draft.flags else None
         if total is None:
-            draft.note(flag, "the number of optimizer steps is not known here: set trainer.warmup_steps")
+            draft.note(flag, "the number of optimizer steps is unknown: set trainer.warmup_steps by hand")
         else:
             share = draft.number(flag.name, 0.0)
             draft.set("trainer.warmup_steps", round(share * total), (flag.name,), f"{flag} of {total} steps")
 
 
 def micro_batches(draft: Draft) -> None:
-    """A budget of tokens with --use-dynamic-batch-size, else a number of samples."""
+    """Sets the size of micro-batches: in tokens with --use-dynamic-batch-size, otherwise in samples."""
     budgets = draft.given("--max-tokens-per-gpu", "--fsdp-max-tokens-per-gpu")
     if "--use-dynamic-batch-size" in draft.flags:
         for flag in budgets:
             names = (flag.name, "--use-dynamic-batch-size")
             draft.set("trainer.max_tokens_per_rank", draft.whole(flag.name, 8192), names)
         if not budgets:
-            draft.note(draft.flags["--use-dynamic-batch-size"], "the budget is trainer.max_tokens_per_rank")
+            draft.note(
+                draft.flags["--use-dynamic-batch-size"], "trainer.max_tokens_per_rank limits the tokens"
+            )
         for flag in draft.given("--micro-batch-size"):
             draft.note(flag, "micro-batches are packed to `trainer.max_tokens_per_rank`")
         return
@@ -95,53 +97,51 @@ def micro_batches(draft: Draft) -> None:
 
 
 def logits_chunk(draft: Draft) -> None:
-    """Tokens whose logits exist at a time."""
+    """Sets the number of tokens whose logits are computed at a time."""
     for flag in draft.given("--log-probs-chunk-size"):
         size = draft.whole(flag.name, -1)
         if size > 0:
             draft.set("trainer.logits_chunk", size, (flag.name,))
         else:
-            draft.note(flag, "logits always come in chunks: trainer.logits_chunk")
+            draft.note(flag, "logits are always computed in chunks: trainer.logits_chunk")
 
 
 def freeze(draft: Draft) -> None:
-    """Names of Megatron's parameters, where their Hugging Face names are known."""
+    """Sets the frozen parameters, translating Megatron's names where the Hugging Face names are known."""
     for flag in draft.given("--freeze-params-name-list"):
         names = [_FROM_MEGATRON[name] for name in flag.values if name in _FROM_MEGATRON]
-        others = [name for name in flag.values if name not in _FROM_MEGATRON]
+        unknown = [name for name in flag.values if name not in _FROM_MEGATRON]
         if names:
             draft.set("trainer.freeze", names, (flag.name,))
-        if others or not names:
-            draft.note(
-                flag, f"Megatron's names: write Hugging Face's into trainer.freeze for {', '.join(others)}"
-            )
+        if unknown or not names:
+            draft.note(flag, f"add the Hugging Face names of {', '.join(unknown)} to trainer.freeze by hand")
 
 
 def routing(draft: Draft) -> None:
-    """Which choice of experts updates take over."""
+    """Sets whose choice of experts is replayed in updates."""
     own, engine = draft.given("--use-routing-replay"), draft.given("--use-rollout-routing-replay")
     for flag in engine:
         draft.set("trainer.moe.routing_replay", "engine", (flag.name,))
     for flag in own:
         if engine:
-            draft.note(flag, "--use-rollout-routing-replay outranks it")
+            draft.note(flag, "--use-rollout-routing-replay takes precedence")
         elif draft.updates > 1:
             draft.set("trainer.moe.routing_replay", "trainer", (flag.name,))
         else:
-            draft.note(flag, "no effect: the one update of a rollout step chooses as the policy does")
+            draft.note(flag, "no effect: the only update of a rollout step chooses the same experts anyway")
 
 
 def balancing(draft: Draft) -> None:
-    """A bias of experts, and the rate at which it moves."""
+    """Sets the balancing of experts by a bias, and the rate at which the bias changes."""
     rate = draft.number("--moe-router-bias-update-rate", 1e-3)
     moving = bool(draft.given("--moe-router-enable-expert-bias")) and rate > 0
     for flag in draft.given("--moe-router-enable-expert-bias"):
         if moving:
             draft.set("trainer.moe.balancing", "bias", (flag.name,))
         else:
-            draft.note(flag, "the bias of experts is what the checkpoint has")
+            draft.note(flag, "the bias of experts stays as in the checkpoint")
     for flag in draft.given("--moe-router-bias-update-rate"):
         if moving:
             draft.set("trainer.moe.balancing_rate", rate, (flag.name,))
         else:
-            draft.note(flag, "no effect: the bias of experts is what the checkpoint has")
+            draft.note(flag, "no effect: the bias of experts stays as in the checkpoint")

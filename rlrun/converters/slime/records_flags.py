@@ -1,4 +1,4 @@
-"""Flags of slime about what a run leaves: checkpoints, trackers, its name."""
+"""Translates slime's flags about a run's records: checkpoints, trackers and its name."""
 
 import math
 import re
@@ -10,7 +10,7 @@ _EVERY = 1_000_000
 
 
 def checkpoints(draft: Draft) -> None:
-    """Steps between checkpoints; slime keeps every one."""
+    """Sets the number of steps between checkpoints, and keeps all of them as slime does."""
     interval = next(iter(draft.given("--save-interval")), None)
     if interval:
         every = draft.whole(interval.name, 1)
@@ -26,7 +26,7 @@ def checkpoints(draft: Draft) -> None:
 
 
 def trackers(draft: Draft) -> None:
-    """TensorBoard, Weights & Biases, or both."""
+    """Sets the trackers: TensorBoard, Weights & Biases, or both."""
     number = 0
     if "--use-tensorboard" in draft.flags:
         draft.set("trackers.0.type", "tensorboard", ("--use-tensorboard",))
@@ -46,10 +46,10 @@ def trackers(draft: Draft) -> None:
 
 
 def run_name(draft: Draft) -> None:
-    """A name that can be a folder's."""
+    """Sets the run's name, as a valid name of a folder."""
     for flag in draft.given("--tb-experiment-name"):
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", draft.text(flag.name) or "").strip("-._")
         if name:
             draft.set("name", name, (flag.name,))
         else:
-            draft.note(flag, "no name for a folder")
+            draft.note(flag, "the value cannot be the name of a folder")

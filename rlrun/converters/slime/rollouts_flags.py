@@ -1,4 +1,4 @@
-"""Flags of slime about how samples are drawn, and which of them are kept."""
+"""Translates slime's flags about sampling, and about which samples are kept."""
 
 import json
 
@@ -9,38 +9,42 @@ _SFT = "sft_rollout"
 _OWN = ("sglang_rollout", "sleep_rollout")
 _DEMONSTRATION_TOKENS = 16384
 _MANY = 1000
+DEFAULT_ROLLOUT = "this is what rlrun does by default"
+SFT_ROLLOUT = 'this is what `algorithm.type = "sft"` does'
 
 
 def rollout_function(draft: Draft) -> None:
-    """Asynchrony, which slime has by another training program or another rollout function."""
+    """Sets asynchrony, which slime selects by the training program or the rollout function."""
     flag = next(iter(draft.given("--rollout-function-path")), None)
     path = (draft.text("--rollout-function-path") or "") if flag else ""
     if draft.algorithm == "sft":
         if flag and _SFT not in path:
             draft.note(flag, "demonstrations are not sampled")
         elif flag:
-            draft.note(flag, 'what `algorithm.type = "sft"` does')
+            draft.note(flag, SFT_ROLLOUT)
         return
     if _FULLY_ASYNC in path:
         draft.set("rollout.mode", "async", ("--rollout-function-path",), "engines never wait")
         draft.notes.append(
-            "rollout.max_staleness: slime trains on samples of any age; here older ones are dropped"
+            "rollout.max_staleness: slime trains on samples of any age; rlrun discards older ones"
         )
     elif draft.is_async:
-        draft.set("rollout.mode", "async", (), "train_async.py: generates while it trains")
-        draft.set("rollout.weight_update", "between", (), "train_async.py: a sample is of one version")
+        draft.set("rollout.mode", "async", (), "train_async.py generates while it trains")
+        draft.set(
+            "rollout.weight_update", "between", (), "with train_async.py one version generates a sample"
+        )
     if flag and _FULLY_ASYNC not in path:
         known = any(name in path for name in _OWN)
         draft.note(
             flag,
-            "what rlrun does"
+            DEFAULT_ROLLOUT
             if known
             else "make it a rollout plugin: a class with a `run` method (docs/rollouts.md)",
         )
 
 
 def partial(draft: Draft) -> None:
-    """Samples that go on in the next step; asynchronous jobs never stop one."""
+    """Sets whether unfinished samples continue in the next step; asynchronous jobs never stop samples."""
     started = draft.given("--partial-rollout")
     for flag in started:
         if draft.values.get("rollout", {}).get("mode") == "async":
@@ -55,37 +59,37 @@ def partial(draft: Draft) -> None:
 
 
 def lengths(draft: Draft) -> None:
-    """The longest prompt: slime drops none unless it is told to, and rlrun fits it to the model."""
+    """Sets the longest prompt. By default slime drops no prompt; rlrun drops those that are too long."""
     response = draft.whole("--rollout-max-response-len", 1024)
     prompt, context = draft.given("--rollout-max-prompt-len"), draft.given("--rollout-max-context-len")
     if prompt:
         draft.set("rollout.max_prompt_tokens", draft.whole(prompt[0].name, 1), (prompt[0].name,))
         for flag in context:
-            draft.note(flag, "rollout.max_prompt_tokens and rollout.max_response_tokens limit it")
+            draft.note(flag, "rollout.max_prompt_tokens and rollout.max_response_tokens limit the context")
     elif context and draft.whole(context[0].name, 1) > response:
-        rest = draft.whole(context[0].name, 1) - response
-        draft.set("rollout.max_prompt_tokens", rest, (context[0].name,), f"{context[0]} less the response")
+        room = draft.whole(context[0].name, 1) - response
+        draft.set("rollout.max_prompt_tokens", room, (context[0].name,), f"{context[0]} minus the response")
     else:
         for flag in context:
             draft.note(
-                flag, "leaves no room beside --rollout-max-response-len: set rollout.max_prompt_tokens"
+                flag, "--rollout-max-response-len leaves no room for a prompt: set rollout.max_prompt_tokens"
             )
         draft.notes.append(
             "rollout.max_prompt_tokens: slime drops no prompt; rlrun drops prompts of more than 4096 tokens, "
-            "or of more than the model has room for, and says how many"
+            "or of more tokens than the model has room for, and reports their number"
         )
     if draft.algorithm == "sft" and "--rollout-max-response-len" not in draft.flags:
         draft.set("rollout.max_response_tokens", _DEMONSTRATION_TOKENS, (), "slime drops no demonstration")
 
 
 def time_limits(draft: Draft) -> None:
-    """slime waits for hours where rlrun by default gives up."""
+    """Raises the number of attempts: slime samples until enough groups pass the filter."""
     if "--dynamic-sampling-filter-path" in draft.flags and "filters" in draft.values:
         draft.set("rollout.max_attempts", _MANY, (), "slime samples until enough groups pass the filter")
 
 
 def template(draft: Draft) -> None:
-    """Whether and how messages are rendered; demonstrations always are."""
+    """Sets whether and how the chat template renders messages; it always renders demonstrations."""
     flag = "--apply-chat-template"
     if draft.algorithm == "sft":
         draft.set("data.apply_chat_template", True, (flag,), "as slime does for demonstrations")
@@ -103,23 +107,23 @@ def template(draft: Draft) -> None:
         for name, value in arguments.items():
             draft.set(f"model.chat_template_args.{name}", value, (given.name,))
         if not arguments:
-            draft.note(given, "no arguments")
+            draft.note(given, "no effect: the JSON object is empty")
 
 
 def _is_setting(item: tuple[str, object]) -> bool:
-    """Whether an argument of a template has a plain name and a plain value."""
+    """Returns whether an argument of a template has a plain name and a plain value."""
     return item[0].isidentifier() and isinstance(item[1], (bool, int, float, str))
 
 
 def debug(draft: Draft) -> None:
-    """A part of the job alone, and samples kept whole."""
+    """Sets the part of the job to run, and whether samples are saved."""
     for flag in draft.given("--save-debug-rollout-data", "--save-debug-train-data", "--dump-details"):
         draft.set("debug.save_rollouts", True, (flag.name,))
     for flag in draft.given("--debug-rollout-only"):
         draft.set("debug.mode", "rollout", (flag.name,))
     for flag in draft.given("--debug-train-only"):
         if draft.algorithm == "sft":
-            draft.note(flag, 'what `algorithm.type = "sft"` does')
+            draft.note(flag, SFT_ROLLOUT)
         else:
             draft.note(
                 flag, '`debug.mode = "train"` needs `debug.rollouts`, the folder of a run that saved samples'
@@ -127,13 +131,13 @@ def debug(draft: Draft) -> None:
 
 
 def determinism(draft: Draft) -> None:
-    """Same numbers again, where trainer and servers are both told to."""
+    """Sets determinism, if the script asks for it in both the trainer and the servers."""
     for flag in draft.given("--deterministic-mode"):
         if "--sglang-enable-deterministic-inference" in draft.flags:
             draft.set("deterministic", True, (flag.name,))
         else:
             draft.note(
                 flag,
-                "the whole job is: `deterministic = true`, with `enable_deterministic_inference = "
-                "true` under [engine.sglang]",
+                "rlrun makes the whole job deterministic or nothing: set `deterministic = true`, with "
+                "`enable_deterministic_inference = true` under [engine.sglang]",
             )

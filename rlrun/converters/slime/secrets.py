@@ -14,16 +14,16 @@ _QUERY = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Whether a flag or setting of this name holds a secret: `--wandb-key`, `api_key`."""
+    """Returns whether a flag or setting of this name holds a secret, such as `--wandb-key` or `api_key`."""
     return bool(_SECRET_NAME.search(name))
 
 
 def without_credentials(text: str) -> str:
-    """A text whose addresses refer to the environment for the user, password or key in them."""
+    """Returns the text with users, passwords and keys in addresses replaced by `${env:…}` references."""
     text = _USER.sub(r"\g<start>${env:URL_CREDENTIALS}@", text)
     return _QUERY.sub(r"\g<start>${env:URL_KEY}", text)
 
 
 def bare_address(url: str) -> str:
-    """An address without user, password and query, which requests to engines do not carry."""
+    """Returns an address without user, password and query, which requests to engines do not contain."""
     return re.split(r"[?#]", _ANY_USER.sub(r"\g<start>", url))[0]

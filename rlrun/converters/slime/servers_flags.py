@@ -1,4 +1,4 @@
-"""Flags of slime about what generates: servers, their weights, and what they share with the trainer."""
+"""Translates slime's flags about servers, their weights, and the GPUs they share with the trainer."""
 
 import re
 from typing import Any
@@ -9,15 +9,15 @@ from rlrun.converters.slime.secrets import bare_address
 Settings = dict[str, Any]
 
 _CONCURRENCY = 512
-"""slime's limit for each engine where it is not told."""
+"""slime's default limit per engine."""
 _QUANTISED = re.compile(r"[-_](?P<kind>fp8|int4|int8|w4a16|awq|gptq)(?=[-_/]|$)", re.IGNORECASE)
 _QUANTISED_FAMILIES = re.compile(r"DeepSeek-(?:R1|V3)(?!-Distill)|Kimi-K2|MiniMax-M[12]", re.IGNORECASE)
-"""Models that are published in FP8 or INT4 alone."""
+"""Models that are published only in FP8 or INT4."""
 _FP8 = ("fp8", "")
 
 
 def model(draft: Draft) -> None:
-    """The policy's folder; a quantised one is for engines, beside the one that is trained."""
+    """Sets the policy's folder. A quantised folder is for engines; the trainer needs one in bfloat16."""
     for flag in draft.given("--hf-checkpoint"):
         path = draft.text(flag.name) or ""
         folder = path.rstrip("/")
@@ -27,42 +27,44 @@ def model(draft: Draft) -> None:
             draft.set("model.path", path, (flag.name,))
             continue
         wide = folder[: len(folder) - len(name)] + (_QUANTISED.sub("", name) if marked else f"{name}-bf16")
-        draft.set("model.path", wide, (flag.name,), "--hf-checkpoint is quantised, which is not trained")
+        draft.set("model.path", wide, (flag.name,), "--hf-checkpoint is quantised and cannot be trained")
         kind = marked["kind"].lower() if marked else ""
         draft.note(
             flag,
-            "quantised: model.path has to be the bfloat16 model, which `rlrun convert hf-to-hf SRC "
-            "DST --quantize none` makes",
+            "quantised: model.path has to be the bfloat16 model; make it with "
+            "`rlrun convert hf-to-hf SRC DST --quantize none`",
         )
         if draft.algorithm == "sft":
             continue
         if kind in _FP8:
-            draft.set("engine.model", folder, (flag.name,), "servers start from it, and are updated in FP8")
+            draft.set("engine.model", folder, (flag.name,), "servers start from it; updates are in FP8")
         else:
-            draft.note(flag, f"engines serve bfloat16: weights are not updated in {kind.upper()}")
+            draft.note(flag, f"engines serve bfloat16: rlrun cannot update weights in {kind.upper()}")
 
 
 def _is_quantised(draft: Draft) -> bool:
-    """Whether the model's config.json, where it can be read here, names a quantisation."""
+    """Returns whether the model's config.json can be read here and names a quantisation."""
     return isinstance(draft.model_config.get("quantization_config"), dict)
 
 
 def engine(draft: Draft) -> None:
-    """SGLang servers: how many GPUs each has, and how much runs in one."""
+    """Sets the engine's type, the GPUs per server, and how many samples a server runs concurrently."""
     if draft.algorithm != "sft":
         draft.set("engine.type", "sglang", (), "slime's engine")
     if addresses := draft.given("--rollout-external-engine-addrs"):
-        urls = [each if "://" in each else f"http://{each}" for each in addresses[0].values]
+        urls = [address if "://" in address else f"http://{address}" for address in addresses[0].values]
         draft.set("engine.type", "external", (addresses[0].name,))
         bare = [bare_address(url) for url in urls]
         draft.set("engine.urls", bare, (addresses[0].name,))
         if bare != urls:
-            draft.note(addresses[0], 'no secret in an address: set `engine.api_key = "${env:NAME}"`')
+            draft.note(
+                addresses[0], 'an address must not contain a secret: set `engine.api_key = "${env:NAME}"`'
+            )
     stages = draft.given("--sglang-pp-size", "--sglang-pipeline-parallel-size")
     degree = max([1, *(draft.count(flag.name, 1) for flag in stages)])
     for flag in stages:
         if degree == 1:
-            draft.note(flag, "1 is no pipeline")
+            draft.note(flag, "no effect: one stage is not a pipeline")
     if degree > 1:
         draft.set("engine.sglang.pp_size", degree, tuple(flag.name for flag in stages))
         draft.set(
@@ -78,13 +80,13 @@ def engine(draft: Draft) -> None:
 
 
 def _running(draft: Draft) -> None:
-    """Samples that an engine has at a time: the lower of slime's limit and the server's."""
+    """Sets how many samples an engine runs concurrently: the lower of slime's limit and the server's."""
     flags = draft.given("--sglang-server-concurrency", "--sglang-max-running-requests")
     limits = [draft.whole("--sglang-server-concurrency", _CONCURRENCY)]
     limits += [draft.whole(flag.name, _CONCURRENCY) for flag in flags if flag.name.endswith("requests")]
     if draft.given("--rollout-external-engine-addrs"):
         for flag in flags:
-            draft.note(flag, "no effect: external engines run elsewhere, with settings of their own")
+            draft.note(flag, "no effect: external engines have their own settings")
         return
     comment = "" if flags else "slime's default without --sglang-server-concurrency"
     if draft.algorithm != "sft" or flags:
@@ -92,7 +94,7 @@ def _running(draft: Draft) -> None:
 
 
 def weight_sync(draft: Draft) -> None:
-    """How new weights reach servers."""
+    """Sets how new weights are sent to servers."""
     for flag in draft.given("--update-weight-transport"):
         if draft.text(flag.name) == "disk":
             draft.set("engine.weight_sync", "disk", (flag.name,))
@@ -103,17 +105,17 @@ def weight_sync(draft: Draft) -> None:
             draft.set("engine.weight_sync", "disk", (flag.name,))
             draft.set("engine.weight_delta", True, (flag.name,))
         else:
-            draft.note(flag, "the default")
+            draft.note(flag, "this is the default")
     shared = "--colocate" in draft.flags and draft.whole("--actor-num-nodes", 1) == 1
     for flag in draft.given("--update-weight-buffer-size"):
         if shared and not draft.has("engine.weight_sync"):
-            draft.note(flag, "weights go through shared memory, the whole model at a time")
+            draft.note(flag, "no effect: the whole model is sent at once, through shared memory")
         else:
             draft.set("engine.weight_bucket", max(1, draft.whole(flag.name, 1) >> 20), (flag.name,))
 
 
 def sleeping(draft: Draft) -> None:
-    """Whether trainer and engines give their memory to each other."""
+    """Sets whether trainer and engines free their GPU memory for each other."""
     off = draft.given("--no-offload-train", "--no-offload-rollout")
     if len(off) == 2 and "--colocate" in draft.flags:
         draft.set("engine.sleep", False, tuple(flag.name for flag in off))
@@ -121,45 +123,50 @@ def sleeping(draft: Draft) -> None:
         for flag in off:
             draft.note(flag, "engine.sleep = false keeps both trainer and engines on the GPUs they share")
     for flag in draft.given("--offload", "--offload-train", "--offload-rollout"):
-        draft.note(flag, "on where trainer and engines share GPUs; `engine.sleep = false` turns it off")
+        draft.note(
+            flag, "on by default if trainer and engines share GPUs; `engine.sleep = false` turns it off"
+        )
 
 
 def topology(draft: Draft) -> None:
-    """Servers by --sglang-config: the policy's are `[engine]`, others `[[engines]]`."""
+    """Sets the servers of --sglang-config: the policy's in `[engine]`, other models' in `[[engines]]`."""
     flag = next(iter(draft.given("--sglang-config")), None)
     settings = draft.settings("--sglang-config") if flag else None
     if flag is None or settings is None:
         return
-    models = [each for each in settings.get("sglang") or [] if isinstance(each, dict)]
+    models = [entry for entry in settings.get("sglang") or [] if isinstance(entry, dict)]
     if not models:
-        draft.note(flag, "describes no servers")
-    for number, each in enumerate(models):
-        groups = [one for one in each.get("server_groups") or [] if isinstance(one, dict)]
+        draft.note(flag, "the file describes no servers")
+    for number, entry in enumerate(models):
+        groups = [group for group in entry.get("server_groups") or [] if isinstance(group, dict)]
         kinds = {str(group.get("worker_type")) for group in groups}
         if kinds & {"prefill", "decode", "encoder"}:
             draft.note(
                 flag,
-                "prefill and decode run on the same servers here, which are all alike (docs/sglang.md)",
+                "prefill and decode run on the same servers, which are all alike (docs/sglang.md)",
             )
         served = [group for group in groups if group.get("worker_type") in ("regular", "decode", "prefill")]
-        path = each.get("model_path")
-        of_policy = each.get(
+        path = entry.get("model_path")
+        of_policy = entry.get(
             "update_weights", path is None or path == draft.text("--hf-checkpoint") or number == 0
         )
         if of_policy:
-            _policy_servers(draft, each, served, apart=bool(kinds & {"prefill", "decode", "encoder"}))
+            _policy_servers(draft, entry, served, apart=bool(kinds & {"prefill", "decode", "encoder"}))
         else:
-            _other_servers(draft, each, served)
+            _other_servers(draft, entry, served)
 
 
 def _policy_servers(draft: Draft, named: Settings, groups: list[Settings], *, apart: bool) -> None:
     sizes = {_size(draft, named, group) for group in groups}
     if len(sizes) == 1:
         for flag in draft.given("--rollout-num-gpus-per-engine"):
-            draft.note(flag, "--sglang-config outranks it")
+            draft.note(flag, "--sglang-config takes precedence")
         draft.set("engine.tensor", sizes.pop(), ("--sglang-config",))
     elif sizes:
-        draft.note(draft.flags["--sglang-config"], "servers of the policy are alike: choose engine.tensor")
+        draft.note(
+            draft.flags["--sglang-config"],
+            "all servers of the policy must have the same size: choose engine.tensor",
+        )
     if len(groups) == 1 and not apart:
         for name, value in (groups[0].get("overrides") or {}).items():
             draft.server_argument("engine.sglang", name, value, "--sglang-config")
@@ -181,6 +188,6 @@ def _other_servers(draft: Draft, named: Settings, groups: list[Settings]) -> Non
 
 
 def _size(draft: Draft, named: Settings, group: Settings) -> int:
-    """GPUs of one server of a group."""
+    """Returns the number of GPUs per server of a group."""
     own = group.get("num_gpus_per_engine") or named.get("num_gpus_per_engine")
     return int(own or draft.count("--rollout-num-gpus-per-engine", 1))

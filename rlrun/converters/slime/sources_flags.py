@@ -1,4 +1,4 @@
-"""Flags of slime about data and rewards."""
+"""Translates slime's flags about data and rewards."""
 
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
@@ -8,24 +8,24 @@ _NONZERO_STD = "check_reward_nonzero_std"
 _REMOTE_SECONDS = 120.0
 _BOXED = "boxed_"
 _TAKES_BOXED = ("f1",)
-"""Rewards that look into `\\boxed{}` only when they are told to."""
+"""Rewards that read the answer from `\\boxed{}` only if their key `boxed` is set."""
 
 
 def data(draft: Draft) -> None:
-    """Rows by the kind of file they are in."""
+    """Sets the training data."""
     for flag in draft.given("--prompt-data"):
         set_rows(draft, "data", draft.text(flag.name) or "", flag.name)
 
 
 def set_rows(draft: Draft, table: str, path: str, flag: str) -> None:
-    """Set the file of a data source, and its kind."""
+    """Sets the file of a data source, and its type if the file is not JSON lines."""
     if path.partition("@[")[0].endswith(".parquet"):
         draft.set(f"{table}.type", "parquet", (), "by the file's name")
     draft.set(f"{table}.path", path, (flag,))
 
 
 def rewards(draft: Draft) -> None:
-    """One reward by name; a function of the user's own becomes a plugin."""
+    """Sets the reward that the script names; the user has to make a custom function a plugin."""
     if draft.algorithm == "sft":
         for flag in draft.given("--rm-type", "--reward-key", "--rm-url", "--group-rm", "--custom-rm-path"):
             draft.note(flag, "demonstrations are not scored")
@@ -33,7 +33,7 @@ def rewards(draft: Draft) -> None:
     custom = draft.given("--custom-rm-path")
     if draft.is_pure_distillation:
         for flag in draft.given("--rm-type", "--reward-key", "--group-rm"):
-            draft.note(flag, "no effect: distillation alone has no reward")
+            draft.note(flag, "no effect: a job with distillation only has no reward")
     elif custom:
         for flag in draft.given("--custom-rm-path", "--rm-type", "--reward-key", "--rm-url", "--group-rm"):
             draft.note(
@@ -54,16 +54,16 @@ def _named(draft: Draft, name: str) -> None:
         for flag in draft.given("--group-rm", *([] if served else ["--rm-url"])):
             draft.note(flag, "no effect without --rm-type remote_rm")
     if not name and (judges := draft.given("--custom-generate-function-path")):
-        comment = "the number that your rollout notes, as slime's leaves a reward on the sample"
+        comment = "the number that your rollout notes; in slime it sets the sample's reward"
         draft.set("rewards.*.type", "noted", (judges[0].name,), comment)
         for flag in draft.given("--reward-key"):
             draft.set("rewards.*.note", draft.text(flag.name) or "reward", (flag.name,))
         return
     if plain not in known:
         for flag in draft.given("--rm-type"):
-            draft.note(flag, "no such reward: choose one of `rlrun plugins list`, or write one")
+            draft.note(flag, "no such reward: choose a reward from `rlrun plugins list`, or write a plugin")
         for flag in draft.given("--reward-key"):
-            draft.note(flag, "`key` of the reward that you choose")
+            draft.note(flag, "set it as `key` of the reward that you choose")
         draft.notes.append("no reward: add a table [[rewards]]")
         return
     if plain != "remote_rm":
@@ -80,17 +80,19 @@ def _remote(draft: Draft) -> None:
     draft.set("rewards.*.type", kind, ("--rm-type", *(flag.name for flag in grouped)))
     url = draft.text("--rm-url") or "http://HOST"
     draft.set("rewards.*.url", without_credentials(url), ("--rm-url",))
-    draft.set("scoring.timeout", _REMOTE_SECONDS, (), "slime's for a remote reward")
+    draft.set("scoring.timeout", _REMOTE_SECONDS, (), "slime's timeout for a remote reward")
 
 
 def filters(draft: Draft) -> None:
-    """Dynamic sampling by the spread of rewards is built in."""
+    """Sets the filter of dynamic sampling. The filter by the spread of rewards is built in."""
     name = "--dynamic-sampling-filter-path"
     for flag in draft.given(name):
         function = (draft.text(name) or "").rpartition(".")[2]
         if function.startswith(_NONZERO_STD):
             draft.set("filters.*.type", "nonzero_std", (name,))
             if function != _NONZERO_STD:
-                draft.note(flag, "groups that the filter drops are replaced, and never kept as a fallback")
+                draft.note(
+                    flag, "rlrun replaces all groups that the filter drops and keeps none as a fallback"
+                )
         else:
             draft.note(flag, "make it a filter plugin: a class that is called with a group (docs/plugins.md)")

@@ -1,10 +1,10 @@
 """Eight-bit floating point weights (e4m3), in the layouts that SGLang and transformers load.
 
-A weight is kept as `weight` (float8_e4m3fn) and factors that it must be multiplied by:
-block    `weight_scale_inv`, one for each 128 x 128 block (DeepSeek-V3, arXiv:2412.19437)
-channel  `weight_scale` `[rows, 1]`, one for each output channel (compressed-tensors, "float-quantized")
-tensor   `weight_scale` `[1]`, one for all (the same)
-Activations are quantised by the engine, as it goes.
+A weight is stored as `weight` (float8_e4m3fn) and the factors that it has to be multiplied by:
+block    `weight_scale_inv`, one factor per 128 x 128 block (DeepSeek-V3, arXiv:2412.19437)
+channel  `weight_scale` `[rows, 1]`, one factor per output channel (compressed-tensors, "float-quantized")
+tensor   `weight_scale` `[1]`, one factor for the whole weight (also "float-quantized")
+The engine quantises activations at run time.
 """
 
 from collections.abc import Mapping
@@ -25,19 +25,19 @@ GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 
 
 def granularity(name: str) -> Granularity | None:
-    """`"fp8-block"` -> `"block"`; None for other kinds."""
-    return next((each for each in GRANULARITIES if name == f"fp8-{each}"), None)
+    """Returns the granularity of a kind, such as `"block"` for `"fp8-block"`; None for other kinds."""
+    return next((granularity for granularity in GRANULARITIES if name == f"fp8-{granularity}"), None)
 
 
 def quantise_weight(name: str, weight: Content, granularity: Granularity) -> dict[str, Content]:
-    """The tensors that a projection's weight becomes."""
+    """Returns the tensors that store a projection's quantised weight, by name."""
     factors = Factors(weight, granularity)
     suffix = "_scale_inv" if granularity == "block" else "_scale"
     return {name: QuantisedWeight(weight, factors), name + suffix: factors}
 
 
 def config(kept: list[str], granularity: Granularity) -> dict[str, Any]:
-    """`quantization_config` for config.json; `kept`: modules that stay as they are."""
+    """Returns `quantization_config` for config.json; `kept` names the modules that are not quantised."""
     if granularity == "block":
         return {
             "quant_method": "fp8",
@@ -63,15 +63,15 @@ def config(kept: list[str], granularity: Granularity) -> dict[str, Any]:
 
 
 def dequantise_weights(contents: Mapping[str, Content], dtype: torch.dtype) -> dict[str, Content]:
-    """The contents of an eight-bit checkpoint in `dtype`. ValueError where a weight has no scale."""
-    scales = ("_scale_inv", "_scale")
-    made: dict[str, Content] = {}
+    """Returns the contents of an FP8 checkpoint in `dtype`. Raises ValueError if a weight has no scale."""
+    suffixes = ("_scale_inv", "_scale")
+    dequantised: dict[str, Content] = {}
     for name, content in contents.items():
-        found = next((contents[name + end] for end in scales if name + end in contents), None)
-        if found is not None:
-            made[name] = DequantisedWeight(content, found, dtype)
+        scale = next((contents[name + suffix] for suffix in suffixes if name + suffix in contents), None)
+        if scale is not None:
+            dequantised[name] = DequantisedWeight(content, scale, dtype)
         elif content.tensor.dtype == torch.float8_e4m3fn:
-            raise ValueError(f"{name} is of eight bits and has no scale")
-        elif not name.endswith(("_scale", "_scale_inv")):
-            made[name] = content
-    return made
+            raise ValueError(f"{name} is in FP8 and has no scale")
+        elif not name.endswith(suffixes):
+            dequantised[name] = content
+    return dequantised

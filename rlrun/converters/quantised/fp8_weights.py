@@ -1,4 +1,4 @@
-"""Eight-bit weights and their factors, made a few rows at a time; `fp8` says how they are kept."""
+"""Computes FP8 weights and their factors, a few rows at a time. `fp8` describes the layouts."""
 
 import math
 import threading
@@ -20,9 +20,10 @@ _SCAN_BYTES = 16 << 20
 
 
 class Factors:
-    """What the rows of a quantised weight must be multiplied by; a tensor of its own, float32.
+    """The float32 factors that a quantised weight has to be multiplied by, as a content of their own.
 
-    Factors that were found while the weight was made are kept, being few, so that it is read once.
+    Factors that are computed while the weight is quantised are kept in memory, so that the weight is read
+    only once. They are few: one per row or per block.
     """
 
     def __init__(self, weight: Content, granularity: Granularity) -> None:
@@ -39,11 +40,11 @@ class Factors:
 
     @property
     def weight_step(self) -> int:
-        """Rows of the weight that are made together."""
+        """Returns the number of rows of the weight that are quantised together."""
         return self.step * self._per_row
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some factors."""
+        """Returns the factors `first` to `last`."""
         if self._granularity == "tensor":
             return self._whole(files)
         if not self._known[first:last].all():
@@ -53,7 +54,7 @@ class Factors:
         return self._values[first:last]
 
     def of(self, files: Files, rows: torch.Tensor, begin: int) -> torch.Tensor:
-        """The factors of rows (float32) of the weight from `begin` on."""
+        """Computes the factors of these rows (float32), the first of which is row `begin` of the weight."""
         if self._granularity == "tensor":
             return self._whole(files)
         largest = rows.abs().amax(1, keepdim=True) if self._granularity == "channel" else _largest(rows)
@@ -63,11 +64,12 @@ class Factors:
         return self._values[first : first + len(largest)]
 
     def _whole(self, files: Files) -> torch.Tensor:
-        """One factor for the whole weight, which is read for it first."""
+        """Returns the single factor of the whole weight; the first call reads the whole weight."""
         with self._lock:
             if not self._known.all():
-                parts = (self._weight.rows(files, *each) for each in blocks(self._weight, _SCAN_BYTES))
-                largest = torch.stack([rows.float().abs().max() for rows in parts]).max()
+                spans = blocks(self._weight, _SCAN_BYTES)
+                pieces = (self._weight.rows(files, first, last) for first, last in spans)
+                largest = torch.stack([rows.float().abs().max() for rows in pieces]).max()
                 self._values[0] = _positive(largest / _MAX)
                 self._known[0] = True
         return self._values
@@ -75,23 +77,23 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
-    """A weight in eight bits."""
+    """A weight in FP8."""
 
     source: Content
     factors: Factors
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
         return TensorInfo(torch.float8_e4m3fn, self.source.tensor.shape)
 
     @property
     def step(self) -> int:
-        """Rows that share factors."""
+        """The number of rows that are computed together, because they share factors."""
         return self.factors.weight_step
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """The weight over its factors, rounded to nearest."""
+        """Returns rows of the weight divided by their factors, rounded to nearest."""
         rows = self.source.rows(files, first, last).float()
         scaled = _scaled(rows, self.factors.of(files, rows, first), torch.div)
         return scaled.clamp_(-_MAX, _MAX).to(self.tensor.dtype)
@@ -99,7 +101,7 @@ class QuantisedWeight:
 
 @dataclass(frozen=True, slots=True)
 class DequantisedWeight:
-    """A weight of eight bits times its factors."""
+    """An FP8 weight multiplied by its factors."""
 
     source: Content
     factors: Content
@@ -107,12 +109,12 @@ class DequantisedWeight:
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
         return TensorInfo(self.dtype, self.source.tensor.shape)
 
     @property
     def step(self) -> int:
-        """Rows that share factors."""
+        """The number of rows that are computed together, because they share factors."""
         return math.lcm(self._per_row, self.source.step)
 
     @property
@@ -122,7 +124,7 @@ class DequantisedWeight:
         return BLOCK if len(shape) == 2 and not per_row else 1
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Multiplied in float32."""
+        """Returns rows of the weight; the multiplication is in float32."""
         rows = _widened(self.source.rows(files, first, last))
         count = self.factors.tensor.shape[0] if self.factors.tensor.shape else 1
         if count == 1:
@@ -135,15 +137,15 @@ class DequantisedWeight:
 def _scaled(
     rows: torch.Tensor, factors: torch.Tensor, operation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Rows times, or over, their factors."""
+    """Applies an operation to rows and their factors."""
     if factors.ndim < 2 or (factors.shape[1] == 1 and factors.shape[0] == rows.shape[0]):
         return operation(rows, factors)
-    made = operation(_tiles(rows), factors[:, None, :, None]).flatten(2).flatten(0, 1)
-    return made[: rows.shape[0], : rows.shape[1]]
+    scaled = operation(_tiles(rows), factors[:, None, :, None]).flatten(2).flatten(0, 1)
+    return scaled[: rows.shape[0], : rows.shape[1]]
 
 
 def _tiles(rows: torch.Tensor) -> torch.Tensor:
-    """`[blocks, 128, blocks, 128]`, filled up with zeros."""
+    """Returns the rows as `[blocks, 128, blocks, 128]`, padded with zeros."""
     height, width = (-size % BLOCK for size in rows.shape)
     if height or width:
         rows = torch.nn.functional.pad(rows, (0, width, 0, height))
@@ -151,13 +153,16 @@ def _tiles(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _largest(rows: torch.Tensor) -> torch.Tensor:
-    """`[blocks, blocks]`: the largest magnitude of each block; down the columns first, as they lie."""
+    """Returns the largest magnitude of each block, `[blocks, blocks]`.
+
+    Reduces over a block's rows first, which reads the memory in order.
+    """
     tiles = _tiles(rows.abs())
     return tiles.flatten(2).amax(1).view(tiles.shape[0], tiles.shape[2], BLOCK).amax(2)
 
 
 def _widened(rows: torch.Tensor) -> torch.Tensor:
-    """In float32; by a table of the 256 values, which is a seventh of the time of torch's own cast."""
+    """Returns rows in float32. A table of the 256 values takes a seventh of the time of torch's cast."""
     if rows.dtype != torch.float8_e4m3fn:
         return rows.float()
     table = torch.arange(256, dtype=torch.uint8).view(rows.dtype).float()
@@ -165,5 +170,5 @@ def _widened(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _positive(factors: torch.Tensor) -> torch.Tensor:
-    """Zeros need some factor too."""
+    """Replaces factors of 0 by 1: blocks of zeros have to be divided by some factor too."""
     return torch.where(factors > 0, factors, 1.0)

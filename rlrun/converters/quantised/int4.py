@@ -1,7 +1,7 @@
-"""Four-bit integers, a scale for each 128 neighbours in a row: compressed-tensors' "pack-quantized".
+"""Four-bit integers with one scale per 128 neighbours in a row: compressed-tensors' "pack-quantized".
 
-A weight is kept as `weight_packed` (int32, eight numbers each), `weight_scale` `[rows, columns / 128]` and
-`weight_shape`. Numbers are rounded to the nearest, without calibration, by compressed-tensors itself.
+A weight is stored as `weight_packed` (int32, eight numbers each), `weight_scale` `[rows, columns / 128]` and
+`weight_shape`. The compressed-tensors library rounds to nearest, without calibration.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,14 @@ _IN_AN_INT32 = 8
 
 
 def pack_weight(name: str, weight: Content) -> dict[str, Content]:
-    """The tensors that a projection's weight becomes. ValueError where its rows are no whole groups."""
+    """Returns the tensors that store a projection's quantised weight, by name.
+
+    Raises ValueError if the number of columns is not a multiple of 128.
+    """
     columns = weight.tensor.shape[1]
     if columns % GROUP:
         raise ValueError(
-            f"{name} has {columns} columns, which are no groups of {GROUP}: int4-group wants them so"
+            f"{name} has {columns} columns: int4-group needs a multiple of {GROUP}; use an fp8 kind"
         )
     module = name.removesuffix("weight")
     scheme = _scheme(_NUMBERS)
@@ -38,7 +41,7 @@ def pack_weight(name: str, weight: Content) -> dict[str, Content]:
 
 
 def config(kept: list[str]) -> dict[str, Any]:
-    """`quantization_config` for config.json; `kept`: modules that stay as they are."""
+    """Returns `quantization_config` for config.json; `kept` names the modules that are not quantised."""
     return {
         "quant_method": "compressed-tensors",
         "format": FORMAT,
@@ -53,22 +56,26 @@ def config(kept: list[str]) -> dict[str, Any]:
 def dequantise_weights(
     contents: Mapping[str, Content], settings: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, Content]:
-    """The contents of such a checkpoint in `dtype`. ValueError where its numbers are others."""
+    """Returns the contents of a pack-quantized checkpoint in `dtype`.
+
+    Raises ValueError if its number format is not the one that `config` describes.
+    """
     groups = settings.get("config_groups", {})
-    numbers = {key: value for each in groups.values() for key, value in each.get("weights", {}).items()}
+    numbers = {key: value for group in groups.values() for key, value in group.get("weights", {}).items()}
     if len(groups) != 1 or any(numbers.get(key) != value for key, value in _NUMBERS.items()):
-        raise ValueError(f"its numbers are {numbers}; only {_NUMBERS} are read")
+        raise ValueError(f"the checkpoint's number format is {numbers}; rlrun reads only {_NUMBERS}")
     scheme = _scheme(_NUMBERS)
-    made: dict[str, Content] = {}
+    dequantised: dict[str, Content] = {}
     for name, content in contents.items():
         if name.endswith(_PACKED):
             module = name.removesuffix(_PACKED)
             if module + _SCALE not in contents:
                 raise ValueError(f"{name} has no {_SCALE}")
-            made[f"{module}weight"] = DequantisedInt4Weight(content, contents[module + _SCALE], scheme, dtype)
+            scales = contents[module + _SCALE]
+            dequantised[f"{module}weight"] = DequantisedInt4Weight(content, scales, scheme, dtype)
         elif not name.endswith((_SCALE, _SHAPE)):
-            made[name] = content
-    return made
+            dequantised[name] = content
+    return dequantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,40 +86,40 @@ class PackedWeight(RowByRow):
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
         rows, columns = self.source.tensor.shape
         return TensorInfo(torch.int32, (rows, columns // _IN_AN_INT32))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some rows, over their scales as those are stored."""
+        """Returns packed rows, divided by their scales in the precision in which the scales are stored."""
         from compressed_tensors.compressors import PackedQuantizationCompressor
 
         rows = self.source.rows(files, first, last)
         state = {"weight": rows.float(), _SCALE: _scales(rows, self.scheme).float()}
-        made: torch.Tensor = PackedQuantizationCompressor.compress(state, self.scheme)[_PACKED]
-        return made
+        packed: torch.Tensor = PackedQuantizationCompressor.compress(state, self.scheme)[_PACKED]
+        return packed
 
 
 @dataclass(frozen=True, slots=True)
 class Scales(RowByRow):
-    """What the groups of a packed weight must be multiplied by."""
+    """The scales that the groups of a packed weight have to be multiplied by."""
 
     scheme: Any
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
         described = self.source.tensor
         return TensorInfo(described.dtype, (described.shape[0], described.shape[1] // GROUP))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Those of some rows; the weight is read for them once more."""
+        """Returns the scales of some rows; this reads the weight a second time."""
         return _scales(self.source.rows(files, first, last), self.scheme)
 
 
 @dataclass(frozen=True, slots=True)
 class DequantisedInt4Weight:
-    """A weight of four bits times its scales."""
+    """A four-bit weight multiplied by its scales."""
 
     source: Content
     scales: Content
@@ -122,12 +129,12 @@ class DequantisedInt4Weight:
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
         rows, columns = self.source.tensor.shape
         return TensorInfo(self.dtype, (rows, columns * _IN_AN_INT32))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some rows."""
+        """Returns some rows in `dtype`."""
         from compressed_tensors.compressors import PackedQuantizationCompressor
 
         state = {
@@ -135,12 +142,12 @@ class DequantisedInt4Weight:
             _SCALE: self.scales.rows(files, first, last),
             _SHAPE: torch.tensor((last - first, self.tensor.shape[1])),
         }
-        made: torch.Tensor = PackedQuantizationCompressor.decompress(state, self.scheme)["weight"]
-        return made.to(self.dtype)
+        weight: torch.Tensor = PackedQuantizationCompressor.decompress(state, self.scheme)["weight"]
+        return weight.to(self.dtype)
 
 
 def _scales(rows: torch.Tensor, scheme: Any) -> torch.Tensor:
-    """`[rows, groups]` in the weight's precision."""
+    """Returns the scales of rows, `[rows, groups]`, in the weight's precision."""
     from compressed_tensors.quantization.utils import calculate_qparams
 
     groups = rows.unflatten(1, (-1, GROUP))
@@ -149,7 +156,7 @@ def _scales(rows: torch.Tensor, scheme: Any) -> torch.Tensor:
 
 
 def _scheme(numbers: Mapping[str, Any]) -> Any:
-    """compressed-tensors' description. ValueError where it is not installed."""
+    """Returns compressed-tensors' description of the format. Raises ValueError if it is not installed."""
     try:
         from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     except ImportError:

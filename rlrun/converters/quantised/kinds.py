@@ -1,4 +1,4 @@
-"""Kinds of quantised weights: which tensors they are for, in what layout, and the way back."""
+"""Quantises the projections of a checkpoint, and dequantises checkpoints of every kind that rlrun reads."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -9,34 +9,35 @@ from rlrun.converters.quantised import fp8, int4, mxfp4
 from rlrun.converters.tensors.content import Content
 
 Kind = Literal["fp8-block", "fp8-channel", "fp8-tensor", "int4-group"]
-"""What weights can be quantised to."""
+"""The kinds that weights can be quantised to."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PROJECTIONS = ("_proj.weight", "_proj_with_mqa.weight")
-"""Of attention, feed-forward and experts; not embedding, head, router or norms."""
+"""Suffixes of projections: of attention, feed-forward and experts; not embedding, head, router or norms."""
 
 
 def parse_kind(name: str | None) -> Kind | None:
-    """`"fp8-block"` -> itself; None for `"none"`, and for None."""
+    """Returns the kind of this name, such as `"fp8-block"`; None for any other name."""
     return next((kind for kind in KINDS if kind == name), None)
 
 
 def quantise(
     contents: Mapping[str, Content], config: Mapping[str, Any], kind: Kind
 ) -> tuple[dict[str, Content], dict[str, Any]]:
-    """The contents with their projections quantised, and the config that says so. ValueError where they
-    cannot be.
+    """Returns the contents with quantised projections, and the config.json that describes them.
+
+    Raises ValueError for models that cannot be quantised to this kind.
     """
     if config["model_type"] == "gpt_oss":
-        raise ValueError("gpt_oss is not quantised: its experts are no matrices that engines look for")
+        raise ValueError("gpt_oss cannot be quantised: engines do not load its experts as separate matrices")
     granularity = fp8.granularity(kind)
-    made: dict[str, Content] = {}
+    quantised: dict[str, Content] = {}
     for name, content in contents.items():
         if not _is_projection(name, content):
-            made[name] = content
+            quantised[name] = content
         elif granularity is None:
-            made |= int4.pack_weight(name, content)
+            quantised |= int4.pack_weight(name, content)
         else:
-            made |= fp8.quantise_weight(name, content, granularity)
+            quantised |= fp8.quantise_weight(name, content, granularity)
     kept = sorted(
         name.removesuffix(".weight")
         for name, content in contents.items()
@@ -44,13 +45,13 @@ def quantise(
     )
     kept = sorted({"lm_head", *kept})
     settings = int4.config(kept) if granularity is None else fp8.config(kept, granularity)
-    return made, dict(config) | {"quantization_config": settings}
+    return quantised, dict(config) | {"quantization_config": settings}
 
 
 def dequantise(
     contents: Mapping[str, Content], config: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, Content]:
-    """The contents of a quantised checkpoint in `dtype`; ValueError for kinds that are not read."""
+    """Returns the contents of a quantised checkpoint in `dtype`. Raises ValueError for unsupported kinds."""
     if not (settings := config.get("quantization_config")):
         return dict(contents)
     match settings.get("quant_method"), settings.get("format"):

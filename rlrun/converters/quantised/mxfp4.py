@@ -1,8 +1,8 @@
-"""gpt-oss's experts as they are published: four-bit floating point (e2m1), a common exponent for each 32.
+"""MXFP4, the format of gpt-oss's experts: four-bit floating point (e2m1) with one exponent per 32 numbers.
 
-OCP Microscaling Formats (MX) 1.0: `NAME_blocks` `[experts, outputs, inputs / 32, 16]` holds two numbers in
-each byte, the even one in its low half; `NAME_scales` `[experts, outputs, inputs / 32]` the exponents, 127
-for 1. Every value fits bfloat16 exactly.
+OCP Microscaling Formats (MX) 1.0: `NAME_blocks` `[experts, outputs, inputs / 32, 16]` holds two numbers per
+byte, the even one in the low half; `NAME_scales` `[experts, outputs, inputs / 32]` holds the exponents, with
+127 for a factor of 1. bfloat16 represents every value exactly.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _BIAS = 127
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Weight:
-    """Matrices `[experts, outputs, inputs]` of blocks and scales."""
+    """The matrices `[experts, outputs, inputs]` that blocks and scales store."""
 
     blocks: Content
     scales: Content
@@ -30,12 +30,12 @@ class Mxfp4Weight:
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
         experts, outputs, groups, half = self.blocks.tensor.shape
         return TensorInfo(self.dtype, (experts, outputs, groups * half * 2))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some experts' matrices."""
+        """Returns the matrices of experts `first` to `last`."""
         packed = self.blocks.rows(files, first, last)
         exponents = self.scales.rows(files, first, last).int() - _BIAS
         pairs = _pairs(self.dtype).index_select(0, packed.view(-1).int()).view(*packed.shape[:-1], -1)
@@ -45,10 +45,10 @@ class Mxfp4Weight:
 
 
 def dequantise_weights(contents: Mapping[str, Content], dtype: torch.dtype) -> dict[str, Content]:
-    """The contents of an MXFP4 checkpoint in `dtype`, as transformers' unquantised models have them: inputs
-    first. ValueError where blocks and scales do not fit.
+    """Returns the contents of an MXFP4 checkpoint in `dtype`, in the layout of transformers' unquantised
+    models: inputs first. Raises ValueError if the shapes of blocks and scales do not match.
     """
-    made: dict[str, Content] = {}
+    dequantised: dict[str, Content] = {}
     for name, content in contents.items():
         if name.endswith("_blocks"):
             whole = name.removesuffix("_blocks")
@@ -56,14 +56,14 @@ def dequantise_weights(contents: Mapping[str, Content], dtype: torch.dtype) -> d
             shape = content.tensor.shape
             if scales is None or scales.tensor.shape != shape[:-1] or len(shape) != 4 or shape[-1] != 16:
                 raise ValueError(f"{name} has shape {shape} and no scales that fit: it is not MXFP4")
-            made[whole] = transpose(Mxfp4Weight(content, scales, dtype))
+            dequantised[whole] = transpose(Mxfp4Weight(content, scales, dtype))
         elif not name.endswith("_scales"):
-            made[name] = content
-    return made
+            dequantised[name] = content
+    return dequantised
 
 
 def _pairs(dtype: torch.dtype) -> torch.Tensor:
-    """`[256, 2]`: the two numbers of each byte."""
+    """Returns the two numbers that each byte stores, `[256, 2]`."""
     values = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], dtype=dtype)
     byte = torch.arange(256)
     return torch.stack((values[byte & 15], values[byte >> 4]), dim=1)

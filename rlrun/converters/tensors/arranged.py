@@ -1,4 +1,4 @@
-"""Contents whose rows are others', put elsewhere: side by side, in pairs, transposed."""
+"""Contents that rearrange the rows of other contents: stacked, with other rotary pairs, or transposed."""
 
 import math
 from dataclasses import dataclass
@@ -12,48 +12,48 @@ from rlrun.converters.tensors.stored import Files, stack
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """Contents of one shape and type side by side, along a new first dimension."""
+    """Contents of one shape and type, stacked along a new first dimension."""
 
     members: tuple[Content, ...]
     step: int = 1
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
         member = self.members[0].tensor
         return TensorInfo(member.dtype, (len(self.members), *member.shape))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some members, whole."""
+        """Returns the members `first` to `last`."""
         shape = self.members[0].tensor.shape
         return torch.stack([member.rows(files, 0, shape[0]) for member in self.members[first:last]])
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Query or key rows in the other order of rotary pairs, head by head.
+    """Query or key rows, reordered within each head for another order of rotary pairs.
 
-    Hugging Face keeps the two halves of a rotated pair half a head apart, torchtitan's Llama side by side.
+    Hugging Face stores the two members of a rotated pair half a head apart, torchtitan's Llama side by side.
     """
 
     source: Content
     head: int
-    """Rows of a head."""
+    """Number of rows per head."""
     side_by_side: bool
-    """The order that is made."""
+    """Whether the result, rather than the source, has pairs side by side."""
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
         return self.source.tensor
 
     @property
     def step(self) -> int:
-        """A whole head, and what the source needs."""
+        """Returns the smallest number of rows that is whole heads and a multiple of the source's step."""
         return math.lcm(self.head, self.source.step)
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """The heads of the source, each reordered."""
+        """Returns rows of the source, reordered within each head."""
         source = self.source.rows(files, first, last)
         pair = (2, self.head // 2) if self.side_by_side else (self.head // 2, 2)
         heads = source.view(-1, *pair, *source.shape[1:])
@@ -62,28 +62,28 @@ class Paired:
 
 @dataclass(frozen=True, slots=True)
 class Transposed(RowByRow):
-    """Matrices, one for each row of the source, with their own rows and columns exchanged."""
+    """The source's matrices, one per index of its first dimension, each transposed."""
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
         described = self.source.tensor
         return TensorInfo(described.dtype, (described.shape[0], described.shape[2], described.shape[1]))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some matrices, whole."""
+        """Returns the matrices `first` to `last`, transposed."""
         return self.source.rows(files, first, last).transpose(1, 2).contiguous()
 
 
 def transpose(content: Content) -> Content:
-    """Matrices with rows and columns exchanged; twice is not at all."""
+    """Returns a content's matrices transposed; transposing twice returns the original content."""
     if isinstance(content, Cast) and isinstance(content.source, Transposed):
         return Cast(content.source.source, content.dtype)
     return content.source if isinstance(content, Transposed) else Transposed(content)
 
 
 def stack_contents(members: list[Content]) -> Content:
-    """Contents along a new first dimension; a copy of bytes where they are."""
+    """Stacks contents along a new first dimension. Stored tensors of one type stay a copy of bytes."""
     plains = [member for member in members if isinstance(member, Plain)]
     alike = len({(member.dtype, member.stored.dtype) for member in plains}) == 1
     if len(plains) == len(members) and alike:

@@ -1,4 +1,4 @@
-"""A content in parts that fit into memory, and as bytes."""
+"""Splits contents into blocks of rows that fit into memory, and views rows as bytes."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,9 @@ from rlrun.converters.tensors.content import Content
 
 
 def blocks(content: Content, block_bytes: int, step: int | None = None) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that make up the content, none larger than `block_bytes` unless `step` (the content's
-    own) asks for more.
+    """Yields ranges of rows that cover the content.
+
+    A range has at most `block_bytes`, but at least `step` rows (by default the content's step).
     """
     if not content.tensor.nbytes:
         return
@@ -21,11 +22,11 @@ def blocks(content: Content, block_bytes: int, step: int | None = None) -> Itera
 
 
 def as_bytes(rows: torch.Tensor) -> torch.Tensor:
-    """`[bytes]` of some rows."""
+    """Returns rows as a flat tensor of bytes."""
     return rows.contiguous().view(-1).view(torch.uint8)
 
 
 def row_bytes(content: Content) -> int:
-    """Bytes of a row; of the whole where it is a scalar."""
+    """Returns the number of bytes per row; for a scalar, of the scalar."""
     shape = content.tensor.shape
     return content.tensor.nbytes // shape[0] if shape else content.tensor.nbytes

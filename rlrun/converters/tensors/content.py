@@ -1,5 +1,6 @@
-"""What a tensor to be written consists of. A content makes some of its rows at a time, so that no tensor need
-ever be whole in memory; contents stand on each other (stored -> dequantised -> merged -> quantised).
+"""Defines contents: tensors that are computed a few rows at a time, so that none has to fit into memory.
+
+Contents can be built on other contents: stored -> dequantised -> merged -> quantised.
 """
 
 import math
@@ -14,34 +15,36 @@ from rlrun.converters.tensors.stored import Files, StoredTensor
 
 
 class Content(Protocol):
-    """A tensor that can be made piece by piece; a scalar counts as one row."""
+    """A tensor that can be computed a few rows at a time; a scalar counts as one row."""
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
 
     @property
     def step(self) -> int:
-        """Rows are asked for in multiples of this (or up to the end)."""
+        """The number of rows that have to be computed together: ranges begin at multiples of it, and end at
+        multiples of it or at the last row.
+        """
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """`[last - first, ...]`, contiguous."""
+        """Computes rows `first` to `last`, contiguous, `[last - first, ...]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes to be copied as they are."""
+    """A range of bytes to be copied unchanged."""
 
     path: Path
     position: int
     target: int
-    """From the beginning of the tensor that is written."""
+    """Offset from the beginning of the tensor that is written."""
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A stored tensor, perhaps in another precision."""
+    """A stored tensor, cast to `dtype` if it is stored in another one."""
 
     stored: StoredTensor
     dtype: torch.dtype
@@ -49,25 +52,25 @@ class Plain:
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
         return TensorInfo(self.dtype, self.stored.shape)
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Copied out of the files; what was read is let go of."""
+        """Copies rows from the files, and frees the memory that reading them took."""
         if not self.stored.shape:
             return files.array(self.stored.chunks[0], self.stored.dtype).to(self.dtype, copy=True).view(1)
-        made = torch.empty((last - first, *self.stored.shape[1:]), dtype=self.dtype)
+        rows = torch.empty((last - first, *self.stored.shape[1:]), dtype=self.dtype)
         for chunk in self.stored.chunks:
             if chunk.offsets[0] < last and first < chunk.offsets[0] + chunk.shape[0]:
                 part = chunk.rows(first, last, self.stored.dtype.itemsize)
                 box = [slice(o, o + n) for o, n in zip(part.offsets, part.shape, strict=True)]
                 box[0] = slice(part.offsets[0] - first, part.offsets[0] - first + part.shape[0])
-                made[tuple(box)].copy_(files.array(part, self.stored.dtype))
+                rows[tuple(box)].copy_(files.array(part, self.stored.dtype))
                 files.release(part, self.stored.dtype)
-        return made
+        return rows
 
     def spans(self) -> list[Span] | None:
-        """The copies of bytes that make the tensor; None where it takes more than that."""
+        """Returns the byte ranges that make up the tensor; None if copying bytes is not enough."""
         if self.dtype != self.stored.dtype:
             return None
         shape, spans = self.stored.shape, []
@@ -91,49 +94,49 @@ class InMemory:
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
         return TensorInfo(self.value.dtype, tuple(self.value.shape))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some rows, not copied."""
+        """Returns a view of rows `first` to `last`."""
         return self.value[first:last]
 
 
 @dataclass(frozen=True, slots=True)
 class RowByRow:
-    """The part of a content each of whose rows is made of the same row of another."""
+    """Base of contents that compute each row from the same row of a source."""
 
     source: Content
 
     @property
     def step(self) -> int:
-        """The source's."""
+        """The source's step."""
         return self.source.step
 
 
 @dataclass(frozen=True, slots=True)
 class Cast(RowByRow):
-    """Another content in another precision, rounded to nearest."""
+    """A source cast to another type, rounded to nearest."""
 
     dtype: torch.dtype
 
     @property
     def tensor(self) -> TensorInfo:
-        """Type and shape."""
+        """The type and shape of the tensor."""
         return TensorInfo(self.dtype, self.source.tensor.shape)
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """The source's rows, cast."""
+        """Returns the source's rows, cast."""
         return self.source.rows(files, first, last).to(self.dtype)
 
 
 def plain(stored: StoredTensor) -> Plain:
-    """A stored tensor as it is."""
+    """Returns a stored tensor as a content, in its own type."""
     return Plain(stored, stored.dtype)
 
 
 def cast(content: Content, dtype: torch.dtype) -> Content:
-    """A content in another precision; itself where it has that already, or holds no fractions."""
+    """Returns a content cast to `dtype`; integers, and contents that already have this type, are not cast."""
     if content.tensor.dtype == dtype or not content.tensor.dtype.is_floating_point:
         return content
     if isinstance(content, Plain) and content.stored.dtype == content.dtype:

@@ -1,23 +1,21 @@
-"""Precisions by name, and torch's threads."""
+"""Parses names of types, and sets torch's number of threads."""
 
 import torch
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """`"bfloat16"` -> `torch.bfloat16`. ValueError for what is no type of torch."""
+    """Returns the type of a name, such as `torch.bfloat16` for `"bfloat16"`. Raises ValueError."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is no type of torch")
+        raise ValueError(f"{name!r} is not a type of torch; for example, use 'bfloat16'")
     return dtype
 
 
 def keeps_precision(name: str) -> bool:
-    """Whether a weight keeps its precision whatever the others get: a bias that decides which experts are
-    chosen.
-    """
+    """Returns whether a weight is never cast: the bias by which a router chooses experts."""
     return name.endswith("e_score_correction_bias")
 
 
 def torch_threads(count: int) -> None:
-    """On how many threads torch computes each operation; one where the caller has threads of its own."""
+    """Sets the number of threads per torch operation; use 1 if the caller runs several threads."""
     torch.set_num_threads(count)

@@ -1,5 +1,7 @@
-"""The bytes of a safetensors file: 8 bytes of header length (little endian), a JSON header of names, types,
-shapes and offsets, then the bytes of the tensors (https://huggingface.co/docs/safetensors).
+"""Reads and writes headers of safetensors files (https://huggingface.co/docs/safetensors).
+
+A file has 8 bytes of header length (little endian), a JSON header with names, types, shapes and offsets, and
+the bytes of the tensors.
 """
 
 import json
@@ -39,19 +41,19 @@ _MAX_HEADER = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a header says of a tensor."""
+    """A tensor's type and shape."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
+        """Returns the number of bytes of the tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file, by name. ValueError says what is wrong with a file that is not in order."""
+    """Returns the tensors of a file, by name. Raises ValueError if the file is damaged."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -74,7 +76,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def make_header(tensors: Mapping[str, TensorInfo]) -> tuple[bytes, dict[str, int]]:
-    """The head of a file, and the position in the file at which each tensor's bytes must begin."""
+    """Returns the bytes of a header, and the position in the file at which each tensor's bytes begin."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     ends = 0
     begins = {}
@@ -92,7 +94,7 @@ def make_header(tensors: Mapping[str, TensorInfo]) -> tuple[bytes, dict[str, int
 
 
 def split_shards(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> dict[str, list[str]]:
-    """Which tensors go to which file; a file is larger than `shard_bytes` only where one tensor is."""
+    """Assigns tensors to files. A file is larger than `shard_bytes` only if it holds one larger tensor."""
     shards = list(_fill(tensors, shard_bytes))
     if len(shards) == 1:
         return {"model.safetensors": shards[0]}
@@ -100,7 +102,7 @@ def split_shards(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> dict[st
 
 
 def make_index(tensors: Mapping[str, TensorInfo], shards: Mapping[str, Iterable[str]]) -> bytes:
-    """`model.safetensors.index.json`."""
+    """Returns the content of `model.safetensors.index.json`."""
     weight_map = {name: file for file, names in shards.items() for name in names}
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
@@ -121,11 +123,11 @@ def _fill(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> Iterator[list[
 
 def _tensor(path: Path, data: int, name: str, entry: object) -> tuple[StoredTensor, int]:
     if not isinstance(entry, dict) or entry.get("dtype") not in DTYPES:
-        raise _broken(path, f"{name} has no type that is known here")
+        raise _broken(path, f"{name} has an unknown type")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
-        raise _broken(path, f"{name} has no proper shape and offsets")
+        raise _broken(path, f"{name} has an invalid shape or invalid offsets")
     dtype = DTYPES[entry["dtype"]]
     chunk = Chunk(path, data + offsets[0], (0,) * len(shape), tuple(shape))
     stored = StoredTensor(dtype, tuple(shape), (chunk,))
@@ -137,18 +139,18 @@ def _tensor(path: Path, data: int, name: str, entry: object) -> tuple[StoredTens
 def _check_layout(
     path: Path, size: int, tensors: Mapping[str, StoredTensor], begins: Mapping[str, int]
 ) -> None:
-    """The tensors must fill the file, without gap or overlap."""
+    """Checks that the tensors fill the file without gaps or overlaps. Raises ValueError."""
     end = 0
     for name in sorted(tensors, key=lambda name: (begins[name], tensors[name].nbytes)):
         if begins[name] != end:
             raise _broken(path, f"{name} does not begin where the tensor before it ends")
         end += tensors[name].nbytes
     if end != size:
-        raise _broken(path, f"it has {size} bytes of tensors, its header tells of {end} (cut off?)")
+        raise _broken(path, f"it has {size} bytes of tensors, but its header lists {end} (cut off?)")
 
 
 def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and 0 <= each < 2**62 for each in value)
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**62 for item in value)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Tensors as they lie in files: which bytes of which file hold which box of a tensor.
+"""Describes where tensors are stored: which bytes of which file hold which box of a tensor.
 
-Both formats are read as this (`hf_folder`, `dcp_folder`): a safetensors tensor has one chunk, a tensor of a
-distributed checkpoint one for each rank that held a part.
+`hf_folder` and `dcp_folder` both read their format into this form. A safetensors tensor has one chunk; a
+tensor of a distributed checkpoint has one chunk per rank that held a part of it.
 """
 
 import math
@@ -15,14 +15,14 @@ from threading import RLock
 import torch
 
 _NO_RESERVE = 0x4000
-"""MAP_NORESERVE of Linux, which Python names from 3.12 on. torch wants mappings that could be written to, and
-no memory is to be set aside for that.
+"""Linux's MAP_NORESERVE, which Python defines since 3.12. torch needs writable mappings; with this flag Linux
+reserves no memory for writes that never happen.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A box of a tensor; its bytes lie together in one file, in row-major order.
+    """A box of a tensor, stored as one range of bytes in a file, in row-major order.
 
     Example: the second half of a `[64, 32]` matrix,
     `Chunk(Path("__1_0.distcp"), position=704, offsets=(32, 0), shape=(32, 32))`
@@ -30,13 +30,13 @@ class Chunk:
 
     path: Path
     position: int
-    """Of the first byte."""
+    """Position of the first byte in the file."""
     offsets: tuple[int, ...]
-    """Where the box begins in the tensor."""
+    """Index of the box's first element in the tensor."""
     shape: tuple[int, ...]
 
     def rows(self, first: int, last: int, itemsize: int) -> "Chunk":
-        """The part of the chunk that lies in rows `first` to `last` of the tensor."""
+        """Returns the part of the chunk that belongs to rows `first` to `last` of the tensor."""
         low, high = max(first, self.offsets[0]), min(last, self.offsets[0] + self.shape[0])
         assert low < high, "the chunk has none of these rows"
         skipped = (low - self.offsets[0]) * math.prod(self.shape[1:]) * itemsize
@@ -50,7 +50,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in files."""
+    """A tensor that is stored in one or more files."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -59,21 +59,21 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
+        """Returns the number of bytes of the whole tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def index(self, place: int) -> "StoredTensor":
-        """`tensor[place]`."""
-        found = []
+        """Returns `tensor[place]`."""
+        chunks = []
         for chunk in self.chunks:
             if chunk.offsets[0] <= place < chunk.offsets[0] + chunk.shape[0]:
                 row = chunk.rows(place, place + 1, self.dtype.itemsize)
-                found.append(replace(row, offsets=row.offsets[1:], shape=row.shape[1:]))
-        return StoredTensor(self.dtype, self.shape[1:], tuple(found))
+                chunks.append(replace(row, offsets=row.offsets[1:], shape=row.shape[1:]))
+        return StoredTensor(self.dtype, self.shape[1:], tuple(chunks))
 
 
 def stack(tensors: Iterable[StoredTensor]) -> StoredTensor:
-    """`torch.stack(tensors)`; all have one shape and dtype."""
+    """Returns `torch.stack(tensors)`; all tensors must have the same shape and type."""
     members = list(tensors)
     chunks = (
         replace(chunk, offsets=(place, *chunk.offsets), shape=(1, *chunk.shape))
@@ -84,8 +84,10 @@ def stack(tensors: Iterable[StoredTensor]) -> StoredTensor:
 
 
 class Files:
-    """Files that are read: each is opened once and stays open, so that it may be removed meanwhile (a running
-    job removes its oldest checkpoint). Threads may share it.
+    """The open files that tensors are read from; threads may share one instance.
+
+    Each file is opened once and stays open, so that it can be read even if it is removed meanwhile: a running
+    job removes its oldest checkpoint.
     """
 
     def __init__(self) -> None:
@@ -94,21 +96,21 @@ class Files:
         self._lock = RLock()
 
     def close(self) -> None:
-        """Close the files; tensors that were made of them stay valid."""
+        """Closes the files. Tensors that were read from them stay valid."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
         self._maps.clear()
 
     def open(self, path: Path) -> int:
-        """The file's descriptor."""
+        """Returns the file's descriptor, opening the file on the first call."""
         with self._lock:
             if path not in self._descriptors:
                 self._descriptors[path] = os.open(path, os.O_RDONLY)
             return self._descriptors[path]
 
     def array(self, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
-        """The chunk as a tensor; its bytes stay in the file until they are used. Not to be written to."""
+        """Returns the chunk as a read-only tensor, whose bytes are read from the file when they are used."""
         count = math.prod(chunk.shape)
         if not count:
             return torch.empty(chunk.shape, dtype=dtype)
@@ -120,7 +122,7 @@ class Files:
         return data.view(dtype).view(chunk.shape)
 
     def release(self, chunk: Chunk, dtype: torch.dtype) -> None:
-        """Let go of the memory that reading the chunk has taken (not of the page cache)."""
+        """Frees the memory that reading the chunk has taken; the page cache keeps its copy."""
         start = chunk.position // mmap.PAGESIZE * mmap.PAGESIZE
         length = chunk.position + math.prod(chunk.shape) * dtype.itemsize - start
         if math.prod(chunk.shape):

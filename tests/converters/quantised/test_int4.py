@@ -77,7 +77,7 @@ def test_transformers_reads_it_as_we_do(tmp_path):
 
 def test_rows_that_are_no_whole_groups(tmp_path):
     source = make_tiny_model(tmp_path / "hf")
-    with pytest.raises(ValueError, match=r"_proj.weight has \d+ columns, which are no groups of 128"):
+    with pytest.raises(ValueError, match=r"_proj.weight has \d+ columns: int4-group needs a multiple of 128"):
         convert(source, "hf", tmp_path / "out", quantise="int4-group")
 
 
@@ -86,7 +86,7 @@ def test_other_numbers_are_refused(source, tmp_path):
     config = json.loads((small / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 32
     (small / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"its numbers are .*'group_size': 32"):
+    with pytest.raises(ValueError, match=r"number format is .*'group_size': 32"):
         convert(small, "dcp", tmp_path / "dcp")
 
 

@@ -88,5 +88,5 @@ def test_blocks_without_their_scales(source, tmp_path):
 
 
 def test_gpt_oss_is_not_quantised_to_eight_bits(source, tmp_path):
-    with pytest.raises(ValueError, match="gpt_oss is not quantised"):
+    with pytest.raises(ValueError, match="gpt_oss cannot be quantised"):
         convert(source, "hf", tmp_path / "out", quantise="fp8-block")

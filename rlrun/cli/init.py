@@ -45,7 +45,8 @@ def command(
     nodes: Annotated[int, typer.Option(help="Number of nodes in the Ray cluster.", min=1)] = 1,
     algorithm: Annotated[str, typer.Option(help="The algorithm that turns rewards into a loss.")] = "grpo",
     show_recipes: Annotated[
-        bool, typer.Option("--list", help="Only list the shipped recipes, which you can also start from.")
+        bool,
+        typer.Option("--list", help="Only list the shipped recipes, which are also specs to start from."),
     ] = False,
 ) -> None:
     """Write a spec to start from; in a terminal, ask for what the options leave open.

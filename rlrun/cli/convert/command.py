@@ -41,7 +41,7 @@ _DIRECTIONS = {
     "hf-to-dcp": "Write a distributed checkpoint that torchtitan can start from.",
     "dcp-to-hf": "Write a Hugging Face folder from the checkpoint of a run, or any distributed checkpoint.",
     "hf-to-hf": "Re-shard, cast or quantise a folder, tie or untie its embedding, or merge an adapter.",
-    "auto": "Detect the format of SRC and write the other one. The word `auto` may be omitted.",
+    "auto": "Detect the format of SRC; DST gets the other one without --to. `auto` may be omitted.",
 }
 
 

@@ -73,7 +73,7 @@ def print_simulations(case: Case, spread: float, as_json: bool) -> None:
         "layout",
         "mode",
         "step",
-        "for its batch",
+        "wait for batch",
         "trainer waits",
         "engines idle",
         "staleness",

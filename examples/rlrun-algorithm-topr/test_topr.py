@@ -1,4 +1,4 @@
-"""Tests of the plugin by itself; the first is the contract that rlrun expects of every algorithm."""
+"""Tests of the plugin. The first one checks the contract of algorithms."""
 
 import math
 

@@ -8,7 +8,7 @@ from rlrun.plugins.types import Sample
 
 
 class WordCountParams(BaseModel):
-    """The keys beside `type = "wordcount"` in a spec."""
+    """The reward's keys in a spec, next to `type = "wordcount"`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

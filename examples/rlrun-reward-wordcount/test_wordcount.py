@@ -1,4 +1,4 @@
-"""The contract every reward must keep, and what this one promises. Run with pytest after installing."""
+"""Checks the contract of rewards and the scores of this one. Install the package, then run pytest."""
 
 from rlrun.plugins.testing import check_reward, sample
 

@@ -1,13 +1,13 @@
-"""Lets tests call a program's functions without either seeing the other's code.
+"""Lets tests call a program's functions, although tests and program cannot see each other's code.
 
     tests, in a jail of their own ── requests (descriptor 4) ──▶ program, in another jail: serve()
       run_tests(), Remote         ◀── replies (descriptor 3) ──
 
-Each request and each reply is a line of JSON. Only plain data crosses; any other object stays where it is and
-is named by a number, so that an attribute or a call of it is a request too. What a test compares is therefore
-its own copy, on which no method of the program runs.
+Each request and each reply is a line of JSON that contains only plain data. Any other object stays in the
+program and is referred to by a number; reading its attributes and calling it are requests too. A test
+therefore compares its own copies, and no method of the program (an `__eq__` that always answers True) runs.
 
-Stand-alone: this text is put in front of what each side runs.
+This module imports nothing of rlrun, because its source is prepended to the code that runs in each jail.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import sys
 from itertools import islice
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # each import costs every test
+if TYPE_CHECKING:  # importing these at run time would slow down every test
     from collections.abc import Callable
     from typing import Any
 
 MOST_ITEMS = 10_000
-"""Items that are taken from an iterator, which crosses as those."""
+"""Largest number of items that are taken from an iterator; it is sent as a list of its items."""
 SAFE_INTEGER = 1 << 63
+"""Larger integers are sent as hexadecimal text, which has no limit; Python's decimals have 4,300 digits."""
 _COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
     "set": set,
@@ -33,11 +34,11 @@ _COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
     "iterator": iter,
 }
 _MODULES = {"np": "numpy", "numpy": "numpy"}
-"""Packages that tests use without an import, as they were written to run behind the program's."""
+"""Packages that tests use without an import, since they were written to run after the program's imports."""
 
 
 def packed(value: Any, keep: Callable[[Any], int]) -> Any:
-    """The value as JSON can hold it; `keep` numbers the objects that are no plain data."""
+    """Returns the value in a form that JSON can hold. `keep` numbers the objects that are not plain data."""
     if value is None or isinstance(value, bool | float | str):
         return value
     if isinstance(value, int):
@@ -63,7 +64,7 @@ def packed(value: Any, keep: Callable[[Any], int]) -> Any:
 
 
 def unpacked(data: Any, find: Callable[[int], Any]) -> Any:
-    """The value again; `find` gives the object with a number."""
+    """Returns the value that was packed. `find` returns the object with a number."""
     if isinstance(data, list):
         return [unpacked(item, find) for item in data]
     if not isinstance(data, dict):
@@ -82,7 +83,7 @@ def unpacked(data: Any, find: Callable[[int], Any]) -> Any:
 
 
 def run_program(source: str) -> dict[str, Any]:
-    """What the program defines."""
+    """Runs the program as a module and returns its global names."""
     module = type(sys)("program")
     sys.modules["program"] = module
     exec(compile(source, "program.py", "exec", dont_inherit=True), module.__dict__)
@@ -105,7 +106,7 @@ def serve(source: str) -> None:
             return packed(getattr(kept[target], rest[0]), keep)
         arguments, named = unpacked(rest[0], kept.__getitem__), unpacked(rest[1], kept.__getitem__)
         value = kept[target](*arguments, **named)
-        # What a function does to its arguments shows where it returns nothing else.
+        # A function that returns None may have changed its arguments instead: send them back.
         changed = arguments if value is None else []
         return [packed(value, keep), packed(changed, keep)]
 
@@ -120,7 +121,10 @@ def serve(source: str) -> None:
 
 
 def call_once(source: str) -> None:
-    """Runs the program, then one call of it: `[name, arguments]` in, the result out, as JSON."""
+    """Runs the program, then calls one function of it.
+
+    Reads `[name, arguments]` from descriptor 3 and writes the result to descriptor 4, both as JSON.
+    """
     scope = run_program(source)
     with os.fdopen(3, "rb") as request:
         name, arguments = json.loads(request.read())
@@ -131,7 +135,7 @@ def call_once(source: str) -> None:
 
 
 class Remote:
-    """An object of the program, as tests have it."""
+    """A test's handle of an object in the program."""
 
     __slots__ = ("_ask", "_number")
 
@@ -146,7 +150,7 @@ class Remote:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         value, changed = self._ask("call", self, list(arguments), named)
-        if value is None:  # else the program could change what its result is compared with
+        if value is None:  # otherwise, the program could change the values that its result is compared with
             for argument, content in zip(arguments, changed, strict=True):
                 _become(argument, content)
         return value
@@ -164,7 +168,10 @@ def _become(argument: Any, content: Any) -> None:
 
 
 def run_tests(code: str) -> None:
-    """Runs tests, in which names that only the program defines are `Remote`; exits with 0 if they pass."""
+    """Runs the tests and exits with status 0 if they pass, else 1.
+
+    In the tests, names that only the program defines refer to its objects, by `Remote`.
+    """
     replies, requests = os.fdopen(3, "rb"), os.fdopen(4, "wb", buffering=0)
 
     def ask(kind: str, target: Any, *rest: Any) -> Any:
@@ -202,7 +209,7 @@ def _number(value: Any) -> int:
 
 
 def _error(name: str, text: str) -> Exception:
-    """The program's exception: one of Python's own, or else one that no test can have meant."""
+    """Returns the program's exception if its type is built in, which tests can catch; else RuntimeError."""
     kind = getattr(__builtins__, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         return kind(text)
@@ -210,7 +217,7 @@ def _error(name: str, text: str) -> Exception:
 
 
 def _names(code: str) -> list[str]:
-    """Names that the tests read and Python does not have: a program cannot replace `abs`."""
+    """Returns the names that the tests read, without Python's built-ins: a program cannot replace `abs`."""
     import ast
     import builtins
 

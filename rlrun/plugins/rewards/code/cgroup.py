@@ -1,4 +1,4 @@
-"""Memory cgroups, where this process may make them: they hold all processes of a jail to one limit."""
+"""Creates memory cgroups, if this process may: each limits the memory of all processes of a jail together."""
 
 import os
 import secrets
@@ -10,26 +10,27 @@ from pathlib import Path
 MOUNTED = Path("/sys/fs/cgroup")
 PREFIX = "rlrun-jail-"
 MARGIN = 32 << 20
-"""Bytes beyond a program's limit, for launcher, init, and what the kernel keeps for the processes."""
+"""Bytes beyond a program's limit, for the launcher, init, and the kernel's memory for the processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCgroups:
-    """Makes cgroups under `parent`."""
+    """Creates cgroups under `parent`."""
 
     parent: Path
     size: int
-    """Bytes that each of them allows."""
+    """Memory limit of each cgroup in bytes."""
     version: int
+    """Version of the cgroup interface, 1 or 2."""
 
     def make(self) -> Path:
-        """A new cgroup with the limit."""
-        # Not by process id alone, which workers in other containers may share.
+        """Creates a cgroup with the limit and returns its folder."""
+        # The process id alone is not unique: workers in other containers may have the same one.
         folder = self.parent / f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         folder.mkdir()
         try:
             for name, value in self._settings():
-                if (folder / name).exists():  # without swap accounting, some are not there
+                if (folder / name).exists():  # a kernel without swap accounting lacks some of these files
                     (folder / name).write_text(value)
         except OSError:
             remove(folder)
@@ -38,7 +39,7 @@ class MemoryCgroups:
 
     @contextmanager
     def one(self) -> Iterator[Path]:
-        """A cgroup that is gone afterwards."""
+        """Yields the folder of a new cgroup, and removes it afterwards."""
         folder = self.make()
         try:
             yield folder
@@ -55,7 +56,7 @@ class MemoryCgroups:
             yield "memory.oom.group", "1"
 
     def sweep(self) -> None:
-        """Removes what killed processes left behind; the kernel keeps those that are in use."""
+        """Removes the cgroups of processes that were killed. The kernel refuses to remove those in use."""
         for folder in self.parent.glob(f"{PREFIX}*"):
             process = folder.name.removeprefix(PREFIX).partition("-")[0]
             if not Path(f"/proc/{process}").exists():
@@ -63,7 +64,7 @@ class MemoryCgroups:
 
 
 def add(folder: Path, process: int) -> None:
-    """Moves a process, and what it will start, into a cgroup."""
+    """Moves a process, and all processes that it will start, into a cgroup."""
     (folder / "cgroup.procs").write_text(str(process))
 
 
@@ -74,7 +75,7 @@ def remove(folder: Path) -> None:
 
 
 def memory_cgroups(limit: int) -> MemoryCgroups | None:
-    """Cgroups that allow `limit` bytes and `MARGIN` more; None where this process may not make them."""
+    """Returns a maker of cgroups with `limit + MARGIN` bytes; None if this process may not create cgroups."""
     for version, parent in _parents():
         groups = MemoryCgroups(parent, limit + MARGIN, version)
         with suppress(OSError):
@@ -85,7 +86,7 @@ def memory_cgroups(limit: int) -> MemoryCgroups | None:
 
 
 def _parents() -> Iterator[tuple[int, Path]]:
-    """Cgroups that this process is in, directly or not, and that may have children with a memory limit."""
+    """Yields version and folder of each cgroup around this process whose children may have a memory limit."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -105,6 +106,10 @@ def _writable(folder: Path) -> bool:
 
 
 def _hands_memory_down(folder: Path) -> bool:
-    """Whether children of a cgroup of version 2 have a limit: one with processes of its own cannot say so."""
+    """Returns whether children of a version 2 cgroup have memory limits.
+
+    A cgroup that contains processes itself cannot enable them, so the parents of this process's own cgroup
+    are tried too.
+    """
     control = folder / "cgroup.subtree_control"
     return _writable(folder) and control.is_file() and "memory" in control.read_text().split()

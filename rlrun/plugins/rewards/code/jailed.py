@@ -1,4 +1,4 @@
-"""A program in its jail, as the outside sees it: started, fed, read, and ended."""
+"""Starts a program in its jail, feeds it, reads its output, and ends it."""
 
 import marshal
 import os
@@ -19,10 +19,10 @@ LAUNCH = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[4])!r}); "
     "from rlrun.plugins.rewards.code.jail.launcher import main; main()"
 )
-"""The launcher starts without the site's packages, which takes a third of the time; it needs none of them."""
+"""The launcher needs no site-packages, and starts without them (`-S`) in a third of the time."""
 CHUNK = 1 << 16
 PATIENCE = 2.0
-"""Seconds that a launcher has to see its processes gone, before it is killed itself."""
+"""Seconds that a launcher has to end its processes, before it is killed itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Ending:
     """How a program ended."""
 
     output: bytes
-    """What it printed to standard output."""
+    """Its standard output."""
     problem: str
-    """Empty where it ended by itself with status 0; else how it ended, with its last line of error output."""
+    """Empty if it ended by itself with status 0; else how it ended, with its last line of error output."""
     reply: bytes = b""
-    """What it wrote to descriptor 4, where it was given a request."""
+    """The bytes that it wrote to descriptor 4, if it was given a request."""
 
 
 class Channel:
@@ -43,32 +43,35 @@ class Channel:
     def __init__(
         self, inside: tuple[int, ...] = (), feed: int | None = None, reply: int | None = None
     ) -> None:
-        """`inside`: its own ends; `feed`, `reply`: the ends that stay here."""
+        """`inside` are the program's ends of the pipes; `feed` and `reply` are the ends in this process."""
         self.inside = inside
         self.feed = feed
         self.reply = reply
 
     @classmethod
     def to_here(cls) -> Self:
-        """Its other ends are in this process."""
+        """Returns a channel between a program and this process."""
         (read, feed), (reply, write) = os.pipe(), os.pipe()
         return cls((read, write), feed, reply)
 
     @classmethod
     def between(cls) -> tuple[Self, Self]:
-        """Each of two programs reads what the other one writes."""
-        (one_reads, other_writes), (other_reads, one_writes) = os.pipe(), os.pipe()
-        return cls((one_reads, one_writes)), cls((other_reads, other_writes))
+        """Returns the channels of two programs, each of which reads the bytes that the other one writes."""
+        (first_reads, second_writes), (second_reads, first_writes) = os.pipe(), os.pipe()
+        return cls((first_reads, first_writes)), cls((second_reads, second_writes))
 
     def close_inside(self) -> None:
-        """The program has them now, or will never have."""
+        """Closes this process's copies of the program's ends, once it has started or has failed to start.
+
+        While a copy is open, a pipe never reports its end.
+        """
         for descriptor in self.inside:
             os.close(descriptor)
         self.inside = ()
 
 
 class Jailed:
-    """One program and its launcher. As a context: at its end, all processes are gone."""
+    """One program and its launcher. On exit from the context, all processes of the jail have ended."""
 
     def __init__(
         self,
@@ -78,22 +81,22 @@ class Jailed:
         request: bytes = b"",
         group: Path | None = None,
     ) -> None:
-        """`settings`: for the launcher; `group`: the cgroup to run in."""
+        """Starts the launcher with `settings`, in the cgroup `group` if there is one."""
         self.problem = ""
         self.has_ended = False
-        told = marshal.dumps({**settings, "channel": channel.inside})
+        message = marshal.dumps({**settings, "channel": channel.inside})
         try:
             self._process, self._control = _launch(channel.inside)
         finally:
             channel.close_inside()
-        if group is not None:  # the launcher starts nothing before it has its settings
+        if group is not None:  # in time: the launcher starts no process before it has its settings
             self._join(group)
         process = self._process
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         self._output, self._errors = process.stdout.fileno(), process.stderr.fileno()
         self._reply = channel.reply
         self._end = os.pidfd_open(process.pid)
-        self._feeds = {self._control: memoryview(len(told).to_bytes(8, "big") + told)}
+        self._feeds = {self._control: memoryview(len(message).to_bytes(8, "big") + message)}
         self._feeds[os.dup(process.stdin.fileno())] = memoryview(stdin)
         process.stdin.close()
         if channel.feed is not None:
@@ -114,7 +117,7 @@ class Jailed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends what is still running: without its control pipe, the launcher kills its processes."""
+        """Ends the program if it still runs: the launcher kills its processes when `_control` closes."""
         for descriptor in {*self._feeds, self._control, self._end}:
             os.close(descriptor)
         with self._process:
@@ -128,17 +131,17 @@ class Jailed:
 
     @property
     def printed(self) -> int:
-        """Bytes read so far."""
+        """Number of bytes read so far."""
         return sum(map(len, self._taken.values()))
 
     def ending(self) -> Ending:
-        """How it ended, once it has."""
+        """Returns how the program ended, after it has."""
         taken = {descriptor: bytes(data) for descriptor, data in self._taken.items()}
         problem = self.problem or _problem(self._process.returncode, taken[self._errors])
         return Ending(taken[self._output], problem, taken[self._reply] if self._reply is not None else b"")
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Adds what is to be waited for."""
+        """Registers all descriptors to wait for."""
         for descriptor in self._feeds:
             os.set_blocking(descriptor, False)
             selector.register(descriptor, selectors.EVENT_WRITE, self)
@@ -148,11 +151,11 @@ class Jailed:
         selector.register(self._end, selectors.EVENT_READ, self)
 
     def attend(self, selector: selectors.BaseSelector, descriptor: int) -> None:
-        """Does what a descriptor is ready for."""
+        """Reads from or writes to a descriptor that is ready."""
         if descriptor == self._end:
             self.has_ended = True
-            for each in self._taken:
-                while self._take(each):
+            for readable in self._taken:  # the pipes may still hold output
+                while self._take(readable):
                     pass
             selector.unregister(descriptor)
         elif descriptor in self._feeds:
@@ -161,7 +164,7 @@ class Jailed:
             selector.unregister(descriptor)
 
     def _take(self, descriptor: int) -> bool:
-        """Whether there was something to read."""
+        """Reads once from a descriptor; returns whether it gave any bytes."""
         with suppress(BlockingIOError):
             data = os.read(descriptor, CHUNK)
             self._taken[descriptor] += data
@@ -169,7 +172,10 @@ class Jailed:
         return False
 
     def _feed(self, selector: selectors.BaseSelector, descriptor: int) -> None:
-        """Writes what the pipe takes; closes it at the end, or when nobody reads any more."""
+        """Writes as many bytes as the pipe takes, and closes it after the last or when its reader has gone.
+
+        The control pipe stays open, since closing it ends the program.
+        """
         feed = self._feeds[descriptor]
         try:
             feed = feed[os.write(descriptor, feed[:CHUNK]) :] if feed else feed
@@ -184,23 +190,26 @@ class Jailed:
 
 
 def attend(jailed: Sequence[Jailed], seconds: float, most_output: int) -> None:
-    """Feeds and reads all until the first has ended, or any breaks a limit, which is the first's problem."""
+    """Feeds and reads all programs until the first one ends or any of them exceeds a limit.
+
+    An exceeded limit is recorded as the first program's problem.
+    """
     deadline = time.monotonic() + seconds
     first = jailed[0]
     with selectors.DefaultSelector() as selector:
-        for each in jailed:
-            each.register(selector)
+        for program in jailed:
+            program.register(selector)
         while not first.has_ended and not first.problem:
             for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                 key.data.attend(selector, key.fd)
-            if any(each.printed > most_output for each in jailed):
+            if any(program.printed > most_output for program in jailed):
                 first.problem = f"printed more than {most_output} bytes"
             elif time.monotonic() >= deadline and not first.has_ended:
                 first.problem = f"took longer than {seconds:g} s"
 
 
 def _launch(inside: Sequence[int]) -> "tuple[subprocess.Popen[bytes], int]":
-    """A launcher with the program's descriptors, and the end of its control pipe that is ours."""
+    """Starts a launcher with the program's descriptors; returns it and our end of its control pipe."""
     theirs, ours = os.pipe()
     try:
         process = subprocess.Popen(

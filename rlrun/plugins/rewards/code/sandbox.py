@@ -1,4 +1,4 @@
-"""Runs programs locked in: `jail` does the locking, this module the feeding and the killing."""
+"""Runs programs in sandboxes: `jail` isolates a program, `jailed` feeds and ends it."""
 
 import os
 import secrets
@@ -21,29 +21,29 @@ MemoryHeldBy = Literal["a cgroup", "watching", "nothing"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may use."""
+    """The limits of a program."""
 
     seconds: float
-    """Of wall-clock time."""
+    """Wall-clock time."""
     memory: int
-    """MiB: address space of each process, and memory of all processes together."""
+    """MiB of address space of each process, and of memory of all processes together."""
     processes: int
-    """Processes and threads."""
+    """Number of processes and threads."""
     scratch: int
     """MiB of files."""
     output: int
-    """Bytes it may print; more ends it."""
+    """Number of bytes of output; a program that prints more is ended."""
 
 
 class SandboxError(RuntimeError):
-    """No program can be locked in on this machine."""
+    """This machine cannot isolate programs."""
 
 
 class Sandbox:
-    """Runs programs, each in a jail of its own; may be used by several threads."""
+    """Runs programs, each in a jail of its own. Several threads may share a sandbox."""
 
     def __init__(self, limits: Limits) -> None:
-        """Tries itself out; SandboxError says what this machine does not allow."""
+        """Runs a trial program. Raises SandboxError, with the reason, if this machine cannot isolate it."""
         self._limits = limits
         self._folder = _mount_point()
         try:
@@ -61,21 +61,21 @@ class Sandbox:
 
     @property
     def memory_is_held_by(self) -> MemoryHeldBy:
-        """What limits the memory of all processes of a program together."""
+        """The mechanism that limits the memory of all processes of a program together."""
         if self._cgroups is not None:
             return "a cgroup"
         return "watching" if can_be_watched() else "nothing"
 
     def watch_memory(self) -> None:
-        """From now on, watches what programs use, as on hosts where it may not make cgroups."""
+        """Stops using cgroups: memory is watched instead, as on hosts that do not allow cgroups."""
         self._cgroups = None
 
     def run(
         self, program: str, stdin: bytes, request: bytes | None = None, seconds: float | None = None
     ) -> Ending:
-        """The program's ending, at most `seconds` (None: the limit's) later and with all its processes gone.
+        """Runs a program for at most `seconds` (None: the limit's) and returns its ending.
 
-        `request` is what it can read from descriptor 3.
+        All its processes have ended by then. It can read `request` from descriptor 3.
         """
         channel = Channel() if request is None else Channel.to_here()
         with ExitStack() as stack:
@@ -84,9 +84,9 @@ class Sandbox:
         return jailed.ending()
 
     def run_beside(self, judge: str, program: str, seconds: float | None = None) -> Ending:
-        """The ending of `judge`, which runs beside the program and speaks with it on descriptors 3 and 4.
+        """Runs two programs that are connected by descriptors 3 and 4, and returns the ending of `judge`.
 
-        They share nothing else. The program is killed when the judge ends.
+        They share nothing else. `program` is killed when `judge` ends.
         """
         its, judges = Channel.between()
         with ExitStack() as stack:
@@ -109,7 +109,7 @@ class Sandbox:
         except OSError:
             if self._cgroups is None:
                 raise
-        self._cgroups = None  # it could be made, but not joined
+        self._cgroups = None  # this process may create cgroups, but not move processes into them
         return self.run("print('ready')", b"")
 
     def _allowed(self, seconds: float | None) -> float:
@@ -132,26 +132,29 @@ class Sandbox:
 
 
 def _mount_point() -> Path:
-    """An empty folder that every jail mounts its own root on, for itself alone; one a user."""
+    """Returns an empty folder, one per user, on which each jail mounts its own root.
+
+    The mounts are private to each jail's mount namespace, so all jails can use the same folder.
+    """
     folder = Path(tempfile.gettempdir()) / f"rlrun-jail-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise SandboxError(f"{folder} belongs to somebody else; remove it")
+        raise SandboxError(f"{folder} belongs to another user or is a link; remove it")
     return folder
 
 
 def _spare_users() -> tuple[int, int]:
-    """First and number of the user ids that root may choose from: the upper half of the largest range it has.
+    """Returns the first and the number of the user ids for jails: the upper half of root's largest id range.
 
-    Each jail gets one of its own, so that its limits are its own too.
+    The kernel counts processes per user, so each jail runs as a user of its own to have its own limit.
     """
     lines = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    first, number = max(((int(line[0]), int(line[2])) for line in lines), key=lambda each: each[1])
+    first, number = max(((int(line[0]), int(line[2])) for line in lines), key=lambda ids: ids[1])
     return first + number // 2, number - number // 2 - 1
 
 
 def _python_folders() -> list[str]:
-    """Where the interpreter, its library and its packages lie."""
+    """Returns the folders of the interpreter, its library and its packages, outside /usr, /lib and /bin."""
     paths = sysconfig.get_paths()
     folders = [sys.prefix, sys.base_prefix, sys.exec_prefix, paths["stdlib"], paths["purelib"]]
     folders.append(str(Path(sys.executable).resolve().parent))

@@ -1,1 +1,1 @@
-"""Locks one program in; `launcher` is a process of its own, which needs only the standard library."""
+"""Isolates one program. `launcher` runs as a process of its own and needs only the standard library."""

@@ -1,4 +1,4 @@
-"""Process 1 of a jail: builds the file system, starts the program, and reaps what ends."""
+"""Process 1 of a jail: builds the file system, starts the program, and reaps processes that end."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives", "/dev/null", "/dev/urandom")
-"""What a program sees of the system. `/dev/zero` is not there: mapped, it is memory that no process owns."""
+"""The paths of the system that a program sees.
+
+`/dev/zero` is missing on purpose: mapping it gives memory that is not counted for any process.
+"""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/scratch",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""NumPy would start as many threads as the host has processors, which is more than a program may have."""
+"""Without the thread settings, NumPy starts a thread per processor, which exceeds a program's limit."""
 OWN_PROCESSES = 2
-"""Launcher and init, which count as the program's where they run as its user."""
+"""Launcher and init, which count towards the program's limit of processes if they run as its user."""
 
 
 def run_init(settings: dict[str, Any], alive: int) -> NoReturn:
-    """Ends when the program does, with its status, which takes everything with it that the program left.
+    """Runs as process 1, and exits with the program's status when the program ends.
 
-    `alive`: a pipe that nobody writes to, held open by the launcher.
+    The kernel then kills all remaining processes of the namespace. `alive` is a pipe that the launcher holds
+    open without writing to it: at its end, the launcher has died.
     """
     kernel.die_with_parent()
     os.set_blocking(alive, False)
-    if _has_hung_up(alive):
+    if _has_hung_up(alive):  # the launcher died before die_with_parent took effect
         os._exit(kernel.JAIL_FAILED)
     kernel.hide_memory()
     kernel.forget_interrupts()
@@ -59,7 +63,7 @@ def _has_hung_up(pipe: int) -> bool:
 
 
 def _build_root(folder: str, python: list[str], scratch: int) -> None:
-    """A root of bind mounts, all read-only, on a tmpfs that only this mount namespace has."""
+    """Builds a root of read-only bind mounts, on a tmpfs that exists only in this mount namespace."""
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     for path in dict.fromkeys([*SYSTEM, *python[1:]]):
@@ -85,8 +89,8 @@ def _bind(path: str, to: str) -> None:
 
 
 def _start(settings: dict[str, Any]) -> NoReturn:
-    """Becomes the program, without privileges, within its limits."""
-    os.setsid()  # else kill(0, …) would reach the launcher
+    """Replaces this process by the program, without privileges and within its limits."""
+    os.setsid()  # otherwise, the program's kill(0, …) would reach the launcher
     kernel.keep_only(settings["channel"])
     if settings["privileged"]:
         _become(settings["user"])

@@ -1,4 +1,4 @@
-"""The kernel calls that Python itself does not offer, and the errors they end in."""
+"""System calls that Python does not offer. A failed call ends the process."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class _FilterProgram(ctypes.Structure):
 
 
 def fail(what: str) -> None:
-    """Says what could not be done, with the kernel's reason; never returns."""
+    """Writes what failed, with the kernel's reason, to standard error, and exits."""
     error = os.strerror(ctypes.get_errno())
     os.write(2, f"jail: {what}: {error}\n".encode())
     os._exit(JAIL_FAILED)
 
 
 def unshare(spaces: int) -> bool:
-    """Whether the namespaces could be left for new ones."""
+    """Moves this process into new namespaces; returns whether the kernel allowed it."""
     return bool(_libc.unshare(spaces) == 0)
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when its parent ends.
+    """Makes the kernel kill this process when its parent ends.
 
-    A change of user or group clears the setting, and fork does not pass it on.
+    A change of user or group clears the setting, and a forked child does not inherit it.
     """
     _check(_libc.prctl(SET_PDEATHSIG, SIGKILL, 0, 0, 0), "PR_SET_PDEATHSIG")
 
@@ -59,12 +59,14 @@ def hide_memory() -> None:
 
 
 def forget_interrupts() -> None:
-    """Takes Python's handler of SIGINT away: process 1 of a namespace ignores signals without a handler."""
+    """Removes Python's handler of SIGINT. Process 1 of a namespace ignores signals without a handler, so the
+    program cannot interrupt it.
+    """
     _libc.signal(SIGINT, None)
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """mount(2)."""
+    """Calls mount(2)."""
     result = _libc.mount(
         source.encode(), target.encode(), kind.encode() or None, flags, options.encode() or None
     )
@@ -81,7 +83,7 @@ def make_read_only(folder: str) -> None:
 
 
 def forbid(instructions: bytes) -> None:
-    """Installs a seccomp filter, for good, in this process and all that it starts; 8 bytes an instruction."""
+    """Installs a seccomp filter of 8 bytes per instruction for good, in this process and its children."""
     _check(_libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     program = _FilterProgram(len(instructions) // 8, instructions)
     _check(_libc.prctl(SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0), "seccomp")

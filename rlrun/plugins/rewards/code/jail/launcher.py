@@ -1,15 +1,15 @@
-"""Locks itself in, starts one program there, and watches it; started by rlrun.plugins.rewards.code.jailed.
+"""Isolates itself, starts one program, and watches it. `rlrun.plugins.rewards.code.jailed` starts it.
 
     sandbox ── control ─▶ launcher ── fork ─▶ init (process 1) ── fork ─▶ program ─▶ its children
 
-`control` brings the settings and the program. When the sandbox closes it, or dies, the launcher kills init.
-The kernel then kills all of init's namespace, whatever session, group or parent a process has given itself,
-and the launcher ends only when all are gone. When the launcher dies, the kernel kills init.
+The pipe `control` carries the settings and the program. When the sandbox closes it, or dies, the launcher
+kills init. The kernel then kills every process in init's namespace, whatever its session, process group or
+parent, and the launcher ends only after all of them. When the launcher dies, the kernel kills init.
 
-The program cannot reach either: to it init is process 1, which ignores signals from its own namespace, runs
-as another user or hides its memory, and the launcher is in no namespace that the program can see.
+The program can harm neither. In its namespace init is process 1, which ignores signals from inside; init also
+runs as another user or hides its memory. The launcher is outside the namespaces that the program can see.
 
-Imports are few: json, typing and signal would double the time it takes to start.
+This module imports little: json, typing and signal would double its start-up time.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 INSIDE = 1000
-"""User id that the program believes to have, where user namespaces give it one."""
+"""User id that the program sees as its own in a user namespace."""
 POLL = 5
-"""Milliseconds between two looks at the memory of all processes."""
+"""Milliseconds between two measurements of the memory of all processes."""
 
 
 def main() -> None:
-    """Never returns."""
+    """Runs the program, then exits with its status."""
     control, parent = int(sys.argv[1]), int(sys.argv[2])
     kernel.die_with_parent()
     if os.getppid() != parent:
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _read_settings(control: int) -> dict[str, Any]:
-    """Eight bytes of length, then a table; ends the process where the sandbox has gone."""
+    """Reads eight bytes of length, then the table of settings. Exits if the sandbox has gone."""
     with os.fdopen(os.dup(control), "rb") as file:
         length = int.from_bytes(file.read(8), "big")
         data = file.read(length)
@@ -64,7 +64,7 @@ def _read_settings(control: int) -> dict[str, Any]:
 
 
 def _enter_namespaces() -> bool:
-    """Whether this process is privileged, or else has become so in a user namespace of its own."""
+    """Enters new namespaces. Returns True as root, and False if it needed a user namespace for that."""
     spaces = kernel.NEW_PID | kernel.NEW_NET | kernel.NEW_IPC | kernel.NEW_UTS
     user, group = os.geteuid(), os.getegid()
     if user == 0 and kernel.unshare(spaces):
@@ -78,19 +78,20 @@ def _enter_namespaces() -> bool:
     ):
         with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
             file.write(text)
-    kernel.die_with_parent()
+    kernel.die_with_parent()  # again: new credentials clear the setting
     return False
 
 
 def _watch(init: int, control: int, memory: int) -> int:
-    """Waits until all processes are gone, and kills them when it is time to: the exit status of init.
+    """Waits until init and with it all processes have ended, and returns init's exit status.
 
-    `memory`: bytes that they may use together; 0 where a cgroup holds them to it.
+    Kills init when the control pipe closes, or when its processes together use more than `memory` bytes. 0
+    disables that check, for example because a cgroup limits them.
     """
     ended = os.pidfd_open(init)
     events = select.poll()
     events.register(ended, select.POLLIN)
-    events.register(control, 0)  # a pipe whose writer has gone reports so unasked
+    events.register(control, 0)  # poll always reports that a pipe's writer has gone
     while True:
         ready = dict(events.poll(POLL if memory else None))
         if ended in ready:

@@ -1,4 +1,4 @@
-"""What the processes of a jail use together, for hosts where no cgroup can hold them to a limit."""
+"""Measures the memory of all processes of a jail, for hosts where no cgroup can limit it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BUFFER = 212_992
-"""Bytes that the kernel may hold for one descriptor: a socket's send buffer; a pipe holds less."""
+"""Bytes that the kernel may hold for one descriptor: the send buffer of a socket. A pipe holds less."""
 _QUICK = ("RssAnon:", "RssShmem:", "VmSwap:")
 _EXACT = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 
 
 def can_be_watched() -> bool:
-    """Whether this kernel lists the children of a process (CONFIG_PROC_CHILDREN)."""
+    """Returns whether this kernel lists the children of a process (CONFIG_PROC_CHILDREN)."""
     return os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # noqa: PTH110
 
 
 def uses_more_than(limit: int, init: int) -> bool:
-    """Whether the processes under `init` use more than `limit` bytes together.
+    """Returns whether the processes under `init` together use more than `limit` bytes.
 
-    Memory counts that belongs to no file, resident or swapped out, and every descriptor with what its buffer
-    may hold. The quick sum counts pages that a fork shares more than once; only the exact one decides. A
-    program of one process is left to its own limit.
+    The sum contains memory without a file behind it, resident or swapped out, and a full buffer for every
+    descriptor. The quick sum counts pages shared after a fork more than once, so only the exact sum, which
+    is slower to read, decides. A program of one process has only the limit of its address space.
     """
     return _sum(init, _quick) > limit and _sum(init, _exact) > limit
 
@@ -39,7 +39,7 @@ def _sum(init: int, measure: Callable[[int], int]) -> int:
         try:
             if not _lends_its_memory(process, children):
                 total += measure(process) + BUFFER * len(os.listdir(f"/proc/{process}/fd"))  # noqa: PTH208
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     return total if seen > 1 else 0
 
@@ -50,13 +50,16 @@ def _children(process: int) -> list[int]:
         for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208
             with open(f"/proc/{process}/task/{thread}/children", "rb") as file:  # noqa: PTH123
                 found += map(int, file.read().split())
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         pass
     return found
 
 
 def _lends_its_memory(process: int, children: list[int]) -> bool:
-    """Whether a process waits in vfork for a child, which uses the same memory until it calls exec."""
+    """Returns whether a process waits in vfork for a child, which uses the same memory until it calls exec.
+
+    Counting both would count the memory twice.
+    """
     if not children:
         return False
     state, size = _lines(process, "State:", "VmSize:")
@@ -78,6 +81,6 @@ def _exact(process: int) -> int:
 
 
 def _kibibytes(path: str, names: tuple[str, ...]) -> int:
-    """The sum of some lines, in bytes."""
+    """Returns the sum of the named lines in bytes; the kernel writes KiB."""
     with open(path) as file:  # noqa: PTH123
         return sum(int(line.split()[1]) for line in file if line.startswith(names)) * 1024

@@ -1,9 +1,9 @@
 """The system calls that a program in the sandbox may make, as a seccomp filter.
 
-An allowlist, because the calls that hurt (io_uring, userfaultfd, keyrings, bpf, memory outside of RLIMIT_AS)
-grow in number with every kernel, while those that Python, NumPy, threads and child processes need hardly
-change. What is not on it fails with ENOSYS, as on an older kernel: the C library then falls back, from clone3
-to clone for example, whose flags a filter can read.
+The filter is an allowlist, because every kernel adds harmful calls (io_uring, userfaultfd, keyrings, bpf,
+memory outside of RLIMIT_AS), while the calls that Python, NumPy, threads and child processes need hardly
+change. Any other call fails with ENOSYS, as on an older kernel, so that the C library falls back: for example
+from clone3 to clone, whose flags a filter can read.
 """
 
 import errno
@@ -47,7 +47,7 @@ sched_rr_get_interval:148:127 getcpu:309:168 getpid:39:172 getppid:110:173 getti
 getpgid:121:155 getpgrp:111:- getsid:124:156 setpgid:109:154 setsid:112:157 getpriority:140:141
 getrlimit:97:163 setrlimit:160:164 getrusage:98:165 times:100:153 uname:63:160 sysinfo:99:179
 getrandom:318:278
-# Users, of which the program may only stay the one it is
+# Users: without privileges, the program can only keep its own
 getuid:102:174 geteuid:107:175 getgid:104:176 getegid:108:177 getresuid:118:148 getresgid:120:150
 getgroups:115:158 capget:125:90 setuid:105:146 setgid:106:144 setreuid:113:145 setregid:114:143
 setresuid:117:147 setresgid:119:149 setgroups:116:159
@@ -59,7 +59,7 @@ getsockname:51:204 getpeername:52:205
 
 _NEW_NAMESPACES, _CLONE_VM, _CLONE_VFORK = 0x7E020000, 0x100, 0x4000
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
-"""Descriptors' copies and flags, and locks. Not among them: F_SETPIPE_SZ, leases and signals to others."""
+"""Copies and flags of descriptors, and locks; not F_SETPIPE_SZ, leases, and signals to other processes."""
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 _PRCTL = (1, 2, 3, 15, 16, 0x53564D41)
@@ -73,19 +73,22 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _X32 = 0x40000000
 
 Instruction = tuple[int, int, int, int]
-"""Code, instructions to skip where the condition holds, those to skip where it does not, constant."""
+"""Code, number of instructions to skip if the condition holds, number to skip if it does not, constant."""
 
 
 @cache
 def filter_for(machine: str) -> bytes:
-    """The filter's instructions for `platform.machine()`; ValueError for a machine without a table."""
+    """Returns the filter's instructions for a `platform.machine()`.
+
+    Raises ValueError for a machine without a table.
+    """
     if machine not in _MACHINES:
         raise ValueError(f"no table of system calls for {machine}: only for {', '.join(_MACHINES)}")
     architecture, column = _MACHINES[machine]
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, architecture),
-        (_RETURN, 0, 0, _KILL),  # 32-bit calls have other numbers
+        (_RETURN, 0, 0, _KILL),  # 32-bit system calls have other numbers, so the table would not fit
         (_LOAD, 0, 0, _NUMBER),
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _KILL),
@@ -102,7 +105,7 @@ def filter_for(machine: str) -> bytes:
 
 
 def host_filter() -> bytes:
-    """The filter for this machine."""
+    """Returns the filter for this machine."""
     return filter_for(platform.machine())
 
 
@@ -111,30 +114,30 @@ def _answer(error: int) -> Instruction:
 
 
 def _if_number(number: int, block: list[Instruction]) -> list[Instruction]:
-    """The block, which ends in an answer, for one system call."""
+    """Returns instructions that run a block, which must end in an answer, for one system call."""
     return [(_EQUAL, 0, len(block), number), *block]
 
 
 def _argument(number: int) -> Instruction:
-    """Loads an argument's lower half: all that the kernel reads of flags and commands."""
+    """Loads an argument's lower 32 bits, which are all that the kernel reads of flags and commands."""
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * number)
 
 
 def _one_of(argument: int, values: tuple[int, ...], error: int = errno.EPERM) -> list[Instruction]:
-    """Allows some values of an argument."""
+    """Allows the given values of an argument, and answers others with `error`."""
     choices = [step for value in values for step in ((_EQUAL, 0, 1, value), _answer(0))]
     return [_argument(argument), *choices, _answer(error)]
 
 
 def _must_be(argument: int, value: int, mask: int = 0xFFFFFFFF) -> list[Instruction]:
-    """Answers with EPERM unless an argument has a value under a mask."""
+    """Answers with EPERM unless an argument, under a mask, has the given value."""
     return [_argument(argument), (_AND, 0, 0, mask), (_EQUAL, 1, 0, value), _answer(errno.EPERM)]
 
 
 _MACHINES = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}
 """The kernel's name for the architecture, and the column of the table."""
 _CHECKED: tuple[tuple[tuple[int, int], list[Instruction]], ...] = (
-    # clone: a parent that waits as in vfork counts as one with its child, so they must share their memory
+    # clone: memory.py counts a parent that waits in vfork and its child once, so they must share their memory
     (
         (56, 220),
         [
@@ -151,7 +154,7 @@ _CHECKED: tuple[tuple[tuple[int, int], list[Instruction]], ...] = (
     ((72, 25), _one_of(1, _FCNTL)),
     ((16, 29), _one_of(1, _IOCTL, errno.ENOTTY)),
     ((157, 167), _one_of(0, _PRCTL, errno.EINVAL)),
-    # mmap: pages that are in no process's count, once they are unmapped
+    # mmap: huge pages and shared anonymous pages, which no process's count has once they are unmapped
     (
         (9, 222),
         [
@@ -164,13 +167,13 @@ _CHECKED: tuple[tuple[tuple[int, int], list[Instruction]], ...] = (
             _answer(0),
         ],
     ),
-    # socket: no family is free of memory that nobody counts, but a program should learn what it lacks
+    # socket: every family has uncounted memory; ENETUNREACH tells the program that it has no network
     ((41, 198), [_answer(errno.ENETUNREACH)]),
-    # setxattr and the eleven behind it: shutil takes only this answer for "not here"
+    # setxattr and the eleven calls after it: shutil understands only ENOTSUP as "not supported here"
     *(((188 + at, 5 + at), [_answer(errno.ENOTSUP)]) for at in range(12)),
     # socketpair, which asyncio needs
     ((53, 199), [*_must_be(0, _AF_UNIX), *_must_be(1, _SOCK_STREAM, _SOCK_TYPE), _answer(0)]),
-    # prlimit64 and setpriority of the caller only: init may be of the same user
+    # prlimit64 and setpriority for the caller only: init may run as the same user
     ((302, 261), [*_must_be(0, 0), _answer(0)]),
     ((141, 140), [*_must_be(0, 0), *_must_be(1, 0), _answer(0)]),
 )

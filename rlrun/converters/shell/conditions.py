@@ -1,4 +1,4 @@
-"""Decides the tests of a shell script, `[ … ]` and `[[ … ]]`, as far as no run of it is needed."""
+"""Decides the tests of a shell script, `[ … ]` and `[[ … ]]`, where that is possible without running it."""
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
@@ -12,22 +12,22 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-ge": lambda left, right: left >= right,
 }
 UNKNOWN = ("$(", "`", "${")
-"""Marks a text that holds an expansion whose value is not known."""
+"""Marks of a text that contains an expansion with an unknown value."""
 
 
 def decide(words: Sequence[str]) -> bool | None:
-    """Whether the test of these words holds, its brackets left out; None where only a run would tell."""
+    """Returns whether a test holds, given its words without brackets; None if only a run could tell."""
     return _either(list(words))
 
 
 def _either(words: list[str]) -> bool | None:
-    """Alternatives joined by `||` or `-o`."""
+    """Decides alternatives that are joined by `||` or `-o`."""
     answers = [_both(part) for part in _split(words, ("||", "-o"))]
     return True if True in answers else None if None in answers else False
 
 
 def _both(words: list[str]) -> bool | None:
-    """Conditions joined by `&&` or `-a`."""
+    """Decides conditions that are joined by `&&` or `-a`."""
     answers = [_single(part) for part in _split(words, ("&&", "-a"))]
     return False if False in answers else None if None in answers else True
 

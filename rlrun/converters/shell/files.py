@@ -1,15 +1,18 @@
-"""Finds the files that a script names, which may lie elsewhere here than where the script runs."""
+"""Finds the files that a script names; their folders may differ between this host and the script's."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 _OF_THE_KERNEL = ("/proc", "/sys", "/dev")
 _LARGEST = 1 << 20
-"""Bytes of a file that is read."""
+"""The largest file that is read, in bytes."""
 
 
 def places(written: str, folder: Path, own: Path) -> Iterator[Path]:
-    """Files that a path may mean: there, or with its last parts above the script's own folder."""
+    """Yields existing files that a path may mean, the likeliest first.
+
+    Those are the path itself, and its last parts relative to the script's folder or a folder above it.
+    """
     known = written.rpartition("}")[2].rpartition(")")[2]
     candidates = [folder / written, own / written] if known == written else []
     parts = [part for part in Path(known.lstrip("/")).parts if part != ".."]
@@ -21,7 +24,7 @@ def places(written: str, folder: Path, own: Path) -> Iterator[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is a file of text, and not a device or what the kernel tells of processes."""
+    """Returns whether a path is a regular file of moderate size, outside of the kernel's folders."""
     try:
         real = path.resolve()
         kernel = any(real.is_relative_to(root) for root in _OF_THE_KERNEL)

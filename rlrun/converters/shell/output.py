@@ -1,4 +1,4 @@
-"""Works out what `$(…)` prints, where only harmless programs take part."""
+"""Computes the output of `$(…)`, if it runs only harmless programs."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ from rlrun.converters.shell.programs import printed
 from rlrun.converters.shell.tree import Block, Chain, Group, Node, Pipeline, Simple
 
 Output = tuple[str | None, bool | None]
-"""What statements print, and their status; None for what only a run would tell."""
+"""The output of statements and their status; None if only a run could tell."""
 
 
 @dataclass(slots=True)
 class Outputs(Commands):
-    """Follows the commands of a substitution."""
+    """Follows the commands in a command substitution."""
 
     def output_of(self, text: str) -> str | None:
-        """What the commands in a text print, worked out in a copy of the script's state."""
+        """Returns the output of the commands in a text, and then restores the script's state."""
         script = self.script
         before = script.folder, dict(script.scalars), dict(script.arrays), dict(script.assumptions)
         commands = len(script.commands)
@@ -27,7 +27,7 @@ class Outputs(Commands):
             del script.commands[commands:]
 
     def _output(self, block: Block, given: str) -> Output:
-        """What statements print that read `given`, and their status."""
+        """Returns the output of statements with `given` as their input, and their status."""
         lines, status = [], True if block else None
         for node in block:
             self.script.step(self.file.name)
@@ -83,6 +83,6 @@ class Outputs(Commands):
 
 
 def _assigns(node: Simple) -> bool:
-    """Whether the command's first word sets a variable."""
+    """Returns whether the command's first word sets a variable."""
     name, equals, _ = node.tokens[0].plain.partition("=")
     return bool(equals) and name.isidentifier()

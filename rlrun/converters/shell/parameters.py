@@ -1,4 +1,4 @@
-"""What follows a parameter's name in braces: defaults, patterns, slices and letter case."""
+"""Applies the operations after a parameter's name in braces: defaults, patterns, slices, letter case."""
 
 import re
 from collections.abc import Callable
@@ -10,14 +10,14 @@ PARAMETER = re.compile(
 _DEFAULT = re.compile(r"(?P<colon>:?)(?P<kind>[-=+?])(?P<word>.*)", re.DOTALL)
 _SLICE = re.compile(r":\s*(?P<start>-?\d+)(?::\s*(?P<length>-?\d+))?")
 _LONGEST = 2000
-"""Longer values are not matched with patterns, which would take long."""
+"""The longest value that is matched with patterns: the time grows with the square of the length."""
 _REPLACEMENT = re.compile(r"(?P<all>/?)(?P<old>(?:\\.|[^/])*)(?:/(?P<new>.*))?", re.DOTALL)
 
 
 def applied(operation: str, value: str | None, expand: Callable[[str], str]) -> str | None:
-    """A parameter's value after the operation in its braces; None where that is not known.
+    """Returns a parameter's value after the operation in its braces; None if it cannot be known.
 
-    `value` is None for a parameter that is not set; `expand` expands the word of the operation.
+    `value` is None for a parameter that is not set. `expand` expands the word of the operation.
     """
     if not operation:
         return value
@@ -40,7 +40,7 @@ def applied(operation: str, value: str | None, expand: Callable[[str], str]) -> 
 
 
 def _without(value: str, operation: str, expand: Callable[[str], str]) -> str:
-    """The value without a prefix (`#`) or suffix (`%`) that fits a pattern; doubled, the longest one."""
+    """Removes the shortest prefix (`#`) or suffix (`%`) that matches a pattern; doubled, the longest."""
     sign = operation[0]
     longest = operation[:2] == sign * 2
     pattern = re.compile(translate(expand(operation[2 if longest else 1 :])))
@@ -54,7 +54,7 @@ def _without(value: str, operation: str, expand: Callable[[str], str]) -> str:
 
 def _replaced(value: str, operation: str, expand: Callable[[str], str]) -> str:
     match = _REPLACEMENT.fullmatch(operation)
-    assert match is not None, "every text fits"
+    assert match is not None, "the pattern matches every text"
     old, new = expand(match["old"]), expand(match["new"] or "")
     return value.replace(old, new, -1 if match["all"] else 1) if old else value
 

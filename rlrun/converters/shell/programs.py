@@ -1,4 +1,4 @@
-"""What harmless programs print, worked out from their arguments: the parts of `$(…)` that need no run."""
+"""Computes the output of harmless programs such as `seq` and `dirname`, without running them."""
 
 import os
 import re
@@ -17,7 +17,7 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def printed(name: str, arguments: Sequence[str], given: str) -> str | None:
-    """What a program prints that reads `given`; None where that is not known."""
+    """Returns the output of a program with `given` as its input; None if it cannot be computed."""
     program = _PROGRAMS.get(name)
     try:
         return program(arguments, given) if program else None
@@ -26,7 +26,7 @@ def printed(name: str, arguments: Sequence[str], given: str) -> str | None:
 
 
 def formatted(arguments: Sequence[str]) -> str:
-    """What `printf FORMAT ARGUMENT…` prints. Raises ValueError for a format that is not known."""
+    """Returns the output of `printf FORMAT ARGUMENT…`. Raises ValueError if an argument does not fit."""
     layout, values = _escaped(arguments[0]), list(arguments[1:])
     parts = []
     while True:

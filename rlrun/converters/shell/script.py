@@ -1,10 +1,10 @@
 """Reads a shell script without running it: follows variables, conditions, loops, functions and sourced files.
 
-    text -> shell_tokens -> shell_syntax (a tree) -> here, statement by statement -> Script
+    text -> tokens.py -> syntax.py (a tree) -> here, statement by statement -> Script
 
-No program is started. What harmless programs print (`seq`, `dirname`, `echo`) is worked out; any other output
-stays as it is written, and a condition that depends on it is taken to hold, which is noted where it matters.
-Variables that the script does not set are not looked up in the environment.
+No program is started. The output of harmless programs (`seq`, `dirname`, `echo`) is computed. Any other
+command substitution stays as written; a condition that depends on it is assumed to hold, and the values that
+rest on this assumption carry a note. Variables that the script does not set are not read from the environment.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ _MOST_ROUNDS = 1000
 
 
 def read_script(path: Path) -> Script:
-    """Read a script and the files it sources. ValueError where the script cannot be read."""
+    """Reads a script and the files it sources. Raises ValueError if the script cannot be read."""
     script = Script(folder=str(path.parent.absolute()))
     try:
         _Reader(script, ScriptFile(path.name, path)).read()
@@ -52,7 +52,7 @@ class _Reader(Outputs):
     """Follows the statements of one file."""
 
     def read(self) -> None:
-        """Follow the whole file."""
+        """Follows the whole file."""
         path = self.file.path
         try:
             text = path.read_text("utf-8")
@@ -63,11 +63,11 @@ class _Reader(Outputs):
         self.run(self.parsed(text))
 
     def parsed(self, text: str) -> Block:
-        """The statements of a text."""
+        """Returns the statements of a text."""
         return parse(list(tokens(text, self.file.name)))
 
     def run(self, block: Block) -> bool | None:
-        """Follow statements; the status of the last."""
+        """Follows statements and returns the status of the last one."""
         status: bool | None = True
         for node in block:
             self.script.step(self.file.name)
@@ -75,7 +75,7 @@ class _Reader(Outputs):
         return status
 
     def source(self, written: str, line: int) -> None:
-        """Follow another file, which may lie elsewhere here than where the script runs."""
+        """Follows another file; its folder may differ between this host and the script's."""
         where = f"{self.file.name}:{line}"
         file = next(places(written, Path(self.script.folder), self.file.path.absolute().parent), None)
         if file is None:
@@ -110,7 +110,7 @@ class _Reader(Outputs):
                 return self.run(node.body)
 
     def _chain(self, node: Chain) -> bool | None:
-        """`A && B || C`; after an unknown status `&&` goes on, and `||` does not."""
+        """Follows `A && B || C`. An unknown status counts as success: `&&` continues, `||` does not."""
         status = self._follow(node.first)
         for joint, pipeline in node.rest:
             if status is (joint == "||") or (status is None and joint == "||") or _leaves((pipeline,)):
@@ -119,7 +119,7 @@ class _Reader(Outputs):
         return status
 
     def _condition(self, node: If) -> bool | None:
-        """The first branch whose condition holds, or may hold, and that does not end the script."""
+        """Follows the first branch whose condition may hold and that does not end the script."""
         doubts: list[str] = []
         for condition, body in node.branches:
             self.tested.clear()
@@ -131,14 +131,14 @@ class _Reader(Outputs):
         return True
 
     def _doubtfully(self, body: Block, doubts: list[str]) -> bool | None:
-        """Follow statements, and let what they set rest on `doubts`."""
+        """Follows statements, and adds `doubts` to the assumptions behind the variables that they set."""
         outer, self.doubts = self.doubts, [*self.doubts, *doubts]
         status = self.run(body)
         self.doubts = outer
         return status
 
     def _loop(self, node: For) -> bool | None:
-        """A loop over words, or one that counts."""
+        """Follows a loop over words, or a loop with a counter."""
         if node.arithmetic is not None:
             return self._count(node, node.arithmetic)
         for word in [word for token in node.words for word in self.expansion.words(token)][:_MOST_ROUNDS]:
@@ -147,7 +147,7 @@ class _Reader(Outputs):
         return True
 
     def _count(self, node: For, expression: str) -> bool | None:
-        """`for ((start; condition; step))`."""
+        """Follows `for ((start; condition; step))`."""
         start, condition, step, *_ = [*expression.split(";"), "", "", ""]
         self.expansion.arithmetic(start)
         for _ in range(_MOST_ROUNDS):
@@ -158,7 +158,7 @@ class _Reader(Outputs):
         return True
 
     def _repeat(self, node: While) -> bool | None:
-        """A loop that goes on while its condition is known to hold and its body changes something."""
+        """Follows a loop while its condition is known to hold and its body changes a variable."""
         for _ in range(_MOST_ROUNDS):
             status = self.run(node.condition)
             if status is node.until:
@@ -173,7 +173,7 @@ class _Reader(Outputs):
         return dict(self.script.scalars), {name: len(words) for name, words in self.script.arrays.items()}
 
     def _case(self, node: Case) -> bool | None:
-        """The first branch with a pattern that fits, or may fit."""
+        """Follows the first branch with a pattern that may match."""
         expansion = self.expansion
         expansion.outside_is_empty = True
         subject = expansion.text(node.subject.pieces)
@@ -188,7 +188,7 @@ class _Reader(Outputs):
 
 
 def _leaves(block: Block) -> bool:
-    """Whether statements end the script, so that one which trains does not come here."""
+    """Returns whether statements end the script. A run that trains does not take such a branch."""
     for node in block:
         match node:
             case Chain(first=Pipeline(stages=(Simple(tokens=(token, *_)), *_))):

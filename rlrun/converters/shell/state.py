@@ -1,4 +1,4 @@
-"""What a shell script has said so far: its variables, arrays, functions, files and commands."""
+"""The state of a shell script that is being read: variables, arrays, functions, files and commands."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,28 +14,28 @@ MOST_WORDS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of a command, expanded."""
+    """An expanded word of a command."""
 
     text: str
     place: str
-    """`run.sh:12`"""
+    """File and line, such as `run.sh:12`."""
     notes: tuple[str, ...] = ()
-    """Assumptions that the text rests on, where only a run of the script would tell."""
+    """Assumptions behind the text, about values that only a run of the script could determine."""
 
 
 @dataclass(slots=True)
 class Script:
-    """What a script says, in the order it says it."""
+    """A script's state after the statements that were read so far."""
 
     scalars: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=dict)
     assumptions: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each variable, what its value rests on."""
+    """The assumptions behind the value of each variable."""
     functions: dict[str, Block] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
-    """`$1`, `$2`, … of the function that runs, or of the script after `set --`."""
+    """`$1`, `$2`, … of the current function, or of the script after `set --`."""
     files: dict[str, str] = field(default_factory=dict)
-    """Files that the script would write from a text in it."""
+    """Files that the script would write from here-documents, by path."""
     commands: list[list[Word]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     folder: str = "/"
@@ -43,7 +43,7 @@ class Script:
     steps: int = 0
 
     def step(self, name: str) -> None:
-        """Count a statement. ValueError for a script that goes on without end."""
+        """Counts a statement. Raises ValueError for a script that never ends."""
         self.steps += 1
         if self.steps > MOST_STEPS:
             raise ValueError(
@@ -51,19 +51,19 @@ class Script:
             )
 
     def set_scalar(self, name: str, text: str) -> None:
-        """Set a variable. ValueError for a value that a script doubles without end."""
+        """Sets a variable. Raises ValueError if the value is too long, as in a loop that doubles it."""
         if len(text) > MOST_CHARACTERS:
             raise ValueError(f"{name} grows to more than {MOST_CHARACTERS} characters, and is not followed")
         self.scalars[name] = text
 
     def set_array(self, name: str, words: list[Word]) -> None:
-        """Set an array. ValueError for one that a script doubles without end."""
+        """Sets an array. Raises ValueError if it is too long, as in a loop that doubles it."""
         if len(words) > MOST_WORDS or sum(len(word.text) for word in words) > MOST_CHARACTERS:
             raise ValueError(f"{name} grows to more than {MOST_WORDS} words, and is not followed")
         self.arrays[name] = words
 
     def note(self, text: str) -> None:
-        """Keep a note, once."""
+        """Adds a note, unless it was already added."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -75,4 +75,4 @@ class ScriptFile:
     name: str
     path: Path
     chain: tuple[Path, ...] = ()
-    """The files that source it."""
+    """The files that are being read and led to this file by `source`."""

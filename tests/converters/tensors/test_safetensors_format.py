@@ -94,7 +94,7 @@ def move(name, *offsets):
         (lambda header: header["b"].update(shape=[-2]), "b has an invalid shape or invalid offsets"),
         (lambda header: header["b"].update(shape=[2.0]), "b has an invalid shape or invalid offsets"),
         (lambda header: header["b"].update(shape=[3]), "b has 4 bytes, its shape needs 6"),
-        (lambda header: header.update(b=7), "b has no type"),
+        (lambda header: header.update(b=7), "b has an unknown type"),
         (lambda header: header.pop("b") and None, "has 28 bytes of tensors, but its header lists 24"),
         (move("b", 20, 24), "does not begin where the tensor before it ends"),
         (move("b", 28, 32), "b does not begin where the tensor before it ends"),

@@ -1,4 +1,4 @@
-"""Follows the simple commands of a shell script: assignments, `source`, tests, and what else changes it."""
+"""Follows the simple commands of a shell script: assignments, `source`, tests, and other builtins."""
 
 import os
 import re
@@ -23,7 +23,7 @@ _DEEPEST_CALLS = 20
 
 
 class Redirections(NamedTuple):
-    """What a command reads and writes besides its words."""
+    """A command's words, its here-document and the file that it writes to."""
 
     words: list[Token]
     document: Token | None
@@ -32,39 +32,39 @@ class Redirections(NamedTuple):
 
 @dataclass(slots=True)
 class Commands(ABC):
-    """Follows commands of one file. A status is None where only a run would tell it."""
+    """Follows the commands of one file. A status is None if only a run could tell."""
 
     script: Script
     file: ScriptFile
     doubts: list[str] = field(default_factory=list)
-    """Assumptions under which the commands at hand are followed; `?` is a condition taken to hold."""
+    """Assumptions under which the current commands are followed; `?` is a condition that may not hold."""
     tested: list[str] = field(default_factory=list)
-    """Assumptions of the tests that were decided since `tested` was cleared."""
+    """Assumptions behind the tests that were decided since `tested` was last cleared."""
     calls: int = 0
 
     @property
     def expansion(self) -> Expansion:
-        """Expands against the script as it is now."""
+        """Returns an expansion with the script's current state."""
         return Expansion(self.script, self.file, self.output_of)
 
     @abstractmethod
     def run(self, block: Block) -> bool | None:
-        """Follow statements; the status of the last."""
+        """Follows statements and returns the status of the last one."""
 
     @abstractmethod
     def output_of(self, text: str) -> str | None:
-        """What the commands in a text print; None where only a run would tell it."""
+        """Returns the output of the commands in a text; None if only a run could tell."""
 
     @abstractmethod
     def source(self, written: str, line: int) -> None:
-        """Follow another file."""
+        """Follows another file."""
 
     @abstractmethod
     def parsed(self, text: str) -> Block:
-        """The statements of a text."""
+        """Returns the statements of a text."""
 
     def simple(self, parts: Sequence[Token]) -> bool | None:
-        """Follow one command or its assignments; its status."""
+        """Follows one command, or its assignments, and returns its status."""
         parts = list(parts)
         declares = bool(parts) and parts[0].keyword in _DECLARATIONS
         while declares and parts and (parts[0].keyword in _DECLARATIONS or parts[0].plain.startswith("-")):
@@ -81,7 +81,7 @@ class Commands(ABC):
         return self._command(redirections(parts))
 
     def set(self, name: str, text: str, line: int, assumptions: Sequence[str] = ()) -> None:
-        """Set a variable, and what its value rests on."""
+        """Sets a variable and the assumptions behind its value."""
         self.script.set_scalar(name, text)
         self.script.arrays.pop(name, None)
         self._assume(name, line, assumptions)
@@ -96,7 +96,7 @@ class Commands(ABC):
         self.script.assumptions[name] = tuple(dict.fromkeys([*assumptions, *doubts]))
 
     def _assign(self, match: re.Match[str], parts: list[Token]) -> tuple[list[Token], bool | None]:
-        """Follow the assignment at the front; the rest of the command, and the status."""
+        """Follows the first assignment of a command; returns the remaining tokens and the status."""
         name, more, line = match["name"], bool(match["more"]), parts[0].line
         earlier = self.script.assumptions.get(name, ()) if more or match["index"] else ()
         if len(parts) > 1 and parts[1].operator == "(" and len(parts[0].plain) == match.end():
@@ -120,12 +120,12 @@ class Commands(ABC):
         return parts[1:], None if UNKNOWN[0] in text else True
 
     def _assumed(self, word: Word, name: str) -> Word:
-        """A word of an array, which rests on what the array does."""
+        """Returns a word of an array, with the assumptions behind the array added to its notes."""
         notes = dict.fromkeys([*word.notes, *self.script.assumptions[name]])
         return Word(word.text, word.place, tuple(notes))
 
     def _set_element(self, name: str, index: str, word: Word) -> None:
-        """Set one element of an array."""
+        """Sets one element of an array."""
         words, number = self.script.arrays.setdefault(name, []), self.expansion.arithmetic(index)
         if number is not None and 0 <= number < len(words):
             words[number] = self._assumed(word, name)
@@ -154,7 +154,7 @@ class Commands(ABC):
         return None
 
     def _builtin(self, name: str, arguments: list[str], line: int) -> bool | None:
-        """Follow a command of the shell itself that changes what the script says."""
+        """Follows a builtin of the shell that changes the script's state."""
         match name:
             case "source" | "." if arguments:
                 self.source(arguments[0], line)
@@ -178,7 +178,7 @@ class Commands(ABC):
         return True
 
     def _call(self, name: str, arguments: list[str]) -> bool | None:
-        """Follow a function of the script."""
+        """Follows a call of one of the script's functions."""
         self.calls += 1
         if self.calls > _DEEPEST_CALLS:
             raise ValueError(f"{self.file.name}: the function {name} calls itself without end")
@@ -189,7 +189,7 @@ class Commands(ABC):
         return status
 
     def _write(self, given: Redirections, words: Sequence[Word]) -> None:
-        """Keep the text of a file that `cat > FILE <<END` would write."""
+        """Records the text of a file that `cat > FILE <<END` would write."""
         if given.target is None or given.document is None or [word.text for word in words] != ["cat"]:
             return
         target, text = (self.expansion.text(token.pieces) for token in (given.target, given.document))
@@ -207,7 +207,7 @@ class Commands(ABC):
         return None if number is None else bool(number)
 
     def _test(self, parts: Sequence[Token]) -> bool | None:
-        """Decide a test, with variables from outside of the script taken as not set."""
+        """Decides a test, as if variables that the script does not set were empty."""
         expansion = self.expansion
         expansion.outside_is_empty = True
         words = []
@@ -219,7 +219,7 @@ class Commands(ABC):
 
 
 def _inner_script(words: Sequence[Word]) -> str | None:
-    """The commands of `bash -c '…'`, wherever in the words of a command it is."""
+    """Returns the commands of `bash -c '…'`, which may follow other words, as in `ray job submit`."""
     for shell, option, script in zip(words, words[1:], words[2:], strict=False):
         is_shell = shell.text.rpartition("/")[2] in _SHELLS
         if is_shell and option.text.startswith("-") and option.text.endswith("c"):
@@ -228,7 +228,7 @@ def _inner_script(words: Sequence[Word]) -> str | None:
 
 
 def redirections(parts: Sequence[Token]) -> Redirections:
-    """A command's words, and what stands beside its redirections."""
+    """Separates a command's words from its redirections."""
     words: list[Token] = []
     document = target = None
     at = 0
@@ -250,7 +250,7 @@ def _joined(folder: str, target: str) -> str:
 
 
 def _starts_plainly(token: Token, start: str) -> bool:
-    """Whether the first characters of a word are plain text, as those of an assignment must be."""
+    """Returns whether a word starts with this text, unquoted, as an assignment must."""
     plain = ""
     for piece in token.pieces:
         if piece.kind != "text" or (piece.quoted and piece.text):
@@ -260,7 +260,7 @@ def _starts_plainly(token: Token, start: str) -> bool:
 
 
 def _without_start(pieces: tuple[Piece, ...], count: int) -> list[Piece]:
-    """A word's pieces without its first `count` characters, which are text."""
+    """Returns a word's pieces without its first `count` characters, which must be text."""
     left = list(pieces)
     while count:
         length = len(left[0].text)

@@ -14,33 +14,33 @@ _UNRESOLVED = ("$(", "`")
 
 @dataclass(slots=True)
 class Expansion:
-    """Expands words against what a script has said so far.
+    """Expands words with the script's current state.
 
-    What only a run could tell stays as it is written: `${NAME}` for a variable from outside of the script,
-    `$(…)` for a program's output.
+    Text that only a run could expand stays as written: `${NAME}` for a variable that the script does not set,
+    `$(…)` for the output of a program.
     """
 
     script: Script
     file: ScriptFile
     output: Callable[[str], str | None]
-    """The output of the commands in a text; None where it is not known."""
+    """Returns the output of the commands in a text; None if it cannot be known."""
     outside_is_empty: bool = False
-    """Whether variables from outside count as not set, as they do in conditions."""
+    """Whether variables that the script does not set expand to nothing, as they do in conditions."""
     line: int = 0
     assumptions: dict[str, None] = field(default_factory=dict)
-    """What the texts expanded since the last `fresh` rest on."""
+    """The assumptions behind the texts that were expanded since the last call of `fresh`."""
 
     @property
     def place(self) -> str:
-        """`run.sh:12`"""
+        """Returns file and line, such as `run.sh:12`."""
         return f"{self.file.name}:{self.line}"
 
     def fresh(self, line: int) -> None:
-        """Start a word, whose assumptions are its own."""
+        """Starts a word, without the assumptions of the previous one."""
         self.line, self.assumptions = line, {}
 
     def words(self, token: Token) -> list[Word]:
-        """A token's words: arrays give several, and an unquoted value is split at blanks."""
+        """Returns a token's words: several for arrays and for unquoted values with blanks."""
         self.fresh(token.line)
         words: list[Word] = []
         current: str | None = None
@@ -63,7 +63,7 @@ class Expansion:
         return words if current is None else [*words, self._word(current)]
 
     def text(self, pieces: Sequence[Piece]) -> str:
-        """Pieces as one text, not split."""
+        """Returns the expanded pieces as one text, without splitting it into words."""
         texts, length = [], 0
         for piece in pieces:
             texts.append(self.expanded(piece))
@@ -73,14 +73,14 @@ class Expansion:
         return "".join(texts)
 
     def arithmetic(self, expression: str) -> int | None:
-        """The value of an arithmetic expression; None where it is not known."""
+        """Returns the value of an arithmetic expression; None if it cannot be known."""
         try:
             return evaluate(self.text(pieces_of(expression, quoted=True)), self._number, self._set_number)
         except ValueError:
             return None
 
     def expanded(self, piece: Piece) -> str:
-        """One piece as text."""
+        """Returns one expanded piece."""
         if piece.kind == "text":
             return piece.text
         return self._command(piece) if piece.kind == "command" else self._parameter(piece)
@@ -89,7 +89,7 @@ class Expansion:
         return Word(text, self.place, tuple(self.assumptions))
 
     def _array(self, piece: Piece) -> list[Word] | None:
-        """The words of `${NAME[@]}`, `$@`; None for any other piece."""
+        """Returns the words of `${NAME[@]}` or `$@`; None for any other piece."""
         match = PARAMETER.fullmatch(piece.text) if piece.kind == "parameter" else None
         if match is None or match["prefix"] or match["operation"]:
             return None
@@ -135,7 +135,7 @@ class Expansion:
         return self._outside(name, name if required else piece.text) if result is None else result
 
     def _outside(self, name: str, written: str) -> str:
-        """A variable that the script does not set."""
+        """Returns the text for a variable that the script does not set."""
         if not self.outside_is_empty:
             return f"${{{written}}}"
         self.assumptions[
@@ -144,7 +144,7 @@ class Expansion:
         return ""
 
     def _value(self, name: str, index: str | None) -> str | None:
-        """A parameter's value; None where the script does not set it."""
+        """Returns a parameter's value; None if the script does not set it."""
         if name in ("0", "BASH_SOURCE"):
             return str(self.file.path.absolute())
         if name.isdigit():
@@ -184,7 +184,7 @@ class Expansion:
 
 
 def _splits(piece: Piece, text: str) -> bool:
-    """Whether a piece's value is several words: not in quotation marks, nor where it is not resolved."""
+    """Returns whether a piece's value is split into words: it is unquoted, resolved and has blanks."""
     if piece.kind == "text" or piece.quoted or (piece.kind == "parameter" and '"' in piece.text):
         return False
     return bool(re.search(r"\s", text)) and not any(mark in text for mark in _UNRESOLVED)

@@ -4,7 +4,7 @@
 
 No program is started. The output of harmless programs (`seq`, `dirname`, `echo`) is computed. Any other
 command substitution stays as written; a condition that depends on it is assumed to hold, and the values that
-rest on this assumption carry a note. Variables that the script does not set are not read from the environment.
+rest on this assumption carry a note. The environment is never read.
 """
 
 from dataclasses import dataclass

@@ -87,14 +87,14 @@ REWARD = "    @vf.reward(weight=2.0)"
         ),
         ("with_tools", (REWARD, TOOLS + REWARD), "has tools"),
         ("set_up", (REWARD, SETUP + REWARD), "prepares a workspace"),
-        ("on_a_runtime", ("def right(self,", "def right(self, runtime,"), r"agent worked \(right\)"),
+        ("on_a_runtime", ("def right(self,", "def right(self, runtime,"), r"agent's workspace \(right\)"),
     ],
 )
 def test_tasks_for_agents_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: tuple[str, str], message: str
 ) -> None:
     taskset(tmp_path, monkeypatch, name, change)
-    with pytest.raises(PluginError, match=f"{name}.*{message}.*wants an agent"):
+    with pytest.raises(PluginError, match=f"{name}.*{message}.*needs an agent"):
         build("data", "verifiers", {"taskset": name})
 
 

@@ -49,13 +49,13 @@ class Sandbox:
         try:
             self._filter = host_filter()
         except ValueError as error:
-            raise SandboxError(f"programs cannot be locked in on this machine: {error}") from error
+            raise SandboxError(f"programs cannot be isolated on this machine: {error}") from error
         self._users = _spare_users()
         self._cgroups = memory_cgroups((limits.memory + limits.scratch) * MIB)
         ending = self._try_out()
         if ending.output != b"ready\n":
             raise SandboxError(
-                f"programs cannot be locked in on this machine ({ending.problem or 'no output'}); that "
+                f"programs cannot be isolated on this machine ({ending.problem or 'no output'}); that "
                 "needs Linux 5.12 and root, or user namespaces (sysctl user.max_user_namespaces)"
             )
 

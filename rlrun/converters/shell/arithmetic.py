@@ -16,7 +16,7 @@ _DEEPEST = 30
 
 
 def _divide(left: int, right: int) -> int:
-    """Division that rounds to zero, as the shell's does."""
+    """Divides and rounds towards zero, as the shell does."""
     return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
 
 
@@ -43,9 +43,9 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
 
 
 def evaluate(expression: str, read: Callable[[str], str | None], write: Callable[[str, int], None]) -> int:
-    """The value of an expression. Raises ValueError where it cannot be known.
+    """Returns the value of an expression. Raises ValueError if it cannot be known.
 
-    `read` gives a variable's text, None where the script does not set it; `write` sets a variable.
+    `read` returns a variable's text, or None if the script does not set it; `write` sets a variable.
     """
     return _Evaluation(_symbols(expression), read, write).whole()
 
@@ -70,7 +70,7 @@ class _Evaluation:
     depth: int = 0
 
     def whole(self) -> int:
-        """Expressions separated by commas; the value of the last."""
+        """Evaluates expressions that are separated by commas; returns the value of the last one."""
         value = self.assignment()
         while self.take(","):
             value = self.assignment()
@@ -105,7 +105,7 @@ class _Evaluation:
         return first if condition else second
 
     def binary(self, level: int) -> int:
-        """Operators of a level and of those that bind tighter."""
+        """Evaluates operators of a level and of all levels that bind more tightly."""
         if level == len(_LEVELS):
             return self.power()
         value = self.binary(level + 1)
@@ -174,17 +174,17 @@ class _Evaluation:
         return self.bounded(int(_OPERATIONS[symbol](left, right)))
 
     def bounded(self, value: int) -> int:
-        """A value that fits the shell's 64 bits."""
+        """Returns the value if it fits the shell's 64 bits; otherwise raises ValueError."""
         if abs(value) >= _LARGEST:
             raise ValueError("the number is too large")
         return value
 
     def peek(self) -> str:
-        """The symbol at this position."""
+        """Returns the symbol at this position; empty at the end."""
         return self.symbols[self.position] if self.position < len(self.symbols) else ""
 
     def take(self, symbol: str) -> bool:
-        """Read a symbol if it is the next one."""
+        """Reads the next symbol if it is this one, and returns whether it was."""
         if self.peek() != symbol:
             return False
         self.position += 1

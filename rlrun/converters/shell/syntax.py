@@ -27,12 +27,12 @@ _ENDS = {"if": "fi", "for": "done", "while": "done", "until": "done", "case": "e
 
 
 def parse(tokens: Sequence[Token]) -> Block:
-    """The statements of a script. Raises ValueError where they are nested too deeply."""
+    """Returns the statements of a script. Raises ValueError if they are nested too deeply."""
     parser = _Parser(tokens)
     statements: list[Node] = []
     while not parser.at_end:
         statements += parser.block(())
-        parser.position += 1  # a closing word that closes nothing
+        parser.position += 1  # skips a closing word without an opening one
     return tuple(statements)
 
 
@@ -46,7 +46,7 @@ class _Parser:
 
     @property
     def at_end(self) -> bool:
-        """Whether every token is read."""
+        """Returns whether all tokens were read."""
         return self.position >= len(self.tokens)
 
     def operator(self) -> str:
@@ -59,7 +59,7 @@ class _Parser:
         return token.keyword if token and not token.operator else ""
 
     def block(self, ends: tuple[str, ...]) -> Block:
-        """Statements up to one of the closing words or brackets, which is not read."""
+        """Reads statements up to one of the closing words or brackets, which stays unread."""
         self.depth += 1
         if self.depth > _DEEPEST:
             raise ValueError("the script nests its statements too deeply to be read")
@@ -183,12 +183,12 @@ class _Parser:
         return Case(words[0] if words else Token((), "", 0), tuple(branches))
 
     def defines_function(self) -> bool:
-        """Whether `NAME ()` begins here."""
+        """Returns whether `NAME ()` begins at this position."""
         following = [token.operator for token in self.tokens[self.position + 1 : self.position + 3]]
         return bool(self.keyword()) and following == ["(", ")"] and not ASSIGNMENT.match(self.keyword())
 
     def function(self, name: str) -> Function:
-        """A definition, from its name on."""
+        """Reads a function's definition, starting at its name."""
         self.position += 1
         while self.operator() in ("(", ")", "\n"):
             self.position += 1
@@ -196,13 +196,13 @@ class _Parser:
         return Function(name, self.body(start, _ENDS.get(start, ")")) if start in ("{", "(") else ())
 
     def words(self) -> tuple[Token, ...]:
-        """The words up to the next operator."""
+        """Reads the words up to the next operator."""
         words = tuple(takewhile(lambda token: not token.operator, self.tokens[self.position :]))
         self.position += len(words)
         return tuple(word for word in words if word.keyword != "in") if words else ()
 
     def simple(self) -> Simple:
-        """The tokens of one command; arrays, tests and redirections keep their operators."""
+        """Reads the tokens of one command; arrays, tests and redirections keep their operators."""
         start, brackets, test = self.position, 0, False
         while not self.at_end:
             operator, word = self.operator(), self.keyword()
@@ -221,21 +221,21 @@ class _Parser:
         return Simple(tuple(self.tokens[start : self.position]))
 
     def closes_test(self) -> bool:
-        """Whether `]]` is still to come."""
+        """Returns whether a later token is `]]`."""
         return any(token.keyword == "]]" for token in self.tokens[self.position :])
 
     def is_assignment(self, position: int) -> bool:
-        """Whether the word there is `NAME=`, so that a bracket after it opens an array."""
+        """Returns whether the word at a position is `NAME=`, so that a bracket after it opens an array."""
         word = self.tokens[position].keyword
         return bool((match := ASSIGNMENT.match(word)) and match.end() == len(word))
 
     def skip_lines(self) -> None:
-        """Skip line ends and semicolons."""
+        """Skips line ends and semicolons."""
         while self.operator() in ("\n", ";"):
             self.position += 1
 
     def skip_redirections(self) -> None:
-        """Skip what follows a compound command up to the next separator or joint."""
+        """Skips the redirections after a compound command, up to the next separator or operator."""
         while not self.at_end and self.operator() not in ("&&", "||", "|", ")", *_SEPARATORS):
             if not self.operator() and self.tokens[self.position - 1].operator in ("", ")"):
                 break

@@ -25,8 +25,9 @@ from rlrun.plugins.types import VersionSpan
 from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.batches.packing import plan_steps
 from rlrun.runner.checkpoints.saving import Checkpoints
-from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Role, WeightManifest
+from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Role
 from rlrun.runner.contracts.interfaces import RolloutContext
+from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.loop import run

@@ -37,12 +37,11 @@ from safetensors.torch import load_file, save_file
 
 from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
-from rlrun.runner.contracts.carriers import (
+from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
+from rlrun.runner.contracts.weight_updates import (
     FolderWeights,
-    GenerateRequest,
     GroupAddress,
     Readers,
-    Sampling,
     StreamedWeights,
     WeightManifest,
 )

@@ -19,10 +19,10 @@ from rlrun.runner.contracts.carriers import (
     Role,
     TrainSequence,
     TrainStep,
-    WeightManifest,
 )
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.contracts.interfaces import RolloutContext
+from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.prompts.prefetcher import Prefetcher
 
 Result = TypeVar("Result")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
-from rlrun.runner.contracts.carriers import Readers, WeightBucket, WeightUpdate
+from rlrun.runner.contracts.weight_updates import Readers, WeightBucket, WeightUpdate
 from rlrun.runner.engines.pool.transfer import WeightStream
 from rlrun.runner.weights.writer import WeightSource, WeightWriter
 from rlrun.specs.sections.job import Spec

@@ -6,17 +6,8 @@ from pathlib import Path
 from rlrun.converters.folders.checksums import Digests, find_problems
 from rlrun.runner.batches.columns import Array, Columns, concatenate_log_probs, from_columns
 from rlrun.runner.cluster.actor import Actor, reports_failure
-from rlrun.runner.contracts.carriers import (
-    GroupAddress,
-    MicroBatches,
-    Output,
-    Readers,
-    Role,
-    TrainerSetup,
-    TrainStep,
-    WeightBucket,
-    WeightUpdate,
-)
+from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainerSetup, TrainStep
+from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, WeightBucket, WeightUpdate
 
 
 class TrainerActor(Actor):

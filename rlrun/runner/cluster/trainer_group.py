@@ -15,16 +15,8 @@ from numpy.typing import NDArray
 from rlrun.converters.folders.checksums import Digests
 from rlrun.runner.batches.columns import split_log_probs, to_columns
 from rlrun.runner.batches.packing import all_micro_batches
-from rlrun.runner.contracts.carriers import (
-    MicroBatches,
-    Output,
-    Readers,
-    Role,
-    TrainSequence,
-    TrainStep,
-    WeightBucket,
-    WeightUpdate,
-)
+from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainSequence, TrainStep
+from rlrun.runner.contracts.weight_updates import Readers, WeightBucket, WeightUpdate
 from rlrun.runner.engines.pool.delivery import WeightsMoved
 from rlrun.runner.engines.pool.transfer import WeightStream
 from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause

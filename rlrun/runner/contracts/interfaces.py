@@ -14,14 +14,10 @@ from numpy.typing import NDArray
 from rlrun.converters.folders.checksums import Digests
 from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Group, Needs, Prompt, Sample
-from rlrun.runner.contracts.carriers import (
-    GenerateRequest,
-    Generation,
-    TrainSequence,
-    WeightUpdate,
-)
+from rlrun.runner.contracts.carriers import GenerateRequest, Generation, TrainSequence
 from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
 from rlrun.runner.contracts.pending_requests import PendingRequests
+from rlrun.runner.contracts.weight_updates import WeightUpdate
 
 Result = TypeVar("Result")
 

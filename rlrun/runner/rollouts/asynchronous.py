@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from functools import partial
 
 from rlrun.plugins.types import Group, Prompt
-from rlrun.runner.contracts.carriers import WeightUpdate
 from rlrun.runner.contracts.interfaces import Engines, RolloutContext
+from rlrun.runner.contracts.weight_updates import WeightUpdate
 from rlrun.runner.host.background import cancel_all
 from rlrun.runner.prompts.prefetcher import Prefetcher
 from rlrun.runner.rollouts.deadlines import abort_all_requests

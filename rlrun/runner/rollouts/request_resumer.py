@@ -16,9 +16,10 @@ from contextlib import suppress
 from typing import Any
 
 from rlrun.plugins.generation import Generation
-from rlrun.runner.contracts.carriers import GenerateRequest, WeightUpdate
+from rlrun.runner.contracts.carriers import GenerateRequest
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.contracts.interfaces import Engines
+from rlrun.runner.contracts.weight_updates import WeightUpdate
 from rlrun.runner.rollouts.deadlines import GRACE_SECONDS
 from rlrun.runner.rollouts.resumable_request import Decode, ResumableRequest, generation_of, record_of
 from rlrun.runner.rollouts.sessions import empty_generations

@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rlrun.runner.contracts.carriers import GroupAddress, Readers
+from rlrun.runner.contracts.weight_updates import GroupAddress, Readers
 from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
 from rlrun.runner.weights.tcp_store import store_server
 

@@ -16,7 +16,7 @@ import torch
 
 from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.converters.tensors.safetensors_format import TensorInfo
-from rlrun.runner.contracts.carriers import Checksums, TensorSlot
+from rlrun.runner.contracts.weight_updates import Checksums, TensorSlot
 from rlrun.runner.weights.fill import copy_all
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.server_checksums import ChecksumRecorder

@@ -18,7 +18,7 @@ import torch
 
 from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index
-from rlrun.runner.contracts.carriers import FolderWeights
+from rlrun.runner.contracts.weight_updates import FolderWeights
 from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
 
 

@@ -8,7 +8,7 @@ because a server has made its own copy before it answers.
 
 import torch
 
-from rlrun.runner.contracts.carriers import SerializedWeights
+from rlrun.runner.contracts.weight_updates import SerializedWeights
 from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
 from rlrun.runner.weights.sharing import SharedBuffer
 

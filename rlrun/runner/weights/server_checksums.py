@@ -18,7 +18,7 @@ import torch
 
 from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import hf_tensors
-from rlrun.runner.contracts.carriers import Checksums
+from rlrun.runner.contracts.weight_updates import Checksums
 from rlrun.runner.weights.form import Form
 
 Extent = Literal["sample", "all", "none"]

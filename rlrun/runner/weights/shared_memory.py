@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from rlrun.runner.contracts.carriers import TensorSlot, WeightManifest
+from rlrun.runner.contracts.weight_updates import TensorSlot, WeightManifest
 from rlrun.runner.host.segment_files import (
     FOLDER,
     ExclusiveLock,

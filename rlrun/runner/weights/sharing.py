@@ -19,7 +19,7 @@ import torch.multiprocessing
 from torch.multiprocessing.reductions import reduce_tensor
 
 from rlrun.converters.tensors.precision import parse_dtype
-from rlrun.runner.contracts.carriers import TensorSlot
+from rlrun.runner.contracts.weight_updates import TensorSlot
 from rlrun.runner.host.segment_files import FOLDER
 from rlrun.runner.weights.buckets import Bucket, bytes_of
 

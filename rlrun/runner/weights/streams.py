@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from rlrun.runner.contracts.carriers import GroupAddress, Readers, WeightBucket
+from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, WeightBucket
 from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
 from rlrun.runner.weights.sharing import SharedBuffer
 

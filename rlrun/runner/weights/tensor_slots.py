@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from rlrun.runner.contracts.carriers import TensorSlot
+from rlrun.runner.contracts.weight_updates import TensorSlot
 
 ALIGNMENT = 64
 """Bytes: one cache line, and the widest vector register."""

@@ -27,7 +27,13 @@ import torch
 from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.models.architecture import Architecture
 from rlrun.models.json_files import read_json_object
-from rlrun.runner.contracts.carriers import GroupAddress, Readers, StreamedWeights, WeightBucket, WeightUpdate
+from rlrun.runner.contracts.weight_updates import (
+    GroupAddress,
+    Readers,
+    StreamedWeights,
+    WeightBucket,
+    WeightUpdate,
+)
 from rlrun.runner.weights.broadcast import BroadcastSender
 from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets
 from rlrun.runner.weights.disk import FolderWriter

@@ -12,16 +12,8 @@ from rlrun.converters.folders.checksums import Digests
 from rlrun.runner.batches.columns import Columns, concatenate_log_probs, from_columns
 from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.cluster.trainer_group import TrainerGroup
-from rlrun.runner.contracts.carriers import (
-    GroupAddress,
-    Output,
-    Readers,
-    Role,
-    TrainSequence,
-    TrainStep,
-    WeightBucket,
-    WeightManifest,
-)
+from rlrun.runner.contracts.carriers import Output, Role, TrainSequence, TrainStep
+from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, WeightBucket, WeightManifest
 from rlrun.runner.engines.pool.delivery import WeightsMoved
 from rlrun.runner.host.failures import ProcessFailure
 

@@ -9,8 +9,8 @@ import torch
 from rlrun.models.architecture import Architecture
 from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
-from rlrun.runner.contracts.carriers import Checksums
 from rlrun.runner.contracts.errors import EngineError
+from rlrun.runner.contracts.weight_updates import Checksums
 from rlrun.runner.engines.client.weight_check import check_checksums
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors, rank_part

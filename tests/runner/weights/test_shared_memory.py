@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlrun.runner.contracts.carriers import WeightManifest
+from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.host.segment_files import FOLDER
 from rlrun.runner.weights.fill import SegmentError
 from rlrun.runner.weights.shared_memory import SharedWeights, attach

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from rlrun.runner.contracts.carriers import Readers, WeightBucket
+from rlrun.runner.contracts.weight_updates import Readers, WeightBucket
 from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.sharing import SharedBuffer, with_gpu_uuid

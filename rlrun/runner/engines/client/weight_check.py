@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rlrun.runner.contracts.carriers import Checksums
 from rlrun.runner.contracts.errors import BadAnswer, EngineError
+from rlrun.runner.contracts.weight_updates import Checksums
 from rlrun.runner.engines.client.answer_fields import quoted
 
 

@@ -10,7 +10,8 @@ SGLang server     pause ─▶ begin ─▶ load every bucket, or all tensors �
 
 from contextlib import suppress
 
-from rlrun.runner.contracts.carriers import (
+from rlrun.runner.contracts.errors import EngineError
+from rlrun.runner.contracts.weight_updates import (
     Checksums,
     FolderWeights,
     GroupAddress,
@@ -18,7 +19,6 @@ from rlrun.runner.contracts.carriers import (
     WeightBucket,
     WeightManifest,
 )
-from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.engines.client.answer_fields import version_number
 from rlrun.runner.engines.client.connection import Connection
 from rlrun.runner.engines.client.control import ControlClient

@@ -8,9 +8,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from rlrun.runner.contracts.carriers import (
+from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.contracts.weight_updates import (
     FolderWeights,
-    GenerateRequest,
     GroupAddress,
     SerializedWeights,
     WeightBucket,

@@ -10,7 +10,8 @@ not keep the other engines from getting their weights.
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from rlrun.runner.contracts.carriers import (
+from rlrun.runner.contracts.errors import EngineError
+from rlrun.runner.contracts.weight_updates import (
     FolderWeights,
     Readers,
     SerializedWeights,
@@ -18,7 +19,6 @@ from rlrun.runner.contracts.carriers import (
     WeightManifest,
     WeightUpdate,
 )
-from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.transfer import (
     Clients,

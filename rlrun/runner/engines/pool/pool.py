@@ -14,8 +14,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.runner.contracts.carriers import GenerateRequest, Generation, WeightUpdate
+from rlrun.runner.contracts.carriers import GenerateRequest, Generation
 from rlrun.runner.contracts.errors import BadAnswer
+from rlrun.runner.contracts.weight_updates import WeightUpdate
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.control import MemoryTag
 from rlrun.runner.engines.pool.delivery import BucketSource

@@ -7,8 +7,9 @@ supervisor ──client────▶ readmit ──Delivery──▶ one engin
 import asyncio
 from collections.abc import Sequence
 
-from rlrun.runner.contracts.carriers import Generation, WeightUpdate
+from rlrun.runner.contracts.carriers import Generation
 from rlrun.runner.contracts.errors import EngineError
+from rlrun.runner.contracts.weight_updates import WeightUpdate
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.parsing import check_versions
 from rlrun.runner.engines.pool.delivery import BucketSource, Delivery, WeightsMoved

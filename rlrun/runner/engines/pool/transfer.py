@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from rlrun.runner.contracts.carriers import GroupAddress, StreamedWeights, WeightBucket
 from rlrun.runner.contracts.errors import EngineError, EngineGone
+from rlrun.runner.contracts.weight_updates import GroupAddress, StreamedWeights, WeightBucket
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.host.background import cancel_all
 

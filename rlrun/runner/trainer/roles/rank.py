@@ -18,17 +18,8 @@ from rlrun.converters.folders.checksums import Digests
 from rlrun.models.transformers_models import read_model
 from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.registry import build
-from rlrun.runner.contracts.carriers import (
-    GroupAddress,
-    MicroBatches,
-    Output,
-    Readers,
-    Role,
-    TrainerSetup,
-    TrainStep,
-    WeightBucket,
-    WeightUpdate,
-)
+from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainerSetup, TrainStep
+from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, WeightBucket, WeightUpdate
 from rlrun.runner.trainer.checkpoints.background_save import BackgroundSave
 from rlrun.runner.trainer.checkpoints.distributed import write_state
 from rlrun.runner.trainer.checkpoints.exports import export_folder, make_writer

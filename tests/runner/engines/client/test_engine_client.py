@@ -13,17 +13,16 @@ import pytest
 from aiohttp import web
 
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.contracts.carriers import (
+from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
+from rlrun.runner.contracts.errors import EngineError, EngineGone
+from rlrun.runner.contracts.weight_updates import (
     FolderWeights,
-    GenerateRequest,
     GroupAddress,
-    Sampling,
     SerializedWeights,
     TensorSlot,
     WeightBucket,
     WeightManifest,
 )
-from rlrun.runner.contracts.errors import EngineError, EngineGone
 from rlrun.runner.engines.client import connection
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.pool import EnginePool

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from rlrun.runner.contracts.carriers import Checksums, FolderWeights, GenerateRequest, Sampling
+from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
 from rlrun.runner.contracts.errors import BadAnswer, EngineError
+from rlrun.runner.contracts.weight_updates import Checksums, FolderWeights
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.client.external import ExpectedModel, ExternalEngine
 from rlrun.runner.engines.client.parsing import ModelLimits, max_answer_bytes

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from safetensors.torch import load_file
 
-from rlrun.runner.contracts.carriers import FolderWeights, WeightManifest
 from rlrun.runner.contracts.errors import EngineError
+from rlrun.runner.contracts.weight_updates import FolderWeights, WeightManifest
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.bodies import CONTROL_BYTES

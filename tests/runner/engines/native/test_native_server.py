@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from rlrun.plugins.types import VersionSpan
-from rlrun.runner.contracts.carriers import FolderWeights, GenerateRequest, Sampling
+from rlrun.runner.contracts.carriers import GenerateRequest, Sampling
 from rlrun.runner.contracts.errors import EngineError
+from rlrun.runner.contracts.weight_updates import FolderWeights
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.engines.native.http.server import NativeServer

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rlrun.runner.contracts.carriers import (
+from rlrun.runner.contracts.errors import EngineError, EngineGone
+from rlrun.runner.contracts.weight_updates import (
     FolderWeights,
     GroupAddress,
     Readers,
@@ -15,7 +16,6 @@ from rlrun.runner.contracts.carriers import (
     TensorSlot,
     WeightBucket,
 )
-from rlrun.runner.contracts.errors import EngineError, EngineGone
 from rlrun.runner.engines.pool.delivery import Delivery, WeightsMoved
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.pool.transfer import WeightStream

@@ -6,14 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rlrun.runner.contracts.carriers import (
-    GenerateRequest,
-    Generation,
-    Sampling,
-    SerializedWeights,
-    WeightManifest,
-)
+from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling
 from rlrun.runner.contracts.errors import EngineError, EngineGone, JobError
+from rlrun.runner.contracts.weight_updates import SerializedWeights, WeightManifest
 from rlrun.runner.engines.pool import supervisor as supervisor_module
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.pool.supervisor import RestartBudget, Supervisor

@@ -18,15 +18,10 @@ from transformers import AutoModelForCausalLM
 from rlrun.plugins.generation import Trajectory
 from rlrun.plugins.session import Session
 from rlrun.plugins.types import Prompt, Row
-from rlrun.runner.contracts.carriers import (
-    FolderWeights,
-    GenerateRequest,
-    Generation,
-    Sampling,
-    TrainSequence,
-)
+from rlrun.runner.contracts.carriers import GenerateRequest, Generation, Sampling, TrainSequence
 from rlrun.runner.contracts.errors import EngineError
 from rlrun.runner.contracts.interfaces import RolloutContext
+from rlrun.runner.contracts.weight_updates import FolderWeights
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.pool.gateway import Gateway
 from rlrun.runner.engines.pool.pool import EnginePool

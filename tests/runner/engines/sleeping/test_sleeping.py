@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.generation import Sampling
-from rlrun.runner.contracts.carriers import GenerateRequest, WeightManifest
+from rlrun.runner.contracts.carriers import GenerateRequest
+from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.engines.sleeping.server import SleepingServer
 from rlrun.runner.engines.sleeping.setup import SleepingSetup

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from rlrun.runner.contracts.carriers import WeightManifest
+from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.engines.native.engine.loading import LoadedEngine
 from rlrun.runner.engines.native.engine.requests import Job, group_jobs
 from rlrun.runner.engines.native.engine.scheduler import PREFILL_TOKENS

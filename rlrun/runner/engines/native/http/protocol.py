@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.runner.contracts.carriers import TensorSlot, WeightManifest
+from rlrun.runner.contracts.weight_updates import TensorSlot, WeightManifest
 from rlrun.runner.engines.native.engine.requests import Job, parse_sampling
 from rlrun.runner.weights.tensor_slots import ITEM_SIZE
 

@@ -53,7 +53,8 @@ class Passes:
         if needs.reference:
             assert self.reference is not None
             with clock.part("reference"):
-                log_probs = await self.reference.log_probs(sequences)
+                # the reference has the policy's layout, so the steps are packed for it too
+                log_probs = await self.reference.log_probs(sequences, steps)
             note(groups, "reference_log_probs", log_probs)
             sequences = with_reference(sequences, log_probs)
         if needs.teacher:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlrun.converters.folders.checksums import Digests
 from rlrun.plugins.session import Chat
 from rlrun.plugins.types import Group, Needs, Prompt, Sample
-from rlrun.runner.contracts.carriers import GenerateRequest, Generation, TrainSequence
+from rlrun.runner.contracts.carriers import GenerateRequest, Generation, TrainSequence, TrainStep
 from rlrun.runner.contracts.pausable_deadlines import PausableDeadlines
 from rlrun.runner.contracts.pending_requests import PendingRequests
 from rlrun.runner.contracts.weight_updates import WeightUpdate
@@ -151,5 +151,11 @@ class FrozenModel(Protocol):
     (rlrun.runner.engines.pool.served_model.ServedModel).
     """
 
-    async def log_probs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
-        """Returns `[R]` log-probs of each sequence's response."""
+    async def log_probs(
+        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep] | None = None
+    ) -> list[NDArray[np.float32]]:
+        """Returns `[R]` log-probs of each sequence's response.
+
+        `steps`: the sequences as they are packed for the model's layout already. None: the model packs them.
+        Engines batch for themselves.
+        """

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.runner.contracts.carriers import TrainSequence
+from rlrun.runner.contracts.carriers import TrainSequence, TrainStep
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.prompts.shared_vocabulary import known_tokens
 
@@ -16,8 +16,10 @@ class ServedModel:
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
 
-    async def log_probs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
-        """Returns log-probs `[R]` of each sequence's response, at temperature 1."""
+    async def log_probs(
+        self, sequences: Sequence[TrainSequence], steps: Sequence[TrainStep] | None = None
+    ) -> list[NDArray[np.float32]]:
+        """Returns log-probs `[R]` of each sequence's response, at temperature 1. Does not use `steps`."""
         vocabulary = self._pool.vocabulary
         scores = await self._pool.score([known_tokens(sequence.tokens, vocabulary) for sequence in sequences])
         # A pool's entry t is the log-prob of token t + 1, so the response begins at prompt_length - 1.

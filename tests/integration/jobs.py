@@ -41,7 +41,7 @@ class NoParams(Section):
 
 
 class Short:
-    """1 for an empty response, less for every token: learnt in a few steps.
+    """1 for an empty response, less for every token: learned in a few steps.
 
     From prompt 40 on it waits while there is a file of the name HOLD.
     """

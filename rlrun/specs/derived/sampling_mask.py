@@ -1,7 +1,7 @@
 """Decides whether engines record which tokens each token was drawn from; for the rules, the plan and the job.
 
 With top-p or top-k, samples are drawn from a part of the vocabulary, over which the policy's distribution is
-renormalized. The ratio of a policy-gradient loss is exact if the trainer renormalizes over the same part:
+renormalised. The ratio of a policy-gradient loss is exact if the trainer renormalises over the same part:
 "Keep Sampling Mask" of DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556, section 3.1).
 """
 

@@ -55,7 +55,7 @@ class Spec(Section):
     algorithm: AlgorithmSpec = AlgorithmSpec()
     """The advantages and the loss."""
     trainer: TrainerSpec = TrainerSpec()
-    """Optimization and the parallel layout."""
+    """Optimisation and the parallel layout."""
     reference: ReferenceSpec = ReferenceSpec()
     """The reference policy of a KL term."""
     teacher: TeacherSpec | None = None

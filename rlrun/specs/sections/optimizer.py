@@ -13,7 +13,7 @@ class OptimizerSpec(Section):
     """An optimizer, its learning rate schedule and its gradient clipping."""
 
     optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
-    """The optimizer. `muon` orthogonalizes the momentum of the layers' matrices
+    """The optimizer. `muon` orthogonalises the momentum of the layers' matrices
     (https://kellerjordan.github.io/posts/muon), scaled so that learning rates of AdamW are suitable;
     embedding, head, experts and norms are updated by AdamW."""
     lr: float = Field(default=1e-6, gt=0)

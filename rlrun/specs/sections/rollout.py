@@ -75,7 +75,7 @@ class RolloutSpec(Section):
     """Number of likeliest tokens to sample from; -1 turns it off."""
     sampling_mask: bool | None = None
     """With `top_p` or `top_k`, engines record which tokens each token was drawn from, and the trainer
-    normalizes all log-probs over the same tokens, so that the ratio is exact. None: on, unless
+    normalises all log-probs over the same tokens, so that the ratio is exact. None: on, unless
     `algorithm.correction` is set or the algorithm has no ratio. SGLang needs `top_k` for it."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a response."""

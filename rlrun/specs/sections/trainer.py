@@ -1,4 +1,4 @@
-"""`[trainer]`: optimization and the parallel layout."""
+"""`[trainer]`: optimisation and the parallel layout."""
 
 from typing import Literal
 

@@ -110,7 +110,7 @@ def _step(
     ledger: MemoryTrace,
     micro_batches: Sequence[Sequence[tuple[int, int]]],
 ) -> None:
-    """Runs the log-probs that come before an optimizer step, which initialize FSDP, then the step."""
+    """Runs the log-probs that come before an optimizer step, which initialise FSDP, then the step."""
     algorithm: Algorithm = build("algorithms", spec.algorithm.type, spec.algorithm.params)
     candidates = candidates_of(spec, algorithm.needs)
     batches = [

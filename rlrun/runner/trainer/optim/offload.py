@@ -125,7 +125,7 @@ def _chunks(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 def _host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns an uninitialized tensor, page-locked where a GPU copies to and from it."""
+    """Returns an uninitialised tensor, page-locked where a GPU copies to and from it."""
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 

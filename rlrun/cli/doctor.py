@@ -19,7 +19,7 @@ def command(runs_dir: RunsDir = Path("runs"), as_json: AsJson = False) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from rlrun.runner.planning.doctor import examine_host
+    from rlrun.runner.doctor.host import examine_host
 
     console = Console(highlight=False, soft_wrap=True)
     checks = []

@@ -15,9 +15,9 @@ import pytest
 
 from rlrun.cli.logs import fresh_lines
 from rlrun.plugins.validation import load_checked_spec
+from rlrun.runner.doctor.host import Check
 from rlrun.runner.host.model_files import fetch_model
 from rlrun.runner.host.process_identity import Owner
-from rlrun.runner.planning.doctor import Check
 from rlrun.runner.records.lock import make_lock
 from rlrun.specs.reading.loading import LoadedSpec
 from tests.cli.cli_outcome import Command
@@ -331,10 +331,10 @@ def test_an_interrupt_is_exit_130(rlrun: Command, monkeypatch: pytest.MonkeyPatc
 
 def test_doctor_tells_what_is_wrong(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = Check("disk", "ok", "plenty"), Check("torch", "bad", "not installed", "pip install torch")
-    monkeypatch.setattr("rlrun.runner.planning.doctor.examine_host", lambda folder: iter([good, bad]))
+    monkeypatch.setattr("rlrun.runner.doctor.host.examine_host", lambda folder: iter([good, bad]))
     outcome = rlrun("doctor")
     assert outcome.code == 2
     assert "BAD   torch           not installed  -> pip install torch" in outcome.out
     assert json.loads(rlrun("doctor", "--json").out)[0]["found"] == "plenty"
-    monkeypatch.setattr("rlrun.runner.planning.doctor.examine_host", lambda folder: iter([good]))
+    monkeypatch.setattr("rlrun.runner.doctor.host.examine_host", lambda folder: iter([good]))
     assert rlrun("doctor").code == 0

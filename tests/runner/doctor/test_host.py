@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.runner.planning.doctor import (
+from rlrun.runner.doctor.host import (
     GIB,
     Check,
     check_compiler,

@@ -14,7 +14,7 @@ from rlrun.plugins.validation import load_checked_spec, needs_of
 from rlrun.runner.planning.hardware import find_gpu
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.sizing import size_job
-from rlrun.runner.planning.step_time import Case, default_workload
+from rlrun.runner.planning.step_time import PlannedJob, default_workload
 from rlrun.specs.paths import RECIPES
 
 HERE = Path(__file__).parent
@@ -70,8 +70,10 @@ def test_recipes_fit_the_gpus_they_name(path: Path) -> None:
     teacher = MODELS[spec.teacher.path] if spec.teacher else None
     gpu = find_gpu("A100-40GB" if path.stem == "grpo-1gpu" else "A100-80GB")
     plan = make_plan(spec, rows=100_000, cores=8)
-    case = Case(spec, plan, needs_of(spec), MODELS[spec.model.path], gpu, default_workload(spec), teacher)
-    assert size_job(case).warnings == ()
+    job = PlannedJob(
+        spec, plan, needs_of(spec), MODELS[spec.model.path], gpu, default_workload(spec), teacher
+    )
+    assert size_job(job).warnings == ()
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

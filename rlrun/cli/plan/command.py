@@ -11,7 +11,7 @@ from rlrun.cli.arguments import AsJson, Overrides, Profiles, Specs, load
 if TYPE_CHECKING:
     from rlrun.models.architecture import Architecture
     from rlrun.runner.planning.plan import Plan
-    from rlrun.runner.planning.step_time import Case
+    from rlrun.runner.planning.step_time import PlannedJob
     from rlrun.specs.sections.job import Spec
 
 
@@ -88,15 +88,15 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A job's plan, and the case that its estimates are made for."""
+    """A job's plan, and the job that memory and time are estimated for."""
 
     spec: "Spec"
     """The spec, with lengths that fit the model."""
     plan: "Plan"
-    case: "Case | None"
+    job: "PlannedJob | None"
     """None if the model is not known."""
     reason: str
-    """The reason why there is no case."""
+    """The reason why memory and time cannot be estimated; empty if they can."""
 
 
 def _planned(spec: "Spec", gpu: str | None, lengths: tuple[float | None, float | None]) -> _Planned:
@@ -112,9 +112,9 @@ def _planned(spec: "Spec", gpu: str | None, lengths: tuple[float | None, float |
 def _trace(planned: _Planned, rank: int, *, as_json: bool) -> None:
     from rlrun.cli.plan.deep import print_deep
 
-    if planned.case is None:
+    if planned.job is None:
         raise ValueError(planned.reason)
-    print_deep(planned.case, rank, as_json)
+    print_deep(planned.job, rank, as_json)
 
 
 def _compare(
@@ -123,13 +123,13 @@ def _compare(
     """Compares layouts, and with `spread` also simulates them."""
     from rlrun.cli.plan.sweep import print_simulations, print_sweep
 
-    case = planned.case
-    if case is None or not planned.spec.cluster.gpus_per_node:
+    job = planned.job
+    if job is None or not planned.spec.cluster.gpus_per_node:
         raise ValueError(planned.reason or "only layouts on GPUs can be compared: set cluster.gpus_per_node")
     if sweep:
-        print_sweep(case, as_json, price)
+        print_sweep(job, as_json, price)
     if spread is not None:
-        print_simulations(case, spread, as_json)
+        print_simulations(job, spread, as_json)
 
 
 def _show(planned: _Planned, price: float | None) -> None:
@@ -139,15 +139,15 @@ def _show(planned: _Planned, price: float | None) -> None:
     from rlrun.cli.plan.picture import numbers_table, placement_table, placement_title
     from rlrun.cli.plan.sizing import sizing_report
 
-    spec, plan, case = planned.spec, planned.plan, planned.case
+    spec, plan, job = planned.spec, planned.plan, planned.job
     console = table_console()
     console.print(numbers_table(spec, plan))
     console.print(Text(placement_title(spec, plan), style="italic"), soft_wrap=True)
     console.print(placement_table(spec, plan))
-    if case is None:
+    if job is None:
         console.print(f"memory and time are not planned: {planned.reason}")
         return
-    for part in sizing_report(case, price):
+    for part in sizing_report(job, price):
         console.print(part, soft_wrap=isinstance(part, Text))
 
 
@@ -167,12 +167,12 @@ def _case(
     model: "Architecture | ValueError",
     gpu: str | None,
     lengths: tuple[float | None, float | None],
-) -> tuple["Case | None", str]:
-    """Returns the case to estimate, or None and the reason if the model is not known."""
+) -> tuple["PlannedJob | None", str]:
+    """Returns the job to estimate, or None and the reason if its model is not known."""
     from rlrun.plugins.validation import needs_of
     from rlrun.runner.planning.hardware import DEFAULT_GPU, find_gpu, local_cpu, local_gpu
     from rlrun.runner.planning.planned_model import named_engine_architectures, planned_architecture
-    from rlrun.runner.planning.step_time import Case, Workload, default_workload
+    from rlrun.runner.planning.step_time import PlannedJob, Workload, default_workload
     from rlrun.specs.sections.model import ModelSpec
 
     if gpu is not None:
@@ -191,25 +191,25 @@ def _case(
         return None, str(error)
     usual = default_workload(spec)
     load = Workload(lengths[0] or usual.prompt, lengths[1] or usual.response)
-    return Case(spec, plan, needs_of(spec), model, device, load, teacher, named_engines), ""
+    return PlannedJob(spec, plan, needs_of(spec), model, device, load, teacher, named_engines), ""
 
 
 def _as_dict(planned: _Planned) -> dict[str, Any]:
-    plan, case = planned.plan, planned.case
+    plan, job = planned.plan, planned.job
     values = asdict(plan, dict_factory=_with_json_keys) | {"optimizer_steps": plan.optimizer_steps}
-    if case is None:
+    if job is None:
         return values | {"sizing": None, "sizing_reason": planned.reason}
     from rlrun.runner.planning.sizing import size_job
 
-    sizing = size_job(case)
+    sizing = size_job(job)
     estimate = asdict(sizing.estimate) | {
         "step_seconds": sizing.estimate.step_seconds,
         "device_hours": sizing.estimate.device_hours,
     }
     sizing_values = asdict(sizing, dict_factory=_with_json_keys) | {
         "estimate": estimate,
-        "device": asdict(case.device),
-        "lengths": asdict(case.load),
+        "device": asdict(job.device),
+        "lengths": asdict(job.load),
     }
     return values | {"sizing": sizing_values}
 

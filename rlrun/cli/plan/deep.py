@@ -14,7 +14,7 @@ from rlrun.runner.planning.deep_plan import OFFLOADED_PURPOSES, RankTrace, trace
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import training_phase
 from rlrun.runner.planning.rank_layout import coordinates
-from rlrun.runner.planning.step_time import Case
+from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.specs.derived.sampling_mask import candidates_of
 
 HOW = {
@@ -30,25 +30,25 @@ HOW = {
 PLANNED = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered layers")
 
 
-def print_deep(case: Case, rank: int, as_json: bool) -> None:
+def print_deep(job: PlannedJob, rank: int, as_json: bool) -> None:
     """Traces a rank and prints its bytes by purpose. Raises ValueError if it cannot be traced."""
     with show_waiting(f"tracing rank {rank}"):
-        traced = trace_rank(case, rank)
+        traced = trace_rank(job, rank)
     if as_json:
-        print(json.dumps(_as_dict(case, traced)))
+        print(json.dumps(_as_dict(job, traced)))
         return
     console = table_console()
-    console.print(_table(case, traced))
-    for line in _assumptions(case, traced):
+    console.print(_table(job, traced))
+    for line in _assumptions(job, traced):
         console.print(Text(f"assumed: {line}", style="dim"), soft_wrap=True)
 
 
-def _table(case: Case, traced: RankTrace) -> Table:
-    candidates = candidates_of(case.spec, case.needs)
+def _table(job: PlannedJob, traced: RankTrace) -> Table:
+    candidates = candidates_of(job.spec, job.needs)
     planned = training_phase(
-        case.model, case.spec.trainer, case.plan.max_sample_tokens, gpu=False, candidates=candidates
+        job.model, job.spec.trainer, job.plan.max_sample_tokens, gpu=False, candidates=candidates
     )
-    away = OFFLOADED_PURPOSES[case.spec.trainer.offload]
+    away = OFFLOADED_PURPOSES[job.spec.trainer.offload]
     rows = [
         (
             f"{name}, host memory" if name in away else name,
@@ -64,36 +64,36 @@ def _table(case: Case, traced: RankTrace) -> Table:
         (
             "total",
             "",
-            format_bytes(device_peak(case, traced)),
+            format_bytes(device_peak(job, traced)),
             format_bytes(planned.bytes),
             "at any one time",
         )
     )
-    return table(_title(case, traced), ("memory", "most", "at the peak", "planned", "contents"), rows)
+    return table(_title(job, traced), ("memory", "most", "at the peak", "planned", "contents"), rows)
 
 
-def device_peak(case: Case, traced: RankTrace) -> int:
+def device_peak(job: PlannedJob, traced: RankTrace) -> int:
     """Returns the peak of the bytes on the rank's device."""
-    away = OFFLOADED_PURPOSES[case.spec.trainer.offload]
+    away = OFFLOADED_PURPOSES[job.spec.trainer.offload]
     return sum(size for name, size in traced.peak.items() if name not in away)
 
 
-def _title(case: Case, traced: RankTrace) -> str:
-    rank, ranks = traced.request.rank, len(case.plan.ranks)
-    places = asdict(coordinates(rank, case.spec.trainer.parallel)).items()
+def _title(job: PlannedJob, traced: RankTrace) -> str:
+    rank, ranks = traced.request.rank, len(job.plan.ranks)
+    places = asdict(coordinates(rank, job.spec.trainer.parallel)).items()
     where = ", ".join(
-        f"{name} {place}" for name, place in places if getattr(case.spec.trainer.parallel, name) > 1
+        f"{name} {place}" for name, place in places if getattr(job.spec.trainer.parallel, name) > 1
     )
     return f"rank {rank} of {ranks}{f' ({where})' if where else ''}, traced"
 
 
-def _assumptions(case: Case, traced: RankTrace) -> Iterator[str]:
+def _assumptions(job: PlannedJob, traced: RankTrace) -> Iterator[str]:
     [first, *later] = traced.request.micro_batches
     tokens = sum(map(sum, first))
     yield f"{1 + len(later)} micro-batches of {tokens:,} tokens in {len(first)} samples; not the first step"
-    if case.model.experts is not None:
+    if job.model.experts is not None:
         yield "all experts get the same number of tokens"
-    if case.spec.trainer.compile:
+    if job.spec.trainer.compile:
         yield "compiled layers keep the same tensors as uncompiled ones"
     yield (
         "gaps between the blocks of torch's allocator, the memory of CUDA and NCCL, a critic, a teacher and "
@@ -101,13 +101,13 @@ def _assumptions(case: Case, traced: RankTrace) -> Iterator[str]:
     )
 
 
-def _as_dict(case: Case, traced: RankTrace) -> dict[str, object]:
+def _as_dict(job: PlannedJob, traced: RankTrace) -> dict[str, object]:
     return {
         "rank": traced.request.rank,
-        "ranks": len(case.plan.ranks),
+        "ranks": len(job.plan.ranks),
         "micro_batches": traced.request.micro_batches,
         "most": dict(traced.most),
         "peak": dict(traced.peak),
-        "on_host": OFFLOADED_PURPOSES[case.spec.trainer.offload],
-        "device_peak": device_peak(case, traced),
+        "on_host": OFFLOADED_PURPOSES[job.spec.trainer.offload],
+        "device_peak": device_peak(job, traced),
     }

@@ -15,32 +15,32 @@ from rlrun.runner.planning.step_time import (
     NETWORK,
     PREFILL_EFFICIENCY,
     TRAIN_EFFICIENCY,
-    Case,
+    PlannedJob,
 )
 
 
-def sizing_report(case: Case, price: float | None = None) -> Iterator[RenderableType]:
+def sizing_report(job: PlannedJob, price: float | None = None) -> Iterator[RenderableType]:
     """Yields tables of what a job needs, and costs at a price per device-hour; warnings come last."""
-    sizing = size_job(case)
+    sizing = size_job(job)
     for phase in sizing.phases:
-        yield _phase(case, phase)
-    yield _rest(case, sizing, price)
-    for line in _assumptions(case):
+        yield _phase(job, phase)
+    yield _rest(job, sizing, price)
+    for line in _assumptions(job):
         yield Text(f"assumed: {line}", style="dim")
     for warning in sizing.warnings:
         yield Text(f"warning: {warning}", style="bold yellow")
 
 
-def _phase(case: Case, phase: Phase) -> RenderableType:
+def _phase(job: PlannedJob, phase: Phase) -> RenderableType:
     rows = [(part.name, format_bytes(part.bytes), part.how) for part in phase.parts]
-    share = phase.bytes / case.device.memory
-    where = "on the GPU that holds the most" if case.spec.cluster.gpus_per_node else "on one host"
-    device = f"{case.device.name} ({format_bytes(case.device.memory)})"
+    share = phase.bytes / job.device.memory
+    where = "on the GPU that holds the most" if job.spec.cluster.gpus_per_node else "on one host"
+    device = f"{job.device.name} ({format_bytes(job.device.memory)})"
     title = f"{phase.name}: {format_bytes(phase.bytes)} {where}, {share:.0%} of {device}"
     return table(title, ("memory", "size", "from"), rows)
 
 
-def _rest(case: Case, sizing: Sizing, price: float | None) -> RenderableType:
+def _rest(job: PlannedJob, sizing: Sizing, price: float | None) -> RenderableType:
     rows: list[tuple[str, str, str]] = []
     if sizing.engine is not None:
         rows.append(
@@ -52,7 +52,11 @@ def _rest(case: Case, sizing: Sizing, price: float | None) -> RenderableType:
         )
     if sizing.reference:
         rows.append(
-            ("reference policy, host memory per rank", format_bytes(sizing.reference), "between its passes")
+            (
+                "reference policy, host memory per rank",
+                format_bytes(sizing.reference),
+                "kept there between its passes",
+            )
         )
     if sizing.offloaded:
         rows.append(
@@ -77,24 +81,24 @@ def _rest(case: Case, sizing: Sizing, price: float | None) -> RenderableType:
         rows.append((f"{name}, per step", _duration(seconds), "roofline"))
     rows.append(("step", _duration(sizing.estimate.step_seconds), "without rewards and evaluation"))
     if (hours := sizing.estimate.device_hours) is not None:
-        unit = "GPU-hours" if case.spec.cluster.gpus_per_node else "host-hours"
+        unit = "GPU-hours" if job.spec.cluster.gpus_per_node else "host-hours"
         rows.append((f"job, {unit}", f"{hours:,.3g}", f"{sizing.estimate.steps} steps"))
         if price is not None:
             rows.append(("job, price", f"{hours * price:,.2f}", f"{price:g} per {unit.removesuffix('s')}"))
     return table("capacity, disk, time", ("quantity", "value", "from"), rows)
 
 
-def _assumptions(case: Case) -> Iterator[str]:
+def _assumptions(job: PlannedJob) -> Iterator[str]:
     yield (
-        f"prompts of {case.load.prompt:,.0f} and responses of {case.load.response:,.0f} tokens on average "
+        f"prompts of {job.load.prompt:,.0f} and responses of {job.load.response:,.0f} tokens on average "
         "(--prompt-tokens, --response-tokens)"
     )
     yield (
-        f"{case.device.name}: {case.device.flops / 1e12:,.3g} TFLOP/s and {case.device.bandwidth / 1e9:,.0f} "
+        f"{job.device.name}: {job.device.flops / 1e12:,.3g} TFLOP/s and {job.device.bandwidth / 1e9:,.0f} "
         f"GB/s, of which training reaches {TRAIN_EFFICIENCY:.0%}, prefill {PREFILL_EFFICIENCY:.0%}, "
         f"decoding {DECODE_EFFICIENCY:.0%}"
     )
-    if case.spec.cluster.gpus_per_node:
+    if job.spec.cluster.gpus_per_node:
         yield (
             f"{NETWORK / 1e9:.0f} GB/s between nodes for each GPU, {HOST_LINK / 1e9:.0f} GB/s between a GPU "
             "and its host"

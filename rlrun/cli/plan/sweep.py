@@ -10,20 +10,20 @@ from rlrun.cli.plan.picture import table
 from rlrun.cli.waiting import show_waiting
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.simulation.alternatives import STEPS, Alternative, compare_alternatives
-from rlrun.runner.planning.step_time import Case
+from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.runner.planning.sweep import Candidate, sweep
 from rlrun.specs.reading.reference import as_toml
 
 _SHOWN = 12
 
 
-def print_sweep(case: Case, as_json: bool, price: float | None = None) -> None:
+def print_sweep(job: PlannedJob, as_json: bool, price: float | None = None) -> None:
     """Prints the layouts that fit, fastest first, and the options that select the first.
 
     `price` is the price per GPU-hour.
     """
     with show_waiting("comparing layouts"):
-        candidates = sweep(case)
+        candidates = sweep(job)
     if as_json:
         print(json.dumps([_sweep_row(each) for each in candidates]))
         return
@@ -41,7 +41,7 @@ def print_sweep(case: Case, as_json: bool, price: float | None = None) -> None:
     ]
     memory = [phase.name for phase in candidates[0].sizing.phases] if candidates else []
     console = table_console()
-    title = f"{len(fitting)} of {len(candidates)} layouts fit {case.device.name}; fastest first"
+    title = f"{len(fitting)} of {len(candidates)} layouts fit {job.device.name}; fastest first"
     columns = ("layout", *memory, "samples at a time", "step", "GPU-hours", *(["price"] if price else []))
     console.print(table(title, columns, rows))
     if fitting:
@@ -49,10 +49,10 @@ def print_sweep(case: Case, as_json: bool, price: float | None = None) -> None:
         console.print(Text(f"to use the first: {_sets(fitting[0])}"), soft_wrap=True)
 
 
-def print_simulations(case: Case, spread: float, as_json: bool) -> None:
+def print_simulations(job: PlannedJob, spread: float, as_json: bool) -> None:
     """Prints a simulation of each split of the GPUs in each mode, fastest first."""
     with show_waiting("simulating layouts"):
-        found = sorted(compare_alternatives(case, spread), key=lambda each: each.outcome.step_seconds)
+        found = sorted(compare_alternatives(job, spread), key=lambda each: each.outcome.step_seconds)
     if as_json:
         print(json.dumps([_simulation_row(each) for each in found]))
         return
@@ -92,7 +92,7 @@ def print_simulations(case: Case, spread: float, as_json: bool) -> None:
 
 
 def _layout(candidate: Candidate) -> str:
-    spec, plan = candidate.case.spec, candidate.case.plan
+    spec, plan = candidate.job.spec, candidate.job.plan
     names = ("fsdp", "tensor", "pipeline", "context", "expert")
     degrees = [(name, getattr(spec.trainer.parallel, name)) for name in names]
     mesh = " × ".join(f"{name} {degree}" for name, degree in degrees if degree > 1) or "1 rank"

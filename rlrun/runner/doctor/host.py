@@ -1,4 +1,4 @@
-"""Checks whether this host can run jobs: what was found, whether it suffices, and the cure if it does not.
+"""Checks whether this host can run jobs. Each check says what it found, and what to do if that is not enough.
 
 The checks change nothing on the host. torch is imported in a separate process.
 """
@@ -30,7 +30,7 @@ _SANDBOX_CURES = {
     "seccomp": "use a kernel with CONFIG_SECCOMP_FILTER",
     "system calls": "use a host with x86-64 or aarch64 processors",
 }
-"""Cures by a word of the problem; the first word that occurs in it counts."""
+"""The cure for each word that a problem may contain; the first word that it contains decides."""
 OPEN_FILES = 4096
 SMALL_DISK, SMALL_SHARED = 20 * GIB, 2 * GIB
 _REQUIREMENT = re.compile(

@@ -35,8 +35,8 @@ def _layer(model: Architecture, shared: int, tensor: int) -> float:
     """Returns the number of elements per token in a layer.
 
     These are 6 hidden (residual stream, norms, their outputs), 4 queries and 6 keys (projected, normed,
-    rotated; the attention's output), and 4 feed-forward (gate, up, silu, product). Of the experts only those
-    that a token is routed to count, with the token's hidden state on the way in and out of each of them.
+    rotated; the attention's output), and 4 feed-forward (gate, up, silu, product). Only those experts
+    count that a token is routed to, with the token's hidden state before and after each of them.
     """
     inner = 4 * model.heads * model.head_dim + 6 * model.kv_heads * model.head_dim
     if experts := model.experts:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from rlrun.models.architecture import Architecture
-from rlrun.runner.planning.step_time import Case
+from rlrun.runner.planning.step_time import PlannedJob
 
 DEADLINE_SECONDS = 1800.0
 """Deadline of a dry run; large models with many layers take minutes."""
@@ -49,13 +49,13 @@ class RankTrace:
     """What each purpose held when the device's total was highest."""
 
 
-def trace_rank(case: Case, rank: int = 0, seconds: float = DEADLINE_SECONDS) -> RankTrace:
+def trace_rank(job: PlannedJob, rank: int = 0, seconds: float = DEADLINE_SECONDS) -> RankTrace:
     """Traces trainer rank `rank`.
 
     Raises ValueError, with the reason, if the layout cannot be traced, TimeoutError after `seconds`, and
     ModuleNotFoundError if torch is not installed.
     """
-    request = make_dry_run(case, rank)
+    request = make_dry_run(job, rank)
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -83,22 +83,22 @@ def trace_rank(case: Case, rank: int = 0, seconds: float = DEADLINE_SECONDS) -> 
     return RankTrace(request, answer["most"], answer["peak"])
 
 
-def make_dry_run(case: Case, rank: int = 0) -> DryRun:
+def make_dry_run(job: PlannedJob, rank: int = 0) -> DryRun:
     """Returns a request with full micro-batches of samples of mean length.
 
     If the longest sample does not fit a full micro-batch, each micro-batch has one such sample instead.
     """
-    spec, plan = case.spec, case.plan
+    spec, plan = job.spec, job.plan
     if rank >= len(plan.ranks):
         raise ValueError(f"--rank {rank} does not exist: the ranks are 0 to {len(plan.ranks) - 1}")
-    if case.model.stored_tensors:
+    if job.model.stored_tensors:
         raise ValueError('--deep cannot trace layers of model.implementation = "transformers"')
-    response = case.load.response / (case.load.prompt + case.load.response)
+    response = job.load.response / (job.load.prompt + job.load.response)
     budget = max(plan.micro_batch_tokens, plan.max_sample_tokens)
-    mean = round(case.load.prompt + case.load.response)
+    mean = round(job.load.prompt + job.load.response)
     length = budget if budget > plan.micro_batch_tokens else min(max(mean, 2), budget)
     batch = tuple(_sequences(budget, length, response))
-    return DryRun(spec.model_dump_json(), case.model, rank, (batch,) * _count(case, budget))
+    return DryRun(spec.model_dump_json(), job.model, rank, (batch,) * _count(job, budget))
 
 
 def _sequences(budget: int, length: int, response: float) -> Iterable[tuple[int, int]]:
@@ -113,11 +113,11 @@ def _sequences(budget: int, length: int, response: float) -> Iterable[tuple[int,
         budget -= tokens
 
 
-def _count(case: Case, budget: int) -> int:
+def _count(job: PlannedJob, budget: int) -> int:
     """Returns the number of micro-batches to trace: those of an optimizer step, up to a steady state."""
-    parallel = case.spec.trainer.parallel
-    samples = case.plan.batch.global_batch_size / parallel.data_degree
-    count = math.ceil(samples * (case.load.prompt + case.load.response) / budget)
+    parallel = job.spec.trainer.parallel
+    samples = job.plan.batch.global_batch_size / parallel.data_degree
+    count = math.ceil(samples * (job.load.prompt + job.load.response) / budget)
     if parallel.pipeline == 1:
         return min(count, 2)
     return count if parallel.pipeline_schedule == "GPipe" else min(count, 2 * parallel.stages)

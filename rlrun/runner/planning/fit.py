@@ -5,32 +5,32 @@ from collections.abc import Iterator
 from rlrun.runner.planning.hardware import format_bytes
 from rlrun.runner.planning.memory import EngineMemory, Phase
 from rlrun.runner.planning.phases import JobMemory
-from rlrun.runner.planning.step_time import Case
+from rlrun.runner.planning.step_time import PlannedJob
 
 
-def fit_warnings(case: Case, memory: JobMemory) -> Iterator[str]:
+def fit_warnings(job: PlannedJob, memory: JobMemory) -> Iterator[str]:
     """Yields a warning for each phase that exceeds its device, and for a KV cache that is too small."""
     for phase in memory.phases:
-        if phase.bytes > case.device.memory:
-            yield _exceeds_device(case, phase)
+        if phase.bytes > job.device.memory:
+            yield _exceeds_device(job, phase)
     if memory.engine is not None:
-        yield from _small_cache(case, memory.engine)
+        yield from _small_cache(job, memory.engine)
 
 
-def _exceeds_device(case: Case, phase: Phase) -> str:
+def _exceeds_device(job: PlannedJob, phase: Phase) -> str:
     largest = max(phase.parts, key=lambda part: part.bytes)
     return (
-        f"{phase.name} needs {format_bytes(phase.bytes)} and {case.device.name} has "
-        f"{format_bytes(case.device.memory)}; the largest part is {largest.name} "
-        f"({format_bytes(largest.bytes)}): {_cure(largest.name, case)}"
+        f"{phase.name} needs {format_bytes(phase.bytes)} and {job.device.name} has "
+        f"{format_bytes(job.device.memory)}; the largest part is {largest.name} "
+        f"({format_bytes(largest.bytes)}): {_cure(largest.name, job)}"
     )
 
 
-def _small_cache(case: Case, engine: EngineMemory) -> Iterator[str]:
+def _small_cache(job: PlannedJob, engine: EngineMemory) -> Iterator[str]:
     if not engine.concurrent:
         yield (
             f"the KV cache has room for {engine.cache_tokens:,} tokens and a sample may have "
-            f"{case.plan.max_sample_tokens:,}, so generation cannot start: use larger devices, more of them, "
+            f"{job.plan.max_sample_tokens:,}, so generation cannot start: use larger devices, more of them, "
             "or shorter samples"
         )
     elif engine.cache_tokens < engine.requested_tokens:
@@ -40,12 +40,12 @@ def _small_cache(case: Case, engine: EngineMemory) -> Iterator[str]:
         )
 
 
-def _cure(part: str, case: Case) -> str:
+def _cure(part: str, job: PlannedJob) -> str:
     if part in ("activations", "logits"):
         return "lower trainer.max_tokens_per_rank, or raise trainer.parallel.tensor or context"
     if part == "sampling masks":
         return "lower rollout.top_k or trainer.max_tokens_per_rank"
-    if part in ("KV cache", "engines, which keep their memory"):
+    if part in ("KV cache", "engines (memory kept)"):
         return (
             'lower engine.max_cache_tokens or engine.max_running, or set cluster.placement = "disaggregated"'
         )
@@ -54,5 +54,5 @@ def _cure(part: str, case: Case) -> str:
     if part.startswith("engines of "):
         return "lower max_cache_tokens or count in these [[engines]], or run them on other hosts"
     return "raise trainer.parallel.fsdp, or tensor and pipeline" + (
-        "" if case.spec.trainer.dtype == "bfloat16" else '; or set trainer.dtype = "bfloat16"'
+        "" if job.spec.trainer.dtype == "bfloat16" else '; or set trainer.dtype = "bfloat16"'
     )

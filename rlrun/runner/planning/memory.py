@@ -21,7 +21,7 @@ CACHE_SHARE = 0.5
 """The largest share of the memory free at an engine's start that the native engine's cache takes."""
 SGLANG_SHARE = 0.85
 """The share of a device that SGLang's weights and cache take unless `mem_fraction_static` sets another."""
-_RECOMPUTED = {"none": "nothing", "selective": "a part", "full": "everything except layers' inputs"}
+_CHECKPOINTING = {"none": "without", "selective": "with selective", "full": "with full"}
 CUDA_CONTEXT_BYTES = 1536 * 2**20
 """Memory that CUDA and NCCL take in each process."""
 
@@ -58,9 +58,9 @@ def training_phase(
 ) -> Phase:
     """Returns the memory of the fullest rank during the backward pass of its largest micro-batch.
 
-    That is a full one, or a single sample of `longest` tokens if it is larger. If `micro_batch_size` counts
-    samples, all of them are assumed to have `longest` tokens. `candidates` is the number of ids per token in
-    sampling masks.
+    The largest micro-batch is a full one, or a single sample of `longest` tokens if that is larger. If
+    `micro_batch_size` counts samples, all of them are assumed to have `longest` tokens. `candidates` is the
+    number of ids per token in sampling masks.
     """
     samples, context = trainer.micro_batch_size, trainer.parallel.context
     largest = max(trainer.max_tokens_per_rank * context, longest) if samples is None else samples * longest
@@ -71,12 +71,16 @@ def training_phase(
     parts = list(_state(share, trainer, trainer.offload if gpu else "none"))
     if not alone:
         gathered = 3 * share.block * item
-        parts.append(Part("gathered layers", gathered, "two whole layers and the gradient of one"))
-    how = f"estimated: {_RECOMPUTED[trainer.activation_checkpointing]} is recomputed"
+        parts.append(Part("gathered layers", gathered, "two gathered layers, and one layer's gradient"))
+    how = f"estimated, {_CHECKPOINTING[trainer.activation_checkpointing]} checkpointing"
     parts += [
         Part("activations", activation_bytes(model, trainer, share, tokens), how),
         Part("logits", logit_bytes(model, trainer, tokens), f"{trainer.logits_chunk} tokens at a time"),
-        Part("sampling masks", mask_bytes(model, trainer, tokens, candidates), f"{candidates} ids per token"),
+        Part(
+            "sampling masks",
+            mask_bytes(model, trainer, tokens, candidates),
+            f"{candidates} candidates per token",
+        ),
         *([Part("CUDA and NCCL", CUDA_CONTEXT_BYTES, "assumed")] if gpu else []),
     ]
     return Phase("training", tuple(part for part in parts if part.bytes))
@@ -153,7 +157,7 @@ class EngineMemory:
     phase: Phase
     cache_tokens: int
     concurrent: int
-    """Samples of full length that are decoded at a time; of shorter samples more fit."""
+    """Number of samples of full length that are decoded at a time; more fit if they are shorter."""
     requested_tokens: int
     """Tokens of cache that the spec asks for."""
 

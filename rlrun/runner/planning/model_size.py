@@ -63,7 +63,7 @@ def parameter_count(model: Architecture) -> int:
 def active_parameters(model: Architecture) -> int:
     """Returns the number of parameters that each token is multiplied by.
 
-    Of the experts only those that a token is routed to count; the embedding is a lookup and does not.
+    Only those experts count that a token is routed to. The embedding is a lookup, so it does not count.
     """
     active = 0
     for stack in _stacks(model):

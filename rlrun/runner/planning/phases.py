@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rlrun.runner.planning.engine_memory import named_engine_phases, policy_engine_memory
 from rlrun.runner.planning.memory import CUDA_CONTEXT_BYTES, EngineMemory, Part, Phase
 from rlrun.runner.planning.rank_memory import RankMemory, rank_memory
-from rlrun.runner.planning.step_time import Case
+from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus
 
@@ -26,61 +26,64 @@ class JobMemory:
     """None without rollouts."""
 
 
-def job_memory(case: Case) -> JobMemory:
+def job_memory(job: PlannedJob) -> JobMemory:
     """Returns all phases of a job.
 
     Engines of `[[engines]]` have their own GPUs, and so their own phases. On CPU they share the host with
     every other process and are a part of each phase.
     """
-    ranks, named_engines = rank_memory(case), list(named_engine_phases(case))
-    own_phases = named_engines if case.on_gpu else []
+    ranks, named_engines = rank_memory(job), list(named_engine_phases(job))
+    own_phases = named_engines if job.on_gpu else []
     parts_on_host = (
         []
-        if case.on_gpu
-        else [Part(f"engines of {phase.name}", phase.bytes, "all of them") for phase in named_engines]
+        if job.on_gpu
+        else [
+            Part(f"engines of {phase.name}", phase.bytes, "all engines of the section")
+            for phase in named_engines
+        ]
     )
-    shared = case.plan.colocated or not case.on_gpu
-    free = case.device.memory - sum(part.bytes for part in parts_on_host)
+    shared = job.plan.colocated or not job.on_gpu
+    free = job.device.memory - sum(part.bytes for part in parts_on_host)
     if shared:
-        free -= ranks.after_release if sleeps(case.spec) else ranks.during_generation
-    engine, rollout = policy_engine_memory(case, free)
+        free -= ranks.after_release if sleeps(job.spec) else ranks.during_generation
+    engine, rollout = policy_engine_memory(job, free)
     phases = [ranks.training] if rollout is None else [ranks.training, rollout]
     if rollout is not None and shared:
-        phases = (_in_turns if sleeps(case.spec) else _together)(case, ranks, rollout)
+        phases = (_in_turns if sleeps(job.spec) else _together)(job, ranks, rollout)
     phases = [Phase(phase.name, (*phase.parts, *parts_on_host)) for phase in phases]
     return JobMemory((*phases, *own_phases), engine)
 
 
-def _in_turns(case: Case, ranks: RankMemory, rollout: Phase) -> list[Phase]:
+def _in_turns(job: PlannedJob, ranks: RankMemory, rollout: Phase) -> list[Phase]:
     """Returns the phases of a job whose trainer and engines release their memory to each other.
 
     Both are in memory during a weight update.
     """
-    context = CUDA_CONTEXT_BYTES if case.on_gpu else 0
+    context = CUDA_CONTEXT_BYTES if job.on_gpu else 0
     weights = (part for part in rollout.parts if part.name == "weights")
-    update = Phase("weight update", (*weights, *_buckets(case)))
-    trainer = "trainer, memory released" if case.on_gpu else "trainer"
+    update = Phase("weight update", (*weights, *_buckets(job)))
+    trainer = "trainer (memory released)" if job.on_gpu else "trainer"
     return [
-        _beside(ranks.training, "engines, asleep", context),
+        _beside(ranks.training, "sleeping engines", context),
         _beside(update, "trainer", ranks.during_generation + context),
         _beside(rollout, trainer, ranks.after_release + context),
     ]
 
 
-def _together(case: Case, ranks: RankMemory, rollout: Phase) -> list[Phase]:
+def _together(job: PlannedJob, ranks: RankMemory, rollout: Phase) -> list[Phase]:
     """Returns the phases of a job whose trainer and engines keep their memory while the other side works."""
-    buckets = tuple(_buckets(case))
+    buckets = tuple(_buckets(job))
     training = Phase("training", (*ranks.training.parts, *buckets))
     generation = Phase("generation", (*rollout.parts, *buckets))
     return [
-        _beside(training, "engines, which keep their memory", rollout.bytes),
-        _beside(generation, "trainer, which keeps its state", ranks.during_generation),
+        _beside(training, "engines (memory kept)", rollout.bytes),
+        _beside(generation, "trainer (state kept)", ranks.during_generation),
     ]
 
 
-def _buckets(case: Case) -> Iterator[Part]:
+def _buckets(job: PlannedJob) -> Iterator[Part]:
     """Yields the buckets of a weight update if they are on the devices."""
-    if buckets_on_gpus(case.spec) and (size := bucket_bytes(case.spec)) is not None:
+    if buckets_on_gpus(job.spec) and (size := bucket_bytes(job.spec)) is not None:
         yield Part("weight buckets", 2 * size, "2 × engine.weight_bucket")
 
 

@@ -11,7 +11,7 @@ from rlrun.runner.planning.memory import (
     teacher_part,
     training_phase,
 )
-from rlrun.runner.planning.step_time import Case
+from rlrun.runner.planning.step_time import PlannedJob
 from rlrun.runner.planning.storage import checkpoint_copy_bytes
 from rlrun.specs.derived.sampling_mask import candidates_of
 
@@ -38,53 +38,53 @@ class RankMemory:
     """Memory that remains in use after the ranks have released theirs to colocated engines."""
 
 
-def rank_memory(case: Case) -> RankMemory:
+def rank_memory(job: PlannedJob) -> RankMemory:
     """Returns the memory of the ranks on the fullest device.
 
     A GPU has one rank. On CPU the device is a node's host memory: it has all ranks of the node, with the
     copies that ranks on GPUs keep in host memory.
     """
-    candidates = candidates_of(case.spec, case.needs)
+    candidates = candidates_of(job.spec, job.needs)
     training = training_phase(
-        case.model, case.spec.trainer, case.plan.max_sample_tokens, gpu=case.on_gpu, candidates=candidates
+        job.model, job.spec.trainer, job.plan.max_sample_tokens, gpu=job.on_gpu, candidates=candidates
     )
-    host_copies = () if case.on_gpu else _host_copies(case)
-    rank = Phase(training.name, (*training.parts, *_companions(case), *host_copies))
-    count = 1 if case.on_gpu else case.most_on_a_node(case.plan.ranks)
+    host_copies = () if job.on_gpu else _host_copies(job)
+    rank = Phase(training.name, (*training.parts, *_companions(job), *host_copies))
+    count = 1 if job.on_gpu else job.most_on_a_node(job.plan.ranks)
     persistent = count * sum(rank.part_bytes(name) for name in PERSISTENT_PARTS)
     # on CPU there is no other memory to release it to
-    after_release = rank.part_bytes("CUDA and NCCL") if case.on_gpu else persistent
+    after_release = rank.part_bytes("CUDA and NCCL") if job.on_gpu else persistent
     return RankMemory(multiply_phase(rank, count), persistent, after_release)
 
 
-def reference_bytes(case: Case) -> int:
+def reference_bytes(job: PlannedJob) -> int:
     """Returns the host memory per rank for the reference policy: as much as the policy without offloading."""
-    if not case.needs.reference or case.spec.reference.engine is not None:
+    if not job.needs.reference or job.spec.reference.engine is not None:
         return 0
-    without_offload = case.spec.trainer.model_copy(update={"offload": "none"})
-    return training_phase(case.model, without_offload, gpu=False).part_bytes("parameters")
+    without_offload = job.spec.trainer.model_copy(update={"offload": "none"})
+    return training_phase(job.model, without_offload, gpu=False).part_bytes("parameters")
 
 
-def staged_bytes(case: Case) -> int:
+def staged_bytes(job: PlannedJob) -> int:
     """Returns the host memory per rank for its copy of a checkpoint that is written during training."""
-    if not case.spec.checkpoint.asynchronous:
+    if not job.spec.checkpoint.asynchronous:
         return 0
-    critic = case.spec.critic if case.needs.critic else None
-    size = checkpoint_copy_bytes(case.model, case.spec.trainer, critic)
-    return size + (reference_bytes(case) if case.spec.reference.update_interval else 0)
+    critic = job.spec.critic if job.needs.critic else None
+    size = checkpoint_copy_bytes(job.model, job.spec.trainer, critic)
+    return size + (reference_bytes(job) if job.spec.reference.update_interval else 0)
 
 
-def _host_copies(case: Case) -> Iterator[Part]:
-    if size := reference_bytes(case):
-        yield Part("reference", size, "between its passes")
-    if size := staged_bytes(case):
+def _host_copies(job: PlannedJob) -> Iterator[Part]:
+    if size := reference_bytes(job):
+        yield Part("reference", size, "in host memory between its passes")
+    if size := staged_bytes(job):
         yield Part("unfinished checkpoint", size, "checkpoint.asynchronous")
 
 
-def _companions(case: Case) -> Iterator[Part]:
+def _companions(job: PlannedJob) -> Iterator[Part]:
     """Yields the critic and the teacher, which share the trainer's devices."""
-    spec = case.spec
-    if case.needs.critic:
-        yield critic_part(case.model, spec.trainer, spec.critic, gpu=case.on_gpu)
-    if case.teacher is not None and spec.teacher is not None:
-        yield teacher_part(case.teacher, spec.trainer, spec.teacher)
+    spec = job.spec
+    if job.needs.critic:
+        yield critic_part(job.model, spec.trainer, spec.critic, gpu=job.on_gpu)
+    if job.teacher is not None and spec.teacher is not None:
+        yield teacher_part(job.teacher, spec.trainer, spec.teacher)

@@ -11,7 +11,7 @@ from rlrun.runner.planning.fit import fit_warnings
 from rlrun.runner.planning.memory import EngineMemory, Phase
 from rlrun.runner.planning.phases import job_memory
 from rlrun.runner.planning.rank_memory import reference_bytes, staged_bytes
-from rlrun.runner.planning.step_time import Case, Estimate, estimate
+from rlrun.runner.planning.step_time import Estimate, PlannedJob, estimate
 from rlrun.runner.planning.storage import checkpoint_bytes, export_bytes, offloaded_bytes
 
 
@@ -35,33 +35,33 @@ class Sizing:
     warnings: tuple[str, ...]
 
 
-def size_job(case: Case) -> Sizing:
-    """Returns what a job needs on devices like `case.device`; on CPU a device is a whole host."""
-    memory = job_memory(case)
+def size_job(job: PlannedJob) -> Sizing:
+    """Returns what a job needs on devices like `job.device`; on CPU a device is a whole host."""
+    memory = job_memory(job)
     return Sizing(
         phases=memory.phases,
         engine=memory.engine,
-        reference=reference_bytes(case),
-        offloaded=offloaded_bytes(case.model, case.spec.trainer),
-        staged=staged_bytes(case),
-        disk=_disk_bytes(case),
-        estimate=estimate(case, running_samples(case, memory.engine)),
-        warnings=tuple(fit_warnings(case, memory)),
+        reference=reference_bytes(job),
+        offloaded=offloaded_bytes(job.model, job.spec.trainer),
+        staged=staged_bytes(job),
+        disk=_disk_bytes(job),
+        estimate=estimate(job, running_samples(job, memory.engine)),
+        warnings=tuple(fit_warnings(job, memory)),
     )
 
 
-def running_samples(case: Case, engine: EngineMemory | None) -> int:
+def running_samples(job: PlannedJob, engine: EngineMemory | None) -> int:
     """Returns how many samples of mean length an engine decodes at a time."""
     if engine is None:
         return 0
-    mean = max(case.load.prompt + case.load.response, 1)
-    return max(1, min(case.spec.engine.max_running, int(engine.cache_tokens / mean)))
+    mean = max(job.load.prompt + job.load.response, 1)
+    return max(1, min(job.spec.engine.max_running, int(engine.cache_tokens / mean)))
 
 
-def _disk_bytes(case: Case) -> int:
-    spec = case.spec
+def _disk_bytes(job: PlannedJob) -> int:
+    spec = job.spec
     kept = spec.checkpoint.keep if spec.checkpoint.interval else 1
     # the oldest checkpoint is removed only when a newer one is complete
     unfinished = 1 if spec.checkpoint.interval else 0
-    exported = export_bytes(case.model) if spec.checkpoint.export_hf else 0
-    return (kept + unfinished) * checkpoint_bytes(case.model, spec.trainer) + exported
+    exported = export_bytes(job.model) if spec.checkpoint.export_hf else 0
+    return (kept + unfinished) * checkpoint_bytes(job.model, spec.trainer) + exported

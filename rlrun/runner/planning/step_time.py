@@ -69,7 +69,7 @@ def default_workload(spec: Spec) -> Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PlannedJob:
     """A planned job with everything that an estimate of its memory and time depends on."""
 
     spec: Spec
@@ -93,114 +93,115 @@ class Case:
         return max(sum(process.location.node == node for process in processes) for node in nodes)
 
 
-def estimate(case: Case, concurrent: int) -> Estimate:
+def estimate(job: PlannedJob, concurrent: int) -> Estimate:
     """Returns the estimated time of a job whose engines decode `concurrent` samples at a time."""
-    spec, plan = case.spec, case.plan
+    spec, plan = job.spec, job.plan
     parts: dict[str, float] = {}
     if plan.engines:
-        parts["generation"] = generation_seconds(case, plan.batch.samples / len(plan.engines), concurrent)
-    parts["training"] = step_training_seconds(case)
+        parts["generation"] = generation_seconds(job, plan.batch.samples / len(plan.engines), concurrent)
+    parts["training"] = step_training_seconds(job)
     if plan.engines:
-        parts["weight sync"] = sync_seconds(case)
+        parts["weight sync"] = sync_seconds(job)
     devices = spec.cluster.nodes * max(spec.cluster.gpus_per_node, 1)
     return Estimate(parts, devices, plan.steps)
 
 
-def generation_seconds(case: Case, samples: float, concurrent: int) -> float:
+def generation_seconds(job: PlannedJob, samples: float, concurrent: int) -> float:
     """Returns the seconds of one engine per step: prefill, then decoding in waves of `concurrent` samples."""
     running = max(1.0, min(samples, concurrent))
-    prefill = prompt_seconds(case) * samples / case.plan.batch.samples_per_prompt
-    return prefill + samples * case.load.response / running * decode_seconds(case, running)
+    prefill = prompt_seconds(job) * samples / job.plan.batch.samples_per_prompt
+    return prefill + samples * job.load.response / running * decode_seconds(job, running)
 
 
-def prompt_seconds(case: Case) -> float:
+def prompt_seconds(job: PlannedJob) -> float:
     """Returns the seconds of one prompt's prefill, which all of its samples share."""
-    flops = case.device.flops * _engine_devices(case)
-    return 2 * active_parameters(case.model) * case.load.prompt / (flops * PREFILL_EFFICIENCY)
+    flops = job.device.flops * _engine_devices(job)
+    return 2 * active_parameters(job.model) * job.load.prompt / (flops * PREFILL_EFFICIENCY)
 
 
-def decode_seconds(case: Case, running: float) -> float:
+def decode_seconds(job: PlannedJob, running: float) -> float:
     """Returns the seconds in which an engine makes one token for each of `running` samples.
 
-    It reads the weights and the samples' caches once and multiplies every token: the slower of both counts.
+    The engine reads the weights and the samples' caches once, and multiplies the weights by every token; the
+    slower of both counts.
     """
-    model, dtype = case.model, case.spec.engine.dtype
-    cache = running * (case.load.prompt + case.load.response / 2) * cache_token_bytes(model, dtype)
-    reads = (parameter_count(model) * ITEM_BYTES[dtype] + cache) / case.device.bandwidth
-    products = 2 * active_parameters(model) * running / case.device.flops
-    return max(reads, products) / (_engine_devices(case) * DECODE_EFFICIENCY)
+    model, dtype = job.model, job.spec.engine.dtype
+    cache = running * (job.load.prompt + job.load.response / 2) * cache_token_bytes(model, dtype)
+    reads = (parameter_count(model) * ITEM_BYTES[dtype] + cache) / job.device.bandwidth
+    products = 2 * active_parameters(model) * running / job.device.flops
+    return max(reads, products) / (_engine_devices(job) * DECODE_EFFICIENCY)
 
 
-def _engine_devices(case: Case) -> int:
+def _engine_devices(job: PlannedJob) -> int:
     """Returns the number of devices that share an engine's work; their communication is not counted."""
-    return gpus_of(case.spec.engine) if case.spec.cluster.gpus_per_node else 1
+    return gpus_of(job.spec.engine) if job.spec.cluster.gpus_per_node else 1
 
 
-def step_training_seconds(case: Case) -> float:
+def step_training_seconds(job: PlannedJob) -> float:
     """Returns the seconds of all passes of a step over its samples."""
-    tokens = case.plan.batch.samples * (case.load.prompt + case.load.response)
-    return _passes(case) / 3 * training_seconds(case, tokens)
+    tokens = job.plan.batch.samples * (job.load.prompt + job.load.response)
+    return _passes(job) / 3 * training_seconds(job, tokens)
 
 
-def training_seconds(case: Case, tokens: float) -> float:
+def training_seconds(job: PlannedJob, tokens: float) -> float:
     """Returns the seconds of forward and backward passes over `tokens` tokens.
 
     FSDP's gathers overlap with matrix products, so the slower of both counts. Tensor-parallel collectives
     wait for products and come on top, and the pipeline's bubble stretches everything.
     """
-    spec, model, parallel = case.spec, case.model, case.spec.trainer.parallel
+    spec, model, parallel = job.spec, job.model, job.spec.trainer.parallel
     data_rank_tokens = tokens / parallel.data_degree
-    sample_tokens = case.load.prompt + case.load.response
+    sample_tokens = job.load.prompt + job.load.response
     flops_per_token = (
         6 * active_parameters(model) + 6 * model.layers * model.heads * model.head_dim * sample_tokens
     )
     ranks_per_sample = parallel.tensor * parallel.context * parallel.pipeline
-    compute = data_rank_tokens * flops_per_token / ranks_per_sample / (case.device.flops * TRAIN_EFFICIENCY)
+    compute = data_rank_tokens * flops_per_token / ranks_per_sample / (job.device.flops * TRAIN_EFFICIENCY)
     budget: float = spec.trainer.max_tokens_per_rank * parallel.context
     if spec.trainer.micro_batch_size is not None:
         budget = spec.trainer.micro_batch_size * sample_tokens
     micro_batches = max(1, math.ceil(data_rank_tokens / budget))
     bubble = 1 + (parallel.pipeline - 1) / micro_batches
     return (
-        max(compute, _gather_seconds(case, micro_batches)) + _tensor_seconds(case, data_rank_tokens)
+        max(compute, _gather_seconds(job, micro_batches)) + _tensor_seconds(job, data_rank_tokens)
     ) * bubble
 
 
-def _gather_seconds(case: Case, micro_batches: int) -> float:
+def _gather_seconds(job: PlannedJob, micro_batches: int) -> float:
     """Returns the seconds of FSDP's traffic: two gathers and one reduction of the weights per micro-batch."""
-    spec, parallel = case.spec, case.spec.trainer.parallel
+    spec, parallel = job.spec, job.spec.trainer.parallel
     weights = (
-        parameter_count(case.model) * ITEM_BYTES[spec.trainer.dtype] / (parallel.tensor * parallel.pipeline)
+        parameter_count(job.model) * ITEM_BYTES[spec.trainer.dtype] / (parallel.tensor * parallel.pipeline)
     )
     shards = parallel.fsdp * parallel.context
-    return 3 * micro_batches * weights * (shards - 1) / shards / _link(case, shards * parallel.tensor)
+    return 3 * micro_batches * weights * (shards - 1) / shards / _link(job, shards * parallel.tensor)
 
 
-def _tensor_seconds(case: Case, tokens: float) -> float:
+def _tensor_seconds(job: PlannedJob, tokens: float) -> float:
     """Returns the seconds of tensor-parallel collectives: eight hidden states per token and layer."""
-    model, parallel = case.model, case.spec.trainer.parallel
+    model, parallel = job.model, job.spec.trainer.parallel
     elements = 8 * model.layers / parallel.pipeline * tokens / parallel.context * model.hidden
-    sent = elements * ITEM_BYTES[case.spec.trainer.dtype] * (parallel.tensor - 1) / parallel.tensor
-    return sent / _link(case, parallel.tensor)
+    sent = elements * ITEM_BYTES[job.spec.trainer.dtype] * (parallel.tensor - 1) / parallel.tensor
+    return sent / _link(job, parallel.tensor)
 
 
-def sync_seconds(case: Case) -> float:
+def sync_seconds(job: PlannedJob) -> float:
     """Returns the seconds of a weight update through host memory, or gathered and copied on the GPUs."""
-    rate = _link(case, len(case.plan.ranks)) if buckets_on_gpus(case.spec) else HOST_LINK
-    return parameter_count(case.model) * ITEM_BYTES[case.spec.engine.dtype] / rate
+    rate = _link(job, len(job.plan.ranks)) if buckets_on_gpus(job.spec) else HOST_LINK
+    return parameter_count(job.model) * ITEM_BYTES[job.spec.engine.dtype] / rate
 
 
-def _passes(case: Case) -> float:
+def _passes(job: PlannedJob) -> float:
     """Returns the number of forward passes of the policy per step; a backward pass counts as two."""
-    several_steps = case.plan.batch.optimizer_steps > 1
-    source = old_log_probs_of(case.spec, corrected=case.needs.trainer_log_probs)
-    old_policy = case.needs.old_log_probs and source == "trainer" and several_steps
-    critic = 4.0 if case.needs.critic else 0.0  # one pass for values, three for its update
-    teacher = active_parameters(case.teacher) / active_parameters(case.model) if case.teacher else 0.0
-    return 3.0 + old_policy + case.needs.reference + critic + teacher
+    several_steps = job.plan.batch.optimizer_steps > 1
+    source = old_log_probs_of(job.spec, corrected=job.needs.trainer_log_probs)
+    old_policy = job.needs.old_log_probs and source == "trainer" and several_steps
+    critic = 4.0 if job.needs.critic else 0.0  # one pass for values, three for its update
+    teacher = active_parameters(job.teacher) / active_parameters(job.model) if job.teacher else 0.0
+    return 3.0 + old_policy + job.needs.reference + critic + teacher
 
 
-def _link(case: Case, ranks: int) -> float:
+def _link(job: PlannedJob, ranks: int) -> float:
     """Returns the bytes per second between neighbours in a group of ranks."""
-    within_node = ranks <= max(case.spec.cluster.gpus_per_node, 1)
-    return (case.device.link if within_node else min(case.device.link, NETWORK)) * LINK_EFFICIENCY
+    within_node = ranks <= max(job.spec.cluster.gpus_per_node, 1)
+    return (job.device.link if within_node else min(job.device.link, NETWORK)) * LINK_EFFICIENCY

@@ -9,12 +9,12 @@ from rlrun.plugins.validation import needs_of
 from rlrun.runner.planning.hardware import GIB, GPUS, find_gpu, local_cpu
 from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.sizing import size_job
-from rlrun.runner.planning.step_time import Case, Workload
+from rlrun.runner.planning.step_time import PlannedJob, Workload
 from rlrun.specs.sections.job import Spec
 from tests.runner.planning.test_memory import QWEN3_8B
 
 
-def case(device: str = "H100-80GB", **changes: Any) -> Case:
+def planned_job(device: str = "H100-80GB", **changes: Any) -> PlannedJob:
     document: dict[str, Any] = {
         "model": {"path": "Qwen/Qwen3-8B"},
         "data": {"path": "rows.jsonl"},
@@ -28,22 +28,22 @@ def case(device: str = "H100-80GB", **changes: Any) -> Case:
         document[key] = document.get(key, {}) | value if isinstance(value, dict) else value
     spec = Spec.model_validate(document)
     gpu = local_cpu(2) if not spec.cluster.gpus_per_node else find_gpu(device)
-    return Case(spec, make_plan(spec, cores=2), needs_of(spec), QWEN3_8B, gpu, Workload(256, 2048))
+    return PlannedJob(spec, make_plan(spec, cores=2), needs_of(spec), QWEN3_8B, gpu, Workload(256, 2048))
 
 
 def test_colocated_native_engines_keep_their_memory() -> None:
-    together = size_job(case(engine={"sleep": False}))
-    apart = size_job(case(cluster={"gpus_per_node": 16, "placement": "disaggregated"}))
+    together = size_job(planned_job(engine={"sleep": False}))
+    apart = size_job(planned_job(cluster={"gpus_per_node": 16, "placement": "disaggregated"}))
     training, generation = (phase.bytes for phase in apart.phases)
     assert together.phases[0].bytes == training + generation
-    assert together.phases[0].part_bytes("engines, which keep their memory") == generation
+    assert together.phases[0].part_bytes("engines (memory kept)") == generation
     assert together.phases[1].bytes < generation + training
 
 
 def test_engines_that_sleep_leave_the_device_to_the_trainer_and_the_other_way_round() -> None:
-    training, update, generation = size_job(case()).phases
-    beside = size_job(case(engine={"sleep": False})).phases
-    assert training.part_bytes("engines, asleep") == generation.part_bytes("CUDA and NCCL") + 1536 * 2**20
+    training, update, generation = size_job(planned_job()).phases
+    beside = size_job(planned_job(engine={"sleep": False})).phases
+    assert training.part_bytes("sleeping engines") == generation.part_bytes("CUDA and NCCL") + 1536 * 2**20
     assert training.bytes < beside[0].bytes
     assert generation.bytes < beside[1].bytes
     assert generation.part_bytes("KV cache") == beside[1].part_bytes("KV cache")
@@ -52,46 +52,50 @@ def test_engines_that_sleep_leave_the_device_to_the_trainer_and_the_other_way_ro
 
 
 def test_what_does_not_fit_is_told_with_a_cure() -> None:
-    found = size_job(case(device="L4"))
+    found = size_job(planned_job(device="L4"))
     assert any("training needs" in warning and "L4 has 22 GiB" in warning for warning in found.warnings)
     assert any("lower trainer.max_tokens_per_rank" in warning for warning in found.warnings)
-    assert size_job(case(device="B200", trainer={"max_tokens_per_rank": 4096})).warnings == ()
+    assert size_job(planned_job(device="B200", trainer={"max_tokens_per_rank": 4096})).warnings == ()
 
 
 def test_a_cache_that_is_cut_short_is_told() -> None:
-    found = size_job(case(engine={"max_cache_tokens": 10_000_000}))
+    found = size_job(planned_job(engine={"max_cache_tokens": 10_000_000}))
     assert any("of the 10,000,000 tokens that the spec asks for" in warning for warning in found.warnings)
 
 
 def test_disk_counts_the_checkpoint_in_the_making() -> None:
     model = 12 * 8_190_735_360
-    final = size_job(case()).disk
-    assert size_job(case(checkpoint={"interval": 5, "keep": 3})).disk - final == 3 * model
-    assert final - size_job(case(checkpoint={"export_hf": False})).disk == 4 * 8_190_735_360
+    final = size_job(planned_job()).disk
+    assert size_job(planned_job(checkpoint={"interval": 5, "keep": 3})).disk - final == 3 * model
+    assert final - size_job(planned_job(checkpoint={"export_hf": False})).disk == 4 * 8_190_735_360
 
 
 def test_a_reference_waits_in_host_memory() -> None:
     kl = {"type": "grpo", "kl": {"in_loss": {"coef": 0.01}}}
-    assert size_job(case(algorithm=kl)).reference == size_job(case()).phases[0].part_bytes("parameters")
-    assert size_job(case()).reference == 0
+    assert size_job(planned_job(algorithm=kl)).reference == size_job(planned_job()).phases[0].part_bytes(
+        "parameters"
+    )
+    assert size_job(planned_job()).reference == 0
 
 
 def test_a_checkpoint_that_is_written_meanwhile_is_copied_to_host_memory() -> None:
-    train = size_job(case()).phases[0]
-    assert size_job(case()).staged == 0
+    train = size_job(planned_job()).phases[0]
+    assert size_job(planned_job()).staged == 0
     meanwhile = {"checkpoint": {"asynchronous": True}}
     policy = train.part_bytes("parameters") + train.part_bytes("optimizer")
-    assert size_job(case(**meanwhile)).staged == policy
-    assert size_job(case(algorithm={"type": "ppo"}, **meanwhile)).staged == pytest.approx(2 * policy, rel=0.1)
+    assert size_job(planned_job(**meanwhile)).staged == policy
+    assert size_job(planned_job(algorithm={"type": "ppo"}, **meanwhile)).staged == pytest.approx(
+        2 * policy, rel=0.1
+    )
     kl = {"type": "grpo", "kl": {"in_loss": {"coef": 0.01}}}
-    moving = case(algorithm=kl, reference={"update_interval": 5}, **meanwhile)
+    moving = planned_job(algorithm=kl, reference={"update_interval": 5}, **meanwhile)
     assert size_job(moving).staged == policy + train.part_bytes("parameters")
 
 
 def test_on_a_host_what_waits_in_its_memory_takes_some_of_it() -> None:
     host: dict[str, Any] = {"cluster": {"gpus_per_node": 0}, "trainer": {"parallel": {"fsdp": 2}}}
     kl = {"type": "grpo", "kl": {"in_loss": {"coef": 0.01}}}
-    train = size_job(case(**host, algorithm=kl, checkpoint={"asynchronous": True})).phases[0]
+    train = size_job(planned_job(**host, algorithm=kl, checkpoint={"asynchronous": True})).phases[0]
     assert train.part_bytes("reference") == train.part_bytes("parameters")
     assert train.part_bytes("unfinished checkpoint") == train.part_bytes("parameters") + train.part_bytes(
         "optimizer"
@@ -101,13 +105,13 @@ def test_on_a_host_what_waits_in_its_memory_takes_some_of_it() -> None:
 JUDGES = {"name": "judge", "path": "j", "type": "sglang", "tensor": 2, "count": 2, "max_length": 4096}
 
 
-def judged(**changes: Any) -> Case:
-    return replace(case(engines=[JUDGES], **changes), named_models={"judge": QWEN3_8B})
+def judged(**changes: Any) -> PlannedJob:
+    return replace(planned_job(engines=[JUDGES], **changes), named_models={"judge": QWEN3_8B})
 
 
 def test_engines_of_other_models_have_a_phase_on_gpus_of_their_own() -> None:
     found = size_job(judged(cluster={"gpus_per_node": 12}))
-    assert found.phases[:-1] == size_job(case()).phases
+    assert found.phases[:-1] == size_job(planned_job()).phases
     judge = found.phases[-1]
     assert judge.name == "judge"
     assert judge.part_bytes("weights") == 8_190_735_360  # two bytes each, over two GPUs
@@ -126,37 +130,37 @@ def test_engines_of_other_models_take_part_of_a_host_all_the_time() -> None:
 
 def test_weight_buckets_lie_on_gpus_that_are_shared() -> None:
     engine = {"type": "sglang", "weight_bucket": 64, "sleep": False}
-    for phase in size_job(case(engine=engine)).phases:
+    for phase in size_job(planned_job(engine=engine)).phases:
         assert phase.part_bytes("weight buckets") == 2 * 64 * 2**20
-    asleep = size_job(case(engine=engine | {"sleep": True})).phases
+    asleep = size_job(planned_job(engine=engine | {"sleep": True})).phases
     assert [phase.part_bytes("weight buckets") > 0 for phase in asleep] == [False, True, False]
-    assert size_job(case(engine={"type": "sglang"})).phases[1].part_bytes("weight buckets") == 0
+    assert size_job(planned_job(engine={"type": "sglang"})).phases[1].part_bytes("weight buckets") == 0
 
 
 def seconds(part: str, **changes: Any) -> float:
-    return size_job(case(**changes)).estimate.parts[part]
+    return size_job(planned_job(**changes)).estimate.parts[part]
 
 
 def test_estimates_move_the_right_way() -> None:
     assert seconds("training", rollout={"batch_size": 64}) == pytest.approx(2 * seconds("training"), rel=0.1)
     assert seconds("generation", device="H200") < seconds("generation")
     assert seconds("training", trainer={"optimizer_steps": 2}) > 1.2 * seconds("training")
-    doubled = case(cluster={"nodes": 2, "address": "x:1"}, trainer={"parallel": {"fsdp": 16}})
-    assert size_job(doubled).estimate.step_seconds < size_job(case()).estimate.step_seconds
+    doubled = planned_job(cluster={"nodes": 2, "address": "x:1"}, trainer={"parallel": {"fsdp": 16}})
+    assert size_job(doubled).estimate.step_seconds < size_job(planned_job()).estimate.step_seconds
     on_gpus = {"type": "sglang", "weight_bucket": 64}
     assert seconds("weight sync", engine=on_gpus) < seconds("weight sync", engine={"type": "sglang"})
-    whole = size_job(case()).estimate
+    whole = size_job(planned_job()).estimate
     assert whole.device_hours == pytest.approx(whole.step_seconds * 100 * 8 / 3600)
 
 
 def test_longer_answers_take_longer() -> None:
-    short, long = case(), replace(case(), load=Workload(256, 4096))
+    short, long = planned_job(), replace(planned_job(), load=Workload(256, 4096))
     assert size_job(long).estimate.step_seconds > 1.8 * size_job(short).estimate.step_seconds
 
 
 def test_on_a_host_all_processes_share_its_memory() -> None:
     found = size_job(
-        case(cluster={"gpus_per_node": 0}, trainer={"parallel": {"fsdp": 2}}, engine={"count": 2})
+        planned_job(cluster={"gpus_per_node": 0}, trainer={"parallel": {"fsdp": 2}}, engine={"count": 2})
     )
     assert found.phases[0].part_bytes("parameters") == pytest.approx(4 * 8_190_735_360, rel=0.001)
     assert found.phases[1].part_bytes("weights") == 2 * 2 * 8_190_735_360
@@ -177,22 +181,22 @@ def test_a_gpu_may_be_named_in_short(name: str, found: str) -> None:
 
 
 def test_companions_live_on_the_trainers_gpus() -> None:
-    plain = size_job(case()).phases[0]
-    with_critic = size_job(case(algorithm={"type": "ppo"})).phases[0]
+    plain = size_job(planned_job()).phases[0]
+    with_critic = size_job(planned_job(algorithm={"type": "ppo"})).phases[0]
     policy = plain.part_bytes("parameters") + plain.part_bytes("gradients") + plain.part_bytes("optimizer")
     assert with_critic.part_bytes("critic") == pytest.approx(policy, rel=0.1)
     teacher = {"teacher": {"path": "Qwen/Qwen3-8B"}, "algorithm": {"type": "on_policy_distillation"}}
-    taught = replace(case(**teacher, rewards=[]), teacher=QWEN3_8B)
+    taught = replace(planned_job(**teacher, rewards=[]), teacher=QWEN3_8B)
     assert size_job(taught).phases[0].part_bytes("teacher") == plain.part_bytes("parameters")
-    assert size_job(taught).estimate.parts["training"] > size_job(case()).estimate.parts["training"]
+    assert size_job(taught).estimate.parts["training"] > size_job(planned_job()).estimate.parts["training"]
 
 
 def test_an_sglang_server_takes_its_share_of_the_device() -> None:
     engine = {"type": "sglang", "max_cache_tokens": 10**9}
     apart = {"gpus_per_node": 16, "placement": "disaggregated"}
-    usual = size_job(case(engine=engine, cluster=apart)).phases[1].bytes
+    usual = size_job(planned_job(engine=engine, cluster=apart)).phases[1].bytes
     assert usual == pytest.approx(0.85 * 79 * GIB, rel=0.01)
     less = engine | {"sglang": {"mem_fraction_static": 0.5}}
-    assert size_job(case(engine=less, cluster=apart)).phases[1].bytes == pytest.approx(
+    assert size_job(planned_job(engine=less, cluster=apart)).phases[1].bytes == pytest.approx(
         0.5 * 79 * GIB, rel=0.01
     )

@@ -5,24 +5,24 @@ from dataclasses import replace
 from rlrun.runner.planning.simulation.alternatives import compare_alternatives
 from rlrun.runner.planning.sweep import sweep
 from tests.runner.planning.test_memory import QWEN3_30B_A3B
-from tests.runner.planning.test_sizing import case
+from tests.runner.planning.test_sizing import planned_job
 
 
 def test_layouts_use_every_gpu_and_fit_the_model() -> None:
-    found = sweep(case())
+    found = sweep(planned_job())
     assert len(found) > 20
     for each in found:
-        spec, plan = each.case.spec, each.case.plan
+        spec, plan = each.job.spec, each.job.plan
         devices = {(rank.location.node, rank.location.gpu) for rank in plan.ranks}
         devices |= {(engine.location.node, engine.location.gpu) for engine in plan.engines}
         assert len(devices) == 8
         assert plan.batch.global_batch_size % spec.trainer.parallel.data_degree == 0
-        assert case().model.kv_heads % spec.trainer.parallel.tensor == 0
-    assert {each.case.plan.colocated for each in found} == {True, False}
+        assert planned_job().model.kv_heads % spec.trainer.parallel.tensor == 0
+    assert {each.job.plan.colocated for each in found} == {True, False}
 
 
 def test_those_that_fit_come_first_and_the_simpler_of_equals() -> None:
-    found = sweep(case())
+    found = sweep(planned_job())
     fits = [each.fits for each in found]
     assert fits == sorted(fits, reverse=True)
     assert not all(fits)
@@ -32,23 +32,23 @@ def test_those_that_fit_come_first_and_the_simpler_of_equals() -> None:
 
 
 def test_servers_of_several_gpus_are_tried_too() -> None:
-    found = sweep(case(engine={"type": "sglang"}))
-    assert {each.case.spec.engine.tensor for each in found} >= {1, 2, 4}
+    found = sweep(planned_job(engine={"type": "sglang"}))
+    assert {each.job.spec.engine.tensor for each in found} >= {1, 2, 4}
     for each in found:
-        assert each.settings["engine.tensor"] == each.case.spec.engine.tensor
-        devices = {place.gpu for engine in each.case.plan.engines for place in engine.locations}
-        assert len(devices) == sum(len(engine.locations) for engine in each.case.plan.engines)
+        assert each.settings["engine.tensor"] == each.job.spec.engine.tensor
+        devices = {place.gpu for engine in each.job.plan.engines for place in engine.locations}
+        assert len(devices) == sum(len(engine.locations) for engine in each.job.plan.engines)
 
 
 def test_experts_are_shared_out_only_where_there_are_some() -> None:
-    assert {each.case.spec.trainer.parallel.expert for each in sweep(case())} == {1}
-    sparse = sweep(replace(case(), model=QWEN3_30B_A3B))
-    assert {each.case.spec.trainer.parallel.expert for each in sparse} >= {1, 2, 4, 8}
+    assert {each.job.spec.trainer.parallel.expert for each in sweep(planned_job())} == {1}
+    sparse = sweep(replace(planned_job(), model=QWEN3_30B_A3B))
+    assert {each.job.spec.trainer.parallel.expert for each in sparse} >= {1, 2, 4, 8}
 
 
 def test_each_split_is_simulated_in_the_modes_it_allows() -> None:
-    found = list(compare_alternatives(case(device="B200"), spread=0.5))
-    modes = {(each.candidate.case.plan.colocated, each.max_staleness) for each in found}
+    found = list(compare_alternatives(planned_job(device="B200"), spread=0.5))
+    modes = {(each.candidate.job.plan.colocated, each.max_staleness) for each in found}
     assert modes == {(True, 0), (False, 0), (False, 1), (False, 2)}
     for each in found:
         assert each.candidate.fits
@@ -56,7 +56,7 @@ def test_each_split_is_simulated_in_the_modes_it_allows() -> None:
 
 
 def test_thousands_of_gpus() -> None:
-    many = case(
+    many = planned_job(
         cluster={"nodes": 256, "gpus_per_node": 8, "address": "x:1"},
         trainer={"parallel": {"fsdp": 256, "tensor": 8}},
         rollout={"batch_size": 2048},
@@ -66,5 +66,5 @@ def test_thousands_of_gpus() -> None:
 
 def test_layouts_of_several_nodes_need_no_cluster_yet() -> None:
     nodes = {"nodes": 2, "gpus_per_node": 4}
-    without_address = sweep(case(cluster=nodes))
-    assert len(without_address) == len(sweep(case(cluster={**nodes, "address": "host:6379"}))) > 0
+    without_address = sweep(planned_job(cluster=nodes))
+    assert len(without_address) == len(sweep(planned_job(cluster={**nodes, "address": "host:6379"}))) > 0

@@ -7,7 +7,7 @@ from rlrun.runner.planning.simulation.simulated_engines import SimulationSetting
 from rlrun.runner.planning.simulation.simulated_job import SimulationResult, simulate, spread_lengths
 from rlrun.runner.planning.sizing import Sizing, running_samples
 from rlrun.runner.planning.step_time import (
-    Case,
+    PlannedJob,
     decode_seconds,
     prompt_seconds,
     step_training_seconds,
@@ -32,37 +32,39 @@ class Alternative:
     @property
     def device_hours(self) -> float | None:
         """GPU-hours of the whole job; None if the number of steps is not known."""
-        spec, steps = self.candidate.case.spec, self.candidate.case.plan.steps
+        spec, steps = self.candidate.job.spec, self.candidate.job.plan.steps
         devices = spec.cluster.nodes * spec.cluster.gpus_per_node
         return None if steps is None else self.outcome.step_seconds * steps * devices / 3600
 
 
-def simulation_settings(case: Case, sizing: Sizing, spread: float, max_staleness: int) -> SimulationSettings:
-    """Returns the settings that simulate a case; response lengths are log-normal around the case's mean."""
-    rollout, batch = case.spec.rollout, case.plan.batch
+def simulation_settings(
+    job: PlannedJob, sizing: Sizing, spread: float, max_staleness: int
+) -> SimulationSettings:
+    """Returns the settings that simulate a job; response lengths are log-normal around their mean."""
+    rollout, batch = job.spec.rollout, job.plan.batch
     return SimulationSettings(
-        engines=len(case.plan.engines),
-        slots=running_samples(case, sizing.engine),
-        token_seconds=lambda running: decode_seconds(case, running),
-        prompt_seconds=prompt_seconds(case),
+        engines=len(job.plan.engines),
+        slots=running_samples(job, sizing.engine),
+        token_seconds=lambda running: decode_seconds(job, running),
+        prompt_seconds=prompt_seconds(job),
         prompts=batch.prompts,
         samples_per_prompt=batch.samples_per_prompt,
         oversample=rollout.oversample or batch.prompts,
-        train_seconds=step_training_seconds(case),
-        sync_seconds=sync_seconds(case),
-        lengths=spread_lengths(case.load.response, spread, rollout.max_response_tokens, case.spec.seed),
+        train_seconds=step_training_seconds(job),
+        sync_seconds=sync_seconds(job),
+        lengths=spread_lengths(job.load.response, spread, rollout.max_response_tokens, job.spec.seed),
         max_staleness=max_staleness,
     )
 
 
-def compare_alternatives(case: Case, spread: float) -> Iterator[Alternative]:
+def compare_alternatives(job: PlannedJob, spread: float) -> Iterator[Alternative]:
     """Yields the fastest layout that fits for each split of the GPUs, in each mode that the split allows."""
     simulated_splits = set()
-    for candidate in sweep(case):
-        split = len(candidate.case.plan.ranks), candidate.case.plan.colocated
-        if split in simulated_splits or not candidate.fits or not candidate.case.plan.engines:
+    for candidate in sweep(job):
+        split = len(candidate.job.plan.ranks), candidate.job.plan.colocated
+        if split in simulated_splits or not candidate.fits or not candidate.job.plan.engines:
             continue
         simulated_splits.add(split)
-        for staleness in STALENESS[:1] if candidate.case.plan.colocated else STALENESS:
-            settings = simulation_settings(candidate.case, candidate.sizing, spread, staleness)
+        for staleness in STALENESS[:1] if candidate.job.plan.colocated else STALENESS:
+            settings = simulation_settings(candidate.job, candidate.sizing, spread, staleness)
             yield Alternative(candidate, staleness, simulate(settings, STEPS))

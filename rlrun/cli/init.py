@@ -15,39 +15,45 @@ from rlrun.specs.problems.findings import SpecError
 _MODEL, _TASK = "Qwen/Qwen3-0.6B", "chain_sum"
 
 
-def command(
-    path: Annotated[Path, typer.Argument(help="The file to write; it must not exist yet.")] = Path(
-        "job.toml"
+Target = Annotated[Path, typer.Argument(help="The file to write; it must not exist yet.")]
+Model = Annotated[str | None, typer.Option(help=f"HF id or folder of the model. Default: {_MODEL}.")]
+Task = Annotated[str | None, typer.Option(help=f"Task of reasoning-gym to learn. Default: {_TASK}.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines or Parquet file to train on instead of a task; --reward grades the answers."
     ),
+]
+PromptKey = Annotated[
+    str | None, typer.Option(help="Column of --data with the prompt. Default: chosen by name.")
+]
+LabelKey = Annotated[
+    str | None, typer.Option(help="Column of --data with the right answer. Default: chosen by name.")
+]
+Reward = Annotated[
+    str, typer.Option(help="The reward that grades answers to rows of --data (rlrun plugins list).")
+]
+Gpus = Annotated[int | None, typer.Option(help="GPUs per node; 0 runs on the CPU.", min=0)]
+Nodes = Annotated[int, typer.Option(help="Number of nodes in the Ray cluster.", min=1)]
+Algorithm = Annotated[str, typer.Option(help="The algorithm that turns rewards into a loss.")]
+ShowRecipes = Annotated[
+    bool, typer.Option("--list", help="Only list the shipped recipes, which are also specs to start from.")
+]
+
+
+def command(
+    path: Target = Path("job.toml"),
     *,
-    model: Annotated[
-        str | None, typer.Option(help=f"HF id or folder of the model. Default: {_MODEL}.")
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help=f"Task of reasoning-gym to learn. Default: {_TASK}.")
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines or Parquet file to train on instead of a task; --reward grades the answers."
-        ),
-    ] = None,
-    prompt_key: Annotated[
-        str | None, typer.Option(help="Column of --data with the prompt. Default: chosen by name.")
-    ] = None,
-    label_key: Annotated[
-        str | None, typer.Option(help="Column of --data with the right answer. Default: chosen by name.")
-    ] = None,
-    reward: Annotated[
-        str, typer.Option(help="The reward that grades answers to rows of --data (rlrun plugins list).")
-    ] = "math",
-    gpus: Annotated[int | None, typer.Option(help="GPUs per node; 0 runs on the CPU.", min=0)] = None,
-    nodes: Annotated[int, typer.Option(help="Number of nodes in the Ray cluster.", min=1)] = 1,
-    algorithm: Annotated[str, typer.Option(help="The algorithm that turns rewards into a loss.")] = "grpo",
-    show_recipes: Annotated[
-        bool,
-        typer.Option("--list", help="Only list the shipped recipes, which are also specs to start from."),
-    ] = False,
+    model: Model = None,
+    task: Task = None,
+    data: Data = None,
+    prompt_key: PromptKey = None,
+    label_key: LabelKey = None,
+    reward: Reward = "math",
+    gpus: Gpus = None,
+    nodes: Nodes = 1,
+    algorithm: Algorithm = "grpo",
+    show_recipes: ShowRecipes = False,
 ) -> None:
     """Write a spec to start from; in a terminal, ask for what the options leave open.
 
@@ -62,17 +68,15 @@ def command(
         raise ValueError("--task and --data both name a source of prompts: give only one of them")
     if data is None and (prompt_key or label_key or reward != "math"):
         raise ValueError("--prompt-key, --label-key and --reward apply to the rows of --data: add --data")
-    asks = sys.stdin.isatty()
-    model = _given(model, "model (HF id or folder)", _MODEL, asks)
+    model = _value_or_answer(model, "model (HF id or folder)", _MODEL)
     if task is None and data is None:
-        answer = _given(None, "task of reasoning-gym, or a .jsonl or .parquet file", _TASK, asks)
-        is_file = answer.endswith((".jsonl", ".parquet")) or Path(answer).exists()
-        task, data = (None, Path(answer)) if is_file else (answer, None)
+        task, data = _ask_for_prompts()
     _check_learns_from_rewards(algorithm)
-    gpus = gpus if gpus is not None else _whole(_given(None, "GPUs per node (0: CPU)", "0", asks))
+    if gpus is None:
+        gpus = _whole_number(_value_or_answer(None, "GPUs per node (0: CPU)", "0"))
     run, keys = _run_name(path), (prompt_key, label_key)
-    chosen = StarterChoices(run, path.parent, model, task, data, gpus, nodes, algorithm, *keys, reward)
-    _write(path, spec_text(chosen))
+    choices = StarterChoices(run, path.parent, model, task, data, gpus, nodes, algorithm, *keys, reward)
+    _write(path, spec_text(choices))
     print(f"wrote {path}; next: rlrun validate {path}, rlrun plan {path}, rlrun launch {path}")
 
 
@@ -101,17 +105,25 @@ def _check_learns_from_rewards(algorithm: str) -> None:
 
 
 def _run_name(path: Path) -> str:
-    """Returns a run's name that is made of the file's name."""
+    """Returns the file's name with only the characters that the name of a run may have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "job"
 
 
-def _given(value: str | None, question: str, usual: str, asks: bool) -> str:
-    if value is not None or not asks:
-        return value if value is not None else usual
-    return str(typer.prompt(question, default=usual))
+def _ask_for_prompts() -> tuple[str | None, Path | None]:
+    """Asks for the source of the prompts; returns a task or a file, and None for the other."""
+    answer = _value_or_answer(None, "task of reasoning-gym, or a .jsonl or .parquet file", _TASK)
+    is_file = answer.endswith((".jsonl", ".parquet")) or Path(answer).exists()
+    return (None, Path(answer)) if is_file else (answer, None)
 
 
-def _whole(answer: str) -> int:
+def _value_or_answer(value: str | None, question: str, default: str) -> str:
+    """Returns an option's value, or else the user's answer in a terminal, or else the default."""
+    if value is not None:
+        return value
+    return str(typer.prompt(question, default=default)) if sys.stdin.isatty() else default
+
+
+def _whole_number(answer: str) -> int:
     if not answer.isdecimal():
         raise ValueError(f"{answer!r} is not a number of GPUs: answer 0, 1, 2, …")
     return int(answer)

@@ -1,9 +1,7 @@
 """`rlrun convert`: converts and inspects Hugging Face folders and distributed checkpoints."""
 
 import json
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -11,6 +9,7 @@ from typer.core import TyperGroup
 from rlrun.cli.arguments import AsJson
 from rlrun.cli.convert.options import (
     AllowMissing,
+    Destination,
     DropUnknown,
     DryRun,
     Lora,
@@ -21,7 +20,6 @@ from rlrun.cli.convert.options import (
     Precision,
     Push,
     Quantisation,
-    Quantise,
     Revision,
     ShardSize,
     Source,
@@ -30,12 +28,7 @@ from rlrun.cli.convert.options import (
     Threads,
     Tie,
     Verify,
-    parse_bytes,
 )
-
-if TYPE_CHECKING:
-    from rlrun.converters.convert.conversion import Conversion
-    from rlrun.converters.convert.copying import ResourceLimits
 
 _DIRECTIONS = {
     "hf-to-dcp": "Write a distributed checkpoint that torchtitan can start from.",
@@ -45,7 +38,7 @@ _DIRECTIONS = {
 }
 
 
-class _Guessing(TyperGroup):
+class _AutoGroup(TyperGroup):
     """A group of commands in which `auto` may be omitted."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -55,16 +48,14 @@ class _Guessing(TyperGroup):
 app = typer.Typer(
     help="Convert between Hugging Face folders (hf) and distributed checkpoints (dcp).",
     no_args_is_help=True,
-    cls=_Guessing,
+    cls=_AutoGroup,
 )
 
 
 def command(
     context: typer.Context,
     source: Source,
-    destination: Annotated[
-        Path, typer.Argument(metavar="DST", help="The folder to write; it must not exist yet.")
-    ],
+    destination: Destination,
     *,
     origin: Origin = None,
     target: Target = None,
@@ -86,68 +77,24 @@ def command(
     push: Push = None,
 ) -> None:
     """Plans a conversion, writes it, and uploads it if asked to."""
-    from rlrun.cli.waiting import show_waiting
-    from rlrun.converters.convert.conversion import Options, plan_conversion
-    from rlrun.converters.convert.copying import ResourceLimits
-    from rlrun.converters.convert.hub import local_folder
-    from rlrun.converters.convert.verification import check_source
+    from rlrun.cli.convert import execution
+    from rlrun.converters.convert.hub import upload
     from rlrun.converters.families.mapping import Lenience
-    from rlrun.converters.folders.locate import find_checkpoint
-    from rlrun.converters.quantised.kinds import parse_kind
-    from rlrun.converters.tensors.precision import parse_dtype, torch_threads
 
-    torch_threads(1)
-    local = local_folder(source, revision)
-    found = find_checkpoint(local.folder, step, model)
-    with show_waiting(f"checking {source}"):
-        check_source(found.folder, whole=verify and not dry_run)
-    to = _formats(context.info_name or "", origin, target, found.format, str(local.folder))
+    checkpoint, commit = execution.find_source(source, revision, step, model, whole=verify and not dry_run)
+    to = execution.target_format(context.info_name or "", origin, target, checkpoint)
     if push is not None and to == "dcp":
         raise ValueError("--push only uploads Hugging Face folders: convert to hf")
-    options = Options(
-        dtype=parse_dtype(dtype) if dtype else None,
-        shard_bytes=parse_bytes(shard_size),
-        quantise=parse_kind(quantise),
-        dequantise=quantise is Quantise.NONE,
-        adapter=lora,
-        tied=tie,
-        optimizer=optimizer,
-        lenience=Lenience(missing=allow_missing, unknown=drop_unknown),
+    lenience = Lenience(missing=allow_missing, unknown=drop_unknown)
+    conversion = execution.make_plan(
+        checkpoint, to, dtype=dtype, quantise=quantise, shard_size=shard_size, adapter=lora, tied=tie,
+        optimizer=optimizer, lenience=lenience,
+    )  # fmt: skip
+    execution.write(
+        conversion, destination, threads=threads, memory=memory, commit=commit, verify=verify, dry_run=dry_run
     )
-    with show_waiting("planning the conversion"):
-        conversion = plan_conversion(found, to, options)
-    effort = ResourceLimits(threads or min(8, os.cpu_count() or 1), parse_bytes(memory))
-    _carry_out(conversion, destination, effort, commit=local.commit, verify=verify, dry_run=dry_run)
     if push is not None and not dry_run:
-        _upload(destination, push)
-
-
-def _carry_out(
-    conversion: "Conversion",
-    destination: Path,
-    effort: "ResourceLimits",
-    *,
-    commit: str | None,
-    verify: bool,
-    dry_run: bool,
-) -> None:
-    """Prints the plan of a conversion, and carries it out unless `dry_run` is set."""
-    from rlrun.cli.convert.report import print_plan, print_result, progress
-    from rlrun.converters.convert.destination import check_free
-
-    print_plan(conversion, destination, commit, full=dry_run)
-    check_free(destination, conversion.files)
-    if dry_run:
-        return
-    with progress(conversion.nbytes, verify) as (written, compared):
-        conversion.write(destination, effort, written.advance, compared.advance if verify else None)
-    print_result(conversion, written, destination, verified=verify)
-
-
-def _upload(folder: Path, name: str) -> None:
-    from rlrun.converters.convert.hub import upload
-
-    print(f"uploaded as {upload(folder, name)}")
+        print(f"uploaded as {upload(destination, push)}")
 
 
 for _name, _help in _DIRECTIONS.items():
@@ -176,35 +123,20 @@ def inspect(
     from rlrun.converters.convert.verification import check_source
     from rlrun.converters.folders.locate import find_checkpoint
 
-    found = find_checkpoint(local_folder(path, revision).folder, step)
-    check_source(found.folder, whole=False)
+    checkpoint = find_checkpoint(local_folder(path, revision).folder, step)
+    check_source(checkpoint.folder, whole=False)
     if diff is None:
-        description = describe(found)
+        description = describe(checkpoint)
         if as_json:
             print(json.dumps(description.as_json()))
         else:
             print_description(description)
         return
     with show_waiting(f"comparing with {diff}"):
-        rows = list(compare_checkpoints(found, find_checkpoint(local_folder(diff, None).folder)))
+        other = find_checkpoint(local_folder(diff, None).folder)
+        rows = list(compare_checkpoints(checkpoint, other))
     if as_json:
         print(json.dumps([row.as_json() for row in rows]))
     else:
         print_differences(rows)
     raise typer.Exit(1 if any(row.differs for row in rows) else 0)
-
-
-def _formats(name: str, origin: str | None, target: str | None, found: str, folder: str) -> Any:
-    """Returns DST's format. Raises ValueError if the command or the options contradict SRC's format."""
-    if "-to-" in name:
-        wanted_origin, wanted_target = name.split("-to-")
-        if origin not in (None, wanted_origin) or target not in (None, wanted_target):
-            raise ValueError(f"{name} already determines both formats: omit --from and --to")
-        origin, target = wanted_origin, wanted_target
-    if origin not in (None, found):
-        raise ValueError(f"{folder} is in format {found}, not {origin}")
-    if (found, target) == ("dcp", "dcp"):
-        raise ValueError(
-            "a distributed checkpoint cannot be converted into another one: convert it to hf, then to dcp"
-        )
-    return target or ("dcp" if found == "hf" else "hf")

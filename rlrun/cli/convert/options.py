@@ -40,6 +40,9 @@ Source = Annotated[
     str,
     typer.Argument(metavar="SRC", help="A folder, a run, its checkpoints, or the id of a model on the hub."),
 ]
+Destination = Annotated[
+    Path, typer.Argument(metavar="DST", help="The folder to write; it must not exist yet.")
+]
 Step = Annotated[
     str | None,
     typer.Option(metavar="N|latest", help="Step of a run's checkpoint. Default: the latest."),

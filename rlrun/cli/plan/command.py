@@ -2,11 +2,20 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from rlrun.cli.arguments import AsJson, Overrides, Profiles, Specs, load
+from rlrun.cli.plan.options import (
+    Deep,
+    Gpu,
+    Price,
+    PromptTokens,
+    Rank,
+    ResponseTokens,
+    Simulate,
+    Spread,
+    Sweep,
+)
 
 if TYPE_CHECKING:
     from rlrun.models.architecture import Architecture
@@ -21,7 +30,7 @@ _JSON_KEYS = {
     "named_engines": "others",
     "requested_tokens": "wanted_tokens",
 }
-"""Maps fields to the keys of `--json` with another name; scripts depend on these keys."""
+"""Maps fields to their keys in `--json` where the names differ; scripts depend on these keys."""
 
 
 def command(
@@ -29,41 +38,15 @@ def command(
     *,
     overrides: Overrides = None,
     profiles: Profiles = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="GPU to plan for, as in H100-80GB. Default: this host's GPU, or else H100-80GB."),
-    ] = None,
-    prompt_tokens: Annotated[
-        float | None, typer.Option(min=1, help="Mean length of prompts. Default: a quarter of the longest.")
-    ] = None,
-    response_tokens: Annotated[
-        float | None, typer.Option(min=1, help="Mean length of responses. Default: half of the longest.")
-    ] = None,
-    sweep: Annotated[
-        bool,
-        typer.Option("--sweep", help="Compare all layouts on these GPUs, fastest first."),
-    ] = False,
-    simulate: Annotated[
-        bool,
-        typer.Option(
-            "--simulate", help="Simulate a few steps for the best layout of each split of the GPUs."
-        ),
-    ] = False,
-    spread: Annotated[
-        float,
-        typer.Option(min=0, help="Standard deviation of response lengths over their mean, for --simulate."),
-    ] = 0.8,
-    deep: Annotated[
-        bool,
-        typer.Option("--deep", help="Trace the memory of one trainer rank, with the trainer's own model."),
-    ] = False,
-    rank: Annotated[
-        int | None,
-        typer.Option(min=0, help="Rank that --deep traces. Default: 0, which holds the most in a pipeline."),
-    ] = None,
-    price: Annotated[
-        float | None, typer.Option(min=0, help="Price per GPU-hour; also show the price of the job.")
-    ] = None,
+    gpu: Gpu = None,
+    prompt_tokens: PromptTokens = None,
+    response_tokens: ResponseTokens = None,
+    sweep: Sweep = False,
+    simulate: Simulate = False,
+    spread: Spread = 0.8,
+    deep: Deep = False,
+    rank: Rank = None,
+    price: Price = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a job would do, where, and what it would need, without starting anything.

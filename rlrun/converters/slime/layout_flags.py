@@ -4,25 +4,43 @@ import math
 
 from rlrun.converters.slime.draft import Draft
 
-_LAYOUT = ("tensor", "pipeline", "context", "expert")
+_DEGREES = {
+    "tensor": "--tensor-model-parallel-size",
+    "pipeline": "--pipeline-model-parallel-size",
+    "context": "--context-parallel-size",
+    "expert": "--expert-model-parallel-size",
+}
+"""Maps keys of `[trainer.parallel]` to flags."""
 
 
 def layout(draft: Draft) -> None:
     """Sets nodes, GPUs and the degrees of parallelism; `fsdp` gets the remaining, data-parallel ranks."""
     nodes, gpus = draft.count("--actor-num-nodes", 1), draft.count("--actor-num-gpus-per-node", 8)
-    ranks = nodes * gpus
-    degrees = {}
-    for name, megatron in zip(
-        _LAYOUT, ("tensor-model", "pipeline-model", "context", "expert-model"), strict=True
-    ):
-        degrees[name] = draft.count(f"--{megatron}-parallel-size", 1)
-        if f"--{megatron}-parallel-size" in draft.flags:
-            draft.set(f"trainer.parallel.{name}", degrees[name], (f"--{megatron}-parallel-size",))
-    for flag in draft.given("--sequence-parallel"):
+    _parallelism(draft, nodes * gpus)
+    colocated, rollout_gpus = _rollout_gpus(draft)
+    separate_gpus = 0 if colocated else rollout_gpus
+    nodes = _cluster(draft, nodes, gpus, separate_gpus)
+    if separate_gpus or colocated:
+        kind = "colocated" if colocated else "disaggregated"
+        draft.set("cluster.placement", kind, ("--colocate" if colocated else "--rollout-num-gpus",))
+    if nodes > 1:
+        draft.set("cluster.address", "auto", (), "the Ray cluster that this host has joined")
+        draft.notes.append(
+            'cluster.address: "auto" joins the Ray cluster of this host; start Ray on every node first'
+        )
+
+
+def _parallelism(draft: Draft, ranks: int) -> None:
+    """Sets the degrees of parallelism."""
+    degrees = {name: draft.count(flag, 1) for name, flag in _DEGREES.items()}
+    for name, flag in _DEGREES.items():
+        if flag in draft.flags:
+            draft.set(f"trainer.parallel.{name}", degrees[name], (flag,))
+    for given in draft.given("--sequence-parallel"):
         if degrees["tensor"] > 1:
-            draft.set("trainer.parallel.sequence_parallel", True, (flag.name,))
+            draft.set("trainer.parallel.sequence_parallel", True, (given.name,))
         else:
-            draft.note(flag, "no effect: --tensor-model-parallel-size is 1")
+            draft.note(given, "no effect: --tensor-model-parallel-size is 1")
     model = degrees["tensor"] * degrees["pipeline"] * degrees["context"]
     draft.set("trainer.parallel.fsdp", max(1, ranks // model), (), f"{ranks} ranks / {model}")
     stage = ranks // model * degrees["tensor"] * degrees["context"]
@@ -35,54 +53,58 @@ def layout(draft: Draft) -> None:
         draft.notes.append(
             f"{ranks} GPUs cannot be divided by {model} model-parallel ranks: change trainer.parallel"
         )
-    _machines(draft, nodes, gpus)
 
 
-def _machines(draft: Draft, nodes: int, gpus: int) -> None:
-    """Sets the nodes and GPUs of ranks and engines."""
+def _rollout_gpus(draft: Draft) -> tuple[bool, int]:
+    """Returns whether engines share the trainer's GPUs, and how many GPUs the flags give them."""
     external = bool(draft.given("--rollout-external-engine-addrs"))
-    colocated, rollout = "--colocate" in draft.flags, max(0, draft.whole("--rollout-num-gpus", 0))
+    colocated, gpus = "--colocate" in draft.flags, max(0, draft.whole("--rollout-num-gpus", 0))
     if draft.algorithm == "sft":
         for flag in draft.given("--rollout-num-gpus", "--colocate", "--num-gpus-per-node"):
             draft.note(flag, "no effect: there are no engines")
-        rollout, colocated = 0, False
-    elif not colocated and not rollout and not external:
+        gpus, colocated = 0, False
+    elif not colocated and not gpus and not external:
         draft.notes.append(
             "neither --colocate nor --rollout-num-gpus is given: set cluster.placement and the engines' GPUs"
         )
-    if external or (colocated and rollout):
+    if external or (colocated and gpus):
+        why = "engines are external" if external else "engines use the trainer's GPUs"
         for flag in draft.given("--rollout-num-gpus"):
-            draft.note(
-                flag, "no effect: engines are external" if external else "engines use the trainer's GPUs"
-            )
-        rollout = 0 if external else rollout
-    apart = 0 if colocated else rollout
-    per_node = draft.count("--num-gpus-per-node", 8)
-    total = nodes * gpus + apart
-    if apart and nodes == 1 and total <= per_node:
-        gpus = total
-    elif apart and total % per_node == 0:
-        nodes, gpus = total // per_node, per_node
-    elif apart:
-        nodes += math.ceil(apart / gpus)
-    used = draft.count("--actor-num-nodes", 1) * draft.count("--actor-num-gpus-per-node", 8) + apart
+            draft.note(flag, f"no effect: {why}")
+    return colocated, 0 if external else gpus
+
+
+def _cluster(draft: Draft, trainer_nodes: int, trainer_gpus: int, separate_gpus: int) -> int:
+    """Sets the nodes of trainer and engines and their GPUs, and returns the number of nodes.
+
+    `trainer_gpus`: GPUs per node of the trainer. `separate_gpus`: GPUs that only engines use.
+    """
+    used = trainer_nodes * trainer_gpus + separate_gpus
+    nodes, gpus = _nodes_for(
+        trainer_nodes, trainer_gpus, separate_gpus, draft.count("--num-gpus-per-node", 8)
+    )
     if used != nodes * gpus:
         draft.notes.append(
             f"the script uses {used} GPUs, but {nodes} nodes of {gpus} have {nodes * gpus}: check [cluster]"
         )
-    draft.set("cluster.nodes", nodes, ("--actor-num-nodes", *(["--rollout-num-gpus"] if apart else [])))
-    draft.set(
-        "cluster.gpus_per_node",
-        gpus,
-        ("--actor-num-gpus-per-node", *(["--rollout-num-gpus"] if apart else [])),
-    )
-    if apart or colocated:
-        kind = "colocated" if colocated else "disaggregated"
-        draft.set("cluster.placement", kind, ("--colocate" if colocated else "--rollout-num-gpus",))
-    if nodes > 1:
-        draft.set("cluster.address", "auto", (), "the Ray cluster that this host has joined")
-        draft.notes.append(
-            'cluster.address: "auto" joins the Ray cluster of this host; start Ray on every node first'
-        )
+    engine_flags = ["--rollout-num-gpus"] if separate_gpus else []
+    draft.set("cluster.nodes", nodes, ("--actor-num-nodes", *engine_flags))
+    draft.set("cluster.gpus_per_node", gpus, ("--actor-num-gpus-per-node", *engine_flags))
     for flag in draft.given("--num-gpus-per-node"):
         draft.note(flag, "included in cluster.gpus_per_node")
+    return nodes
+
+
+def _nodes_for(nodes: int, gpus: int, separate_gpus: int, gpus_per_node: int) -> tuple[int, int]:
+    """Returns the nodes and the GPUs per node for trainer and engines.
+
+    The trainer has `nodes` of `gpus`; engines fill its node, or further ones, with `separate_gpus`.
+    """
+    total = nodes * gpus + separate_gpus
+    if not separate_gpus:
+        return nodes, gpus
+    if nodes == 1 and total <= gpus_per_node:
+        return 1, total
+    if total % gpus_per_node == 0:
+        return total // gpus_per_node, gpus_per_node
+    return nodes + math.ceil(separate_gpus / gpus), gpus

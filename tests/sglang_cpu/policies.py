@@ -54,12 +54,15 @@ class LocalPolicy:
     async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[WeightStream]:
         """As a trainer does."""
         del version
-        yield WeightStream(await asyncio.to_thread(self.writer.begin, readers), self._next)
+        yield WeightStream(await asyncio.to_thread(self.writer.begin, readers), self._next, self._abort)
 
     async def _next(self) -> WeightBucket:
         bucket = await asyncio.to_thread(self.writer.next_bucket)
         assert bucket is not None
         return bucket
+
+    async def _abort(self, reason: str) -> None:
+        self.writer.abort(reason)
 
     def _gather(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name in self.shapes:

@@ -47,8 +47,8 @@ def reports_failure(
 class Actor:
     """The methods that every process has."""
 
-    pings_aside: ClassVar[bool] = False
-    """Whether a ping is answered in a separate thread, also while the process is busy."""
+    called_aside: ClassVar[frozenset[str]] = frozenset()
+    """Names of the methods that run in a separate thread, also while the process is busy."""
 
     def __init__(self, log: str) -> None:
         """Appends everything that this process prints to `log`."""

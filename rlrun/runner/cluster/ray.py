@@ -18,7 +18,7 @@ import psutil
 from rlrun.runner.cluster.placement import Placement
 from rlrun.runner.cluster.ray_environment import ray
 from rlrun.runner.cluster.ray_health import JoinedCluster, dead_server
-from rlrun.runner.cluster.ray_process import PINGS, Process, Request
+from rlrun.runner.cluster.ray_process import ASIDE, Process, Request
 from rlrun.runner.cluster.ray_reservation import Reservation
 from rlrun.runner.cluster.ray_session import join, start_here, take_back_signals
 from rlrun.runner.cluster.scratch import Scratch
@@ -164,8 +164,8 @@ class Cluster:
             "enable_task_events": False,  # the variable in ray_environment has no effect on a joined cluster
             "runtime_env": {"env_vars": dict(request.environment)},
         }
-        if request.kind.pings_aside:
-            actor = ray.remote(concurrency_groups={PINGS: 1})(request.kind)
+        if request.kind.called_aside:
+            actor = ray.remote(concurrency_groups={ASIDE: 1})(request.kind)
         else:
             actor = ray.remote(request.kind)
         return self._reserved.seated(actor, request.slot.bundle, options).remote(str(request.log))

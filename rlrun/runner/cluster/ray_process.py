@@ -14,8 +14,8 @@ from rlrun.runner.host.background import with_deadline
 from rlrun.runner.host.failures import Failure, ProcessFailure
 from rlrun.runner.host.repeated_crashes import fatal_signal
 
-PINGS = "pings"
-"""Ray's concurrency group for pings that are answered while the process is busy."""
+ASIDE = "aside"
+"""Ray's concurrency group for calls that are answered while the process is busy."""
 _PING_SECONDS = 1.0
 _PASS_SECONDS = 4 * 3600.0
 """Deadline of pings that wait until the process is not busy."""
@@ -66,8 +66,8 @@ class Process:
         seconds.
         """
         called = getattr(self._actor, method)
-        if method == "ping" and self.request.kind.pings_aside:
-            called = called.options(concurrency_group=PINGS)
+        if method in self.request.kind.called_aside:
+            called = called.options(concurrency_group=ASIDE)
         try:
             answer = await with_deadline(called.remote(*args), deadline)
         except TimeoutError:

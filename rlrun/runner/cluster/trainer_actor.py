@@ -13,7 +13,7 @@ from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, WeightB
 class TrainerActor(Actor):
     """One trainer rank. TrainerGroup calls these methods on all ranks."""
 
-    pings_aside = True
+    called_aside = frozenset({"ping", "abort_weights"})
 
     @reports_failure
     def start(self, setup: TrainerSetup) -> None:
@@ -69,6 +69,11 @@ class TrainerActor(Actor):
     def next_bucket(self) -> WeightBucket | None:
         """Returns the next bucket of weights; None on ranks that hand nothing over."""
         return self._rank.next_bucket()
+
+    @reports_failure
+    def abort_weights(self, reason: str) -> None:
+        """Makes `next_bucket` stop waiting for engines that cannot take the weights."""
+        self._rank.abort_weights(reason)
 
     @reports_failure
     def save(self, folder: str) -> Digests:

@@ -24,6 +24,9 @@ from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause
 PASS_SECONDS = 4 * 3600.0
 """Deadline of one pass over a step's sequences, or of writing or reading a checkpoint."""
 
+_ABORT_SECONDS = 60.0
+"""Deadline of a call that a rank answers also while it is busy."""
+
 SAVE_POLL_SECONDS = 0.5
 """How long to wait before asking again whether a checkpoint is written; ranks answer between passes."""
 
@@ -111,13 +114,16 @@ class TrainerGroup:
             if version != self._written:
                 raise WeightsMoved(f"the trainer no longer has weights {version}")
             groups = await self._broadcast("begin_weights", readers)
-            yield WeightStream(
-                next((group for group in groups if group is not None), None), self._next_bucket
-            )
+            group = next((group for group in groups if group is not None), None)
+            yield WeightStream(group, self._next_bucket, self._abort_weights)
 
     async def _next_bucket(self) -> WeightBucket:
         buckets = await self._broadcast("next_bucket")
         return WeightBucket.merge([bucket for bucket in buckets if bucket is not None])
+
+    async def _abort_weights(self, reason: str) -> None:
+        """Rank 0 is the only one that waits for engines."""
+        await self._ranks[0].call("abort_weights", reason, deadline=_ABORT_SECONDS)
 
     async def offload(self) -> None:
         """Moves all training state off the devices; until `reload` no other method may be called."""

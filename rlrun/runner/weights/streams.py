@@ -38,6 +38,9 @@ class BucketSender(Protocol):
     def finish(self) -> None:
         """Returns when the last bucket is sent. Raises RuntimeError when it cannot be."""
 
+    def abort(self, reason: str) -> None:
+        """Makes `send` or `finish` raise RuntimeError if it waits for engines; called from another thread."""
+
     def close(self) -> None:
         """Frees buffers and closes connections."""
 
@@ -79,6 +82,9 @@ class SharedBufferSender:
 
     def finish(self) -> None:
         """Does nothing: an engine has copied a bucket when it answers the request to load it."""
+
+    def abort(self, reason: str) -> None:
+        """Does nothing: this sender never waits for engines."""
 
     def close(self) -> None:
         """Removes the buffers."""

@@ -134,6 +134,11 @@ class WeightWriter:
         assert self._stream is not None, "`begin` comes first"
         return self._stream.next()
 
+    def abort(self, reason: str) -> None:
+        """Stops waiting for engines that cannot take the stream; called from another thread."""
+        if self._sender is not None:
+            self._sender.abort(reason)
+
     def release_buffers(self) -> None:
         """Frees buffers on the device for the engines that share it; the next update allocates them again."""
         if buckets_on_gpus(self._spec) and self._sender is not None:

@@ -4,6 +4,9 @@ trainer ──WeightStream.next──▶ bucket n ──▶ every engine loads i
 
 begin_update on every engine ─▶ load_bucket … load_bucket ─▶ end_update: compare, resume, report the version
                             └─ an engine fails ─▶ give_up_update; the other engines continue if they can
+
+In a broadcast, engines and trainer wait for each other in one process group, which ends when an engine fails:
+the trainer is told at once (`abort`), and engines that still wait in the group after a while count as lost.
 """
 
 import asyncio
@@ -23,6 +26,10 @@ Clients = Mapping[int, EngineClient]
 Call = Callable[[int, EngineClient], Awaitable[None]]
 
 
+_ABORTED_SECONDS = 20.0
+"""How long engines have to answer after the process group that they wait in was aborted."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightStream:
     """A set of weights that a trainer is streaming."""
@@ -31,6 +38,8 @@ class WeightStream:
     """Address of the process group of a broadcast; None for shared buffers."""
     next: Callable[[], Awaitable[WeightBucket]]
     """Returns the next bucket; one without tensors at the end, or after an error."""
+    abort: Callable[[str], Awaitable[None]]
+    """Makes a call of `next` that waits for engines return an error; the argument is the reason."""
 
 
 class Transfer:
@@ -76,7 +85,7 @@ class Transfer:
 
         An engine that fails leaves the transfer, which ends a broadcast for the others as well.
         """
-        failures = await call_each(self._remaining, call)
+        failures = await call_each(self._remaining, call, self._abort if self._update.broadcast else None)
         self.failures |= failures
         refusing = {}
         for engine, error in failures.items():
@@ -85,6 +94,9 @@ class Transfer:
                 refusing[engine] = client
         await call_each(refusing, _give_up)
         return bool(self._remaining) and not (failures and self._update.broadcast)
+
+    async def _abort(self) -> None:
+        await self._stream.abort("an engine failed or was lost during the broadcast")
 
     async def _begin(self, engine: int, client: EngineClient) -> None:
         first_rank = 1 + self._positions[engine] * self._update.readers  # rank 0 is the trainer's
@@ -98,17 +110,40 @@ class Transfer:
         check_version(client, await client.end_update(bucket.checksums), self._update.version)
 
 
-async def call_each(clients: Clients, call: Call) -> Failures:
-    """Makes a call on all engines at once; returns the failures of engines, raises any other error."""
-    calls = [call(engine, client) for engine, client in clients.items()]
-    results = await asyncio.gather(*calls, return_exceptions=True)
+async def call_each(
+    clients: Clients, call: Call, abort: Callable[[], Awaitable[None]] | None = None
+) -> Failures:
+    """Makes a call on all engines at once; returns the failures of engines, raises any other error.
+
+    `abort`: for calls that wait for each other. It is called when the first of them fails; the others are
+    then given _ABORTED_SECONDS to end.
+    """
+    calls = {engine: asyncio.ensure_future(call(engine, client)) for engine, client in clients.items()}
+    try:
+        if abort is not None and calls:
+            await asyncio.wait(calls.values(), return_when=asyncio.FIRST_EXCEPTION)
+            if any(made.done() and made.exception() for made in calls.values()):
+                await abort()
+                await asyncio.wait(calls.values(), timeout=_ABORTED_SECONDS)
+                await cancel_all(calls.values())
+        await asyncio.gather(*calls.values(), return_exceptions=True)
+        outcomes = {engine: _error(made) for engine, made in calls.items()}
+    finally:
+        await cancel_all(calls.values())
     failures: Failures = {}
-    for engine, result in zip(clients, results, strict=True):
-        if isinstance(result, EngineError | TimeoutError):
-            failures[engine] = result
-        elif isinstance(result, BaseException):
-            raise result
+    for engine, error in outcomes.items():
+        if isinstance(error, EngineError | TimeoutError):
+            failures[engine] = error
+        elif error is not None:
+            raise error
     return failures
+
+
+def _error(call: asyncio.Future[None]) -> BaseException | None:
+    """Returns the error of a call that has ended."""
+    if call.cancelled():
+        return TimeoutError(f"did not leave the process group within {_ABORTED_SECONDS:g} s of its end")
+    return call.exception()
 
 
 def is_lost(error: EngineError | TimeoutError) -> bool:

@@ -142,6 +142,10 @@ class TrainerRank:
         """Returns the next bucket of weights; None on ranks that hand nothing over."""
         return self._writer.next_bucket()
 
+    def abort_weights(self, reason: str) -> None:
+        """Makes `next_bucket` stop waiting for engines; called from another thread."""
+        self._writer.abort(reason)
+
     def save(self, folder: str | Path) -> Digests:
         """Writes parameters, optimizer, step and RNG into `folder`; returns the checksums of the files that
         this rank wrote. OSError where the disk is full.

@@ -16,6 +16,7 @@ from rlrun.runner.contracts.weight_updates import (
     TensorSlot,
     WeightBucket,
 )
+from rlrun.runner.engines.pool import transfer
 from rlrun.runner.engines.pool.delivery import Delivery, WeightsMoved
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.pool.transfer import WeightStream
@@ -70,6 +71,8 @@ class Trainer:
         self.together = together
         self.moved = False
         self.error: str | None = None
+        self.aborted: list[str] = []
+        self.ended = asyncio.Event()
 
     @asynccontextmanager
     async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[WeightStream]:
@@ -91,7 +94,11 @@ class Trainer:
         async def following() -> WeightBucket:
             return next(stream)
 
-        yield WeightStream(group, following)
+        async def abort(reason: str) -> None:
+            self.aborted.append(reason)
+            self.ended.set()
+
+        yield WeightStream(group, following, abort)
 
 
 def delivery(engines: int, trainer: Trainer | None = None) -> Delivery:
@@ -134,6 +141,42 @@ async def test_a_broadcast_is_repeated_without_the_engine_that_broke_it(error: E
     assert engines[0].log == ["begin g1 1", "load ", "give up", "begin g2 1", "load ", "load ", "end"]
     assert engines[1].log == ["begin g1 3", "load "]
     assert engines[2].log[-4:] == ["begin g2 3", "load ", "load ", "end"]
+
+
+class Waiting(Engine):
+    """An engine that waits in the broadcast until the trainer ends it, and forever where it `hangs`."""
+
+    def __init__(self, trainer: Trainer, *, hangs: bool = False) -> None:
+        super().__init__()
+        self.trainer = trainer
+        self.hangs = hangs
+
+    async def load_bucket(self, bucket: WeightBucket) -> None:
+        if len(self.trainer.members) == 1:
+            await self.trainer.ended.wait()
+            if self.hangs:
+                await asyncio.Event().wait()
+            raise EngineError("the group was aborted")
+        await super().load_bucket(bucket)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_lost_engine_ends_the_broadcast_that_the_trainer_and_the_others_wait_in(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "_ABORTED_SECONDS", 0.1)
+    trainer, lost = Trainer(), EngineGone("gone")
+    engines = [Engine(), Waiting(trainer, hangs=hangs)]
+    engines[0].failures["load"] = lost
+    failures = await asyncio.wait_for(deliver(delivery(2, trainer), TOGETHER, engines), 20)
+    assert failures.pop(0) is lost
+    assert trainer.aborted == ["an engine failed or was lost during the broadcast"]
+    if hangs:
+        assert isinstance(failures.pop(1), TimeoutError)
+    else:
+        assert trainer.members == ["0.0 1.0", "1.0"]
+        assert engines[1].log[-1] == "end"
+    assert not failures
 
 
 async def test_who_refuses_a_bucket_is_named_and_the_others_get_everything() -> None:

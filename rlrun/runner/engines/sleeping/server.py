@@ -1,6 +1,6 @@
 """Serves a sleeping engine over SGLang's HTTP protocol, for load tests of everything around engines.
 
-client ──HTTP──▶ handlers ──jobs──▶ Sleepers
+client ──HTTP──▶ handlers ──samples──▶ Sleepers
        ◀─answers─         ◀──done──
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from rlrun.runner.engines.native.engine.requests import Job
+from rlrun.runner.engines.native.engine.requests import SampleInProgress
 from rlrun.runner.engines.native.http.bodies import (
     GENERATE_BYTES,
     answer_user_errors,
@@ -78,36 +78,39 @@ class SleepingServer:
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await read_body(request, GENERATE_BYTES)
-        jobs, is_batch = parse_generate_request(
+        samples, is_batch = parse_generate_request(
             body, lambda: f"r{next(self._numbers)}", lambda: next(self._numbers)
         )
         try:
-            await self._run(jobs)
+            await self._run(samples)
         except asyncio.CancelledError:  # the client went away
-            aborted = set(map(id, jobs))
-            self._sleepers.abort(lambda job: id(job) in aborted)
+            aborted = set(map(id, samples))
+            self._sleepers.abort(lambda sample: id(sample) in aborted)
             raise
         answers = [
-            sample_answer(job, bool(body.get("return_logprob")), self._sleepers.version) for job in jobs
+            sample_answer(sample, bool(body.get("return_logprob")), self._sleepers.version)
+            for sample in samples
         ]
         return json_response(answers if is_batch else answers[0])
 
-    async def _run(self, jobs: Sequence[Job]) -> None:
+    async def _run(self, samples: Sequence[SampleInProgress]) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        remaining = itertools.count(len(jobs) - 1, -1)
-        for job in jobs:
-            job.on_done = lambda _: None if next(remaining) or done.done() else done.set_result(None)
-        self._sleepers.submit(jobs)
+        remaining = itertools.count(len(samples) - 1, -1)
+        for sample in samples:
+            sample.on_done = lambda _: None if next(remaining) or done.done() else done.set_result(None)
+        self._sleepers.submit(samples)
         await done
 
     async def _abort(self, request: web.Request) -> web.Response:
         body = await read_body(request)
         abort_all, sample_id = bool(body.get("abort_all")), body.get("rid")
-        return json_response({"aborted": self._sleepers.abort(lambda job: abort_all or job.id == sample_id)})
+        return json_response(
+            {"aborted": self._sleepers.abort(lambda sample: abort_all or sample.id == sample_id)}
+        )
 
     async def _pause(self, request: web.Request) -> web.Response:
         if (await read_body(request)).get("mode", "abort") == "abort":
-            self._sleepers.abort(lambda job: True)
+            self._sleepers.abort(lambda sample: True)
         self._sleepers.pause()
         return json_response({})
 

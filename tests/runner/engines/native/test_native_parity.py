@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlrun.runner.engines.native.engine.loading import load
-from rlrun.runner.engines.native.engine.requests import Job
+from rlrun.runner.engines.native.engine.requests import SampleInProgress
 from rlrun.runner.engines.native.engine.setup import EngineSetup
-from tests.runner.engines.engine_cases import job, random_prompts, run
+from tests.runner.engines.engine_cases import new_sample, random_prompts, run
 from tests.tiny_models import make_tiny_model
 
 LLAMA3 = {
@@ -47,14 +47,16 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_log_probs_and_greedy_tokens_equal_transformers(name: str, operations: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, **MODELS[name])
     scheduler = load(EngineSetup(str(folder), dtype="float32", max_running=7)).scheduler
-    jobs = [
-        job(prompt, seed=k, temperature=(0.0, 0.7, 1.0)[k], max_new_tokens=(40, 5, 17)[k], ignore_eos=True)
+    samples = [
+        new_sample(
+            prompt, seed=k, temperature=(0.0, 0.7, 1.0)[k], max_new_tokens=(40, 5, 17)[k], ignore_eos=True
+        )
         for prompt in random_prompts(4)
         for k in range(3)
     ]
-    run(scheduler, jobs)
+    run(scheduler, samples)
     peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for finished in jobs:
+    for finished in samples:
         logits = peer_logits(peer, finished)
         expected = (logits / (finished.params.temperature or 1.0)).log_softmax(-1)
         chosen = expected.gather(1, torch.from_numpy(finished.tokens).long()[:, None])[:, 0]
@@ -67,16 +69,16 @@ def test_log_probs_and_greedy_tokens_equal_transformers(name: str, operations: s
 def test_bfloat16_agrees_with_float32_within_its_precision(operations: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, scale=0.05)
     scheduler = load(EngineSetup(str(folder), dtype="bfloat16")).scheduler
-    jobs = run(scheduler, [job(prompt, max_new_tokens=30) for prompt in random_prompts(6)])
+    samples = run(scheduler, [new_sample(prompt, max_new_tokens=30) for prompt in random_prompts(6)])
     peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for finished in jobs:
+    for finished in samples:
         expected = peer_logits(peer, finished).log_softmax(-1)
         chosen = expected.gather(1, torch.from_numpy(finished.tokens).long()[:, None])[:, 0]
         np.testing.assert_allclose(finished.log_probs, chosen.numpy(), atol=0.05)
 
 
-def peer_logits(peer: torch.nn.Module, finished: Job) -> torch.Tensor:
-    """Transformers' logits `[R, V]` for the tokens a job made."""
+def peer_logits(peer: torch.nn.Module, finished: SampleInProgress) -> torch.Tensor:
+    """Transformers' logits `[R, V]` for the tokens a sample made."""
     tokens = torch.from_numpy(np.concatenate([finished.prompt, finished.tokens])).long()
     with torch.no_grad():
         logits: torch.Tensor = peer(tokens[None]).logits[0]
@@ -88,9 +90,11 @@ def peer_logits(peer: torch.nn.Module, finished: Job) -> torch.Tensor:
 def test_a_gpu_gives_the_log_probs_of_transformers(name: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, **MODELS[name])
     scheduler = load(EngineSetup(str(folder), dtype="float32", device="cuda")).scheduler
-    jobs = run(scheduler, [job(prompt, k, top_p=0.9) for prompt in random_prompts(4) for k in range(3)])
+    samples = run(
+        scheduler, [new_sample(prompt, k, top_p=0.9) for prompt in random_prompts(4) for k in range(3)]
+    )
     peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for finished in jobs:
+    for finished in samples:
         expected = peer_logits(peer, finished).log_softmax(-1)
         chosen = expected.gather(1, torch.from_numpy(finished.tokens).long()[:, None])[:, 0]
         np.testing.assert_allclose(finished.log_probs, chosen.numpy(), atol=1e-3)
@@ -107,5 +111,7 @@ def test_a_wide_head_multiplies_its_bfloat16_weights_in_float32(operations: str,
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-4)
     narrow = load(EngineSetup(str(folder), dtype="bfloat16")).scheduler.model.logits(states)
     assert (narrow.float() - expected).abs().max() > 0.1
-    jobs = run(load(setup).scheduler, [job(prompt, max_new_tokens=5) for prompt in random_prompts(3)])
-    assert all(np.isfinite(finished.log_probs).all() for finished in jobs)
+    samples = run(
+        load(setup).scheduler, [new_sample(prompt, max_new_tokens=5) for prompt in random_prompts(3)]
+    )
+    assert all(np.isfinite(finished.log_probs).all() for finished in samples)

@@ -8,12 +8,12 @@ from rlrun.runner.engines.native.engine.rows import Rows
 from rlrun.runner.engines.native.engine.waiting import Queue
 from rlrun.runner.engines.native.model.batches import packed_prompts
 from rlrun.runner.engines.native.model.cache import BlockPool
-from tests.runner.engines.engine_cases import job
+from tests.runner.engines.engine_cases import new_sample
 
 
 def group(tokens: int, samples: int) -> Group:
     prompt = np.arange(tokens, dtype=np.int32)
-    return Group(prompt, [job(prompt.tolist(), seed) for seed in range(samples)])
+    return Group(prompt, [new_sample(prompt.tolist(), seed) for seed in range(samples)])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_prompt_stays_until_no_sample_runs_or_waits() -> None:
     queue.seat(one)
     one.running = 1
     assert not queue.drop_idle()
-    assert len(queue.remove_jobs(lambda job: True)) == 2
+    assert len(queue.remove_samples(lambda sample: True)) == 2
     assert not queue
     assert pool.free == 2, "one runs"
     one.running = 0

@@ -12,7 +12,7 @@ import torch
 
 from rlrun.runner.contracts.weight_updates import WeightManifest
 from rlrun.runner.engines.native.engine.loading import LoadedEngine
-from rlrun.runner.engines.native.engine.requests import Job, group_jobs
+from rlrun.runner.engines.native.engine.requests import SampleInProgress, group_samples
 from rlrun.runner.engines.native.engine.scheduler import PREFILL_TOKENS
 from rlrun.runner.engines.native.engine.thread import EngineThread
 from rlrun.runner.engines.native.model.cache import KVCache, make_cache
@@ -57,14 +57,14 @@ class Engine:
         self._thread.start()
 
     def stop(self, wait: float = 30.0) -> None:
-        """Aborts all jobs and ends the thread. Raises TimeoutError if a step takes longer than `wait`
+        """Aborts all samples and ends the thread. Raises TimeoutError if a step takes longer than `wait`
         seconds.
         """
         self._thread.stop(wait)
 
-    def check(self, job: Job) -> None:
-        """Raises ValueError for a job that this engine can never run."""
-        prompt, budget, limit = len(job.prompt), job.params.max_new_tokens, self.loaded.max_length
+    def check(self, sample: SampleInProgress) -> None:
+        """Raises ValueError for a sample that this engine can never run."""
+        prompt, budget, limit = len(sample.prompt), sample.params.max_new_tokens, self.loaded.max_length
         if self.released_parts:
             raise ValueError(
                 f"the engine sleeps and has released {' and '.join(sorted(self.released_parts))}"
@@ -76,33 +76,33 @@ class Engine:
             raise ValueError(f"{total}; this engine's sequences have at most {limit} tokens")
         if prompt + budget > self.loaded.cache_tokens:
             raise ValueError(f"{total}; this engine's cache holds {self.loaded.cache_tokens} tokens")
-        if job.prompt.min() < 0 or job.prompt.max() >= self.loaded.architecture.vocab:
+        if sample.prompt.min() < 0 or sample.prompt.max() >= self.loaded.architecture.vocab:
             raise ValueError(f"input_ids must lie in [0, {self.loaded.architecture.vocab})")
-        self.loaded.stops.strings.check(job.params)
+        self.loaded.stops.strings.check(sample.params)
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Queues jobs together and in order; neighbours with equal prompts share one prefill."""
-        groups = group_jobs(jobs)
+    def submit(self, samples: Sequence[SampleInProgress]) -> None:
+        """Queues samples together and in order; neighbours with equal prompts share one prefill."""
+        groups = group_samples(samples)
         self._thread.post(lambda: self._scheduler.add(groups))
 
-    def score(self, jobs: Sequence[Job]) -> "list[Future[None]]":
-        """Fills in the jobs' `prompt_log_probs`, one forward pass between two steps at a time."""
+    def score(self, samples: Sequence[SampleInProgress]) -> "list[Future[None]]":
+        """Fills in the samples' `prompt_log_probs`, one forward pass between two steps at a time."""
         futures: list[Future[None]] = []
-        for part in _split_into_passes(jobs):
+        for part in _split_into_passes(samples):
             futures.append(self._thread.call(partial(self._score, part)))
         return futures
 
-    def abort(self, chosen: Callable[[Job], bool]) -> "Future[int]":
-        """Ends the chosen jobs with the tokens they have; the future holds how many there were."""
+    def abort(self, chosen: Callable[[SampleInProgress], bool]) -> "Future[int]":
+        """Ends the chosen samples with the tokens they have; the future holds how many there were."""
         return self._thread.call(lambda: self._scheduler.abort(chosen, "aborted by request"))
 
     def pause(self, mode: PauseMode) -> "Future[None]":
-        """Pauses generation: ends all jobs (abort), keeps their cache (in_place), or frees it (retract)."""
+        """Pauses generation: samples end (abort), or keep (in_place) or free (retract) their cache."""
 
         def run() -> None:
             self._thread.paused = True
             if mode == "abort":
-                self._scheduler.abort(lambda job: True, "aborted by a pause")
+                self._scheduler.abort(lambda sample: True, "aborted by a pause")
             elif mode == "retract":
                 self._scheduler.retract_all()
 
@@ -181,11 +181,11 @@ class Engine:
 
     # -- the methods below run in the engine's thread
 
-    def _score(self, jobs: Sequence[Job]) -> None:
-        log_probs_by_job = self._scheduler.score([job.prompt for job in jobs])
-        for job, log_probs in zip(jobs, log_probs_by_job, strict=True):
-            job.prompt_log_probs = log_probs
-            job.finish = {"type": "length", "length": 0}
+    def _score(self, samples: Sequence[SampleInProgress]) -> None:
+        log_probs_by_sample = self._scheduler.score([sample.prompt for sample in samples])
+        for sample, log_probs in zip(samples, log_probs_by_sample, strict=True):
+            sample.prompt_log_probs = log_probs
+            sample.finish = {"type": "length", "length": 0}
 
     def _copy(self, attached: AttachedWeights, version: int) -> None:
         """Copies weights of another device or dtype, from the second update on into the memory of the
@@ -213,12 +213,12 @@ class Engine:
             segment.close()
 
 
-def _split_into_passes(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
-    """Yields runs of jobs, in order, whose prompts fit into one forward pass."""
+def _split_into_passes(samples: Sequence[SampleInProgress]) -> Iterator[Sequence[SampleInProgress]]:
+    """Yields runs of samples, in order, whose prompts fit into one forward pass."""
     first, tokens = 0, 0
-    for number, job in enumerate(jobs):
-        if number > first and tokens + len(job.prompt) > PREFILL_TOKENS:
-            yield jobs[first:number]
+    for number, sample in enumerate(samples):
+        if number > first and tokens + len(sample.prompt) > PREFILL_TOKENS:
+            yield samples[first:number]
             first, tokens = number, 0
-        tokens += len(job.prompt)
-    yield jobs[first:]
+        tokens += len(sample.prompt)
+    yield samples[first:]

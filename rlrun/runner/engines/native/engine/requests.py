@@ -1,4 +1,4 @@
-"""What a client requests: jobs, each for one sample, and groups of jobs with the same prompt."""
+"""What a client requests: samples with their sampling parameters, in groups with the same prompt."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,8 +97,8 @@ def _rules(params: SamplingParams) -> tuple[tuple[str, bool, str], ...]:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """The generation of one sample.
+class SampleInProgress:
+    """A sample from its request until its answer.
 
     The engine's thread owns it from `submit` until `on_done` is called.
     """
@@ -109,7 +109,7 @@ class Job:
     params: SamplingParams
     seed: int
     """A signed 64-bit number."""
-    on_done: Callable[["Job"], None] = lambda job: None
+    on_done: Callable[["SampleInProgress"], None] = lambda sample: None
     """Called once, in the engine's thread."""
     tokens: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     """`[R]` generated tokens, filled in when the sample is retracted or ends."""
@@ -151,7 +151,7 @@ class Group:
 
     prompt: NDArray[np.int32]
     """`[P]`; for a retracted sample, followed by the tokens that it has generated."""
-    waiting: list[Job]
+    waiting: list[SampleInProgress]
     """Jobs that do not run yet."""
     seat: int | None = None
     """Row of the prompts' block tables; None while the prompt is not in the cache."""
@@ -162,15 +162,15 @@ class Group:
     """`[1, V]` logits after the prompt's last token, kept while some samples still wait for a row."""
 
 
-def group_jobs(jobs: Sequence[Job]) -> list[Group]:
-    """Groups neighbouring jobs that have equal prompts, in order."""
+def group_samples(samples: Sequence[SampleInProgress]) -> list[Group]:
+    """Groups neighbouring samples that have equal prompts, in order."""
     groups: list[Group] = []
-    for job in jobs:
-        if groups and np.array_equal(groups[-1].prompt, job.prompt):
-            job.cached_tokens = len(job.prompt)
-            groups[-1].waiting.append(job)
+    for sample in samples:
+        if groups and np.array_equal(groups[-1].prompt, sample.prompt):
+            sample.cached_tokens = len(sample.prompt)
+            groups[-1].waiting.append(sample)
         else:
-            groups.append(Group(job.prompt, [job]))
+            groups.append(Group(sample.prompt, [sample]))
     return groups
 
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.runner.engines.native.engine.requests import Group, Job
+from rlrun.runner.engines.native.engine.requests import Group, SampleInProgress
 from rlrun.runner.engines.native.model.cache import BLOCK, blocks_for
 
 
@@ -61,10 +61,10 @@ class RowMasks:
 
 
 @dataclass(slots=True)
-class RunningSample:
-    """The job and the group of a row."""
+class RowEntry:
+    """The sample of a row, and the group whose prompt it reads from the cache."""
 
-    job: Job
+    sample: SampleInProgress
     group: Group
 
 
@@ -78,7 +78,7 @@ class Rows:
         self.ints = np.zeros((len(Field), padded), np.int64)
         self.floats = np.ones((2, padded), np.float32)
         """Temperatures and top-p."""
-        self.samples: list[RunningSample] = []
+        self.entries: list[RowEntry] = []
         # Padding rows use one additional seat, whose table stays zero: block 0 is the spare block.
         self.prefix_tables = np.zeros((capacity + 1, table_width), np.int32)
         self.suffix_tables = np.zeros((capacity + 1, table_width), np.int32)
@@ -104,28 +104,28 @@ class Rows:
         """How many more prompts can be cached."""
         return len(self._prefix_seats)
 
-    def append(self, sample: RunningSample, stop_set: int, string_set: int) -> None:
+    def append(self, entry: RowEntry, stop_set: int, string_set: int) -> None:
         """Adds a row for a sample whose prompt is in the cache and that has no token yet."""
-        job, params, row = sample.job, sample.job.params, self.count
-        assert sample.group.seat is not None, "its prompt must be in the cache"
-        done = len(job.tokens)
+        sample, params, row = entry.sample, entry.sample.params, self.count
+        assert entry.group.seat is not None, "its prompt must be in the cache"
+        done = len(sample.tokens)
         column = self.ints[:, row]
-        column[Field.POSITION] = len(sample.group.prompt) - 1
+        column[Field.POSITION] = len(entry.group.prompt) - 1
         column[Field.SLOT] = -1
         column[Field.GENERATED] = 0
-        column[Field.PREFIX_LENGTH] = len(sample.group.prompt)
+        column[Field.PREFIX_LENGTH] = len(entry.group.prompt)
         column[Field.SEAT] = self._seats.pop()
-        column[Field.PREFIX_SEAT] = sample.group.seat
-        column[Field.SEED] = job.seed
+        column[Field.PREFIX_SEAT] = entry.group.seat
+        column[Field.SEED] = sample.seed
         column[Field.MIN_NEW] = params.min_new_tokens - done
         column[Field.MAX_NEW] = params.max_new_tokens - done
         column[Field.STOP_SET] = stop_set
         column[Field.STRING_SET] = string_set
         column[Field.TOP_K] = params.top_k
         column[Field.CONSTRAINED] = params.top_k > 0 or params.top_p < 1 or params.min_new_tokens > done
-        column[Field.MASKED] = job.masked
+        column[Field.MASKED] = sample.masked
         self.floats[:, row] = params.temperature, params.top_p
-        self.samples.append(sample)
+        self.entries.append(entry)
         self.count += 1
         self._widen(params.max_new_tokens - done)
 
@@ -149,25 +149,25 @@ class Rows:
         rows[_STEPPING] += 1
 
     def record_masks(self, first: int, masks: RowMasks) -> None:
-        """Appends to the job of each masked row from `first` on the tokens that its newest token was drawn
+        """Appends to the sample of each masked row from `first` on the tokens that its newest token was drawn
         from.
         """
         ends = np.cumsum(masks.lengths)
         for row in np.flatnonzero(self.ints[Field.MASKED, first : self.count]).tolist():
-            job = self.samples[first + row].job
-            job.masks.append(masks.ids[ends[row] - masks.lengths[row] : ends[row]])
-            job.mask_log_probs.append(float(masks.log_probs[row]))
+            sample = self.entries[first + row].sample
+            sample.masks.append(masks.ids[ends[row] - masks.lengths[row] : ends[row]])
+            sample.mask_log_probs.append(float(masks.log_probs[row]))
 
     def generated_tokens(self, row: int) -> NDArray[np.int32]:
         """Returns all tokens of a row's sample, including those from before a retraction."""
         seat, generated = self.ints[Field.SEAT, row], self.ints[Field.GENERATED, row]
-        return np.concatenate([self.samples[row].job.tokens, self.tokens[seat, :generated]])
+        return np.concatenate([self.entries[row].sample.tokens, self.tokens[seat, :generated]])
 
     def collect(self, row: int) -> None:
-        """Copies a row's tokens and log-probs to its job."""
-        job, seat, generated = self.samples[row].job, *self.ints[[Field.SEAT, Field.GENERATED], row]
-        job.tokens = self.generated_tokens(row)
-        job.log_probs = np.concatenate([job.log_probs, self.log_probs[seat, :generated]])
+        """Copies a row's tokens and log-probs to its sample."""
+        sample, seat, generated = self.entries[row].sample, *self.ints[[Field.SEAT, Field.GENERATED], row]
+        sample.tokens = self.generated_tokens(row)
+        sample.log_probs = np.concatenate([sample.log_probs, self.log_probs[seat, :generated]])
 
     def blocks_of(self, row: int) -> NDArray[np.int32]:
         """Returns the blocks of a row's own tokens; the newest token is not in the cache yet."""
@@ -181,7 +181,7 @@ class Rows:
         self.ints[:, : len(keep)] = self.ints[:, keep]
         self.floats[:, : len(keep)] = self.floats[:, keep]
         removed = set(rows.tolist())
-        self.samples = [sample for row, sample in enumerate(self.samples) if row not in removed]
+        self.entries = [entry for row, entry in enumerate(self.entries) if row not in removed]
         before, self.count = self.count, len(keep)
         self._pad(self.count, before)
 

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from rlrun.runner.engines.native.engine.prompt_scoring import token_log_probs
-from rlrun.runner.engines.native.engine.requests import Group, Job
-from rlrun.runner.engines.native.engine.rows import Field, Rows, RunningSample
+from rlrun.runner.engines.native.engine.requests import Group, SampleInProgress
+from rlrun.runner.engines.native.engine.rows import Field, RowEntry, Rows
 from rlrun.runner.engines.native.engine.sampler import DrawnTokens, Sampler
 from rlrun.runner.engines.native.engine.stops import Stops
 from rlrun.runner.engines.native.engine.waiting import Queue
@@ -34,7 +34,7 @@ PREFILL_PROMPTS = 128
 
 
 class Scheduler:
-    """Runs groups until all their samples are done; calls each job's `on_done` when it ends."""
+    """Runs groups until all their samples are done; calls each sample's `on_done` when it ends."""
 
     def __init__(self, model: Model, pool: BlockPool, rows: Rows, stops: Stops) -> None:
         self.model = model
@@ -92,24 +92,24 @@ class Scheduler:
         self.model.replace_weights(weights)
         self._queue.drop_stale_prompts()
         self.version = version
-        for row, sample in enumerate(self._rows.samples):
-            generated = len(sample.job.tokens) + int(self._rows.ints[Field.GENERATED, row])
-            sample.job.starts.append((version, generated))
+        for row, entry in enumerate(self._rows.entries):
+            generated = len(entry.sample.tokens) + int(self._rows.ints[Field.GENERATED, row])
+            entry.sample.starts.append((version, generated))
 
-    def abort(self, chosen: Callable[[Job], bool], message: str) -> int:
-        """Ends the chosen jobs with the tokens they have, and returns how many there were."""
-        return self._end_jobs(chosen, {"type": "abort", "message": message})
+    def abort(self, chosen: Callable[[SampleInProgress], bool], message: str) -> int:
+        """Ends the chosen samples with the tokens they have, and returns how many there were."""
+        return self._end_samples(chosen, {"type": "abort", "message": message})
 
     def fail(self, message: str) -> None:
-        """Ends every job with an error."""
-        self._end_jobs(lambda job: True, {"type": "error", "message": message})
+        """Ends every sample with an error."""
+        self._end_samples(lambda sample: True, {"type": "error", "message": message})
 
-    def _end_jobs(self, chosen: Callable[[Job], bool], finish: dict[str, Any]) -> int:
-        running = [row for row, sample in enumerate(self._rows.samples) if chosen(sample.job)]
+    def _end_samples(self, chosen: Callable[[SampleInProgress], bool], finish: dict[str, Any]) -> int:
+        running = [row for row, entry in enumerate(self._rows.entries) if chosen(entry.sample)]
         self._finish(np.array(running, np.int64), [finish] * len(running))
-        waiting = self._queue.remove_jobs(chosen)
-        for job in waiting:
-            _end_job(job, finish)
+        waiting = self._queue.remove_samples(chosen)
+        for sample in waiting:
+            _end_sample(sample, finish)
         return len(running) + len(waiting)
 
     def retract_all(self) -> None:
@@ -148,9 +148,9 @@ class Scheduler:
 
     def _add_rows(self, group: Group, count: int) -> None:
         """Adds rows for the next `count` samples of a group."""
-        for job in group.waiting[:count]:
-            job.starts.append((self.version, len(job.tokens)))
-            self._rows.append(RunningSample(job, group), *self._stops.sets(job.params, self._rows))
+        for sample in group.waiting[:count]:
+            sample.starts.append((self.version, len(sample.tokens)))
+            self._rows.append(RowEntry(sample, group), *self._stops.sets(sample.params, self._rows))
         group.running += count
         group.waiting = group.waiting[count:]
 
@@ -160,7 +160,7 @@ class Scheduler:
             logits = self.model.logits(self._prefill(groups))
             for index, group in enumerate(groups):
                 group.logits = logits[index : index + 1]
-        started = [sample.group for sample in self._rows.samples[first:]]
+        started = [entry.group for entry in self._rows.entries[first:]]
         self._append_tokens(first, self._sampler.first_tokens(first, [group.logits for group in started]))
         for group in started:
             # A copy, because the slice would keep the logits of the whole pass in memory.
@@ -210,30 +210,30 @@ class Scheduler:
             self._finish(np.array(list(ended), np.int64), list(ended.values()))
 
     def _finish(self, ended: NDArray[np.int64], reasons: list[dict[str, Any]]) -> None:
-        """Removes rows, and ends their jobs with the tokens they generated."""
-        jobs = [self._rows.samples[row].job for row in ended.tolist()]
+        """Removes rows, and ends their samples with the tokens they generated."""
+        samples = [self._rows.entries[row].sample for row in ended.tolist()]
         self._free_rows(ended)
-        for job, reason in zip(jobs, reasons, strict=True):
-            _end_job(job, reason)
+        for sample, reason in zip(samples, reasons, strict=True):
+            _end_sample(sample, reason)
 
     def _free_rows(self, rows: NDArray[np.int64]) -> None:
-        """Hands rows' tokens to their jobs, and frees their blocks and seats."""
+        """Hands rows' tokens to their samples, and frees their blocks and seats."""
         for row in rows.tolist():
             self._rows.collect(row)
             self._pool.give_back(self._rows.blocks_of(row))
-            group = self._rows.samples[row].group
+            group = self._rows.entries[row].group
             group.running -= 1
             self._queue.release(group)
         self._rows.remove(rows)
 
     def _retract(self, chosen: range) -> None:
         """Moves rows to the front of the queue, as groups whose prompt ends in the sample's tokens."""
-        jobs = [self._rows.samples[row].job for row in chosen]
+        samples = [self._rows.entries[row].sample for row in chosen]
         self._free_rows(np.array(chosen, np.int64))
-        groups = [Group(np.concatenate([job.prompt, job.tokens]), [job]) for job in jobs]
+        groups = [Group(np.concatenate([sample.prompt, sample.tokens]), [sample]) for sample in samples]
         self._queue.put_first(groups)
 
 
-def _end_job(job: Job, finish: dict[str, Any]) -> None:
-    job.finish = finish
-    job.on_done(job)
+def _end_sample(sample: SampleInProgress, finish: dict[str, Any]) -> None:
+    sample.finish = finish
+    sample.on_done(sample)

@@ -49,7 +49,7 @@ class Stops:
             elif row in matches:
                 reasons[row] = {"type": "stop", "matched": matches[row]}
             else:
-                reasons[row] = {"type": "length", "length": rows.samples[row].job.params.max_new_tokens}
+                reasons[row] = {"type": "length", "length": rows.entries[row].sample.params.max_new_tokens}
         return reasons
 
 
@@ -131,7 +131,7 @@ class StopStrings(_SetTable):
         long_enough = columns[Field.GENERATED] >= columns[Field.MIN_NEW]
         matches = {}
         for row in (np.flatnonzero(candidates & long_enough) + first).tolist():
-            text = self._match(rows.generated_tokens(row), rows.samples[row].job.params.stop)
+            text = self._match(rows.generated_tokens(row), rows.entries[row].sample.params.stop)
             if text is not None:
                 matches[row] = text
         return matches

@@ -1,6 +1,6 @@
 """The engine's thread: steps the scheduler while it has work, and runs other threads' calls between steps.
 
-any thread: post(action), call(function) -> inbox -> engine thread -> Scheduler.step -> job.on_done
+any thread: post(action), call(function) -> inbox -> engine thread -> Scheduler.step -> sample.on_done
 """
 
 import logging
@@ -42,7 +42,7 @@ class EngineThread:
         self._thread.start()
 
     def stop(self, wait: float) -> None:
-        """Aborts all jobs and ends the thread. Raises TimeoutError if a step takes longer than `wait`
+        """Aborts all samples and ends the thread. Raises TimeoutError if a step takes longer than `wait`
         seconds.
         """
         self._post(lambda: None, stopping=True)
@@ -85,7 +85,7 @@ class EngineThread:
                 _log.exception("the engine failed")
                 self._fail(f"{type(error).__name__}: {error}")
                 return
-        self._scheduler.abort(lambda job: True, "the engine stops")
+        self._scheduler.abort(lambda sample: True, "the engine stops")
         self._ended()
 
     def _serve_inbox(self) -> bool:
@@ -102,7 +102,7 @@ class EngineThread:
         return not self._stopping
 
     def _fail(self, reason: str) -> None:
-        """Ends all jobs with the failure, and every later job too, until the thread is stopped."""
+        """Ends all samples with the failure, and every later sample too, until the thread is stopped."""
         self.failure = reason
         self.paused = True
         while True:

@@ -7,7 +7,7 @@ waits. If memory is short, a prompt without running samples is dropped earlier a
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rlrun.runner.engines.native.engine.requests import Group, Job
+from rlrun.runner.engines.native.engine.requests import Group, SampleInProgress
 from rlrun.runner.engines.native.engine.rows import Rows
 from rlrun.runner.engines.native.model.cache import BlockPool, blocks_for
 
@@ -46,14 +46,14 @@ class Queue:
         """Removes the first group, all of whose samples have started."""
         self._groups.popleft()
 
-    def remove_jobs(self, chosen: Callable[[Job], bool]) -> list[Job]:
-        """Removes and returns the chosen jobs, and drops groups that have no other waiting job."""
-        jobs = [job for group in self._groups for job in group.waiting if chosen(job)]
+    def remove_samples(self, chosen: Callable[[SampleInProgress], bool]) -> list[SampleInProgress]:
+        """Removes and returns the chosen samples, and drops groups that have no other waiting sample."""
+        samples = [sample for group in self._groups for sample in group.waiting if chosen(sample)]
         for group in self._groups:
-            group.waiting = [job for job in group.waiting if not chosen(job)]
+            group.waiting = [sample for sample in group.waiting if not chosen(sample)]
             self.release(group)
         self._groups = deque(group for group in self._groups if group.waiting)
-        return jobs
+        return samples
 
     def room_for(self, group: Group) -> int:
         """Returns how many samples of a group can start now.

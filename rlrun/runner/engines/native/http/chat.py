@@ -1,6 +1,6 @@
 """`/v1/chat/completions` of the native engine: turns messages into a prompt, and a sample into an answer.
 
-messages ─▶ the model's chat template ─▶ job ─▶ text
+messages ─▶ the model's chat template ─▶ sample ─▶ text
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.runner.engines.native.engine.requests import Job, parse_sampling
+from rlrun.runner.engines.native.engine.requests import SampleInProgress, parse_sampling
 from rlrun.runner.prompts.tokenizer import Tokenizer
 
 _SAMPLING_KEYS = ("temperature", "top_p", "stop")
@@ -27,8 +27,8 @@ class Chat:
     def _tokenizer(self) -> Tokenizer:
         return Tokenizer(self._folder)
 
-    def job(self, body: Mapping[str, Any], name: str, seed: int, limit: int) -> Job:
-        """Returns the job for a request; prompt and response have at most `limit` tokens together.
+    def sample(self, body: Mapping[str, Any], name: str, seed: int, limit: int) -> SampleInProgress:
+        """Returns the sample for a request; prompt and response have at most `limit` tokens together.
 
         Raises ValueError with the key that is wrong.
         """
@@ -46,16 +46,18 @@ class Chat:
         own_seed = body.get("seed")
         if own_seed is not None and not (isinstance(own_seed, int) and -(2**63) <= own_seed < 2**63):
             raise ValueError(f"seed {own_seed!r} is not a whole number of 64 bits")
-        return Job(name, np.asarray(prompt, np.int32), params, seed if own_seed is None else own_seed)
+        return SampleInProgress(
+            name, np.asarray(prompt, np.int32), params, seed if own_seed is None else own_seed
+        )
 
-    def answer(self, job: Job, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a finished job as a chat completion."""
-        assert job.finish is not None, "the job is done"
-        reason = "stop" if job.finish["type"] == "stop" else "length"
-        message = {"role": "assistant", "content": self._tokenizer.decode(job.tokens)}
-        prompt, completion = len(job.prompt), len(job.tokens)
+    def answer(self, sample: SampleInProgress, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a finished sample as a chat completion."""
+        assert sample.finish is not None, "the sample is done"
+        reason = "stop" if sample.finish["type"] == "stop" else "length"
+        message = {"role": "assistant", "content": self._tokenizer.decode(sample.tokens)}
+        prompt, completion = len(sample.prompt), len(sample.tokens)
         return {
-            "id": job.id,
+            "id": sample.id,
             "object": "chat.completion",
             "created": int(time.time()),
             "model": body.get("model", self._folder),

@@ -53,9 +53,11 @@ class ControlEndpoints:
         body = await read_body(request)
         name = body.get("rid")
         if body.get("abort_all"):
-            count = await _finished(self._engine.abort(lambda job: True), "aborting")
+            count = await _finished(self._engine.abort(lambda sample: True), "aborting")
         elif isinstance(name, str) and name:
-            aborted = self._engine.abort(lambda job: job.id == name or job.id.rpartition("-")[0] == name)
+            aborted = self._engine.abort(
+                lambda sample: sample.id == name or sample.id.rpartition("-")[0] == name
+            )
             count = await _finished(aborted, "aborting")
         else:
             raise ValueError('abort_request needs {"rid": id} or {"abort_all": true}')

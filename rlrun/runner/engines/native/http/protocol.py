@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlrun.runner.contracts.weight_updates import TensorSlot, WeightManifest
-from rlrun.runner.engines.native.engine.requests import Job, parse_sampling
+from rlrun.runner.engines.native.engine.requests import SampleInProgress, parse_sampling
 from rlrun.runner.weights.tensor_slots import ITEM_SIZE
 
 MAX_SAMPLES = 65_536
@@ -28,8 +28,8 @@ _GENERATE_KEYS = {
 
 def parse_generate_request(
     body: Mapping[str, Any], new_id: Callable[[], str], new_seed: Callable[[], int]
-) -> tuple[list[Job], bool]:
-    """Returns the jobs of a /generate request, in order, and whether the answer is a list.
+) -> tuple[list[SampleInProgress], bool]:
+    """Returns the samples of a /generate request, in order, and whether the answer is a list.
 
     `input_ids` is one prompt or a list of prompts; `sampling_params`, `return_sampling_mask` and `rid` are
     one value for all prompts or a list with one value per prompt. The `n` samples of a prompt follow each
@@ -48,9 +48,9 @@ def parse_generate_request(
     params = [parse_sampling(raw) for raw in _spread(body.get("sampling_params") or {}, len(prompts), dict)]
     masked = _spread(body.get("return_sampling_mask") or False, len(prompts), bool)
     ids = _spread(body.get("rid"), len(prompts), str, new_id)
-    if (samples := sum(sampling.n for sampling in params)) > MAX_SAMPLES:
+    if (num_samples := sum(sampling.n for sampling in params)) > MAX_SAMPLES:
         raise ValueError(
-            f"{samples} samples in one call; at most {MAX_SAMPLES}: lower n, or send several calls"
+            f"{num_samples} samples in one call; at most {MAX_SAMPLES}: lower n, or send several calls"
         )
     if any(len(name) > MAX_NAME for name in ids):
         raise ValueError(f"a rid has at most {MAX_NAME} characters")
@@ -59,39 +59,41 @@ def parse_generate_request(
         raise ValueError(
             "return_sampling_mask records the tokens within top_k or top_p: set one of them, or remove it"
         )
-    jobs = []
+    samples = []
     for prompt, sampling, mask, name in zip(prompts, params, masked, ids, strict=True):
         first = new_seed() if sampling.sampling_seed is None else sampling.sampling_seed
         for k in range(sampling.n):
-            job_id = name if sampling.n == 1 else f"{name}-{k}"
-            jobs.append(Job(job_id, prompt, sampling, _signed(first + k), masked=mask))
-    return jobs, not (single and len(jobs) == 1)
+            sample_id = name if sampling.n == 1 else f"{name}-{k}"
+            samples.append(SampleInProgress(sample_id, prompt, sampling, _signed(first + k), masked=mask))
+    return samples, not (single and len(samples) == 1)
 
 
-def sample_answer(job: Job, log_probs: bool, version: int) -> dict[str, Any]:
+def sample_answer(sample: SampleInProgress, log_probs: bool, version: int) -> dict[str, Any]:
     """Returns the answer for one sample; `version` is its weight version if it never ran."""
-    spans = [{"version": str(version), "start": start, "end": end} for version, start, end in job.spans]
+    spans = [{"version": str(version), "start": start, "end": end} for version, start, end in sample.spans]
     meta: dict[str, Any] = {
-        "id": job.id,
-        "finish_reason": job.finish,
-        "prompt_tokens": len(job.prompt),
-        "completion_tokens": len(job.tokens),
-        "cached_tokens": job.cached_tokens,
-        "weight_version": str(job.starts[-1][0] if job.starts else version),
+        "id": sample.id,
+        "finish_reason": sample.finish,
+        "prompt_tokens": len(sample.prompt),
+        "completion_tokens": len(sample.tokens),
+        "cached_tokens": sample.cached_tokens,
+        "weight_version": str(sample.starts[-1][0] if sample.starts else version),
         "weight_versions": spans,
     }
-    if job.prompt_log_probs is not None:
-        log_probs_or_none = [None, *job.prompt_log_probs.tolist()]
+    if sample.prompt_log_probs is not None:
+        log_probs_or_none = [None, *sample.prompt_log_probs.tolist()]
         meta["input_token_logprobs"] = list(
-            zip(log_probs_or_none, job.prompt.tolist(), repeat(None), strict=False)
+            zip(log_probs_or_none, sample.prompt.tolist(), repeat(None), strict=False)
         )
-    tokens = job.tokens.tolist()
+    tokens = sample.tokens.tolist()
     if log_probs:
-        meta["output_token_logprobs"] = list(zip(job.log_probs.tolist(), tokens, repeat(None), strict=False))
-    if job.masked:
-        meta["output_token_sampling_mask"] = job.masks
-        meta["output_token_sampling_logprobs"] = job.mask_log_probs
-        meta["output_token_sampling_mask_length"] = len(job.masks)
+        meta["output_token_logprobs"] = list(
+            zip(sample.log_probs.tolist(), tokens, repeat(None), strict=False)
+        )
+    if sample.masked:
+        meta["output_token_sampling_mask"] = sample.masks
+        meta["output_token_sampling_logprobs"] = sample.mask_log_probs
+        meta["output_token_sampling_mask_length"] = len(sample.masks)
     return {"output_ids": tokens, "meta_info": meta}
 
 

@@ -1,6 +1,6 @@
 """Serves the native engine over SGLang's HTTP protocol.
 
-client --HTTP--> server thread (asyncio) --jobs--> engine thread
+client --HTTP--> server thread (asyncio) --samples--> engine thread
        <-answers-                        <-done---'
 """
 

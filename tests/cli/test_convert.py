@@ -114,7 +114,7 @@ def test_a_checkpoint_of_an_unknown_model(rlrun, model, tmp_path):
     rlrun("convert", "hf-to-dcp", model, tmp_path / "dcp")
     (tmp_path / "dcp" / "config.json").unlink()
     result = rlrun("convert", tmp_path / "dcp", tmp_path / "out")
-    assert result.code == 2 and "does not say its model: add --model" in result.err
+    assert result.code == 2 and "does not record its model: add --model" in result.err
     assert rlrun("convert", tmp_path / "dcp", tmp_path / "out", "--model", model).code == 0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rlrun.converters.families.families import map_to_hf, map_to_parameters
-from rlrun.converters.families.mapping import Lenience, Mapped
+from rlrun.converters.families.mapping import Lenience, Mapped, StoredParameters
 from rlrun.converters.folders.dcp_folder import DcpFolder
 from rlrun.converters.folders.hf_folder import is_hf_folder, read_tensors
 from rlrun.converters.folders.locate import Checkpoint
@@ -23,10 +23,10 @@ _OTHER_STATE = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")
 
 
 def config_of(source: Checkpoint) -> dict[str, Any]:
-    """Returns config.json of the source's model. Raises ValueError where the model is unknown."""
+    """Returns config.json of the source's model. Raises ValueError if the model is unknown."""
     if source.model is None:
         raise ValueError(
-            f"{source.folder} does not say its model: add --model, a folder with the model's config.json"
+            f"{source.folder} does not record its model: add --model, a folder with the model's config.json"
         )
     return read_config(source.model)
 
@@ -71,8 +71,8 @@ def optimizer_contents(source: Checkpoint, config: Mapping[str, Any]) -> dict[st
         raise ValueError(f"{source.folder} has no optimizer state: remove --optimizer")
     contents: dict[str, Content] = {}
     for kind in sorted(kinds):
-        found = _from_parameters(source, config, Lenience(missing=True), f"{kind}.")
-        contents |= {f"{kind}.{name}": content for name, content in found.contents.items()}
+        mapped = _from_parameters(source, config, Lenience(missing=True), f"{kind}.")
+        contents |= {f"{kind}.{name}": content for name, content in mapped.contents.items()}
     return contents
 
 
@@ -87,22 +87,23 @@ def cast_weight(name: str, content: Content, dtype: torch.dtype | None) -> Conte
 def _stored_hf(
     source: Checkpoint, config: Mapping[str, Any], dtype: torch.dtype | None, wide: bool, lenience: Lenience
 ) -> Mapped:
-    found: dict[str, Content] = {name: plain(tensor) for name, tensor in read_tensors(source.folder).items()}
+    """Returns the tensors of a Hugging Face folder. Only those of a known family are checked."""
+    contents = hf_contents(source)
     if wide:
-        found = dequantise(found, config, dtype or _dtype(config))
+        contents = dequantise(contents, config, dtype or _dtype(config))
     elif config.get("quantization_config"):
-        return Mapped(found)
+        return Mapped(contents)
     if config.get("model_type") not in FAMILIES:
-        return Mapped(found)
-    mapped = map_to_parameters(config, found, str(source.folder), lenience)
-    mapped.contents = {name: content for name, content in found.items() if name not in mapped.unknown}
+        return Mapped(contents)
+    mapped = map_to_parameters(config, contents, str(source.folder), lenience)
+    mapped.contents = {name: content for name, content in contents.items() if name not in mapped.unknown}
     return mapped
 
 
 def _from_parameters(
     source: Checkpoint, config: Mapping[str, Any], lenience: Lenience, prefix: str | None = None
 ) -> Mapped:
-    """Returns the tensors of a distributed checkpoint with a prefix; None: the parameters."""
+    """Returns the tensors of a distributed checkpoint whose names have a prefix; None means parameters."""
     folder = DcpFolder(source.folder)
     own = any(name.startswith(_OWN) for name in folder.tensors)
     start = prefix if prefix is not None else _OWN if own else ""
@@ -116,9 +117,7 @@ def _from_parameters(
         return folder.read(start + name)
 
     fixed = _fixed(source) if start == _OWN else {}
-    return map_to_hf(
-        config, described, read, where=str(source.folder), lenience=lenience, own=own, fixed=fixed
-    )
+    return map_to_hf(config, StoredParameters(described, read, str(source.folder), own, fixed), lenience)
 
 
 def _fixed(source: Checkpoint) -> dict[str, Content]:

@@ -41,19 +41,20 @@ class Zeros:
     step: int = 1
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """Some rows."""
+        """Returns zeros for rows `first` to `last`."""
         return torch.zeros((last - first, *self.tensor.shape[1:]), dtype=self.tensor.dtype)
 
 
 class AdapterGroup:
-    """Tensors that are converted together, and those results that have not been written yet."""
+    """Tensors that an adapter converts together."""
 
     def __init__(self, members: dict[str, Content], convert: Convert) -> None:
         self._members = members
         self._convert = convert
         self._empty = {name: meta_tensor(content.tensor) for name, content in members.items()}
         self._renamed: dict[str, str] = {}
-        self._made: Table = {}
+        self._results: Table = {}
+        """Converted tensors that have not been written yet."""
         self._lock = threading.Lock()
 
     @property
@@ -64,12 +65,12 @@ class AdapterGroup:
     def results(self) -> dict[str, Content]:
         """Returns the contents of the results by name; a tensor that is only renamed keeps its content."""
         try:
-            made = self._convert(dict(self._empty))
+            results = self._convert(dict(self._empty))
         except (RuntimeError, LookupError, AssertionError) as error:
             names = abbreviated(list(self._members))
             raise ValueError(f"torchtitan's adapter cannot convert {names}: {error}") from error
         contents: dict[str, Content] = {}
-        for name, tensor in made.items():
+        for name, tensor in results.items():
             source = next((old for old, meta in self._empty.items() if meta is tensor), None)
             if source is not None:
                 self._renamed[source] = name
@@ -81,19 +82,19 @@ class AdapterGroup:
     def result(self, files: Files, name: str) -> torch.Tensor:
         """Returns a converted tensor. The first call converts all tensors of the group."""
         with self._lock:
-            if name not in self._made:
-                self._made = self._convert(
+            if name not in self._results:
+                self._results = self._convert(
                     {
-                        name: _whole(files, content) if self._is_read(name) else self._empty[name]
+                        name: _read_whole(files, content) if self._is_read(name) else self._empty[name]
                         for name, content in self._members.items()
                     }
                 )
-            return self._made[name]
+            return self._results[name]
 
     def drop(self, name: str) -> None:
         """Frees a converted tensor."""
         with self._lock:
-            del self._made[name]
+            del self._results[name]
 
     def _is_read(self, name: str) -> bool:
         return name not in self._renamed
@@ -110,6 +111,6 @@ def meta_tensor(tensor: TensorInfo) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
-def _whole(files: Files, content: Content) -> torch.Tensor:
+def _read_whole(files: Files, content: Content) -> torch.Tensor:
     shape = content.tensor.shape
     return content.rows(files, 0, shape[0] if shape else 1).view(shape)

@@ -8,7 +8,7 @@ is written. Therefore one layer must fit into memory, but not the model.
 
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,10 +16,9 @@ from typing import Any
 import torch
 
 from rlrun.converters.families.adapted import AdapterGroup, Convert, Table, Zeros, meta_tensor
-from rlrun.converters.families.mapping import Lenience, Mapped, check_names
+from rlrun.converters.families.mapping import Lenience, Mapped, StoredParameters, check_names
 from rlrun.converters.tensors.content import Content, plain
 from rlrun.converters.tensors.safetensors_format import TensorInfo
-from rlrun.converters.tensors.stored import StoredTensor
 
 PACKAGES = {
     "kimi_k25": "kimi_k2_7",
@@ -37,61 +36,54 @@ class AdaptedFamily:
     """A model with the sizes of one of torchtitan's flavors."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Finds the flavors. Raises ValueError where none has the model's sizes, or the family is unknown."""
+        """Finds the flavors. Raises ValueError if none has the model's sizes, or the family is unknown."""
         self._flavors = list(_flavors(config))
 
     def to_parameters(self, contents: Mapping[str, Content], where: str, lenience: Lenience) -> Mapped:
         """Maps Hugging Face tensors to torchtitan's parameters."""
         contents = {name: content for name, content in contents.items() if not name.endswith(_DERIVED)}
-        # flavors with and without a vision tower have the same sizes: their names decide
+        # a flavor with a vision tower and one without have the same sizes, so the tensors' names decide
         flavor = min(self._flavors, key=lambda flavor: len(flavor.hf_names() ^ contents.keys()))
         return flavor.to_parameters(contents, where, lenience)
 
-    def to_hf(
-        self,
-        described: Mapping[str, TensorInfo],
-        read: Callable[[str], StoredTensor],
-        where: str,
-        lenience: Lenience,
-    ) -> Mapped:
-        """Maps torchtitan's parameters to Hugging Face tensors; `read` returns a parameter by name."""
-        flavor = min(self._flavors, key=lambda flavor: len(flavor.parameters.keys() ^ described.keys()))
-        return flavor.to_hf(described, read, where, lenience)
+    def to_hf(self, stored: StoredParameters, lenience: Lenience) -> Mapped:
+        """Maps torchtitan's parameters to Hugging Face tensors."""
+        names = stored.described.keys()
+        flavor = min(self._flavors, key=lambda flavor: len(flavor.parameters.keys() ^ names))
+        return flavor.to_hf(stored, lenience)
 
 
 @dataclass(frozen=True, slots=True)
 class _Flavor:
+    """One of torchtitan's configurations of a family."""
+
     adapter: Any
+    """Its state-dict adapter, with `from_hf` and `to_hf`."""
     parameters: dict[str, TensorInfo]
     buffers: dict[str, TensorInfo]
 
     def to_parameters(self, contents: Mapping[str, Content], where: str, lenience: Lenience) -> Mapped:
         names = self.hf_names() & contents.keys()
-        known = {name: content for name, content in contents.items() if name in names}
-        made: dict[str, Content] = {}
-        for group in _groups(known, partial(self._from_hf, has_head=_any_head(known))):
-            made |= group.results()
-        shapes = {name: content.tensor.shape for name, content in made.items() if name not in self.buffers}
+        sources = {name: content for name, content in contents.items() if name in names}
+        results: dict[str, Content] = {}
+        for group in _groups(sources, partial(self._from_hf, has_head=_any_head(sources))):
+            results |= group.results()
+        shapes = {name: content.tensor.shape for name, content in results.items() if name not in self.buffers}
         expected = {name: tensor.shape for name, tensor in self.parameters.items()}
         unknown = {name: content.tensor.shape for name, content in contents.items() if name not in names}
         mapped = check_names(expected, shapes | unknown, where, lenience)
-        mapped.contents = made | {
-            name: Zeros(tensor) for name, tensor in self.buffers.items() if name not in made
+        mapped.contents = results | {
+            name: Zeros(tensor) for name, tensor in self.buffers.items() if name not in results
         }
         return mapped
 
-    def to_hf(
-        self,
-        described: Mapping[str, TensorInfo],
-        read: Callable[[str], StoredTensor],
-        where: str,
-        lenience: Lenience,
-    ) -> Mapped:
+    def to_hf(self, stored: StoredParameters, lenience: Lenience) -> Mapped:
+        described = stored.described
         shapes = {name: tensor.shape for name, tensor in described.items() if name not in self.buffers}
         expected = {name: tensor.shape for name, tensor in self.parameters.items()}
-        mapped = check_names(expected, shapes, where, lenience)
-        known = {name for name in described if name in self.parameters or name in self.buffers}
-        contents: dict[str, Content] = {name: plain(read(name)) for name in described if name in known}
+        mapped = check_names(expected, shapes, stored.where, lenience)
+        names = [name for name in described if name in self.parameters or name in self.buffers]
+        contents: dict[str, Content] = {name: plain(stored.read(name)) for name in names}
         for group in _groups(contents, self.adapter.to_hf):
             mapped.contents |= group.results()
         return mapped
@@ -101,16 +93,17 @@ class _Flavor:
         embedding = any(name.endswith(_EMBEDDING) for name in tensors)
         if _any_head(tensors) or (embedding and not has_head):
             return self.adapter.from_hf(tensors)
-        made: Table = self.adapter.from_hf(tensors | {_HEAD: torch.empty(0)})
-        return {name: tensor for name, tensor in made.items() if name != _HEAD}
+        converted: Table = self.adapter.from_hf(tensors | {_HEAD: torch.empty(0)})
+        return {name: tensor for name, tensor in converted.items() if name != _HEAD}
 
     def hf_names(self) -> set[str]:
         """Returns the Hugging Face names of all tensors of the model."""
-        everything = {name: meta_tensor(tensor) for name, tensor in (self.parameters | self.buffers).items()}
-        return set(self.adapter.to_hf(everything))
+        tensors = {name: meta_tensor(tensor) for name, tensor in (self.parameters | self.buffers).items()}
+        return set(self.adapter.to_hf(tensors))
 
 
 def _groups(contents: Mapping[str, Content], convert: Convert) -> Iterator[AdapterGroup]:
+    """Returns a group for each layer, and one for each tensor outside of the layers."""
     members: dict[str, dict[str, Content]] = {}
     for name, content in contents.items():
         layer = _LAYER.match(name)
@@ -132,13 +125,13 @@ def _flavors(config: Mapping[str, Any]) -> Iterator[_Flavor]:
     registry = next(table for table in tables if isinstance(table, dict))
     text = config.get("text_config") or config
     sizes = (text.get("hidden_size"), text.get("num_hidden_layers"), text.get("vocab_size"))
-    found = False
+    has_flavor = False
     for name in registry:
         spec = package.model_registry(name)
         if (spec.model.dim, len(spec.model.layers), spec.model.vocab_size) == sizes:
-            found = True
+            has_flavor = True
             yield _flavor(spec)
-    if not found:
+    if not has_flavor:
         raise ValueError(
             f"torchtitan has no {family} of hidden_size, num_hidden_layers, vocab_size = {sizes}; it has "
             + ", ".join(registry)

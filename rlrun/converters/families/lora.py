@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rlrun.converters.tensors.content import Content, RowByRow, cast, plain
-from rlrun.converters.tensors.safetensors_format import TensorInfo, read_header
+from rlrun.converters.tensors.safetensors_format import read_header
 from rlrun.converters.tensors.stored import Files, StoredTensor
 from rlrun.models.checked_names import abbreviated, file_inside
 from rlrun.models.json_files import read_json_object
@@ -29,23 +29,18 @@ class MergedWeight(RowByRow):
     up: StoredTensor
     scale: float
 
-    @property
-    def tensor(self) -> TensorInfo:
-        """Type and shape."""
-        return self.source.tensor
-
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Returns rows of the merged weight."""
         up = plain(self.up).rows(files, first, last).float()
         down = plain(self.down).rows(files, 0, self.down.shape[0]).float()
-        merge_adapter = self.source.rows(files, first, last).float().addmm_(up, down, alpha=self.scale)
-        return merge_adapter.to(self.tensor.dtype)
+        merged = self.source.rows(files, first, last).float().addmm_(up, down, alpha=self.scale)
+        return merged.to(self.tensor.dtype)
 
 
 def merge_adapter(contents: Mapping[str, Content], adapter: Path) -> dict[str, Content]:
     """Returns the contents with the adapter merged into them.
 
-    Raises ValueError where the adapter refers to a missing tensor, or is of a kind that is not supported.
+    Raises ValueError if the adapter refers to a missing tensor, or is of a kind that is not supported.
     """
     config = _read_config(adapter)
     tensors = read_header(file_inside(adapter, _WEIGHTS))
@@ -86,11 +81,12 @@ def _replace(content: Content, stored: StoredTensor, name: str) -> Content:
 
 
 def _target(name: str, adapter: Path) -> tuple[str, str]:
-    found = re.fullmatch(rf"{re.escape(_PREFIX)}(.+?)\.(lora_A|lora_B)\.weight", name)
-    found = found or re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.(weight)", name)
-    if not found:
+    """Returns the module that a tensor of the adapter belongs to, and `lora_A`, `lora_B` or `weight`."""
+    match = re.fullmatch(rf"{re.escape(_PREFIX)}(.+?)\.(lora_A|lora_B)\.weight", name)
+    match = match or re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.(weight)", name)
+    if not match:
         raise ValueError(f"{adapter} has {abbreviated([name])}, a kind of adapter that is not supported")
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def _pattern(patterns: Mapping[str, float], module: str, default: float) -> float:

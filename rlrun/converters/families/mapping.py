@@ -36,24 +36,44 @@ class Mapped:
     """Known tensors that are not parameters, for instance derived buffers."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredParameters:
+    """A training checkpoint's parameters by their names in torchtitan."""
+
+    described: Mapping[str, TensorInfo]
+    read: Callable[[str], StoredTensor]
+    """Returns a parameter by its name."""
+    where: str
+    """The checkpoint's folder, for error messages."""
+    own: bool
+    """Whether rlrun's trainer wrote them, which orders rotary pairs as Hugging Face does."""
+    fixed: Mapping[str, Content]
+    """Hugging Face tensors that are not trained, for those that the checkpoint does not have."""
+
+
 def check_names(
     expected: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
     where: str,
     lenience: Lenience,
 ) -> Mapped:
-    """Returns the accepted missing and unknown names. Raises ValueError for others, and for wrong shapes."""
-    noted = Mapped(missing=sorted(expected.keys() - found), unknown=sorted(found.keys() - expected))
-    if noted.missing and not lenience.missing:
-        raise ValueError(f"{where} lacks {abbreviated(noted.missing)}, which its config.json asks for")
-    if noted.unknown and not lenience.unknown:
-        raise ValueError(f"{where} has {abbreviated(noted.unknown)}, which its config.json knows nothing of")
-    for name in expected.keys() & found.keys():
-        if found[name] != expected[name]:
+    """Returns the missing and the unknown names that are accepted.
+
+    Raises ValueError for all other missing or unknown names, and for wrong shapes.
+    """
+    mapped = Mapped(missing=sorted(expected.keys() - shapes), unknown=sorted(shapes.keys() - expected))
+    if mapped.missing and not lenience.missing:
+        raise ValueError(f"{where} lacks {abbreviated(mapped.missing)}, which its config.json requires")
+    if mapped.unknown and not lenience.unknown:
+        raise ValueError(
+            f"{where} has {abbreviated(mapped.unknown)}, which its config.json does not describe"
+        )
+    for name in expected.keys() & shapes.keys():
+        if shapes[name] != expected[name]:
             raise ValueError(
-                f"{name} in {where} has shape {found[name]}, its config.json asks for {expected[name]}"
+                f"{name} in {where} has shape {shapes[name]}, but its config.json requires {expected[name]}"
             )
-    return noted
+    return mapped
 
 
 def hf_shapes(model: Architecture) -> dict[str, tuple[int, ...]]:
@@ -79,31 +99,19 @@ def to_parameters(
     return mapped
 
 
-def to_hf(
-    model: Architecture,
-    described: Mapping[str, TensorInfo],
-    read: Callable[[str], StoredTensor],
-    *,
-    where: str,
-    lenience: Lenience,
-    own: bool,
-    fixed: Mapping[str, Content],
-) -> Mapped:
-    """Maps torchtitan's parameters to Hugging Face tensors; `read` returns a parameter by name.
-
-    `own`: whether rlrun's trainer wrote them, which orders rotary pairs as Hugging Face does. `fixed`:
-    Hugging Face tensors that are not trained, for those that the checkpoint does not have.
-    """
-    twice = alias_names_of(model)
-    shapes = {name: tensor.shape for name, tensor in described.items() if name not in twice}
+def to_hf(model: Architecture, parameters: StoredParameters, lenience: Lenience) -> Mapped:
+    """Maps torchtitan's parameters to Hugging Face tensors."""
+    described, fixed = parameters.described, parameters.fixed
+    aliases = alias_names_of(model)
+    shapes = {name: tensor.shape for name, tensor in described.items() if name not in aliases}
     absent = {
         tensor.parameter: fixed[tensor.name]
         for tensor in hf_tensors(model)
         if tensor.name in fixed and tensor.parameter not in described
     }
     shapes |= {name: content.tensor.shape for name, content in absent.items()}
-    mapped = check_names(_parameter_shapes(model), shapes, where, lenience)
-    stored = {name: read(name) for name in _by_parameter(model) if name in described}
+    mapped = check_names(_parameter_shapes(model), shapes, parameters.where, lenience)
+    stored = {name: parameters.read(name) for name in _by_parameter(model) if name in described}
     for tensor in hf_tensors(model):
         if tensor.parameter in absent:
             mapped.contents[tensor.name] = absent[tensor.parameter]
@@ -113,7 +121,7 @@ def to_hf(
         content: Content = plain(whole if tensor.expert is None else whole.index(tensor.expert))
         if tensor.transposed:
             content = transpose(content)
-        if not own:
+        if not parameters.own:
             content = _paired(model, tensor.parameter, content, side_by_side=False)
         mapped.contents[tensor.name] = content
     return mapped

@@ -1,7 +1,7 @@
 """Reads and writes model folders for the trainer, one tensor at a time.
 
-The format is the one of `rlrun convert` (`hf_folder`, `safetensors_format`), but from and to tensors in
-memory.
+It uses the same format as `rlrun convert` (`hf_folder`, `safetensors_format`), but reads into memory and
+writes from memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,9 +26,9 @@ class WeightFolder:
     """The weights of a model folder, memory-mapped; a context manager."""
 
     def __init__(self, folder: Path, model: Architecture) -> None:
-        """Opens the files. Raises ValueError where names or shapes are not those of the architecture."""
+        """Opens the files. Raises ValueError if names or shapes are not those of the architecture."""
         self.folder = folder
-        _check_wide(folder)
+        _check_not_quantised(folder)
         self._tensors = read_tensors(folder)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items() if not is_derived(name, model)}
         check_names(hf_shapes(model), shapes, str(folder), STRICT)
@@ -48,12 +48,12 @@ class WeightFolder:
         return self._files.array(tensor.chunks[0], tensor.dtype)
 
 
-def _check_wide(folder: Path) -> None:
+def _check_not_quantised(folder: Path) -> None:
     """Raises ValueError for a quantised model folder, because engines could not be updated from it."""
     if settings := read_config(folder).get("quantization_config"):
         raise ValueError(
-            f"{folder} is quantised ({settings.get('quant_method')}), which is not trained: widen it first, "
-            "with `rlrun convert hf-to-hf SRC DST --quantize none`, and set model.path to DST"
+            f"{folder} is quantised ({settings.get('quant_method')}), and cannot be trained: dequantise it "
+            "first, with `rlrun convert hf-to-hf SRC DST --quantize none`, and set model.path to DST"
         )
 
 
@@ -103,8 +103,10 @@ def _write_file(
     head, _ = make_header(expected)
     with path.open("wb") as file:
         file.write(head)
-        for (wanted, described), (name, tensor) in zip(expected.items(), stream, strict=False):
-            assert (name, tuple(tensor.shape)) == (wanted, described.shape), f"expected {wanted}, got {name}"
+        for (expected_name, described), (name, tensor) in zip(expected.items(), stream, strict=False):
+            assert (name, tuple(tensor.shape)) == (expected_name, described.shape), (
+                f"not {expected_name}: {name}"
+            )
             file.write(tensor.detach().to("cpu", described.dtype).contiguous().view(torch.uint8).numpy())
 
 

@@ -18,7 +18,7 @@ def set_tying(
 ) -> tuple[dict[str, Content], dict[str, Any]]:
     """Returns tensors and config, tied or untied (None: unchanged).
 
-    Raises ValueError where embedding and head differ and cannot be tied.
+    Raises ValueError if embedding and head differ, so that they cannot be tied.
     """
     if tied is None or tied == bool(config.get("tie_word_embeddings", False)):
         return contents, config
@@ -32,6 +32,7 @@ def set_tying(
 
 
 def _check_same(contents: Mapping[str, Content]) -> None:
+    """Raises ValueError if the head differs from the embedding."""
     embedding, head, files = contents[_EMBEDDING], contents.get(_HEAD), Files()
     same = head is None or (
         embedding.tensor == head.tensor
@@ -42,4 +43,4 @@ def _check_same(contents: Mapping[str, Content]) -> None:
     )
     files.close()
     if not same:
-        raise ValueError(f"{_HEAD} and {_EMBEDDING} differ: tying them would throw one away")
+        raise ValueError(f"{_HEAD} and {_EMBEDDING} differ, so they cannot be tied: omit --tie")

@@ -71,7 +71,7 @@ def dequantise_weights(contents: Mapping[str, Content], dtype: torch.dtype) -> d
         if scale is not None:
             dequantised[name] = DequantisedWeight(content, scale, dtype)
         elif content.tensor.dtype == torch.float8_e4m3fn:
-            raise ValueError(f"{name} is in FP8 and has no scale")
+            raise ValueError(f"{name} is in FP8 but has no scale: the checkpoint is incomplete")
         elif not name.endswith(suffixes):
             dequantised[name] = content
     return dequantised

@@ -20,7 +20,7 @@ _SCAN_BYTES = 16 << 20
 
 
 class Factors:
-    """The float32 factors that a quantised weight has to be multiplied by, as a content of their own.
+    """The float32 factors that a quantised weight has to be multiplied by, as a content.
 
     Factors that are computed while the weight is quantised are kept in memory, so that the weight is read
     only once. They are few: one per row or per block.
@@ -50,11 +50,11 @@ class Factors:
         if not self._known[first:last].all():
             end = min(last * self._per_row, self._weight.tensor.shape[0])
             begin = first * self._per_row
-            self.of(files, self._weight.rows(files, begin, end).float(), begin)
+            self.compute(files, self._weight.rows(files, begin, end).float(), begin)
         return self._values[first:last]
 
-    def of(self, files: Files, rows: torch.Tensor, begin: int) -> torch.Tensor:
-        """Computes the factors of these rows (float32), the first of which is row `begin` of the weight."""
+    def compute(self, files: Files, rows: torch.Tensor, begin: int) -> torch.Tensor:
+        """Computes the factors of these rows (float32); `begin` is the first row's index in the weight."""
         if self._granularity == "tensor":
             return self._whole(files)
         largest = rows.abs().amax(1, keepdim=True) if self._granularity == "channel" else _largest(rows)
@@ -95,7 +95,7 @@ class QuantisedWeight:
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Returns rows of the weight divided by their factors, rounded to nearest."""
         rows = self.source.rows(files, first, last).float()
-        scaled = _scaled(rows, self.factors.of(files, rows, first), torch.div)
+        scaled = _scaled(rows, self.factors.compute(files, rows, first), torch.div)
         return scaled.clamp_(-_MAX, _MAX).to(self.tensor.dtype)
 
 

@@ -118,14 +118,12 @@ class Scales(RowByRow):
 
 
 @dataclass(frozen=True, slots=True)
-class DequantisedInt4Weight:
+class DequantisedInt4Weight(RowByRow):
     """A four-bit weight multiplied by its scales."""
 
-    source: Content
     scales: Content
     scheme: Any
     dtype: torch.dtype
-    step: int = 1
 
     @property
     def tensor(self) -> TensorInfo:

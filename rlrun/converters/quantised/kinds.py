@@ -63,9 +63,9 @@ def dequantise(
             return int4.dequantise_weights(contents, settings, dtype)
         case method, layout:
             raise ValueError(
-                f"the checkpoint is quantised by {method!r} ({layout or 'no format'}), which is not read; "
-                "FP8 is (quant_method fp8, or compressed-tensors with format float-quantized), and so are "
-                "compressed-tensors with format pack-quantized, and mxfp4"
+                f"the checkpoint is quantised by {method!r} ({layout or 'no format'}), which is not "
+                "supported; supported are FP8 (quant_method fp8, or compressed-tensors with format "
+                "float-quantized), compressed-tensors with format pack-quantized, and mxfp4"
             )
 
 

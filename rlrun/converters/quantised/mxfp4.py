@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from rlrun.converters.tensors.arranged import transpose
-from rlrun.converters.tensors.content import Content
+from rlrun.converters.tensors.content import Content, RowByRow
 from rlrun.converters.tensors.safetensors_format import TensorInfo
 from rlrun.converters.tensors.stored import Files
 
@@ -20,23 +20,21 @@ _BIAS = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4Weight:
-    """The matrices `[experts, outputs, inputs]` that blocks and scales store."""
+class Mxfp4Weight(RowByRow):
+    """The matrices `[experts, outputs, inputs]` that blocks (the source) and scales store."""
 
-    blocks: Content
     scales: Content
     dtype: torch.dtype
-    step: int = 1
 
     @property
     def tensor(self) -> TensorInfo:
         """The type and shape of the tensor."""
-        experts, outputs, groups, half = self.blocks.tensor.shape
+        experts, outputs, groups, half = self.source.tensor.shape
         return TensorInfo(self.dtype, (experts, outputs, groups * half * 2))
 
     def rows(self, files: Files, first: int, last: int) -> torch.Tensor:
         """Returns the matrices of experts `first` to `last`."""
-        packed = self.blocks.rows(files, first, last)
+        packed = self.source.rows(files, first, last)
         exponents = self.scales.rows(files, first, last).int() - _BIAS
         pairs = _pairs(self.dtype).index_select(0, packed.view(-1).int()).view(*packed.shape[:-1], -1)
         return (
@@ -55,7 +53,7 @@ def dequantise_weights(contents: Mapping[str, Content], dtype: torch.dtype) -> d
             scales = contents.get(f"{whole}_scales")
             shape = content.tensor.shape
             if scales is None or scales.tensor.shape != shape[:-1] or len(shape) != 4 or shape[-1] != 16:
-                raise ValueError(f"{name} has shape {shape} and no scales that fit: it is not MXFP4")
+                raise ValueError(f"{name} has shape {shape} and no scales that match: it is not MXFP4")
             dequantised[whole] = transpose(Mxfp4Weight(content, scales, dtype))
         elif not name.endswith("_scales"):
             dequantised[name] = content

@@ -30,22 +30,16 @@ class Stacked:
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
+class Paired(RowByRow):
     """Query or key rows, reordered within each head for another order of rotary pairs.
 
     Hugging Face stores the two members of a rotated pair half a head apart, torchtitan's Llama side by side.
     """
 
-    source: Content
     head: int
     """Number of rows per head."""
     side_by_side: bool
     """Whether the result, rather than the source, has pairs side by side."""
-
-    @property
-    def tensor(self) -> TensorInfo:
-        """The type and shape of the tensor."""
-        return self.source.tensor
 
     @property
     def step(self) -> int:

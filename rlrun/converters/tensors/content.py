@@ -104,9 +104,17 @@ class InMemory:
 
 @dataclass(frozen=True, slots=True)
 class RowByRow:
-    """Base of contents that compute each row from the same row of a source."""
+    """Base of contents that compute each row from the same row of a source.
+
+    Type, shape and step are the source's, unless a subclass overrides them.
+    """
 
     source: Content
+
+    @property
+    def tensor(self) -> TensorInfo:
+        """The type and shape of the tensor."""
+        return self.source.tensor
 
     @property
     def step(self) -> int:

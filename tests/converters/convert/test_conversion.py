@@ -159,7 +159,7 @@ def test_tying_and_untying(tmp_path):
     assert not read_architecture(untied).tied
     again = convert(untied, "hf", tmp_path / "again", tied=True)
     assert same(read_hf(tied), read_hf(again)) and read_architecture(again).tied
-    with pytest.raises(ValueError, match="differ: tying them would throw one away"):
+    with pytest.raises(ValueError, match="differ, so they cannot be tied"):
         convert(make_tiny_model(tmp_path / "two"), "hf", tmp_path / "out", tied=True)
 
 
@@ -174,7 +174,7 @@ def test_missing_tensors_are_named_or_allowed(tmp_path):
     name = "model.layers.1.mlp.up_proj.weight"
     source = without(make_tiny_model(tmp_path / "hf"), name)
     for target in ("dcp", "hf"):
-        with pytest.raises(ValueError, match=f"lacks {name}, which its config.json asks for"):
+        with pytest.raises(ValueError, match=f"lacks {name}, which its config.json requires"):
             convert(source, target, tmp_path / "out")
     lenient = {"lenience": Lenience(missing=True)}
     middle = convert(source, "dcp", tmp_path / "dcp", **lenient)
@@ -188,7 +188,7 @@ def test_unknown_tensors_are_named_or_left_behind(tmp_path):
     source = make_tiny_model(tmp_path / "hf")
     known = read_hf(source)
     save_file(known | {"visual.weight": torch.zeros(3)}, source / "model.safetensors")
-    with pytest.raises(ValueError, match=r"has visual.weight, which its config.json knows nothing of"):
+    with pytest.raises(ValueError, match=r"has visual.weight, which its config.json does not describe"):
         convert(source, "hf", tmp_path / "out")
     lenient = {"lenience": Lenience(unknown=True)}
     assert same(known, read_hf(convert(source, "hf", tmp_path / "out", **lenient)))

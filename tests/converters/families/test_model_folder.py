@@ -35,12 +35,12 @@ def test_missing_tensors_are_named(folder):
 
 def test_unknown_tensors_are_named(folder):
     change(folder, lambda tensors: tensors.update({"model.layers.7.bias": torch.zeros(3)}))
-    refused(folder, "has model.layers.7.bias, which its config.json knows nothing of")
+    refused(folder, "has model.layers.7.bias, which its config.json does not describe")
 
 
 def test_shapes_must_be_those_of_the_config(folder):
     change(folder, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}))
-    refused(folder, r"model.norm.weight in .* has shape \(3,\), its config.json asks for \(64,\)")
+    refused(folder, r"model.norm.weight in .* has shape \(3,\), but its config.json requires \(64,\)")
 
 
 def test_stored_frequencies_and_a_tied_head_are_ignored(tmp_path):

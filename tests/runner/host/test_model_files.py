@@ -43,9 +43,9 @@ def index_of_a_lost_file(folder: Path) -> None:
         (index_of_a_lost_file, r"model-00002-of-00002\.safetensors"),
         (lambda folder: set_config(folder, model_type="bert"), "model_type 'bert' is not supported"),
         (lambda folder: set_config(folder, hidden_size=None), r"config\.json"),
-        (lambda folder: set_config(folder, num_hidden_layers=9), "lacks .*, which its config.json asks for"),
-        (lambda folder: set_config(folder, num_hidden_layers=1), "which its config.json knows nothing of"),
-        (lambda folder: set_config(folder, vocab_size=77), "has shape .*, its config.json asks for"),
+        (lambda folder: set_config(folder, num_hidden_layers=9), "lacks .*, which its config.json requires"),
+        (lambda folder: set_config(folder, num_hidden_layers=1), "which its config.json does not describe"),
+        (lambda folder: set_config(folder, vocab_size=77), "has shape .*, but its config.json requires"),
     ],
 )
 def test_what_is_wrong_with_a_folder_is_named(

@@ -64,8 +64,8 @@ def without_a_shard(folder):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (fewer_layers, r"has model\.layers\.1\..*config\.json knows nothing of"),
-        (narrower, r"mlp\..* has shape \(.*96.*\), its config\.json asks for \(.*48.*\)"),
+        (fewer_layers, r"has model\.layers\.1\..*config\.json does not describe"),
+        (narrower, r"mlp\..* has shape \(.*96.*\), but its config\.json requires \(.*48.*\)"),
         (without_a_tensor, r"lacks model\.norm\.weight"),
         (without_a_shard, r"lacks model-00002-of-00002\.safetensors"),
     ],

@@ -133,9 +133,9 @@ class Trajectory:
         turns = self.turns
         if not turns or turns[-1].experts is None:
             return None
-        found = turns[-1].experts
-        assert len(found) == self.sample_length() - 1, "experts of other tokens than the sample's"
-        return found
+        last_experts = turns[-1].experts
+        assert len(last_experts) == self.sample_length() - 1, "experts of other tokens than the sample's"
+        return last_experts
 
     def sampling_mask(self) -> SamplingMask | None:
         """Returns the sampling mask of the R tokens of `response`; None if no answer has one."""
@@ -174,14 +174,14 @@ class Trajectory:
 def _spans(parts: Sequence[Generation | Tokens]) -> tuple[VersionSpan, ...]:
     """Returns spans without gaps; adjacent spans of the same version are merged."""
     spans: list[VersionSpan] = []
-    start = place = 0
+    start = position = 0
     for part in parts:
         for span in part.versions if isinstance(part, Generation) else ():
             if spans and spans[-1].version == span.version:
                 start = spans.pop().start
-            spans.append(VersionSpan(span.version, start, place + span.end))
-            start = place + span.end
-        place += len(_tokens(part))
+            spans.append(VersionSpan(span.version, start, position + span.end))
+            start = position + span.end
+        position += len(_tokens(part))
     return tuple(spans)
 
 

@@ -70,9 +70,9 @@ def bearer(headers: Mapping[str, str]) -> str:
     return match[1] if match else ""
 
 
-def is_key(given: str, key: str) -> bool:
+def is_key(candidate: str, key: str) -> bool:
     """Returns whether this is the key, in a time that does not depend on how much of it is right."""
-    return bool(key) and hmac.compare_digest(given.encode(errors="replace"), key.encode())
+    return bool(key) and hmac.compare_digest(candidate.encode(errors="replace"), key.encode())
 
 
 @cache

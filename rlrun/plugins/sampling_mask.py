@@ -57,9 +57,9 @@ class SamplingMask:
 
     def take(self, tokens: NDArray[np.int64]) -> SamplingMask:
         """Returns the mask of the tokens at the given ascending positions."""
-        kept = np.zeros(len(self.lengths), dtype=np.bool_)
-        kept[tokens] = True
-        return SamplingMask(self.ids[np.repeat(kept, self.lengths)], self.lengths[kept])
+        is_kept = np.zeros(len(self.lengths), dtype=np.bool_)
+        is_kept[tokens] = True
+        return SamplingMask(self.ids[np.repeat(is_kept, self.lengths)], self.lengths[is_kept])
 
 
 def joined_masks(masks: Sequence[SamplingMask | None], counts: Sequence[int]) -> SamplingMask | None:

@@ -105,49 +105,49 @@ def _tables(data: Any, where: KeyPath) -> Iterator[tuple[KeyPath, dict[str, Any]
     yield from ((path, table) for path, table in tables if isinstance(table, dict))
 
 
-def _check(report: PluginReport, explainer: Explainer, found: _PluginTable) -> None:
+def _check(report: PluginReport, explainer: Explainer, table: _PluginTable) -> None:
     try:
-        params = load(found.kind, found.name).Params
+        params = load(table.kind, table.name).Params
     except PluginError as error:
-        report.findings.append(_unusable((*found.path, "type"), found.kind, found.name, error))
+        report.findings.append(_unusable((*table.path, "type"), table.kind, table.name, error))
         return
-    explainer.keys.add(params, f"{table_name(found.path)}.")
+    explainer.keys.add(params, f"{table_name(table.path)}.")
     report.paths += [
-        ((*found.path, key), marker) for key, marker in path_fields(params) if key in found.params
+        ((*table.path, key), marker) for key, marker in path_fields(params) if key in table.params
     ]
-    for inner in _inner_tables(found, params):
+    for inner in _inner_tables(table, params):
         _check(report, explainer, inner)
     try:
-        params.model_validate_json(as_json(found.params), strict=True)
-        if found.kind == "algorithms":
-            report.demands = _needs(found.name, as_json(found.params))
+        params.model_validate_json(as_json(table.params), strict=True)
+        if table.kind == "algorithms":
+            report.demands = _needs(table.name, as_json(table.params))
     except ValidationError as error:
-        report.findings += explainer.findings(error, params, found.path, tuple(found.section.model_fields))
+        report.findings += explainer.findings(error, params, table.path, tuple(table.section.model_fields))
     except PluginError as error:
-        report.findings.append(Finding((*found.path, "type"), str(error), found=found.name))
+        report.findings.append(Finding((*table.path, "type"), str(error), found=table.name))
 
 
-def _inner_tables(found: _PluginTable, params: type[BaseModel]) -> Iterator[_PluginTable]:
+def _inner_tables(outer: _PluginTable, params: type[BaseModel]) -> Iterator[_PluginTable]:
     """Yields the tables in a plugin's parameters that name plugins."""
     for key, field in params.model_fields.items():
         for section in section_models(field.annotation):
             if section in _INNER and issubclass(section, PluginSection):
-                for path, table in _tables(found.params, (key,)):
+                for path, table in _tables(outer.params, (key,)):
                     if isinstance(name := table.get("type"), str):
-                        yield _PluginTable((*found.path, *path), _INNER[section], name, section, table)
+                        yield _PluginTable((*outer.path, *path), _INNER[section], name, section, table)
 
 
 def _unusable(path: KeyPath, kind: str, name: str, error: PluginError) -> Finding:
-    known = names(kind)
-    if name in known or ".py:" in name:
+    installed_names = names(kind)
+    if name in installed_names or ".py:" in name:
         return Finding(path, str(error), found=name)
     noun = _noun(kind)
     if install := how_to_install(kind, name):
         return Finding(path, f'there is no {noun} "{name}"', install, found=name)
-    suggestion = nearest(name, [*known, *names_in_packages(kind)])
-    listed = f"installed: {', '.join(known) or 'none'}"
-    if others := [_noun(other) for other in METHODS if other != kind and name in names(other)]:
-        message = f'"{name}" is {" and ".join(map(_with_article, others))}, not {_with_article(noun)}'
+    suggestion = nearest(name, [*installed_names, *names_in_packages(kind)])
+    listed = f"installed: {', '.join(installed_names) or 'none'}"
+    if other_kinds := [_noun(other) for other in METHODS if other != kind and name in names(other)]:
+        message = f'"{name}" is {" and ".join(map(_with_article, other_kinds))}, not {_with_article(noun)}'
         return Finding(path, message, listed, found=name)
     cure = f'did you mean "{suggestion}"? ({listed})' if suggestion else listed
     return Finding(path, f'there is no {noun} "{name}"', cure, suggestion, name)

@@ -35,9 +35,9 @@ def same_scores(name: str, first: Any, second: Any, samples: Sequence[Sample]) -
     before = pickle.dumps(list(samples))
     scores = asyncio.run(_scores(first, samples))
     assert pickle.dumps(list(samples)) == before, f"{name} changes the sample it scores"
-    again = asyncio.run(_scores(second, pickle.loads(before)))
+    repeated = asyncio.run(_scores(second, pickle.loads(before)))
     assert len(scores) == len(samples), f"{name} gives {len(scores)} scores for {len(samples)} samples"
-    for sample, score, second_score in zip(samples, scores, again, strict=True):
+    for sample, score, second_score in zip(samples, scores, repeated, strict=True):
         values = list(score.values()) if isinstance(score, Mapping) else [score]
         numbers = [value for value in values if not (isinstance(score, Mapping) and isinstance(value, str))]
         finite = all(isinstance(value, int | float) and np.isfinite(value) for value in numbers)
@@ -96,12 +96,12 @@ def same_order(name: str, first: Any, second: Any, buffered: Sequence[Buffered])
     assert set(order) <= {group.index for group in buffered}, f"{name} names groups that do not exist"
 
 
-def same_rows(name: str, source: Any, other: Any) -> list[Row]:
+def same_rows(name: str, source: Any, second_source: Any) -> list[Row]:
     """Asserts that a data source gives the same rows, with unique ids, in any order of reading.
 
     Returns the rows that are not broken.
     """
-    assert len(source) == len(other) > 0, f"{name} has no rows, or not always the same number"
+    assert len(source) == len(second_source) > 0, f"{name} has no rows, or not always the same number"
     rows: dict[int, Row] = {}
     for index in range(len(source)):
         try:
@@ -109,17 +109,17 @@ def same_rows(name: str, source: Any, other: Any) -> list[Row]:
         except ValueError as error:
             assert str(error), f"{name} calls row {index} broken without saying why"
     for index in reversed(rows):
-        assert other[index] == rows[index], f"{name}'s row {index} is different the second time"
+        assert second_source[index] == rows[index], f"{name}'s row {index} is different the second time"
     assert len({row.id for row in rows.values()}) == len(rows), f"{name} has two rows with the same id"
     return list(rows.values())
 
 
 def same_losses(name: str, loss: Callable[[Any], LossOutputs], inputs: Any, trained: Any) -> None:
     """Asserts that a loss is one number per token, the same every time, and has a finite gradient."""
-    outputs, again = loss(inputs), loss(inputs)
+    outputs, repeated = loss(inputs), loss(inputs)
     length = len(trained)
     assert outputs.loss.shape == (length,), f"{name}'s loss is not one number per token"
-    assert bool((outputs.loss == again.loss).all()), f"{name}'s loss is different the second time"
+    assert bool((outputs.loss == repeated.loss).all()), f"{name}'s loss is different the second time"
     for metric, values in outputs.metrics.items():
         assert values.shape == (length,), f"{name}'s metric {metric!r} is not one number per token"
         assert not values.requires_grad, f"{name}'s metric {metric!r} carries a gradient; detach it"
@@ -137,8 +137,8 @@ def same_arrays(name: str, what: str, method: Callable[[Any], Any], groups: Sequ
     arrays = method(groups)
     samples = [sample for group in groups for sample in group.samples]
     assert pickle.dumps(groups) == pickle.dumps(before), f"{name} changes the groups it compares"
-    for sample, array, again in zip(samples, arrays, method(groups), strict=True):
+    for sample, array, repeated in zip(samples, arrays, method(groups), strict=True):
         assert array.shape == sample.tokens.shape, f"{name}'s {what} are not one number per token"
         assert array.dtype == np.float32, f"{name}'s {what} are {array.dtype}, not float32"
         assert np.isfinite(array).all(), f"{name}'s {what} are not finite"
-        assert np.array_equal(array, again), f"{name}'s {what} are different the second time"
+        assert np.array_equal(array, repeated), f"{name}'s {what} are different the second time"

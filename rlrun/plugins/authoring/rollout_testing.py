@@ -60,9 +60,9 @@ class ScriptedSession:
         answer = self._answers[min(len(self.made), len(self._answers) - 1)]
         longest = min((sampling or self.sampling).max_new_tokens, self.max_turn_tokens)
         room = min(longest, self.max_tokens - len(tokens))
-        whole = not answer.endswith("…")
-        response = self.chat.encode(answer + "\0" if whole else answer[:-1])
-        finish = "stop" if whole and len(response) <= room else "length"
+        is_complete = not answer.endswith("…")
+        response = self.chat.encode(answer + "\0" if is_complete else answer[:-1])
+        finish = "stop" if is_complete and len(response) <= room else "length"
         response = response[: max(room, 0)]
         log_probs = np.full(len(response), -1.0 - len(self.made), dtype=np.float32)
         spans = (VersionSpan(len(self.made), 0, len(response)),) if len(response) else ()
@@ -94,9 +94,9 @@ def check_rollout(
     Returns the trajectories of each execution.
     """
     first, sessions = asyncio.run(_run(name, params, answers))
-    again, _ = asyncio.run(_run(name, params, answers))
+    second_run, _ = asyncio.run(_run(name, params, answers))
     assert len(first) == len(sessions), f"{name} gives {len(first)} results for {len(sessions)} executions"
-    for trajectories, repeated, session in zip(first, again, sessions, strict=True):
+    for trajectories, repeated, session in zip(first, second_run, sessions, strict=True):
         for trajectory in trajectories:
             _check(name, trajectory, session)
         assert [*map(_plain, trajectories)] == [*map(_plain, repeated)], (

@@ -82,8 +82,8 @@ def write_package(kind: str, name: str, parent: Path) -> Path:
     template = TEMPLATES[kind]
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ValueError(f"{name!r} is not a valid plugin name: use a-z, digits and underscores")
-    if taken := next((entry for entry in entries(kind) if entry.name == name), None):
-        raise ValueError(f"{taken} has that name, and a spec could use neither of the two: choose another")
+    if namesake := next((entry for entry in entries(kind) if entry.name == name), None):
+        raise ValueError(f"{namesake} has that name, and a spec could use neither of the two: choose another")
     package = f"rlrun-{template.noun}-{name.replace('_', '-')}"
     folder = parent / package
     if folder.exists():

@@ -50,8 +50,8 @@ def _content(message: Mapping[str, Any], where: str) -> str | None:
         return "".join(_text(part, where) for part in content)
     if isinstance(content, str) or (content is None and message.get("tool_calls")):
         return content
-    found = "there is none" if content is None else f"it is {type(content).__name__}"
-    raise ValueError(f"{where}: its content must be text, and {found}")
+    actual = "there is none" if content is None else f"it is {type(content).__name__}"
+    raise ValueError(f"{where}: its content must be text, and {actual}")
 
 
 def _text(part: Any, where: str) -> str:

@@ -62,9 +62,9 @@ class Mixture:
     def preview(cls, params: MixtureParams, count: int) -> Iterator[Row | ValueError]:
         """Yields a few rows of each source that can be previewed; a broken row is yielded as a ValueError."""
         for number, source in enumerate(params.sources):
-            kind, given = load("data", source.type), dict(source.model_extra or {})
+            kind, plugin_params = load("data", source.type), dict(source.model_extra or {})
             if hasattr(kind, "preview"):
-                inner = checked_params("data", source.type, given)
+                inner = checked_params("data", source.type, plugin_params)
                 for row in kind.preview(inner, -(-count // len(params.sources))):
                     yield ValueError(f"source {number}: {row}") if isinstance(row, ValueError) else row
 
@@ -80,14 +80,14 @@ class Mixture:
             row: Row = self._sources[number][self._places[number][within]]
         except ValueError as error:
             raise ValueError(f"source {number}: {error}") from error
-        again = f"#{copy + 1}" if copy else ""
-        return replace(row, id=f"{number}:{row.id}{again}", metadata={**row.metadata, "source": number})
+        suffix = f"#{copy + 1}" if copy else ""
+        return replace(row, id=f"{number}:{row.id}{suffix}", metadata={**row.metadata, "source": number})
 
 
 def _weighted(count: int, weight: float, seed: str) -> list[int]:
     """Returns row numbers: all rows, repeated by the weight's integer part, then a random selection of rows
     for its fractional part.
     """
-    whole, part = divmod(weight, 1)
+    copies, part = divmod(weight, 1)
     chosen = sorted(random.Random(seed).sample(range(count), round(part * count)))
-    return [*list(range(count)) * int(whole), *chosen]
+    return [*list(range(count)) * int(copies), *chosen]

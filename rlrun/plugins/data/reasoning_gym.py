@@ -109,18 +109,18 @@ def make_task(task: str, settings: dict[str, Any]) -> Any:
     """
     import reasoning_gym  # importing it takes a second
 
-    known = reasoning_gym.factory.DATASETS
-    if task not in known:
-        raise _unknown(task, known)
+    dataset_names = reasoning_gym.factory.DATASETS
+    if task not in dataset_names:
+        raise _unknown(task, dataset_names)
     try:
         return reasoning_gym.create_dataset(task, **settings)
     except (TypeError, AssertionError, ValueError) as error:
         raise ValueError(f"reasoning-gym's task {task!r} does not take these settings: {error}") from error
 
 
-def _unknown(task: str, known: Collection[str]) -> ValueError:
-    meant = nearest(task, known)
-    cure = f"did you mean {meant!r}?" if meant else f"it has {', '.join(sorted(known))}"
+def _unknown(task: str, dataset_names: Collection[str]) -> ValueError:
+    meant = nearest(task, dataset_names)
+    cure = f"did you mean {meant!r}?" if meant else f"it has {', '.join(sorted(dataset_names))}"
     return ValueError(f"reasoning-gym has no task {task!r}; {cure}")
 
 

@@ -113,18 +113,18 @@ def first_of_each_prompt(rows: Rows) -> list[int]:
 
     Broken rows are kept, so that the run still counts them as broken.
     """
-    seen: set[str] = set()
-    kept = []
+    prompts_so_far: set[str] = set()
+    kept_indices = []
     for index in range(len(rows)):
         try:
             prompt = json.dumps(rows[index].prompt, default=str)
         except ValueError:
-            kept.append(index)
+            kept_indices.append(index)
             continue
-        if prompt not in seen:
-            seen.add(prompt)
-            kept.append(index)
-    return kept
+        if prompt not in prompts_so_far:
+            prompts_so_far.add(prompt)
+            kept_indices.append(index)
+    return kept_indices
 
 
 def required(values: Mapping[str, Any], key: str) -> Any:

@@ -50,11 +50,13 @@ class Verifiers:
         """Returns row `index`. Raises ValueError for a task without a prompt."""
         task = self._tasks[index]
         messages = prompt_messages(task)
-        asked = [message for message in messages if message["role"] == "user"]
-        if not asked:
+        user_messages = [message for message in messages if message["role"] == "user"]
+        if not user_messages:
             raise ValueError(f"{self.params.taskset}[{index}]: the task has no prompt")
         if self.params.prompt_template != QUESTION:
-            asked[-1]["content"] = self.params.prompt_template.replace(QUESTION, str(asked[-1]["content"]))
+            user_messages[-1]["content"] = self.params.prompt_template.replace(
+                QUESTION, str(user_messages[-1]["content"])
+            )
         metadata = {
             "taskset": self.params.taskset,
             "config": self.params.config,

@@ -64,9 +64,9 @@ class WorkedSums:
 
 def worked_steps(expression: str) -> list[str]:
     """Returns one equation per operation: `"12 + 34 - 5"` gives `["12 + 34 = 46", "46 - 5 = 41"]`."""
-    first, *rest = expression.split()
+    first, *operations = expression.split()
     total, steps = int(first), []
-    for operator, term in zip(rest[::2], rest[1::2], strict=True):
+    for operator, term in zip(operations[::2], operations[1::2], strict=True):
         result = total + int(term) if operator == "+" else total - int(term)
         steps.append(f"{total} {operator} {term} = {result}")
         total = result

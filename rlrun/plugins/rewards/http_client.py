@@ -80,18 +80,18 @@ class HttpClient:
                 except (self._aiohttp.ClientError, OSError, ValueError) as error:
                     failure = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                     failures.append(self._hidden(failure, url, headers))
-                    self._tell(f"{_shown(url)}, attempt {len(failures)}: {failures[-1]}")
+                    self._tell(f"{_display_url(url)}, attempt {len(failures)}: {failures[-1]}")
         except asyncio.CancelledError as end:
             if failures:
-                end.add_note(_no_answer(_shown(url), failures))
+                end.add_note(_no_answer(_display_url(url), failures))
             raise
-        raise RuntimeError(_no_answer(_shown(url), failures))
+        raise RuntimeError(_no_answer(_display_url(url), failures))
 
     def _hidden(self, text: str, url: str, headers: Mapping[str, str] | None) -> str:
         """Returns a failure's text without secrets of the address and values of the headers, which some
         services echo.
         """
-        text = text.replace(url, _shown(url))
+        text = text.replace(url, _display_url(url))
         for value in (*self._params.headers.values(), *(headers or {}).values()):
             for secret in (value, value.rpartition(" ")[2]):
                 text = text.replace(secret, "***") if len(secret) >= 6 else text
@@ -122,7 +122,7 @@ class HttpClient:
             self._session = None
 
 
-def _shown(url: str) -> str:
+def _display_url(url: str) -> str:
     """Returns an address without user, password and query."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

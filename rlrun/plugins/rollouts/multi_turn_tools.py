@@ -64,9 +64,9 @@ class MultiTurnTools:
         """One conversation; `info` has its turns, calls and failed calls, and what tools noted."""
         box = self._box.begin(session)
         try:
-            one = await self._talk(session, box)
-            one.info |= box.info()
-            return one
+            trajectory = await self._talk(session, box)
+            trajectory.info |= box.info()
+            return trajectory
         finally:
             await box.end()
 
@@ -75,24 +75,26 @@ class MultiTurnTools:
         await self._box.close()
 
     async def _talk(self, session: Session, box: ToolBox) -> Trajectory:
-        talk, said, failed, called = _Talk(session, Trajectory(session.prompt.tokens)), "", 0, 0
-        one = talk.trajectory
+        talk, last_answer, failed, called = _Talk(session, Trajectory(session.prompt.tokens)), "", 0, 0
+        trajectory = talk.trajectory
         while True:
             answer = await talk.ask()
-            said = answer or said
-            calls = parse_calls(answer, self.params.syntax) if one.status is Status.COMPLETED else []
+            last_answer = answer or last_answer
+            calls = parse_calls(answer, self.params.syntax) if trajectory.status is Status.COMPLETED else []
             if not calls:
                 break
             results = await box.answer(calls, self.params.max_calls, session.chat)
             called += len(results)
             failed += sum(result.failed for result in results)
-            if len(one.turns) == self.params.max_turns or not talk.give([one.message for one in results]):
-                one.status = Status.TRUNCATED
+            if len(trajectory.turns) == self.params.max_turns or not talk.give(
+                [result.message for result in results]
+            ):
+                trajectory.status = Status.TRUNCATED
                 break
-        one.info = {"turns": len(one.turns), "tool_calls": called, "tool_errors": failed}
+        trajectory.info = {"turns": len(trajectory.turns), "tool_calls": called, "tool_errors": failed}
         if self.params.text == "last":
-            one.text = session.chat.plain(said)
-        return one
+            trajectory.text = session.chat.plain(last_answer)
+        return trajectory
 
 
 @dataclass(slots=True)
@@ -104,28 +106,28 @@ class _Talk:
 
     @property
     def room(self) -> int:
-        """Tokens that may follow."""
+        """Number of tokens that the response may still get."""
         used = len(self.trajectory) - len(self.trajectory.prompt)
         return self.session.sampling.max_new_tokens - used
 
     async def ask(self) -> str:
-        """The policy's next answer, special tokens included but for the end token; "" where there is none."""
+        """Returns the policy's next answer, with special tokens except the end token; "" if it is empty."""
         sampling = self.session.sampling
-        left = replace(sampling, max_new_tokens=self.room) if self.trajectory.turns else sampling
-        made = await self.session.generate(self.trajectory.tokens(), left)
-        self.trajectory.add(made)
-        tokens = made.tokens
+        limited = replace(sampling, max_new_tokens=self.room) if self.trajectory.turns else sampling
+        generation = await self.session.generate(self.trajectory.tokens(), limited)
+        self.trajectory.add(generation)
+        tokens = generation.tokens
         if len(tokens) and tokens[-1] in self.session.chat.eos_token_ids:
             tokens = tokens[:-1]
         [text] = self.session.chat.decode_batch([tokens], special=True)
         return text
 
     def give(self, messages: Sequence[Message]) -> bool:
-        """Add the results; False, and nothing is added, where they leave no room for an answer."""
+        """Adds the results of tools. Returns False, and adds nothing, if they leave no room for an answer."""
         chat = self.session.chat
         end, tokens = chat.follow_up(messages)
-        made = self.trajectory.turns[-1].tokens
-        ended = made[-1] in chat.eos_token_ids  # not where a stop string ended it
+        answer = self.trajectory.turns[-1].tokens
+        ended = answer[-1] in chat.eos_token_ids  # not where a stop string ended it
         if self.room <= len(tokens) + (not ended):
             return False
         if not ended:

@@ -24,8 +24,8 @@ class SingleTurn:
         """Returns a trajectory for each answer."""
         tokens = group.prompt.tokens
         trajectories = []
-        for made in await group.generate(tokens):
-            one = Trajectory(tokens)
-            one.add(made)
-            trajectories.append(one)
+        for generation in await group.generate(tokens):
+            trajectory = Trajectory(tokens)
+            trajectory.add(generation)
+            trajectories.append(trajectory)
         return trajectories

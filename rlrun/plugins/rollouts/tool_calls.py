@@ -37,12 +37,12 @@ def parse_calls(text: str, syntax: Syntax) -> list[ToolCall | Malformed]:
 
     `auto` reads either format.
     """
-    said = text.rpartition("</think>")[2]
-    if "<think>" in said:  # cut off while thinking
+    answer = text.rpartition("</think>")[2]
+    if "<think>" in answer:  # cut off while thinking
         return []
-    if syntax == "hermes" or (syntax == "auto" and "<tool_call>" in said):
-        return [_hermes(body, end) for body, end in _HERMES.findall(said)]
-    return _llama3(said.strip(), tagged=_TAG in said)
+    if syntax == "hermes" or (syntax == "auto" and "<tool_call>" in answer):
+        return [_hermes(body, end) for body, end in _HERMES.findall(answer)]
+    return _llama3(answer.strip(), tagged=_TAG in answer)
 
 
 def _hermes(body: str, end: str) -> ToolCall | Malformed:
@@ -55,9 +55,9 @@ def _hermes(body: str, end: str) -> ToolCall | Malformed:
     return _call(value, "arguments")
 
 
-def _llama3(said: str, *, tagged: bool) -> list[ToolCall | Malformed]:
+def _llama3(answer: str, *, tagged: bool) -> list[ToolCall | Malformed]:
     """Reads calls in Llama 3's format. Text after `<|python_tag|>` must be a call; other text need not be."""
-    body = said.rpartition(_TAG)[2].strip()
+    body = answer.rpartition(_TAG)[2].strip()
     if not tagged and not re.match(r'\{\s*"(name|type)"', body):
         return []
     calls: list[ToolCall | Malformed] = []

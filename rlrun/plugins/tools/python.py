@@ -78,10 +78,10 @@ class Python:
             running = asyncio.create_task(asyncio.to_thread(self._sandbox.run, _RUN.format(code=code), b""))
             # A cancelled call does not end the thread, which runs until the program ends at its own limit.
             ending = await asyncio.shield(running)
-        return _told(ending)
+        return _describe_ending(ending)
 
 
-def _told(ending: Ending) -> str:
+def _describe_ending(ending: Ending) -> str:
     printed = ending.output.decode(errors="replace").rstrip("\n")
     if not ending.problem:
         return printed or "(no output)"

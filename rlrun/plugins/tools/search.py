@@ -72,7 +72,9 @@ class Search:
             passages = await self._find(" OR ".join(f'"{word}"' for word in dict.fromkeys(words)))
         if not passages:
             return "Nothing found."
-        return "\n\n".join(f"[{number}] {_shown(*passage)}" for number, passage in enumerate(passages, 1))
+        return "\n\n".join(
+            f"[{number}] {_format_passage(*passage)}" for number, passage in enumerate(passages, 1)
+        )
 
     async def _find(self, query: str) -> list[tuple[str, str]]:
         def select() -> list[tuple[str, str]]:
@@ -137,5 +139,5 @@ def _passage(line: str, where: str, params: SearchParams) -> tuple[str, str]:
     return str(title or ""), str(text)
 
 
-def _shown(title: str, text: str) -> str:
+def _format_passage(title: str, text: str) -> str:
     return f"{title}\n{text}" if title else text

@@ -85,16 +85,18 @@ def _level(places: list[list[int]], loads: Work) -> None:
         if half <= LEVEL * totals.mean():
             return
         order = np.argsort(loads[places[idle]])
-        theirs = loads[places[idle]][order]
+        idle_loads = loads[places[idle]][order]
         ideal = loads[places[busy]] - half  # the best load to swap each bin for
-        near = np.searchsorted(theirs, ideal).clip(0, len(theirs) - 1)
-        near = np.where(np.abs(theirs[near - 1] - ideal) < np.abs(theirs[near] - ideal), near - 1, near)
-        mine = int(np.abs(theirs[near] - ideal).argmin())
-        moved = float(loads[places[busy][mine]] - theirs[near[mine]])
+        near = np.searchsorted(idle_loads, ideal).clip(0, len(idle_loads) - 1)
+        near = np.where(
+            np.abs(idle_loads[near - 1] - ideal) < np.abs(idle_loads[near] - ideal), near - 1, near
+        )
+        nearest = int(np.abs(idle_loads[near] - ideal).argmin())
+        moved = float(loads[places[busy][nearest]] - idle_loads[near[nearest]])
         if not 0 < moved < 2 * half:
             return
-        other = int(order[near[mine]])
-        places[busy][mine], places[idle][other] = places[idle][other], places[busy][mine]
+        other = int(order[near[nearest]])
+        places[busy][nearest], places[idle][other] = places[idle][other], places[busy][nearest]
         totals[busy] -= moved
         totals[idle] += moved
 

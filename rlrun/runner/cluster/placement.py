@@ -100,7 +100,7 @@ def place(plan: Plan) -> Placement:
     )
 
 
-def match_reserved_bundles(placement: Placement, found: Sequence[str]) -> list[int]:
+def match_reserved_bundles(placement: Placement, reserved_nodes: Sequence[str]) -> list[int]:
     """Returns, for each planned bundle, the number of the reserved bundle that takes its place.
 
     `found`: the node that Ray reserved each bundle on. If the GPUs of every server happen to be on one node,
@@ -108,10 +108,13 @@ def match_reserved_bundles(placement: Placement, found: Sequence[str]) -> list[i
     sizes. Raises ValueError if there is no such node.
     """
     bundles = placement.bundles
-    if all(len({found[bundle] for bundle in (slot.bundle, *slot.beside)}) == 1 for slot in placement.wide):
-        return list(range(len(found)))
-    unmatched = {node: _by_size(placement, found, node) for node in dict.fromkeys(found)}
-    matches = [0] * len(found)
+    if all(
+        len({reserved_nodes[bundle] for bundle in (slot.bundle, *slot.beside)}) == 1
+        for slot in placement.wide
+    ):
+        return list(range(len(reserved_nodes)))
+    unmatched = {node: _by_size(placement, reserved_nodes, node) for node in dict.fromkeys(reserved_nodes)}
+    matches = [0] * len(reserved_nodes)
     for node in dict.fromkeys(placement.nodes):
         planned = _by_size(placement, placement.nodes, node)
         sizes = [bundles[number] for number in planned]

@@ -46,7 +46,7 @@ class Cluster:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         where = f"the cluster at {spec.address}" if spec.address else "this host"
         self._reserved = Reservation(placement, where)
-        self._others: set[psutil.Process] = set()
+        self._children_before: set[psutil.Process] = set()
         self._processes: list[Process] = []
         self._joined: JoinedCluster | None = None
         self._lost: str | None = None
@@ -153,7 +153,7 @@ class Cluster:
             join(self._spec.address)
             self._joined = JoinedCluster(ray.get_runtime_context().gcs_address)
             return
-        self._others = children()
+        self._children_before = children()
         start_here(ceil(self.placement.cpus), self._scratch.ray)
 
     def _actor(self, request: Request) -> Any:
@@ -168,18 +168,18 @@ class Cluster:
             actor = ray.remote(concurrency_groups={ASIDE: 1})(request.kind)
         else:
             actor = ray.remote(request.kind)
-        return self._reserved.seated(actor, request.slot.bundle, options).remote(str(request.log))
+        return self._reserved.in_bundle(actor, request.slot.bundle, options).remote(str(request.log))
 
     def _end(self) -> None:
         pids = self._pids_here()
-        ours = children() - self._others if self.is_local else set()
+        ray_processes = children() - self._children_before if self.is_local else set()
         if ray.is_initialized():
             for process in self._processes:
                 process.kill()
             if not self.is_local and self._lost is None:
                 self._reserved.give_back()
             ray.shutdown()
-        end_or_kill(ours)
+        end_or_kill(ray_processes)
         if self.is_local:
             kill(process.pid for process in self._processes if process.pid is not None)
         remove_segments_of(pids)
@@ -188,8 +188,8 @@ class Cluster:
         """Returns the ids of the job's processes on this host. Those of other hosts mean nothing here."""
         processes = [*self._processes, *self._replaced]
         if not self.is_local:
-            here = ray.util.get_node_ip_address()
-            processes = [process for process in processes if process.host == here]
+            own_address = ray.util.get_node_ip_address()
+            processes = [process for process in processes if process.host == own_address]
         return [process.pid for process in processes if process.pid is not None]
 
     async def _in_thread(self, function: Any) -> None:

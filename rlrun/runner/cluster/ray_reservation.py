@@ -46,7 +46,7 @@ class Reservation:
                 await self._group.ready()
         except TimeoutError:
             raise JobError(
-                f"the cluster did not free {_amounts(self._wanted())} within {_SECONDS:g} s; it has "
+                f"the cluster did not free {_amounts(self._required())} within {_SECONDS:g} s; it has "
                 f"{_amounts(ray.available_resources())} free. Wait for other jobs to end, or lower "
                 "cluster.gpus_per_node or engine.count"
             ) from None
@@ -64,7 +64,7 @@ class Reservation:
         except ValueError as error:
             raise JobError(f"{error}; free whole nodes for the job, or lower engine.tensor") from None
         bundles = sorted({i for slot in self._placement.wide for i in (slot.bundle, *slot.beside)})
-        ids = [self.seated(ray.remote(visible_gpus), bundle, _A_LITTLE).remote() for bundle in bundles]
+        ids = [self.in_bundle(ray.remote(visible_gpus), bundle, _A_LITTLE).remote() for bundle in bundles]
         try:
             self._gpus = dict(zip(bundles, ray.get(ids, timeout=_SECONDS), strict=True))
         except ray.exceptions.RayError as error:
@@ -79,12 +79,12 @@ class Reservation:
         node = self._nodes()[self._reserved[slot.bundle]]
         return str(next(entry["NodeManagerAddress"] for entry in ray.nodes() if entry["NodeID"] == node))
 
-    def seated(self, what: Any, bundle: int, share: Mapping[str, Any]) -> Any:
+    def in_bundle(self, actor_or_task: Any, bundle: int, share: Mapping[str, Any]) -> Any:
         """Returns the remote function or class `what`, set to run in a planned bundle with a share of it."""
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=self._reserved[bundle]
         )
-        return what.options(scheduling_strategy=strategy, **share)
+        return actor_or_task.options(scheduling_strategy=strategy, **share)
 
     def give_back(self) -> None:
         """Frees the reserved resources."""
@@ -96,15 +96,15 @@ class Reservation:
         nodes: dict[int, str] = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
         return nodes
 
-    def _wanted(self) -> dict[str, float]:
+    def _required(self) -> dict[str, float]:
         return {"GPU": self._placement.gpus, "CPU": self._placement.cpus}
 
     def _check_resources(self) -> None:
         have = ray.cluster_resources()
-        for name, wanted in self._wanted().items():
-            if wanted > have.get(name, 0.0):
+        for name, required in self._required().items():
+            if required > have.get(name, 0.0):
                 raise JobError(
-                    f"the spec asks for {_amount(name, wanted)}, and {self._where} has "
+                    f"the spec asks for {_amount(name, required)}, and {self._where} has "
                     f"{_amount(name, have.get(name, 0.0))}; lower cluster.gpus_per_node, trainer.parallel or "
                     "engine.count (see rlrun plan)"
                 )

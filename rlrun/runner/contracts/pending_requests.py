@@ -25,23 +25,23 @@ class PendingRequests:
     @contextmanager
     def enter(self, samples: int) -> Iterator[asyncio.Future[None]]:
         """Counts a request as pending during the block; the future is done once engines work on it."""
-        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queued[taken] = samples
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queued[admitted] = samples
         self._advance()
         try:
-            yield taken
+            yield admitted
         finally:
-            if self._queued.pop(taken, None) is None:
+            if self._queued.pop(admitted, None) is None:
                 self._running -= samples
             self._advance()
 
     def _advance(self) -> None:
         """Marks the next requests as running while they fit; a request above the capacity runs alone."""
         while self._queued:
-            taken, samples = next(iter(self._queued.items()))
+            admitted, samples = next(iter(self._queued.items()))
             if self.capacity is not None and self._running and self._running + samples > self.capacity:
                 return
-            del self._queued[taken]
+            del self._queued[admitted]
             self._running += samples
-            if not taken.done():
-                taken.set_result(None)
+            if not admitted.done():
+                admitted.set_result(None)

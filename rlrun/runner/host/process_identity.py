@@ -47,8 +47,8 @@ class Owner(BaseModel):
     @property
     def is_here(self) -> bool:
         """Whether the process belongs to this host, boot and namespace, so that `pid` can be looked up."""
-        here = (socket.gethostname(), boot_id(), pid_namespace())
-        return bool(self.boot_id) and (self.host, self.boot_id, self.pid_namespace) == here
+        own_host = (socket.gethostname(), boot_id(), pid_namespace())
+        return bool(self.boot_id) and (self.host, self.boot_id, self.pid_namespace) == own_host
 
     @property
     def is_running(self) -> bool:

@@ -59,7 +59,7 @@ async def start_job(
     *,
     timed: Timed,
 ) -> RunningJob:
-    """Starts everything; closing `stack` ends it. JobError or ValueError with the first cause of a failure.
+    """Starts everything; closing `stack` ends it. Raises JobError or ValueError with the first cause.
 
     `timed` awaits a phase and shows it by its name.
     """
@@ -96,11 +96,12 @@ async def start_job(
 
 
 def _pools(spec: Spec, started: Processes, gateway: Gateway | None) -> dict[str, EnginePool]:
-    """Returns the pools by name of `[[engines]]`; "" is the policy's."""
+    """Returns the pools by the name in `[[engines]]`; the policy's is under ""."""
     supervised = spec.fault_tolerance.engine_restarts > 0
-    others = started.named_engines.items()
     pools = {
-        name: EnginePool(group.clients, supervised=supervised) for name, group in others if group.clients
+        name: EnginePool(group.clients, supervised=supervised)
+        for name, group in started.named_engines.items()
+        if group.clients
     }
     if clients := started.engines.clients:
         send_sample = None if gateway is None else gateway.generate
@@ -112,16 +113,20 @@ def _fetch_models(spec: Spec, policy: ModelFiles) -> Models:
     teacher = None
     if spec.teacher is not None and spec.teacher.path is not None:
         teacher = fetch_files("teacher.path", spec.teacher.path, spec.teacher.revision)
-    others = {
-        one.name: fetch_files(f"engines[{number}].path", one.path, one.revision) if one.path else None
-        for number, one in enumerate(spec.engines)
+    named_models = {
+        section.name: fetch_files(f"engines[{number}].path", section.path, section.revision)
+        if section.path
+        else None
+        for number, section in enumerate(spec.engines)
     }
-    sections = (("teacher", spec.teacher), ("reference", spec.reference))
-    served = [(role, others[one.engine]) for role, one in sections if one is not None and one.engine]
-    for role, other in [("teacher", teacher), *served]:
-        if other is not None:
-            check_same_tokens(policy, role, other)
-    return Models(policy, teacher, others)
+    scoring_models = [("teacher", teacher)]
+    for role, section in (("teacher", spec.teacher), ("reference", spec.reference)):
+        if section is not None and section.engine:
+            scoring_models.append((role, named_models[section.engine]))
+    for role, files in scoring_models:
+        if files is not None:
+            check_same_tokens(policy, role, files)
+    return Models(policy, teacher, named_models)
 
 
 async def _start_scorer(scorer: Scorer, starting: asyncio.Task[Processes] | None) -> None:
@@ -131,8 +136,8 @@ async def _start_scorer(scorer: Scorer, starting: asyncio.Task[Processes] | None
         return
     await asyncio.wait([starting])
     if not starting.cancelled() and starting.exception() is None:
-        others = starting.result().named_engines
-        await scorer.start({name: group.addresses for name, group in others.items()})
+        named_engines = starting.result().named_engines
+        await scorer.start({name: group.addresses for name, group in named_engines.items()})
 
 
 def plan_for_mode(plan: Plan, mode: Literal["rollout", "train"] | None) -> Plan:

@@ -69,7 +69,7 @@ class Journal(Protocol):
     def samples(self, step: int, groups: Sequence[Group]) -> None:
         """Records the groups of a step whose metrics are not complete yet."""
 
-    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+    def doing(self, activity: str, done: int = 0, total: int = 0) -> None:
         """Shows what the job does now, and how much of it is done if `total` is given."""
 
     async def timed(self, phase: str, work: Awaitable[Result]) -> Result:

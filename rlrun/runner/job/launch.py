@@ -89,7 +89,7 @@ async def _supervise(
         folder,
         console,
         [(name, build("trackers", section.type, section.params)) for name, section in trackers],
-        whole=loaded.spec.debug.keeps_rollouts,
+        keeps_rollouts=loaded.spec.debug.keeps_rollouts,
     )
     journal.note({"scratch": str(scratch.path)})
     stop = StopRequest()

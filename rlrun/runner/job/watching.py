@@ -16,8 +16,8 @@ from rlrun.specs.sections.job import Spec
 
 async def diagnose_engines(running: RunningJob) -> ProcessFailure | None:
     """Returns the failure of an engine that died or hangs; None if all are well."""
-    ours = [engine for engine in _every_engine(running) if isinstance(engine, EngineHandle)]
-    return await running.cluster.diagnose([process for engine in ours for process in engine.processes])
+    own_engines = [engine for engine in _every_engine(running) if isinstance(engine, EngineHandle)]
+    return await running.cluster.diagnose([process for engine in own_engines for process in engine.processes])
 
 
 def _every_engine(running: RunningJob) -> list[Handle]:

@@ -87,5 +87,5 @@ def _buckets(job: PlannedJob) -> Iterator[Part]:
         yield Part("weight buckets", 2 * size, "2 × engine.weight_bucket")
 
 
-def _beside(phase: Phase, name: str, held: int) -> Phase:
-    return Phase(phase.name, (*phase.parts, Part(name, held, "on the same device")))
+def _beside(phase: Phase, name: str, bytes_held: int) -> Phase:
+    return Phase(phase.name, (*phase.parts, Part(name, bytes_held, "on the same device")))

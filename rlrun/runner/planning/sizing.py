@@ -60,8 +60,8 @@ def running_samples(job: PlannedJob, engine: EngineMemory | None) -> int:
 
 def _disk_bytes(job: PlannedJob) -> int:
     spec = job.spec
-    kept = spec.checkpoint.keep if spec.checkpoint.interval else 1
+    count = spec.checkpoint.keep if spec.checkpoint.interval else 1
     # the oldest checkpoint is removed only when a newer one is complete
     unfinished = 1 if spec.checkpoint.interval else 0
     exported = export_bytes(job.model) if spec.checkpoint.export_hf else 0
-    return (kept + unfinished) * checkpoint_bytes(job.model, spec.trainer) + exported
+    return (count + unfinished) * checkpoint_bytes(job.model, spec.trainer) + exported

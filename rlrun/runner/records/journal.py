@@ -43,11 +43,11 @@ class Journal:
         console: Console,
         trackers: Sequence[tuple[str, Tracker]] = (),
         *,
-        whole: bool = False,
+        keeps_rollouts: bool = False,
     ) -> None:
-        """Marks the run as running; with `whole`, every sample is kept with all that training needs."""
+        """Marks the run as running; `keeps_rollouts` saves everything that training needs of every sample."""
         self._folder = folder
-        self._whole = whole
+        self._keeps_rollouts = keeps_rollouts
         self._console = console
         self._trackers = [TrackerThread(name, tracker) for name, tracker in trackers]
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
@@ -86,9 +86,9 @@ class Journal:
         self._state |= facts
         self._submit(self._write_state)
 
-    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+    def doing(self, activity: str, done: int = 0, total: int = 0) -> None:
         """Shows the current work, and how much of it is done if `total` is given."""
-        self._console.doing(what, done, total)
+        self._console.doing(activity, done, total)
 
     async def timed(self, phase: str, work: Awaitable[Result]) -> Result:
         """Awaits a phase, which the console shows while it lasts; a long one is printed with its time."""
@@ -101,13 +101,13 @@ class Journal:
         """
         self._console.step(step, metrics)
         self._raise_failed(self._take_finished())
-        self._submit(self._write_step, step, dict(metrics), _chosen(groups, every=self._whole))
+        self._submit(self._write_step, step, dict(metrics), _chosen(groups, every=self._keeps_rollouts))
         for tracker in self._trackers:
             tracker.log(step, dict(metrics))
 
     def samples(self, step: int, groups: Sequence[Group]) -> None:
         """Records the groups of a step before its metrics are complete."""
-        self._submit(self._write_samples, step, _chosen(groups, every=self._whole))
+        self._submit(self._write_samples, step, _chosen(groups, every=self._keeps_rollouts))
 
     async def flush(self) -> None:
         """Waits until everything is written. Raises JobError if that fails."""
@@ -137,7 +137,7 @@ class Journal:
 
     def _write_samples(self, step: int, samples: list[tuple[Group, Sample]]) -> None:
         if samples:
-            write_samples(rollout_path(self._folder.rollouts, step), samples, whole=self._whole)
+            write_samples(rollout_path(self._folder.rollouts, step), samples, whole=self._keeps_rollouts)
 
     def _write_state(self) -> None:
         self._folder.write_state({**self._state, "updated": _now()})

@@ -86,8 +86,10 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     metrics = {f"response_len/{k}": v for k, v in statistics([len(s.tokens) for s in samples]).items()}
     metrics["truncated_ratio"] = _share(sample.status is Status.TRUNCATED for sample in samples)
     metrics["repetition_frac"] = _share(has_repetition(sample.text) for sample in samples)
-    if made := sum(int(sample.made.sum()) for sample in samples):
-        metrics["log_probs"] = float(sum(sample.log_probs.sum(dtype=np.float64) for sample in samples)) / made
+    if generated := sum(int(sample.made.sum()) for sample in samples):
+        metrics["log_probs"] = (
+            float(sum(sample.log_probs.sum(dtype=np.float64) for sample in samples)) / generated
+        )
     return metrics
 
 

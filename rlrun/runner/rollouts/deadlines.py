@@ -67,9 +67,9 @@ def _with_deadline(
     async def send_with_deadline(request: GenerateRequest) -> list[Generation]:
         answer = asyncio.ensure_future(send(request))
         try:
-            with policy.pending.enter(len(request.seeds)) as taken:
+            with policy.pending.enter(len(request.seeds)) as admitted:
                 with policy.deadlines.held(execution_deadline):
-                    events: list[asyncio.Future[Any]] = [answer, taken]
+                    events: list[asyncio.Future[Any]] = [answer, admitted]
                     await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
                 return await _answer_by_deadline(policy, request, answer, seconds)
         finally:

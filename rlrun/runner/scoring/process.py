@@ -184,5 +184,5 @@ def _environment() -> dict[str, str]:
     """Returns this environment with the driver's import path, one thread and fixed hashes, without Ray's
     token."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_TOKEN")}
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_TOKEN")}
+    return {**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}

@@ -75,16 +75,18 @@ def nearest_batches(spec: Spec, rollout: bool) -> str:
 
 def _mismatch(prompts: int, per_prompt: int, size: int | None, steps: int | None) -> str:
     samples = prompts * per_prompt
-    left = f"P·n = {prompts} · {per_prompt} = {samples} (rollout.batch_size · rollout.samples_per_prompt)"
+    prompt_side = (
+        f"P·n = {prompts} · {per_prompt} = {samples} (rollout.batch_size · rollout.samples_per_prompt)"
+    )
     if size and steps:
-        right = (
+        update_side = (
             f"G·S = {size} · {steps} = {size * steps} (trainer.global_batch_size · trainer.optimizer_steps)"
         )
     elif size:
-        right = f"G = {size} (trainer.global_batch_size) gives S = {samples / size:.4g} optimizer steps"
+        update_side = f"G = {size} (trainer.global_batch_size) gives S = {samples / size:.4g} optimizer steps"
     else:
-        right = f"S = {steps} (trainer.optimizer_steps) gives G = {samples / (steps or 1):.4g} samples"
-    return f"the batch equation P·n = G·S does not hold: {left}, {right}"
+        update_side = f"S = {steps} (trainer.optimizer_steps) gives G = {samples / (steps or 1):.4g} samples"
+    return f"the batch equation P·n = G·S does not hold: {prompt_side}, {update_side}"
 
 
 def _choices(key: str, values: list[int]) -> str:

@@ -13,12 +13,13 @@ def sample_limits(spec: Spec, *, rollout: bool) -> str:
     """
     settings = spec.rollout
     prompt, response = settings.prompt_limit, settings.max_response_tokens
-    whole = f"{prompt + response} tokens: a prompt of {prompt} (longer ones are dropped)"
+    length_limits = f"{prompt + response} tokens: a prompt of {prompt} (longer ones are dropped)"
     if not rollout:
         return (
-            f"a demonstration may have {whole}, and a response of {response} (a longer one is a broken row)"
+            f"a demonstration may have {length_limits}, and a response of {response} "
+            "(a longer one is a broken row)"
         )
-    return f"a sample may have {whole}, and a response of {response}{_turns(spec)}{_time(spec)}"
+    return f"a sample may have {length_limits}, and a response of {response}{_turns(spec)}{_time(spec)}"
 
 
 def _turns(spec: Spec) -> str:

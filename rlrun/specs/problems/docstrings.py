@@ -15,12 +15,12 @@ from pydantic import BaseModel
 @cache
 def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
     """What each documented field says of itself, on one line: its description, else the string under it."""
-    found: dict[str, str] = {}
-    for each in reversed(model.__mro__):
-        if issubclass(each, BaseModel) and each is not BaseModel:
-            found |= _strings_under_fields(each)
-    found |= {name: field.description for name, field in model.model_fields.items() if field.description}
-    return {name: " ".join(text.split()) for name, text in found.items() if name in model.model_fields}
+    texts: dict[str, str] = {}
+    for ancestor in reversed(model.__mro__):
+        if issubclass(ancestor, BaseModel) and ancestor is not BaseModel:
+            texts |= _strings_under_fields(ancestor)
+    texts |= {name: field.description for name, field in model.model_fields.items() if field.description}
+    return {name: " ".join(text.split()) for name, text in texts.items() if name in model.model_fields}
 
 
 def _strings_under_fields(model: type) -> dict[str, str]:
@@ -30,9 +30,9 @@ def _strings_under_fields(model: type) -> dict[str, str]:
     except (OSError, TypeError, SyntaxError):
         return {}
     body = definition.body if isinstance(definition, ast.ClassDef) else []
-    found = {}
+    texts = {}
     for field, below in pairwise(body):
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = text
-    return found
+                texts[name] = text
+    return texts

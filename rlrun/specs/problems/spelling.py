@@ -10,12 +10,12 @@ def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | 
     """The candidate spelt most like `name`, case and hyphens aside; None when none is near."""
     from difflib import SequenceMatcher
 
-    wanted = plain(name)
+    target = plain(name)
 
     def likeness(candidate: str) -> float:
         word = plain(candidate)
-        alike = SequenceMatcher(None, wanted, word).ratio()
-        return max(alike, _SAME_LETTERS) if sorted(word) == sorted(wanted) else alike
+        alike = SequenceMatcher(None, target, word).ratio()
+        return max(alike, _SAME_LETTERS) if sorted(word) == sorted(target) else alike
 
     scores = {candidate: likeness(candidate) for candidate in candidates}
     best = max(scores, key=lambda candidate: scores[candidate], default=None)

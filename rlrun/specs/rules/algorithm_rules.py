@@ -136,8 +136,8 @@ def head_precision(spec: Spec, demands: Demands) -> Iterator[Finding]:
     computed = {spec.trainer.dtype, *(section.dtype for section in sections)}
     if spec.trainer.head_dtype == "float32" and computed == {"float32"}:
         why = "logits are float32 without it, as trainer and engines compute in float32"
-        others: tuple[KeyPath, ...] = (("trainer", "dtype"), ("engine", "dtype"))
-        yield no_effect(("trainer", "head_dtype"), why, "remove it", others)
+        related_keys: tuple[KeyPath, ...] = (("trainer", "dtype"), ("engine", "dtype"))
+        yield no_effect(("trainer", "head_dtype"), why, "remove it", related_keys)
 
 
 def warm_up(spec: Spec, demands: Demands) -> Iterator[Finding]:

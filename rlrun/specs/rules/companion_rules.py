@@ -44,8 +44,8 @@ def teacher(spec: Spec, demands: CompanionDemands) -> Iterator[Finding]:
         message = f"{spec.algorithm.type} learns from a teacher, and the spec has none"
         yield Finding(("teacher",), message, 'add a table [teacher] with `path = "…"`', at_value=False)
     if spec.teacher is not None and (spec.teacher.path is None) == (spec.teacher.engine is None):
-        both = "needs path or engine" if spec.teacher.path is None else "has both path and engine"
-        message = f"{both}: either the trainer loads the teacher (path), or [[engines]] serve it (engine)"
+        problem = "needs path or engine" if spec.teacher.path is None else "has both path and engine"
+        message = f"{problem}: either the trainer loads the teacher (path), or [[engines]] serve it (engine)"
         cure = "add one of the two" if spec.teacher.path is None else "remove one of the two"
         yield Finding(("teacher",), message, cure, at_value=False)
 

@@ -24,11 +24,11 @@ def token_limits(spec: Spec) -> Iterator[Finding]:
     """Limits on tokens must not contradict each other, and sampling needs at least one candidate token."""
     rollout = spec.rollout
     if rollout.min_response_tokens > rollout.max_response_tokens:
-        least, most = rollout.min_response_tokens, rollout.max_response_tokens
-        message = f"must be at most rollout.max_response_tokens = {most}, found {least}"
+        minimum, maximum = rollout.min_response_tokens, rollout.max_response_tokens
+        message = f"must be at most rollout.max_response_tokens = {maximum}, found {minimum}"
         cure = "lower it, or raise max_response_tokens"
         related = (("rollout", "max_response_tokens"),)
-        yield Finding(("rollout", "min_response_tokens"), message, cure, found=least, related=related)
+        yield Finding(("rollout", "min_response_tokens"), message, cure, found=minimum, related=related)
     turn = rollout.max_turn_tokens
     if turn is not None and rollout.function.type == "single_turn":
         why = "a single_turn response has one turn, which max_response_tokens limits"

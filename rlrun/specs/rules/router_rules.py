@@ -68,7 +68,7 @@ def _wrong_arguments(
     if not arguments:
         return
     python = section.python or sys.executable
-    known = installed_arguments(python, section.environment, program)
+    valid_arguments = installed_arguments(python, section.environment, program)
     related = ((*path[:-1], "type"),)
     for key in arguments:
         name = flag_name(key)
@@ -76,8 +76,8 @@ def _wrong_arguments(
             spec_key = program.own[name]
             cure = f"set {spec_key} instead" if spec_key else "remove it"
             yield Finding((*path, key), "is set by rlrun", cure, at_value=False, related=related)
-        elif known is not None and name not in known:
-            meant = nearest(name, known)
+        elif valid_arguments is not None and name not in valid_arguments:
+            meant = nearest(name, valid_arguments)
             suggestion = meant and meant.replace("-", "_")
             message = f"the {program.what} of {python} has no argument --{name}"
             cure = f"did you mean `{suggestion}`?" if suggestion else "remove it"

@@ -18,7 +18,7 @@ Rule = Callable[[Spec], Iterator[Finding]]
 
 def length_of_job(spec: Spec) -> Iterator[Finding]:
     """Exactly one of steps and epochs is given."""
-    both = (("trainer", "steps"), ("trainer", "epochs"))
+    paths = (("trainer", "steps"), ("trainer", "epochs"))
     if spec.trainer.steps is None and spec.trainer.epochs is None:
         yield Finding(
             ("trainer",),
@@ -27,11 +27,11 @@ def length_of_job(spec: Spec) -> Iterator[Finding]:
             "steps",
             None,
             False,
-            both,
+            paths,
         )
     elif spec.trainer.steps is not None and spec.trainer.epochs is not None:
         message = "cannot be given together with trainer.steps"
-        yield Finding(both[1], message, "remove one of the two", None, None, False, both)
+        yield Finding(paths[1], message, "remove one of the two", None, None, False, paths)
 
 
 def ray_address(spec: Spec) -> Iterator[Finding]:
@@ -87,14 +87,14 @@ def ports(spec: Spec) -> Iterator[Finding]:
     """The ports of all engines are valid: they are counted up from the first engine's port."""
     engines = spec.engine.count or 1
     if spec.engine.port is not None and spec.engine.port + engines - 1 > 65535:
-        most = 65536 - engines
+        highest = 65536 - engines
         message = (
-            f"must be at most {most} for {engines} engines, whose ports are counted up from it, "
+            f"must be at most {highest} for {engines} engines, whose ports are counted up from it, "
             f"found {spec.engine.port}"
         )
         related = (("engine", "count"),)
         yield Finding(
-            ("engine", "port"), message, f"set at most {most}", found=spec.engine.port, related=related
+            ("engine", "port"), message, f"set at most {highest}", found=spec.engine.port, related=related
         )
 
 

@@ -93,19 +93,22 @@ def run_program(source: str) -> dict[str, Any]:
 def serve(source: str) -> None:
     """Runs the program, then answers requests until the tests end."""
     scope = run_program(source)
-    kept: list[Any] = []
+    held_values: list[Any] = []
 
     def keep(value: Any) -> int:
-        kept.append(value)
-        return len(kept) - 1
+        held_values.append(value)
+        return len(held_values) - 1
 
-    def answer(kind: str, target: Any, *rest: Any) -> Any:
+    def answer(kind: str, target: Any, *payload: Any) -> Any:
         if kind == "name":
             return [packed(scope[target], keep)] if target in scope else []
         if kind == "attribute":
-            return packed(getattr(kept[target], rest[0]), keep)
-        arguments, named = unpacked(rest[0], kept.__getitem__), unpacked(rest[1], kept.__getitem__)
-        value = kept[target](*arguments, **named)
+            return packed(getattr(held_values[target], payload[0]), keep)
+        arguments, named = (
+            unpacked(payload[0], held_values.__getitem__),
+            unpacked(payload[1], held_values.__getitem__),
+        )
+        value = held_values[target](*arguments, **named)
         # A function that returns None may have changed its arguments instead: send them back.
         changed = arguments if value is None else []
         return [packed(value, keep), packed(changed, keep)]
@@ -174,10 +177,10 @@ def run_tests(code: str) -> None:
     """
     replies, requests = os.fdopen(3, "rb"), os.fdopen(4, "wb", buffering=0)
 
-    def ask(kind: str, target: Any, *rest: Any) -> Any:
-        request = [kind, _number(target) if kind != "name" else target, *rest]
+    def ask(kind: str, target: Any, *payload: Any) -> Any:
+        request = [kind, _number(target) if kind != "name" else target, *payload]
         if kind == "call":
-            request[2:] = [packed(item, _number) for item in rest]
+            request[2:] = [packed(item, _number) for item in payload]
         requests.write(json.dumps(request).encode() + b"\n")
         line = replies.readline()
         if not line:
@@ -193,8 +196,8 @@ def run_tests(code: str) -> None:
             module = _MODULES.get(name, name)
             if module != name or module in sys.stdlib_module_names:
                 scope[name] = __import__(module)
-            elif given := ask("name", name):
-                scope[name] = given[0]
+            elif answered := ask("name", name):
+                scope[name] = answered[0]
         exec(compile(code, "tests.py", "exec", dont_inherit=True), scope)
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {str(error)[:300]}\n".encode(errors="replace"))
@@ -221,6 +224,6 @@ def _names(code: str) -> list[str]:
     import ast
     import builtins
 
-    found = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name))
-    read = {node.id for node in found if isinstance(node.ctx, ast.Load)}
+    name_nodes = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name))
+    read = {node.id for node in name_nodes if isinstance(node.ctx, ast.Load)}
     return sorted(read - set(dir(builtins)))

@@ -38,7 +38,7 @@ class MemoryCgroups:
         return folder
 
     @contextmanager
-    def one(self) -> Iterator[Path]:
+    def new_group(self) -> Iterator[Path]:
         """Yields the folder of a new cgroup, and removes it afterwards."""
         folder = self.make()
         try:
@@ -80,7 +80,7 @@ def memory_cgroups(limit: int) -> MemoryCgroups | None:
         groups = MemoryCgroups(parent, limit + MARGIN, version)
         with suppress(OSError):
             groups.sweep()
-            with groups.one():
+            with groups.new_group():
                 return groups
     return None
 

@@ -102,7 +102,7 @@ class Jailed:
         if channel.feed is not None:
             self._feeds[channel.feed] = memoryview(request)
         reads = [self._output, self._errors, *([self._reply] if self._reply is not None else [])]
-        self._taken = {descriptor: bytearray() for descriptor in reads}
+        self._received = {descriptor: bytearray() for descriptor in reads}
 
     def _join(self, group: Path) -> None:
         try:
@@ -132,20 +132,22 @@ class Jailed:
     @property
     def printed(self) -> int:
         """Number of bytes read so far."""
-        return sum(map(len, self._taken.values()))
+        return sum(map(len, self._received.values()))
 
     def ending(self) -> Ending:
         """Returns how the program ended, after it has."""
-        taken = {descriptor: bytes(data) for descriptor, data in self._taken.items()}
-        problem = self.problem or _problem(self._process.returncode, taken[self._errors])
-        return Ending(taken[self._output], problem, taken[self._reply] if self._reply is not None else b"")
+        received = {descriptor: bytes(data) for descriptor, data in self._received.items()}
+        problem = self.problem or _problem(self._process.returncode, received[self._errors])
+        return Ending(
+            received[self._output], problem, received[self._reply] if self._reply is not None else b""
+        )
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Registers all descriptors to wait for."""
         for descriptor in self._feeds:
             os.set_blocking(descriptor, False)
             selector.register(descriptor, selectors.EVENT_WRITE, self)
-        for descriptor in self._taken:
+        for descriptor in self._received:
             os.set_blocking(descriptor, False)
             selector.register(descriptor, selectors.EVENT_READ, self)
         selector.register(self._end, selectors.EVENT_READ, self)
@@ -154,7 +156,7 @@ class Jailed:
         """Reads from or writes to a descriptor that is ready."""
         if descriptor == self._end:
             self.has_ended = True
-            for readable in self._taken:  # the pipes may still hold output
+            for readable in self._received:  # the pipes may still hold output
                 while self._take(readable):
                     pass
             selector.unregister(descriptor)
@@ -167,7 +169,7 @@ class Jailed:
         """Reads once from a descriptor; returns whether it gave any bytes."""
         with suppress(BlockingIOError):
             data = os.read(descriptor, CHUNK)
-            self._taken[descriptor] += data
+            self._received[descriptor] += data
             return bool(data)
         return False
 
@@ -210,23 +212,23 @@ def attend(jailed: Sequence[Jailed], seconds: float, most_output: int) -> None:
 
 def _launch(inside: Sequence[int]) -> "tuple[subprocess.Popen[bytes], int]":
     """Starts a launcher with the program's descriptors; returns it and our end of its control pipe."""
-    theirs, ours = os.pipe()
+    reading_end, writing_end = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", LAUNCH, str(theirs), str(os.getpid())],
+            [sys.executable, "-I", "-S", "-c", LAUNCH, str(reading_end), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            pass_fds=[theirs, *inside],
+            pass_fds=[reading_end, *inside],
             start_new_session=True,
             env={},
         )
     except BaseException:
-        os.close(ours)
+        os.close(writing_end)
         raise
     finally:
-        os.close(theirs)
-    return process, ours
+        os.close(reading_end)
+    return process, writing_end
 
 
 def _problem(status: int, errors: bytes) -> str:

@@ -91,15 +91,15 @@ class Sandbox:
         its, judges = Channel.between()
         with ExitStack() as stack:
             stack.callback(judges.close_inside)
-            asked = self._start(stack, program, b"", its)
+            started = self._start(stack, program, b"", its)
             asking = self._start(stack, judge, b"", judges)
-            attend([asking, asked], self._allowed(seconds), self._limits.output)
+            attend([asking, started], self._allowed(seconds), self._limits.output)
         return asking.ending()
 
     def _start(
         self, stack: ExitStack, program: str, stdin: bytes, channel: Channel, request: bytes = b""
     ) -> Jailed:
-        group = stack.enter_context(self._cgroups.one()) if self._cgroups else None
+        group = stack.enter_context(self._cgroups.new_group()) if self._cgroups else None
         settings = {**self._settings(), "program": program.encode(errors="surrogatepass")}
         return stack.enter_context(Jailed(settings, stdin, channel, request, group))
 

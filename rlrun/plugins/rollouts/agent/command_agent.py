@@ -47,7 +47,7 @@ async def run_command(
             await process.wait()
         if process.returncode != 0:
             raise RuntimeError(f"{command[0]} ended with status {process.returncode}: {_last_line(err)}")
-        return _found(_last_line(out))
+        return _parse_reward_line(_last_line(out))
 
 
 def environment_for(task: AgentTask, own: Mapping[str, str], passed: Sequence[str]) -> dict[str, str]:
@@ -70,7 +70,7 @@ def _last_line(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace").strip().rpartition("\n")[2]
 
 
-def _found(line: str) -> Mapping[str, Any]:
+def _parse_reward_line(line: str) -> Mapping[str, Any]:
     try:
         value = json.loads(line)
     except ValueError:

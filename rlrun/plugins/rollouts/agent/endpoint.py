@@ -105,37 +105,41 @@ class Endpoint:
         if served is None:
             return _unknown_key()
         try:
-            asked = _Request.of(json.loads(await request.read()))
-            conversation = served.record.ask(asked.messages, asked.tools)
+            chat_request = _Request.of(json.loads(await request.read()))
+            conversation = served.record.ask(chat_request.messages, chat_request.tools)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             return _refused(400, f"{type(error).__name__}: {error}", "invalid_request_error")
         task = asyncio.current_task()
         assert task is not None, "a request runs in a task"
         served.running.add(task)
         try:
-            return await _answer(served, asked, conversation)
+            return await _answer(served, chat_request, conversation)
         finally:
             served.running.discard(task)
 
 
-async def _answer(served: Served, asked: "_Request", conversation: Conversation) -> "web.Response":
+async def _answer(served: Served, chat_request: "_Request", conversation: Conversation) -> "web.Response":
     session = served.session
     tokens = conversation.trajectory.tokens()
     room = _room(session, conversation)
     try:
-        made = await session.generate(tokens, asked.sampling(session.sampling, room))
+        generation = await session.generate(tokens, chat_request.sampling(session.sampling, room))
     except Exception as error:  # a boundary: the agent gets a 503, and `Agent.run` raises the error
         served.error = error
         return _refused(503, f"{type(error).__name__}: {error}", "engine_error")
     served.answers += 1
-    served.aborted |= made.finish == "abort"
-    message = answer_message(_text(session, made), served.syntax if asked.tools else None, served.answers)
-    served.record.answer(conversation, asked.as_ended(made, room), message)
-    if made.finish == "length" and not len(made.tokens):
-        most = min(session.max_tokens, len(conversation.trajectory.prompt) + session.sampling.max_new_tokens)
-        reason = f"the conversation has {len(tokens)} tokens, at most {most} are allowed"
+    served.aborted |= generation.finish == "abort"
+    message = answer_message(
+        _text(session, generation), served.syntax if chat_request.tools else None, served.answers
+    )
+    served.record.answer(conversation, chat_request.as_ended(generation, room), message)
+    if generation.finish == "length" and not len(generation.tokens):
+        token_limit = min(
+            session.max_tokens, len(conversation.trajectory.prompt) + session.sampling.max_new_tokens
+        )
+        reason = f"the conversation has {len(tokens)} tokens, at most {token_limit} are allowed"
         return _refused(400, reason, "context_length_exceeded")
-    return _json(_completion(message, made, len(tokens), f"chatcmpl-{session.id}-{served.answers}"))
+    return _json(_completion(message, generation, len(tokens), f"chatcmpl-{session.id}-{served.answers}"))
 
 
 def _room(session: Session, conversation: Conversation) -> int:
@@ -187,28 +191,30 @@ class _Request:
             raise ValueError("tools must be a list of objects")
         return cls(messages, list(tools or ()), longest, tuple(stops))
 
-    def as_ended(self, made: Generation, room: int) -> Generation:
+    def as_ended(self, generation: Generation, room: int) -> Generation:
         """Returns the answer as finished if only the agent's own limit cut it off.
 
         The job's limits allowed more tokens, so such an answer does not count as truncated.
         """
         limited = self.max_tokens is not None and self.max_tokens < room
-        return replace(made, finish="stop") if limited and made.finish == "length" else made
+        return replace(generation, finish="stop") if limited and generation.finish == "length" else generation
 
     def sampling(self, own: Sampling, room: int) -> Sampling:
         """Returns the job's sampling settings, with the request's stop strings and the lower length limit."""
-        most = min(room, self.max_tokens or room)
-        least = min(own.min_new_tokens, most)
-        return replace(own, max_new_tokens=most, min_new_tokens=least, stop=(*own.stop, *self.stop))
+        token_limit = min(room, self.max_tokens or room)
+        token_minimum = min(own.min_new_tokens, token_limit)
+        return replace(
+            own, max_new_tokens=token_limit, min_new_tokens=token_minimum, stop=(*own.stop, *self.stop)
+        )
 
 
 def _is_stop(text: object) -> bool:
     return isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH
 
 
-def _text(session: Session, made: Generation) -> str:
+def _text(session: Session, generation: Generation) -> str:
     """Returns the text of an answer without its end token."""
-    tokens = made.tokens
+    tokens = generation.tokens
     if len(tokens) and tokens[-1] in session.chat.eos_token_ids:
         tokens = tokens[:-1]
     [text] = session.chat.decode_batch([tokens], special=True)
@@ -216,9 +222,9 @@ def _text(session: Session, made: Generation) -> str:
 
 
 def _completion(
-    message: Mapping[str, Any], made: Generation, prompt_tokens: int, name: str
+    message: Mapping[str, Any], generation: Generation, prompt_tokens: int, name: str
 ) -> dict[str, Any]:
-    finish = "tool_calls" if message.get("tool_calls") else _FINISH[made.finish]
+    finish = "tool_calls" if message.get("tool_calls") else _FINISH[generation.finish]
     return {
         "id": name,
         "object": "chat.completion",
@@ -227,8 +233,8 @@ def _completion(
         "choices": [{"index": 0, "message": message, "finish_reason": finish}],
         "usage": {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": len(made.tokens),
-            "total_tokens": prompt_tokens + len(made.tokens),
+            "completion_tokens": len(generation.tokens),
+            "total_tokens": prompt_tokens + len(generation.tokens),
         },
     }
 

@@ -51,8 +51,8 @@ def answer_message(text: str, syntax: Syntax | None, number: int) -> dict[str, A
     Tool calls become `tool_calls`, unless `syntax` is None or one of them is malformed; then they stay in the
     text, for the agent to judge. `number` is unique to the answer, so that each call gets its own id.
     """
-    thoughts, closed, said = text.rpartition("</think>")
-    message: dict[str, Any] = {"role": "assistant", "content": said.strip() if closed else text}
+    thoughts, closed, answer = text.rpartition("</think>")
+    message: dict[str, Any] = {"role": "assistant", "content": answer.strip() if closed else text}
     if closed:
         message["reasoning_content"] = thoughts.removeprefix("<think>").strip()
     calls = parse_calls(text, syntax) if syntax is not None else []

@@ -26,7 +26,7 @@ Thinking = Literal["keep", "template"]
 class _Answered:
     """An answer from which a later request may continue."""
 
-    said: tuple[Key, ...]
+    keys: tuple[Key, ...]
     """All messages up to the answer, including it."""
     length: int
     """Number of tokens up to the end of the answer."""
@@ -64,24 +64,24 @@ class Record:
 
         Raises ValueError for messages that cannot be rendered.
         """
-        said = tuple(key_of(message) for message in messages)
-        conversation = self._gone_on(messages, said, tools)
+        keys = tuple(key_of(message) for message in messages)
+        conversation = self._find_conversation(messages, keys, tools)
         if conversation is None:
             rendered = [for_template(message) for message in messages]
             conversation = self._begin(Trajectory(self._chat.render(rendered, tools)), tools)
-        conversation.asking = said
+        conversation.asking = keys
         return conversation
 
-    def answer(self, conversation: Conversation, made: Generation, message: Message) -> None:
+    def answer(self, conversation: Conversation, generation: Generation, message: Message) -> None:
         """Records the policy's tokens, and the message that the agent receives; does nothing once closed."""
         if self.closed:
             return
-        conversation.trajectory.add(made)
+        conversation.trajectory.add(generation)
         self._answers += 1
         conversation.last = self._answers
-        if len(made.tokens):
-            said = (*conversation.asking, key_of(message))
-            conversation.answered.append(_Answered(said, len(conversation.trajectory)))
+        if len(generation.tokens):
+            keys = (*conversation.asking, key_of(message))
+            conversation.answered.append(_Answered(keys, len(conversation.trajectory)))
         conversation.asking = ()
 
     def close(self) -> list[Trajectory]:
@@ -90,23 +90,23 @@ class Record:
         ordered = sorted(self._conversations, key=lambda conversation: conversation.last)
         return [conversation.trajectory for conversation in ordered if conversation.trajectory.turns]
 
-    def _gone_on(
-        self, messages: Sequence[Message], said: tuple[Key, ...], tools: Tools
+    def _find_conversation(
+        self, messages: Sequence[Message], keys: tuple[Key, ...], tools: Tools
     ) -> Conversation | None:
         """Returns the conversation that these messages continue, extended by the new messages.
 
         It continues from the longest recorded beginning of the messages. None: they continue no conversation.
         """
         candidates = [
-            (len(answered.said), conversation, answered)
+            (len(answered.keys), conversation, answered)
             for conversation in self._conversations
             for answered in conversation.answered
-            if conversation.tools == tools and said[: len(answered.said)] == answered.said
+            if conversation.tools == tools and keys[: len(answered.keys)] == answered.keys
         ]
         if not candidates:
             return None
         _, conversation, answered = max(candidates, key=lambda candidate: candidate[0])
-        new = messages[len(answered.said) :]
+        new = messages[len(answered.keys) :]
         roles = {str(message["role"]) for message in new}
         dropped = self._thinking == "template" and "user" in roles
         if not new or "assistant" in roles or dropped:

@@ -109,7 +109,7 @@ def _become(user: int) -> None:
 
 def _limit(settings: dict[str, Any]) -> None:
     own = 0 if settings["privileged"] else OWN_PROCESSES
-    for what, limit in (
+    for resource_kind, limit in (
         (resource.RLIMIT_AS, settings["memory"]),
         (resource.RLIMIT_CPU, settings["cpu"]),
         (resource.RLIMIT_NPROC, settings["processes"] + own),
@@ -120,4 +120,4 @@ def _limit(settings: dict[str, Any]) -> None:
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
-        resource.setrlimit(what, (limit, limit))
+        resource.setrlimit(resource_kind, (limit, limit))

@@ -33,10 +33,10 @@ class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def fail(what: str) -> None:
+def fail(operation: str) -> None:
     """Writes what failed, with the kernel's reason, to standard error, and exits."""
     error = os.strerror(ctypes.get_errno())
-    os.write(2, f"jail: {what}: {error}\n".encode())
+    os.write(2, f"jail: {operation}: {error}\n".encode())
     os._exit(JAIL_FAILED)
 
 
@@ -97,6 +97,6 @@ def keep_only(descriptors: Iterable[int]) -> None:
     os.closerange(3 + len(copies), 1 << 20)
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, operation: str) -> None:
     if result < 0:
-        fail(what)
+        fail(operation)

@@ -30,18 +30,18 @@ def uses_more_than(limit: int, init: int) -> bool:
 
 
 def _sum(init: int, measure: Callable[[int], int]) -> int:
-    total, seen, waiting = 0, 0, _children(init)
+    total, process_count, waiting = 0, 0, _children(init)
     while waiting:
         process = waiting.pop()
         children = _children(process)
         waiting += children
-        seen += 1
+        process_count += 1
         try:
             if not _lends_its_memory(process, children):
                 total += measure(process) + BUFFER * len(os.listdir(f"/proc/{process}/fd"))  # noqa: PTH208
         except OSError:  # the process has ended
             continue
-    return total if seen > 1 else 0
+    return total if process_count > 1 else 0
 
 
 def _children(process: int) -> list[int]:

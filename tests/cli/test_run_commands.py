@@ -338,3 +338,18 @@ def test_doctor_tells_what_is_wrong(rlrun: Command, monkeypatch: pytest.MonkeyPa
     assert json.loads(rlrun("doctor", "--json").out)[0]["found"] == "plenty"
     monkeypatch.setattr("rlrun.runner.doctor.host.examine_host", lambda folder: iter([good]))
     assert rlrun("doctor").code == 0
+
+
+def test_doctor_without_a_gpu_says_so_and_how_to_go_on(
+    rlrun: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # without nvidia-smi
+    outcome = rlrun("doctor", "--gpu", "--json")
+    assert outcome.code == 2
+    [check] = json.loads(outcome.out)
+    assert (check["subject"], check["verdict"]) == ("driver", "bad")
+    assert "finds no GPU" in check["found"]
+    assert "cluster.gpus_per_node = 0" in check["cure"]
+    outcome = rlrun("doctor", "--sglang-python", "/opt/sglang/bin/python")
+    assert outcome.code == 2
+    assert "--sglang-python needs --gpu" in outcome.err

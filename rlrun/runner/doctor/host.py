@@ -60,7 +60,7 @@ def examine_host(folder: Path) -> Iterator[Check]:
     yield check_python(sys.version_info[:2])
     yield from check_packages(_installed())
     if "torch" in _installed():
-        yield from check_torch_and_gpus(_ask_torch(), driver_gpus())
+        yield from check_torch_and_gpus(ask_torch(), driver_gpus())
     yield check_sglang(_installed().get("sglang"))
     yield check_compiler(shutil.which("c++") or shutil.which("g++") or shutil.which("clang++"))
     yield check_disk(folder, shutil.disk_usage(_existing(folder)).free)
@@ -218,7 +218,7 @@ def _installed() -> dict[str, str]:
     }
 
 
-def _ask_torch() -> dict[str, object] | str:
+def ask_torch() -> dict[str, object] | str:
     """Returns torch's answers about this host, or the reason why it gave none."""
     try:
         process = subprocess.run(

@@ -11,8 +11,8 @@ _TOKEN = re.compile(
 )
 _LEVELS = (("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", "<=", ">", ">="), ("<<", ">>"))
 _LEVELS += (("+", "-"), ("*", "/", "%"))  # type: ignore[assignment]
-_LARGEST = 1 << 63
-_DEEPEST = 30
+_LIMIT = 1 << 63
+_MAX_DEPTH = 30
 
 
 def _divide(left: int, right: int) -> int:
@@ -47,7 +47,7 @@ def evaluate(expression: str, read: Callable[[str], str | None], write: Callable
 
     `read` returns a variable's text, or None if the script does not set it; `write` sets a variable.
     """
-    return _Evaluation(_symbols(expression), read, write).whole()
+    return _Evaluation(_symbols(expression), read, write).result()
 
 
 def _symbols(expression: str) -> list[str]:
@@ -55,7 +55,7 @@ def _symbols(expression: str) -> list[str]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise ValueError(f"{expression} is not arithmetic")
+            raise ValueError(f"{expression} is not an arithmetic expression")
         symbols.append(match["number"] or match["name"] or match["symbol"])
         at = match.end()
     return symbols
@@ -63,13 +63,15 @@ def _symbols(expression: str) -> list[str]:
 
 @dataclass(slots=True)
 class _Evaluation:
+    """A recursive-descent parser that evaluates while it reads; each method reads one level of precedence."""
+
     symbols: list[str]
     read: Callable[[str], str | None]
     write: Callable[[str, int], None]
     position: int = 0
     depth: int = 0
 
-    def whole(self) -> int:
+    def result(self) -> int:
         """Evaluates expressions that are separated by commas; returns the value of the last one."""
         value = self.assignment()
         while self.take(","):
@@ -79,10 +81,10 @@ class _Evaluation:
         return value
 
     def assignment(self) -> int:
-        """`NAME = …`, `NAME += …`, or a choice."""
+        """Evaluates `NAME = …`, `NAME += …`, or a conditional expression."""
         self.depth += 1
-        if self.depth > _DEEPEST:
-            raise ValueError("too many brackets")
+        if self.depth > _MAX_DEPTH:
+            raise ValueError("the expression is nested too deeply")
         name, following = (*self.symbols[self.position : self.position + 2], "", "")[:2]
         if re.match(r"[A-Za-z_]", name) and following in ("=", "+=", "-=", "*=", "/=", "%="):
             self.position += 2
@@ -90,12 +92,12 @@ class _Evaluation:
             result = value if following == "=" else self.apply(following[0], self.variable(name), value)
             self.write(name, result)
         else:
-            result = self.choice()
+            result = self.conditional()
         self.depth -= 1
         return result
 
-    def choice(self) -> int:
-        """`CONDITION ? VALUE : VALUE`."""
+    def conditional(self) -> int:
+        """Evaluates `CONDITION ? VALUE : VALUE`."""
         condition = self.binary(0)
         if not self.take("?"):
             return condition
@@ -116,7 +118,7 @@ class _Evaluation:
         return value
 
     def power(self) -> int:
-        """`BASE ** EXPONENT`."""
+        """Evaluates `BASE ** EXPONENT`."""
         base = self.unary()
         if not self.take("**"):
             return base
@@ -126,13 +128,13 @@ class _Evaluation:
         return self.bounded(base**exponent)
 
     def unary(self) -> int:
-        """Signs, negations, increments, brackets, numbers and names."""
+        """Evaluates signs, negations, increments, brackets, numbers and names."""
         symbol = self.peek()
         self.position += 1
         if symbol in ("+", "-", "!", "~"):
             self.depth += 1
-            if self.depth > _DEEPEST:
-                raise ValueError("too many signs")
+            if self.depth > _MAX_DEPTH:
+                raise ValueError("the expression has too many signs")
             value = self.unary()
             self.depth -= 1
             return {"+": value, "-": -value, "!": int(not value), "~": ~value}[symbol]
@@ -153,7 +155,7 @@ class _Evaluation:
         return self.variable(symbol)
 
     def step(self, name: str, symbol: str, *, before: bool) -> int:
-        """`++NAME`, `NAME++` and their opposites."""
+        """Evaluates `++NAME`, `NAME++`, `--NAME` and `NAME--`."""
         self.position += 1 if before else 2
         value = self.variable(name)
         changed = value + (1 if symbol == "++" else -1)
@@ -161,21 +163,21 @@ class _Evaluation:
         return changed if before else value
 
     def variable(self, name: str) -> int:
-        """A variable's value."""
+        """Returns a variable's value."""
         text = self.read(name)
         if text is None or not re.fullmatch(r"-?\d{1,18}", text.strip()):
             raise ValueError(f"{name} is not a number here")
         return int(text)
 
     def apply(self, symbol: str, left: int, right: int) -> int:
-        """The result of one operator."""
+        """Returns the result of one operator."""
         if symbol in "/%" and not right:
             raise ValueError("division by zero")
         return self.bounded(int(_OPERATIONS[symbol](left, right)))
 
     def bounded(self, value: int) -> int:
         """Returns the value if it fits the shell's 64 bits; otherwise raises ValueError."""
-        if abs(value) >= _LARGEST:
+        if abs(value) >= _LIMIT:
             raise ValueError("the number is too large")
         return value
 

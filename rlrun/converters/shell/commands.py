@@ -5,29 +5,27 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from rlrun.converters.shell.command_parts import (
+    SHELLS,
+    Redirections,
+    inner_script,
+    split_redirections,
+    starts_plainly,
+    without_start,
+)
 from rlrun.converters.shell.conditions import UNKNOWN, decide
 from rlrun.converters.shell.expansion import Expansion
 from rlrun.converters.shell.programs import formatted
 from rlrun.converters.shell.state import Script, ScriptFile, Word
 from rlrun.converters.shell.syntax import ASSIGNMENT
-from rlrun.converters.shell.tokens import Piece, Token
+from rlrun.converters.shell.tokens import Token
 from rlrun.converters.shell.tree import Block
 
 _DECLARATIONS = {"export", "declare", "local", "readonly", "typeset"}
 _STATUSES = {"true": True, ":": True, "false": False}
 _BUILTINS = ("source", ".", "cd", "unset", "printf", "eval", "set", "shift")
-_SHELLS = ("bash", "sh", "zsh")
-_DEEPEST_CALLS = 20
-
-
-class Redirections(NamedTuple):
-    """A command's words, its here-document and the file that it writes to."""
-
-    words: list[Token]
-    document: Token | None
-    target: Token | None
+_MAX_CALLS = 20
 
 
 @dataclass(slots=True)
@@ -63,22 +61,22 @@ class Commands(ABC):
     def parsed(self, text: str) -> Block:
         """Returns the statements of a text."""
 
-    def simple(self, parts: Sequence[Token]) -> bool | None:
+    def simple(self, tokens: Sequence[Token]) -> bool | None:
         """Follows one command, or its assignments, and returns its status."""
-        parts = list(parts)
-        declares = bool(parts) and parts[0].keyword in _DECLARATIONS
-        while declares and parts and (parts[0].keyword in _DECLARATIONS or parts[0].plain.startswith("-")):
-            parts = parts[1:]
+        tokens = list(tokens)
+        declares = bool(tokens) and tokens[0].keyword in _DECLARATIONS
+        while declares and tokens and (tokens[0].keyword in _DECLARATIONS or tokens[0].plain.startswith("-")):
+            tokens = tokens[1:]
         status: bool | None = True
-        while parts and (match := ASSIGNMENT.match(parts[0].plain)) and _starts_plainly(parts[0], match[0]):
-            parts, status = self._assign(match, parts)
-        if not parts or declares:
+        while tokens and (match := ASSIGNMENT.match(tokens[0].plain)) and starts_plainly(tokens[0], match[0]):
+            tokens, status = self._assign(match, tokens)
+        if not tokens or declares:
             return status
-        if parts[0].operator == "((":
-            return self._decided_number(parts[0])
-        if parts[0].keyword == "[[":
-            return self._test([part for part in parts[1:] if part.keyword != "]]"])
-        return self._command(redirections(parts))
+        if tokens[0].operator == "((":
+            return self._decide_number(tokens[0])
+        if tokens[0].keyword == "[[":
+            return self._test([token for token in tokens[1:] if token.keyword != "]]"])
+        return self._command(split_redirections(tokens))
 
     def set(self, name: str, text: str, line: int, assumptions: Sequence[str] = ()) -> None:
         """Sets a variable and the assumptions behind its value."""
@@ -88,69 +86,71 @@ class Commands(ABC):
 
     def _assume(self, name: str, line: int, assumptions: Sequence[str]) -> None:
         doubts = [
-            f"{self.file.name}:{line}: {name} is set under a condition: taken as if it held"
+            f"{self.file.name}:{line}: {name} is set under a condition that is assumed to hold"
             if doubt == "?"
             else doubt
             for doubt in self.doubts
         ]
         self.script.assumptions[name] = tuple(dict.fromkeys([*assumptions, *doubts]))
 
-    def _assign(self, match: re.Match[str], parts: list[Token]) -> tuple[list[Token], bool | None]:
+    def _assign(self, match: re.Match[str], tokens: list[Token]) -> tuple[list[Token], bool | None]:
         """Follows the first assignment of a command; returns the remaining tokens and the status."""
-        name, more, line = match["name"], bool(match["more"]), parts[0].line
+        name, more, line = match["name"], bool(match["more"]), tokens[0].line
         earlier = self.script.assumptions.get(name, ()) if more or match["index"] else ()
-        if len(parts) > 1 and parts[1].operator == "(" and len(parts[0].plain) == match.end():
-            end = next((i for i, part in enumerate(parts) if part.operator == ")"), len(parts))
+        if len(tokens) > 1 and tokens[1].operator == "(" and len(tokens[0].plain) == match.end():
+            end = next((i for i, token in enumerate(tokens) if token.operator == ")"), len(tokens))
             words = [
-                word for part in parts[2:end] if not part.operator for word in self.expansion.words(part)
+                word for token in tokens[2:end] if not token.operator for word in self.expansion.words(token)
             ]
             self._assume(name, line, earlier)
             kept = self.script.arrays.get(name, []) if more else []
-            self.script.set_array(name, [*kept, *(self._assumed(word, name) for word in words)])
-            return parts[end + 1 :], True
+            self.script.set_array(name, [*kept, *(self._with_assumptions(word, name) for word in words)])
+            return tokens[end + 1 :], True
         expansion = self.expansion
-        expansion.fresh(line)
-        text = expansion.text(_without_start(parts[0].pieces, match.end()))
+        expansion.begin_word(line)
+        text = expansion.text(without_start(tokens[0].pieces, match.end()))
         if match["index"] is not None:
             self._assume(name, line, earlier)
             self._set_element(name, match["index"], Word(text, f"{self.file.name}:{line}"))
         else:
             before = self.script.scalars.get(name, "") if more else ""
             self.set(name, before + text, line, [*earlier, *expansion.assumptions])
-        return parts[1:], None if UNKNOWN[0] in text else True
+        return tokens[1:], None if UNKNOWN[0] in text else True
 
-    def _assumed(self, word: Word, name: str) -> Word:
+    def _with_assumptions(self, word: Word, name: str) -> Word:
         """Returns a word of an array, with the assumptions behind the array added to its notes."""
         notes = dict.fromkeys([*word.notes, *self.script.assumptions[name]])
-        return Word(word.text, word.place, tuple(notes))
+        return Word(word.text, word.location, tuple(notes))
 
     def _set_element(self, name: str, index: str, word: Word) -> None:
         """Sets one element of an array."""
         words, number = self.script.arrays.setdefault(name, []), self.expansion.arithmetic(index)
         if number is not None and 0 <= number < len(words):
-            words[number] = self._assumed(word, name)
+            words[number] = self._with_assumptions(word, name)
         else:
-            words.append(self._assumed(word, name))
+            words.append(self._with_assumptions(word, name))
 
-    def _command(self, given: Redirections) -> bool | None:
-        words = [word for token in given.words for word in self.expansion.words(token)]
-        self._write(given, words)
+    def _command(self, command: Redirections) -> bool | None:
+        words = [word for token in command.words for word in self.expansion.words(token)]
+        self._write(command, words)
         name, arguments = (words[0].text, [word.text for word in words[1:]]) if words else (":", [])
         if name in _STATUSES:
             return _STATUSES[name]
         if name in ("[", "test"):
-            return self._test([word for word in given.words[1:] if word.plain != "]"])
+            return self._test([word for word in command.words[1:] if word.plain != "]"])
         if name in self.script.functions:
             return self._call(name, arguments)
         if name in _BUILTINS:
-            return self._builtin(name, arguments, given.words[0].line)
-        inner = _inner_script(words)
-        if inner is None and name in _SHELLS and given.document is not None and not arguments:
-            inner = self.expansion.text(given.document.pieces)
+            return self._builtin(name, arguments, command.words[0].line)
+        inner = inner_script(words)
+        if inner is None and name in SHELLS and command.document is not None and not arguments:
+            inner = self.expansion.text(command.document.pieces)
         if inner is not None:
             return self.run(self.parsed(inner))
         doubts = tuple(doubt for doubt in self.doubts if doubt != "?")
-        self.script.commands.append([Word(word.text, word.place, (*word.notes, *doubts)) for word in words])
+        self.script.commands.append(
+            [Word(word.text, word.location, (*word.notes, *doubts)) for word in words]
+        )
         return None
 
     def _builtin(self, name: str, arguments: list[str], line: int) -> bool | None:
@@ -159,15 +159,15 @@ class Commands(ABC):
             case "source" | "." if arguments:
                 self.source(arguments[0], line)
             case "cd":
-                target = [each for each in arguments if each not in ("--", "-P", "-L")]
-                self.script.folder = _joined(self.script.folder, target[0] if target else "/")
+                target = [argument for argument in arguments if argument not in ("--", "-P", "-L")]
+                self.script.folder = _joined_path(self.script.folder, target[0] if target else "/")
             case "unset":
-                for each in arguments:
-                    self.script.scalars.pop(each, None)
-                    self.script.arrays.pop(each, None)
+                for variable in arguments:
+                    self.script.scalars.pop(variable, None)
+                    self.script.arrays.pop(variable, None)
             case "printf":
                 if arguments[:1] == ["-v"] and len(arguments) > 2:
-                    return self._printed_into(arguments[1], arguments[2:], line)
+                    return self._print_into(arguments[1], arguments[2:], line)
             case "set" if "--" in arguments:
                 self.script.positional = arguments[arguments.index("--") + 1 :]
             case "shift":
@@ -180,7 +180,7 @@ class Commands(ABC):
     def _call(self, name: str, arguments: list[str]) -> bool | None:
         """Follows a call of one of the script's functions."""
         self.calls += 1
-        if self.calls > _DEEPEST_CALLS:
+        if self.calls > _MAX_CALLS:
             raise ValueError(f"{self.file.name}: the function {name} calls itself without end")
         outer, self.script.positional = self.script.positional, arguments
         status = self.run(self.script.functions[name])
@@ -188,85 +188,35 @@ class Commands(ABC):
         self.calls -= 1
         return status
 
-    def _write(self, given: Redirections, words: Sequence[Word]) -> None:
+    def _write(self, command: Redirections, words: Sequence[Word]) -> None:
         """Records the text of a file that `cat > FILE <<END` would write."""
-        if given.target is None or given.document is None or [word.text for word in words] != ["cat"]:
+        if command.target is None or command.document is None or [word.text for word in words] != ["cat"]:
             return
-        target, text = (self.expansion.text(token.pieces) for token in (given.target, given.document))
+        target, text = (self.expansion.text(token.pieces) for token in (command.target, command.document))
         self.script.files[target] = text
 
-    def _printed_into(self, name: str, arguments: list[str], line: int) -> bool | None:
+    def _print_into(self, name: str, arguments: list[str], line: int) -> bool | None:
         try:
             self.set(name, formatted(arguments), line)
         except ValueError:
             return None
         return True
 
-    def _decided_number(self, token: Token) -> bool | None:
+    def _decide_number(self, token: Token) -> bool | None:
         number = self.expansion.arithmetic(token.plain)
         return None if number is None else bool(number)
 
-    def _test(self, parts: Sequence[Token]) -> bool | None:
+    def _test(self, tokens: Sequence[Token]) -> bool | None:
         """Decides a test, as if variables that the script does not set were empty."""
         expansion = self.expansion
-        expansion.outside_is_empty = True
+        expansion.unset_is_empty = True
         words = []
-        for part in parts:
-            expansion.line = part.line
-            words.append(part.operator or expansion.text(part.pieces))
+        for token in tokens:
+            expansion.line = token.line
+            words.append(token.operator or expansion.text(token.pieces))
         self.tested += expansion.assumptions
         return decide(words)
 
 
-def _inner_script(words: Sequence[Word]) -> str | None:
-    """Returns the commands of `bash -c '…'`, which may follow other words, as in `ray job submit`."""
-    for shell, option, script in zip(words, words[1:], words[2:], strict=False):
-        is_shell = shell.text.rpartition("/")[2] in _SHELLS
-        if is_shell and option.text.startswith("-") and option.text.endswith("c"):
-            return script.text
-    return None
-
-
-def redirections(parts: Sequence[Token]) -> Redirections:
-    """Separates a command's words from its redirections."""
-    words: list[Token] = []
-    document = target = None
-    at = 0
-    while at < len(parts):
-        operator = parts[at].operator
-        follows = at + 1 < len(parts) and not parts[at + 1].operator
-        if operator and operator[-1] in "<>&" and follows:
-            document = parts[at + 1] if operator == "<<" else document
-            target = parts[at + 1] if operator in (">", ">>") else target
-            at += 1
-        elif not operator:
-            words.append(parts[at])
-        at += 1
-    return Redirections(words, document, target)
-
-
-def _joined(folder: str, target: str) -> str:
+def _joined_path(folder: str, target: str) -> str:
     return os.path.normpath(f"{folder}/{target}" if not target.startswith("/") else target)
-
-
-def _starts_plainly(token: Token, start: str) -> bool:
-    """Returns whether a word starts with this text, unquoted, as an assignment must."""
-    plain = ""
-    for piece in token.pieces:
-        if piece.kind != "text" or (piece.quoted and piece.text):
-            break
-        plain += piece.text
-    return plain.startswith(start)
-
-
-def _without_start(pieces: tuple[Piece, ...], count: int) -> list[Piece]:
-    """Returns a word's pieces without its first `count` characters, which must be text."""
-    left = list(pieces)
-    while count:
-        length = len(left[0].text)
-        if length > count:
-            left[0] = Piece(left[0].text[count:], left[0].quoted)
-            break
-        count -= length
-        left.pop(0)
-    return left

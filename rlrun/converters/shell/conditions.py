@@ -62,11 +62,11 @@ def _single(words: list[str]) -> bool | None:
         case [left, "!=", right]:
             return not fnmatchcase(left, right)
         case [left, symbol, right] if symbol in _NUMBERS:
-            return _compared(left, symbol, right)
+            return _compare_numbers(left, symbol, right)
     return None
 
 
-def _compared(left: str, symbol: str, right: str) -> bool | None:
+def _compare_numbers(left: str, symbol: str, right: str) -> bool | None:
     try:
         return _NUMBERS[symbol](int(left or 0), int(right or 0))
     except ValueError:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rlrun.converters.shell.arithmetic import evaluate
 from rlrun.converters.shell.parameters import PARAMETER, applied
-from rlrun.converters.shell.state import MOST_CHARACTERS, Script, ScriptFile, Word
+from rlrun.converters.shell.state import MAX_CHARACTERS, Script, ScriptFile, Word
 from rlrun.converters.shell.tokens import Piece, Token, pieces_of
 
 _UNRESOLVED = ("$(", "`")
@@ -24,24 +24,24 @@ class Expansion:
     file: ScriptFile
     output: Callable[[str], str | None]
     """Returns the output of the commands in a text; None if it cannot be known."""
-    outside_is_empty: bool = False
+    unset_is_empty: bool = False
     """Whether variables that the script does not set expand to nothing, as they do in conditions."""
     line: int = 0
     assumptions: dict[str, None] = field(default_factory=dict)
-    """The assumptions behind the texts that were expanded since the last call of `fresh`."""
+    """The assumptions behind the texts that were expanded since the last call of `begin_word`."""
 
     @property
-    def place(self) -> str:
-        """Returns file and line, such as `run.sh:12`."""
+    def location(self) -> str:
+        """Returns the current file and line, such as `run.sh:12`."""
         return f"{self.file.name}:{self.line}"
 
-    def fresh(self, line: int) -> None:
+    def begin_word(self, line: int) -> None:
         """Starts a word, without the assumptions of the previous one."""
         self.line, self.assumptions = line, {}
 
     def words(self, token: Token) -> list[Word]:
         """Returns a token's words: several for arrays and for unquoted values with blanks."""
-        self.fresh(token.line)
+        self.begin_word(token.line)
         words: list[Word] = []
         current: str | None = None
         arrays = 0
@@ -54,7 +54,7 @@ class Expansion:
             text = self.expanded(piece)
             if _splits(piece, text):
                 *whole, text = f"{current or ''}{text}".split() or [""]
-                words += [self._word(each) for each in whole]
+                words += [self._word(complete) for complete in whole]
                 current = None
             if text:
                 current = (current or "") + text
@@ -68,8 +68,8 @@ class Expansion:
         for piece in pieces:
             texts.append(self.expanded(piece))
             length += len(texts[-1])
-            if length > MOST_CHARACTERS:
-                raise ValueError(f"{self.place}: the text grows to more than {MOST_CHARACTERS} characters")
+            if length > MAX_CHARACTERS:
+                raise ValueError(f"{self.location}: the text grows to more than {MAX_CHARACTERS} characters")
         return "".join(texts)
 
     def arithmetic(self, expression: str) -> int | None:
@@ -86,7 +86,7 @@ class Expansion:
         return self._command(piece) if piece.kind == "command" else self._parameter(piece)
 
     def _word(self, text: str) -> Word:
-        return Word(text, self.place, tuple(self.assumptions))
+        return Word(text, self.location, tuple(self.assumptions))
 
     def _array(self, piece: Piece) -> list[Word] | None:
         """Returns the words of `${NAME[@]}` or `$@`; None for any other piece."""
@@ -94,7 +94,7 @@ class Expansion:
         if match is None or match["prefix"] or match["operation"]:
             return None
         if match["name"] in ("@", "*") or (match["name"].isdigit() and match["index"]):
-            return [self._word(each) for each in self.script.positional]
+            return [self._word(argument) for argument in self.script.positional]
         name = match["name"]
         if match["index"] not in ("@", "*") or (piece.quoted and match["index"] == "*"):
             return None
@@ -102,7 +102,9 @@ class Expansion:
         if name not in self.script.arrays and name in self.script.scalars:
             return [self._word(self.script.scalars[name])]
         if name not in self.script.arrays:
-            self.script.note(f"{self.file.name}: nothing sets the array {name}, which is taken as empty")
+            self.script.note(
+                f"{self.file.name}: the script does not set the array {name}, which is assumed to be empty"
+            )
         return self.script.arrays.get(name, [])
 
     def _parameter(self, piece: Piece) -> str:
@@ -132,15 +134,15 @@ class Expansion:
         if operation.lstrip(":")[:1] == "=" and result is not None and value is None:
             self.script.set_scalar(name, result)
         required = operation.lstrip(":").startswith("?")
-        return self._outside(name, name if required else piece.text) if result is None else result
+        return self._unset(name, name if required else piece.text) if result is None else result
 
-    def _outside(self, name: str, written: str) -> str:
+    def _unset(self, name: str, written: str) -> str:
         """Returns the text for a variable that the script does not set."""
-        if not self.outside_is_empty:
+        if not self.unset_is_empty:
             return f"${{{written}}}"
-        self.assumptions[
-            f"{self.place}: {name} comes from outside of the script, and is taken as not set"
-        ] = None
+        self.assumptions[f"{self.location}: the script does not set {name}, which is assumed to be empty"] = (
+            None
+        )
         return ""
 
     def _value(self, name: str, index: str | None) -> str | None:

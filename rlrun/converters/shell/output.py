@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from rlrun.converters.shell.commands import Commands, redirections
+from rlrun.converters.shell.command_parts import split_redirections
+from rlrun.converters.shell.commands import Commands
 from rlrun.converters.shell.conditions import UNKNOWN
-from rlrun.converters.shell.programs import printed
+from rlrun.converters.shell.programs import output_of
 from rlrun.converters.shell.tree import Block, Chain, Group, Node, Pipeline, Simple
 
 Output = tuple[str | None, bool | None]
@@ -26,54 +27,54 @@ class Outputs(Commands):
             script.folder, script.scalars, script.arrays, script.assumptions = before
             del script.commands[commands:]
 
-    def _output(self, block: Block, given: str) -> Output:
-        """Returns the output of statements with `given` as their input, and their status."""
+    def _output(self, block: Block, stdin: str) -> Output:
+        """Returns the output of statements with the input `stdin`, and their status."""
         lines, status = [], True if block else None
         for node in block:
             self.script.step(self.file.name)
-            text, status = self._printed(node, given)
+            text, status = self._node_output(node, stdin)
             if text is None:
                 return None, None
             lines.append(text)
         return "\n".join(line for line in lines if line), status
 
-    def _printed(self, node: Node, given: str) -> Output:
+    def _node_output(self, node: Node, stdin: str) -> Output:
         match node:
             case Chain():
-                return self._chain_output(node, given)
+                return self._chain_output(node, stdin)
             case Pipeline():
-                text: str | None = given
+                text: str | None = stdin
                 for stage in node.stages:
-                    text, status = self._printed(stage, text or "")
+                    text, status = self._node_output(stage, text or "")
                     if text is None:
                         return None, None
                 return text, status
             case Group():
-                return self._output(node.body, given)
+                return self._output(node.body, stdin)
             case Simple():
-                return self._simple_output(node, given)
+                return self._simple_output(node, stdin)
         return None, None
 
-    def _chain_output(self, node: Chain, given: str) -> Output:
-        text, status = self._printed(node.first, given)
+    def _chain_output(self, node: Chain, stdin: str) -> Output:
+        text, status = self._node_output(node.first, stdin)
         for joint, pipeline in node.rest:
             if text is None or status is None:
                 return None, None
             if status is (joint == "&&"):
-                more, status = self._printed(pipeline, given)
+                more, status = self._node_output(pipeline, stdin)
                 text = None if more is None else text + more
         return text, status
 
-    def _simple_output(self, node: Simple, given: str) -> Output:
-        command = redirections(node.tokens)
+    def _simple_output(self, node: Simple, stdin: str) -> Output:
+        command = split_redirections(node.tokens)
         words = [word.text for token in command.words for word in self.expansion.words(token)]
         if command.document is not None:
-            given = self.expansion.text(command.document.pieces)
+            stdin = self.expansion.text(command.document.pieces)
         if any(mark in word for word in words for mark in UNKNOWN[:2]):
             return None, None
         if words[:1] == ["pwd"]:
             return self.script.folder, True
-        text = printed(words[0], words[1:], given) if words else None
+        text = output_of(words[0], words[1:], stdin) if words else None
         if text is not None:
             return text, True
         if node.tokens[:1] and (words[:1] in (["cd"], ["["], ["test"], ["true"], ["[["]) or _assigns(node)):

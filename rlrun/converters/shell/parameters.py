@@ -9,8 +9,8 @@ PARAMETER = re.compile(
 )
 _DEFAULT = re.compile(r"(?P<colon>:?)(?P<kind>[-=+?])(?P<word>.*)", re.DOTALL)
 _SLICE = re.compile(r":\s*(?P<start>-?\d+)(?::\s*(?P<length>-?\d+))?")
-_LONGEST = 2000
-"""The longest value that is matched with patterns: the time grows with the square of the length."""
+_MAX_LENGTH = 2000
+"""Maximum length of a value that is matched with patterns: the time grows with the square of the length."""
 _REPLACEMENT = re.compile(r"(?P<all>/?)(?P<old>(?:\\.|[^/])*)(?:/(?P<new>.*))?", re.DOTALL)
 
 
@@ -26,7 +26,7 @@ def applied(operation: str, value: str | None, expand: Callable[[str], str]) -> 
         if match["kind"] == "+":
             return expand(match["word"]) if is_set else ""
         return value if is_set or match["kind"] == "?" else expand(match["word"])
-    if value is None or len(value) > _LONGEST:
+    if value is None or len(value) > _MAX_LENGTH:
         return None
     if operation[0] in "%#":
         return _without(value, operation, expand)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from rlrun.converters.shell.tree import Block
 
-MOST_STEPS = 100_000
-MOST_CHARACTERS = 1_000_000
-"""The longest value of a variable."""
-MOST_WORDS = 100_000
-"""The most words of an array."""
+MAX_STEPS = 100_000
+MAX_CHARACTERS = 1_000_000
+"""Maximum length of a variable's value."""
+MAX_WORDS = 100_000
+"""Maximum number of words of an array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Word:
     """An expanded word of a command."""
 
     text: str
-    place: str
+    location: str
     """File and line, such as `run.sh:12`."""
     notes: tuple[str, ...] = ()
     """Assumptions behind the text, about values that only a run of the script could determine."""
@@ -25,7 +25,7 @@ class Word:
 
 @dataclass(slots=True)
 class Script:
-    """A script's state after the statements that were read so far."""
+    """A script's state after the statements that have been followed so far."""
 
     scalars: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=dict)
@@ -45,21 +45,21 @@ class Script:
     def step(self, name: str) -> None:
         """Counts a statement. Raises ValueError for a script that never ends."""
         self.steps += 1
-        if self.steps > MOST_STEPS:
+        if self.steps > MAX_STEPS:
             raise ValueError(
-                f"{name} runs through more than {MOST_STEPS} statements, and is not read further"
+                f"{name} executes more than {MAX_STEPS} statements, which is the importer's limit"
             )
 
     def set_scalar(self, name: str, text: str) -> None:
         """Sets a variable. Raises ValueError if the value is too long, as in a loop that doubles it."""
-        if len(text) > MOST_CHARACTERS:
-            raise ValueError(f"{name} grows to more than {MOST_CHARACTERS} characters, and is not followed")
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(f"{name} grows to more than {MAX_CHARACTERS} characters, the importer's limit")
         self.scalars[name] = text
 
     def set_array(self, name: str, words: list[Word]) -> None:
         """Sets an array. Raises ValueError if it is too long, as in a loop that doubles it."""
-        if len(words) > MOST_WORDS or sum(len(word.text) for word in words) > MOST_CHARACTERS:
-            raise ValueError(f"{name} grows to more than {MOST_WORDS} words, and is not followed")
+        if len(words) > MAX_WORDS or sum(len(word.text) for word in words) > MAX_CHARACTERS:
+            raise ValueError(f"{name} grows to more than {MAX_WORDS} words, the importer's limit")
         self.arrays[name] = words
 
     def note(self, text: str) -> None:

@@ -22,7 +22,7 @@ from rlrun.converters.shell.tree import (
 
 ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?:\[(?P<index>[^\]]*)\])?(?P<more>\+?)=")
 _SEPARATORS = ("\n", ";", "&", ";;")
-_DEEPEST = 40
+_MAX_DEPTH = 40
 _ENDS = {"if": "fi", "for": "done", "while": "done", "until": "done", "case": "esac", "{": "}"}
 
 
@@ -50,18 +50,18 @@ class _Parser:
         return self.position >= len(self.tokens)
 
     def operator(self) -> str:
-        """The operator at this position; empty for a word."""
+        """Returns the operator at this position; empty for a word."""
         return "" if self.at_end else self.tokens[self.position].operator
 
     def keyword(self) -> str:
-        """The plain word at this position; empty for anything else."""
+        """Returns the plain word at this position; empty for any other token."""
         token = None if self.at_end else self.tokens[self.position]
         return token.keyword if token and not token.operator else ""
 
     def block(self, ends: tuple[str, ...]) -> Block:
         """Reads statements up to one of the closing words or brackets, which stays unread."""
         self.depth += 1
-        if self.depth > _DEEPEST:
+        if self.depth > _MAX_DEPTH:
             raise ValueError("the script nests its statements too deeply to be read")
         statements: list[Node] = []
         while not self.at_end:
@@ -77,7 +77,7 @@ class _Parser:
         return tuple(statements)
 
     def chain(self) -> Node:
-        """Pipelines joined by `&&` and `||`."""
+        """Reads pipelines that are joined by `&&` and `||`."""
         first, rest = self.pipeline(), []
         while self.operator() in ("&&", "||"):
             joint = self.operator()
@@ -87,7 +87,7 @@ class _Parser:
         return Chain(first, tuple(rest))
 
     def pipeline(self) -> Pipeline:
-        """Commands joined by `|`."""
+        """Reads commands that are joined by `|`."""
         negated = self.keyword() == "!"
         self.position += negated
         stages = [self.command()]
@@ -98,7 +98,7 @@ class _Parser:
         return Pipeline(tuple(stages), negated)
 
     def command(self) -> Node:
-        """A compound command or a simple one."""
+        """Reads a compound command or a simple one."""
         node: Node
         match self.keyword():
             case "if":
@@ -128,7 +128,7 @@ class _Parser:
         return node
 
     def body(self, start: str, end: str) -> Block:
-        """The statements between two words."""
+        """Reads the statements between two words, and the words themselves."""
         if (self.keyword() or self.operator()) == start:
             self.position += 1
         statements = self.block((end,))
@@ -136,7 +136,7 @@ class _Parser:
         return statements
 
     def condition(self) -> If:
-        """`if … then … elif … else … fi`."""
+        """Reads `if … then … elif … else … fi`."""
         branches: list[tuple[Block, Block]] = []
         word = self.keyword()
         while word in ("if", "elif", "else"):
@@ -149,7 +149,7 @@ class _Parser:
         return If(tuple(branches))
 
     def loop(self) -> For:
-        """`for NAME in WORDS; do … done`, `for ((…; …; …)); do … done`."""
+        """Reads `for NAME in WORDS; do … done` or `for ((…; …; …)); do … done`."""
         self.position += 1
         if self.operator() == "((":
             expression = self.tokens[self.position].plain
@@ -164,7 +164,7 @@ class _Parser:
         return For(name, words, None, self.body("do", "done"))
 
     def case(self) -> Case:
-        """`case WORD in PATTERN) … ;; esac`."""
+        """Reads `case WORD in PATTERN) … ;; esac`."""
         self.position += 1
         words = self.words()
         self.skip_lines()

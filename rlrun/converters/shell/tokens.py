@@ -1,4 +1,4 @@
-"""Splits a shell script into tokens: words in pieces, so that expansions can be told from plain text."""
+"""Splits a shell script into tokens. Words are kept in pieces, to distinguish expansions from plain text."""
 
 import re
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of a word: plain text, or a parameter or command to be expanded."""
+    """A part of a word: plain text, or a parameter or command that is to be expanded."""
 
     text: str
     quoted: bool
     kind: str = "text"
-    """`text`, `parameter` (what stands between the braces) or `command` (as written)."""
+    """`text`, `parameter` (the text between the braces) or `command` (as written)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,18 @@ class Token:
 
     @property
     def plain(self) -> str:
-        """The text of a word; parameters stay as written."""
+        """Returns the text of a word, with parameters as they are written."""
         return "".join(piece.text if piece.kind == "text" else f"${{{piece.text}}}" for piece in self.pieces)
 
     @property
     def keyword(self) -> str:
-        """The text of a word without quotation marks and expansions, as keywords are; else empty."""
+        """Returns the text of a word if it has no quotes or expansions, as in a keyword; otherwise empty."""
         plain = all(piece.kind == "text" and not piece.quoted for piece in self.pieces)
         return self.plain if plain else ""
 
 
 def tokens(text: str, name: str = "script") -> Iterator[Token]:
-    """Yields the tokens of a script. Raises ValueError for a quotation or bracket that is never closed.
+    """Yields the tokens of a script. Raises ValueError for a quote or bracket that is never closed.
 
     `((…))` is one token with the operator `((`; the word after `<<` holds the here-document.
     """
@@ -76,7 +76,7 @@ def tokens(text: str, name: str = "script") -> Iterator[Token]:
 
 
 def pieces_of(text: str, *, quoted: bool) -> list[Piece]:
-    """The pieces of a text that is one word, blanks and operators included."""
+    """Returns the pieces of a text that is one word, even if it has blanks or operators."""
     pieces: list[Piece] = []
     at = 0
     while at < len(text):
@@ -91,19 +91,20 @@ def pieces_of(text: str, *, quoted: bool) -> list[Piece]:
 
 
 def _document(document: re.Match[str]) -> list[Piece]:
-    """A here-document; one whose end is in quotation marks expands nothing."""
+    """Returns the pieces of a here-document. Nothing is expanded in it if its end marker is quoted."""
     if document["quote"]:
         return [Piece(document["body"], True)]
     return pieces_of(document["body"], quoted=True)
 
 
 def _arithmetic(text: str, at: int, where: str) -> str | None:
-    """The expression of `((…))`; None where these are two brackets of commands."""
+    """Returns the expression of `((…))`; None if these brackets group commands."""
     end = _closing(text, at, "()", where)
     return text[at + 2 : end - 1] if text[end - 1] == ")" and end > at + 2 else None
 
 
 def _word(text: str, at: int, where: str) -> tuple[list[Piece], int]:
+    """Returns the pieces of the word at `at`, and the offset after it."""
     pieces: list[Piece] = []
     while at < len(text) and text[at] not in " \t\r\n;&|()<>":
         if text[at] in "'\"\\":
@@ -117,7 +118,7 @@ def _word(text: str, at: int, where: str) -> tuple[list[Piece], int]:
 
 
 def _quotation(text: str, at: int, where: str, pieces: list[Piece]) -> int:
-    """Reads a quotation, or the character after a backslash; the offset after it."""
+    """Reads quoted text, or the character after a backslash. Returns the offset after it."""
     if text[at] == "\\":
         if text[at + 1 : at + 2] != "\n":
             pieces.append(Piece(text[at + 1 : at + 2], True))
@@ -130,6 +131,7 @@ def _quotation(text: str, at: int, where: str, pieces: list[Piece]) -> int:
 
 
 def _double_quoted(text: str, at: int, where: str, pieces: list[Piece]) -> int:
+    """Reads text in double quotes, from its first character. Returns the offset after the closing quote."""
     pieces.append(Piece("", True))
     while at < len(text) and text[at] != '"':
         if text[at] == "\\" and text[at + 1 : at + 2] in ('"', "\\", "$", "`", "\n"):
@@ -146,7 +148,10 @@ def _double_quoted(text: str, at: int, where: str, pieces: list[Piece]) -> int:
 
 
 def _expansion(text: str, at: int, where: str, pieces: list[Piece], *, quoted: bool) -> int:
-    """Reads a parameter or command that begins with `$` or a backtick; a lone `$` is text."""
+    """Reads a parameter or command that begins with `$` or a backtick. Returns the offset after it.
+
+    A `$` that no name or bracket follows is plain text.
+    """
     if text[at] == "`":
         end = _find(text, "`", at + 1, where) + 1
         pieces.append(Piece(text[at:end], quoted, "command"))
@@ -167,7 +172,7 @@ def _expansion(text: str, at: int, where: str, pieces: list[Piece], *, quoted: b
 
 
 def _escaped(text: str, at: int, where: str, pieces: list[Piece]) -> int:
-    """Reads the rest of `$'…'`, in which a backslash escapes; the offset after it."""
+    """Reads the text of `$'…'`, in which a backslash escapes. Returns the offset after the closing quote."""
     pieces.append(Piece("", True))
     while at < len(text) and text[at] != "'":
         escape = text[at] == "\\"
@@ -180,7 +185,7 @@ def _escaped(text: str, at: int, where: str, pieces: list[Piece]) -> int:
 
 
 def _closing(text: str, at: int, pair: str, where: str) -> int:
-    """Offset of the bracket that closes the one at `at`; quotations and here-documents inside are skipped."""
+    """Returns the offset of the bracket that closes the one at `at`, skipping quotes and here-documents."""
     depth = 0
     while at < len(text):
         if text[at] == "\\":
@@ -202,6 +207,7 @@ def _closing(text: str, at: int, pair: str, where: str) -> int:
 
 
 def _find(text: str, character: str, at: int, where: str) -> int:
+    """Returns the offset of a closing quote. Raises ValueError if there is none."""
     end = text.find(character, at)
     if end < 0:
         raise ValueError(f"{where}: a quotation mark is never closed")

@@ -7,14 +7,14 @@ from rlrun.converters.shell.tokens import Token
 
 @dataclass(frozen=True, slots=True)
 class Simple:
-    """One command with its redirections, or assignments."""
+    """One command with its redirections, or assignments without a command."""
 
     tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Commands joined by `|`; each reads what the one before prints."""
+    """Commands joined by `|`; each reads the output of the previous one."""
 
     stages: tuple["Node", ...]
     negated: bool = False
@@ -37,17 +37,18 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """A loop over words, or over an arithmetic condition."""
+    """A loop over words, or a loop with an arithmetic condition."""
 
     name: str
     words: tuple[Token, ...]
     arithmetic: str | None
+    """The expressions of `for ((…; …; …))`; None for a loop over words."""
     body: "Block"
 
 
 @dataclass(frozen=True, slots=True)
 class While:
-    """A loop that runs while, or until, its condition holds."""
+    """A loop that runs while its condition holds, or until it does."""
 
     condition: "Block"
     body: "Block"
@@ -56,7 +57,7 @@ class While:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The bodies of `case`, each with its patterns."""
+    """The subject of `case`, and the patterns and body of each branch."""
 
     subject: Token
     branches: tuple[tuple[tuple[Token, ...], "Block"], ...]

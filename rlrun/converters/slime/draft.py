@@ -31,7 +31,7 @@ class Flag:
 
     name: str
     values: list[str]
-    place: str
+    location: str
     """File and line, such as `run.sh:12`."""
     earlier: "Flag | None" = None
     """The previous occurrence of the same flag."""
@@ -218,7 +218,7 @@ class Draft:
         for flag, text in self.flag_notes:
             together.setdefault(text, []).append(flag)
         lines = [
-            f"{flags[0].place if len(flags) == 1 else self.source}: {', '.join(map(str, flags))}: {text}"
+            f"{flags[0].location if len(flags) == 1 else self.source}: {', '.join(map(str, flags))}: {text}"
             for text, flags in together.items()
         ]
         return [*lines, *self.notes]

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlrun.converters.shell.files import places
+from rlrun.converters.shell.files import candidate_files
 from rlrun.converters.shell.script import Script, Word, read_script
 from rlrun.converters.slime.draft import Draft, Flag
 from rlrun.converters.slime.flag_rules import RULES
@@ -71,7 +71,7 @@ def _text_of(script: Script, path: Path, written: str) -> str | None:
     """Returns the text of a file that a flag names: one that the script writes, or one on this host."""
     if written in script.files:
         return script.files[written]
-    file = next(places(written, Path(script.folder), path.absolute().parent), None)
+    file = next(candidate_files(written, Path(script.folder), path.absolute().parent), None)
     try:
         return file.read_text("utf-8") if file else None
     except (OSError, UnicodeDecodeError):
@@ -88,7 +88,7 @@ def read_flags(words: Sequence[Word]) -> dict[str, Flag]:
             name = match[0].replace("_", "-")
             value = [word.text[match.end() + 1 :]] if match.end() < len(word.text) else []
             before = flags.pop(name, None)
-            current = flags[name] = Flag(name, value, word.place, before)
+            current = flags[name] = Flag(name, value, word.location, before)
         elif current is not None:
             current.values.append(word.text)
     return flags
@@ -120,8 +120,10 @@ def _continued(script: Script, at: int) -> list[Word]:
     words = words[_start_of_training(words) :]
     following = script.commands[at + 1] if at + 1 < len(script.commands) else []
     if following and _FLAG.match(following[0].text):
-        place = words[-1].place
-        script.note(f"{place}: a backslash is missing at the line's end; the flags after it are imported too")
+        location = words[-1].location
+        script.note(
+            f"{location}: a backslash is missing at the line's end; the flags after it are imported too"
+        )
         return [*words, *following]
     return words
 
@@ -130,7 +132,7 @@ def _take(draft: Draft, flag: Flag) -> None:
     """Translates one flag, unless a rule does."""
     row = flag_table().get(flag.name)
     for earlier in flag.before:
-        draft.note(earlier, f"no effect: replaced by the value in {flag.place}")
+        draft.note(earlier, f"no effect: replaced by the value in {flag.location}")
     prefix = next((prefix for prefix in _PROGRAMS if flag.name.startswith(prefix)), None)
     if row is None and prefix is not None:
         _take_argument(draft, flag, prefix)

@@ -182,7 +182,7 @@ def test_what_only_a_run_would_tell_stays_as_written(tmp_path: Path, text: str, 
 def test_a_condition_that_only_a_run_decides_is_taken_to_hold(tmp_path: Path) -> None:
     text = "if nvidia-smi; then\n  X=1\nelse\n  X=0\nfi\nrun $X\n"
     assert words(tmp_path, text) == ["run", "1"]
-    assert assumptions(tmp_path, text) == ["run.sh:2: X is set under a condition: taken as if it held"]
+    assert assumptions(tmp_path, text) == ["run.sh:2: X is set under a condition that is assumed to hold"]
     text = "if nvidia-smi; then\n  X=1\nfi\nrun y\n"
     assert assumptions(tmp_path, text) == []
 
@@ -196,7 +196,7 @@ def test_a_variable_from_outside_counts_as_not_set_in_a_condition(tmp_path: Path
     text = 'if [ -n "$KEY" ]; then\n  A=(--use)\nelse\n  A=(--not)\nfi\nrun ${A[@]}\n'
     assert words(tmp_path, text) == ["run", "--not"]
     assert assumptions(tmp_path, text) == [
-        "run.sh:1: KEY comes from outside of the script, and is taken as not set"
+        "run.sh:1: the script does not set KEY, which is assumed to be empty"
     ]
 
 
@@ -204,8 +204,8 @@ def test_what_cannot_be_read_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text("source gone.sh\nrun ${MISSING[@]}\nsource run.sh\n")
     assert read_script(path).notes == [
-        "run.sh:1: gone.sh was not found, so nothing of it is read",
-        "run.sh: nothing sets the array MISSING, which is taken as empty",
+        "run.sh:1: gone.sh was not found, and is not read",
+        "run.sh: the script does not set the array MISSING, which is assumed to be empty",
         "run.sh:3: run.sh sources itself; it is read once",
     ]
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlrun.plugins.protocols import Filter
 from rlrun.plugins.types import Drop, Group, Mask
+from rlrun.runner.rollouts.grouping import without_samples
 
 Reason = tuple[str, str]
 """The name of a filter (or `generation`, `truncated`, `staleness`, `buffer`), and its reason."""
@@ -50,7 +51,7 @@ class Filters:
                 result.masked_samples[reason] += _mask(result.group, verdict.samples)
             elif verdict.samples is not None:
                 result.dropped_samples[reason] += len(set(verdict.samples))
-                result.group = _without(result.group, verdict.samples)
+                result.group = without_samples(result.group, verdict.samples)
             if _drops_group(verdict, result.group):
                 result.dropped = reason
                 result.is_spare = verdict.samples is None and getattr(filter, "keep_when_short", False)
@@ -78,8 +79,3 @@ def _mask(group: Group, indices: Collection[int]) -> int:
         sample = group.samples[index]
         sample.loss_mask = np.zeros_like(sample.loss_mask)
     return len(set(indices))
-
-
-def _without(group: Group, indices: Collection[int]) -> Group:
-    dropped = set(indices)
-    return Group(group.prompt, [sample for index, sample in enumerate(group.samples) if index not in dropped])

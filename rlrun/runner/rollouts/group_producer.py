@@ -16,7 +16,7 @@ from rlrun.runner.contracts.errors import EngineError, JobError
 from rlrun.runner.contracts.interfaces import RolloutContext
 from rlrun.runner.rollouts.executions import Executions
 from rlrun.runner.rollouts.filtering import FilterResult, Filters
-from rlrun.runner.rollouts.grouping import groups_of, mask_truncated, without
+from rlrun.runner.rollouts.grouping import groups_of, mask_truncated, without_status
 from rlrun.runner.rollouts.sessions import RolloutSettings, empty_generations
 from rlrun.runner.rollouts.tally import Tally
 from rlrun.specs.sections.rollout import RolloutSpec
@@ -115,7 +115,7 @@ class GroupProducer:
         num_late = sum(sample.status is Status.ABORTED for sample in group.samples)
         if num_late:
             tally.dropped_samples["generation", "timeout"] += num_late
-        finished = without(without(group, Status.FAILED), Status.ABORTED)
+        finished = without_status(group, Status.FAILED, Status.ABORTED)
         result = self._apply_filters(finished, some_late=num_late > 0)
         tally.count_filtered(result)
         return result.group if result.dropped is None else None
@@ -131,7 +131,7 @@ class GroupProducer:
 
     def _filter_untruncated(self, group: Group) -> FilterResult:
         """Drops and counts truncated samples, and runs the filters on the others."""
-        untruncated = without(group, Status.TRUNCATED)
+        untruncated = without_status(group, Status.TRUNCATED)
         if untruncated.samples:
             result = self._filters.apply(untruncated)
         else:

@@ -1,6 +1,6 @@
 """Turns trajectories into samples and groups, for training and evaluation alike. No I/O but decoding."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,9 +31,17 @@ def groups_of(
     return [_group(prompt, executions) for prompt, executions in zip(prompts, trajectories, strict=True)]
 
 
-def without(group: Group, status: Status) -> Group:
-    """Returns the group without its samples of that status."""
-    return Group(group.prompt, [sample for sample in group.samples if sample.status is not status])
+def without_samples(group: Group, indices: Collection[int]) -> Group:
+    """Returns the group without the samples at these indices."""
+    dropped = set(indices)
+    return Group(group.prompt, [sample for index, sample in enumerate(group.samples) if index not in dropped])
+
+
+def without_status(group: Group, *statuses: Status) -> Group:
+    """Returns the group without its samples that ended with one of these statuses."""
+    return without_samples(
+        group, [index for index, sample in enumerate(group.samples) if sample.status in statuses]
+    )
 
 
 def mask_truncated(group: Group) -> None:

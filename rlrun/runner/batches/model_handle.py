@@ -17,6 +17,16 @@ Pack = Callable[[Sequence[TrainSequence]], list[TrainStep]]
 """Splits a step's sequences into optimizer steps and micro-batches."""
 
 
+@dataclass(frozen=True, slots=True)
+class PackedSteps:
+    """A step's sequences, packed once for every layout in which a model is trained."""
+
+    policy: Sequence[TrainStep]
+    """For the policy and the reference, which share a layout."""
+    critic: Sequence[TrainStep] | None = None
+    """None without a critic."""
+
+
 class RemoteModels(Protocol):
     """The ranks that hold the models (rlrun.runner.cluster.trainer_group.TrainerGroup).
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlrun.plugins.types import Group
-from rlrun.runner.batches.model_handle import ModelHandle
+from rlrun.runner.batches.model_handle import ModelHandle, PackedSteps
 from rlrun.runner.batches.sequences import (
     note,
     note_values,
@@ -29,32 +29,31 @@ class Passes:
     algorithm: Advantages
     policy: ModelHandle
     reference: FrozenModel | None
-    """None where the algorithm does not need it; so are the teacher and the critic."""
+    """None if the algorithm does not need it; the same holds for the teacher and the critic."""
     teacher: FrozenModel | None
     critic: ModelHandle | None
     recompute_old: bool
-    """`old_log_probs = "trainer"`: costs a pass only where a step takes several optimizer steps, or where
-    advantages depend on it."""
+    """`old_log_probs = "trainer"`. It costs a pass only if a step takes several optimizer steps, or if
+    advantages depend on these log-probs."""
 
     async def run(
         self,
         clock: StepClock,
         groups: Sequence[Group],
         sequences: list[TrainSequence],
-        steps: Sequence[TrainStep],
+        packed: PackedSteps,
     ) -> list[TrainSequence]:
-        """Returns the sequences with everything that their losses need. `steps` are packed for the policy.
+        """Returns the sequences, which `packed` contains too, with everything that their losses need.
 
         Only what the algorithm's needs name is computed.
         """
         needs = self.algorithm.needs
         if needs.old_log_probs:
-            sequences = await self._old_log_probs(clock, groups, sequences, steps)
+            sequences = await self._old_log_probs(clock, groups, sequences, packed.policy)
         if needs.reference:
             assert self.reference is not None
             with clock.part("reference"):
-                # the reference has the policy's layout, so the steps are packed for it too
-                log_probs = await self.reference.log_probs(sequences, steps)
+                log_probs = await self.reference.log_probs(sequences, packed.policy)
             note(groups, "reference_log_probs", log_probs)
             sequences = with_reference(sequences, log_probs)
         if needs.teacher:
@@ -64,7 +63,7 @@ class Passes:
         if needs.critic:
             assert self.critic is not None
             with clock.part("values"):
-                values = await self.critic.values(sequences)
+                values = await self.critic.values(sequences, packed.critic)
             note_values(groups, values)
             sequences = with_values(sequences, values)
         return with_advantages(sequences, groups, self.algorithm)

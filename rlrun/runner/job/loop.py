@@ -15,9 +15,10 @@ drops stages 1 to 6, but finishes stage 7 once it has begun (rlrun.runner.job.st
 import asyncio
 from collections.abc import Sequence
 
+from rlrun.runner.batches.model_handle import PackedSteps
 from rlrun.runner.batches.passes import Passes
 from rlrun.runner.batches.sequences import to_sequences
-from rlrun.runner.contracts.carriers import TrainSequence, TrainStep
+from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.contracts.step_clock import StepClock
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.performance import StepUsage, summary_of_updates
@@ -60,9 +61,9 @@ async def take_step(job: Job, progress: Progress, *, compiling: bool = False) ->
     clock = StepClock()
     # stages 1 to 6, which are dropped when the run is asked to stop
     preparation = prepare(job, progress, clock, compiling=compiling)
-    batch, sequences, updates = await job.stop.unless_asked(preparation, "preparing", progress.step + 1)
+    batch, sequences, packed = await job.stop.unless_asked(preparation, "preparing", progress.step + 1)
     with clock.part("train"):
-        training = asyncio.create_task(train(job, progress.step, sequences, updates))  # 7
+        training = asyncio.create_task(train(job, progress.step, sequences, packed))  # 7
         await asyncio.sleep(0)  # the ranks start training before the driver spends time on metrics
         rollout_metrics = batch.measure()
         train_metrics = await training
@@ -78,32 +79,33 @@ async def take_step(job: Job, progress: Progress, *, compiling: bool = False) ->
 
 async def prepare(
     job: Job, progress: Progress, clock: StepClock, *, compiling: bool
-) -> tuple[Batch, list[TrainSequence], list[TrainStep]]:
+) -> tuple[Batch, list[TrainSequence], PackedSteps]:
     """Returns what the step trains on. Changes nothing in the trainer, so that it can be cancelled."""
     job.journal.doing("rollout")
     with clock.part("rollout"):
         batch = await job.source.next(progress.version)  # 1-4
     await job.devices.give_to_trainer(clock)
     sequences = to_sequences(batch.groups)
-    updates = job.policy.pack(sequences)  # 5
+    critic_steps = None if job.critic is None else job.critic.pack(sequences)
+    packed = PackedSteps(job.policy.pack(sequences), critic_steps)  # 5
     job.journal.doing("compiling and training" if compiling else "training")
     passes = Passes(
         job.algorithm, job.policy, job.reference, job.teacher, job.critic, recompute_old=job.recompute_old
     )
-    return batch, await passes.run(clock, batch.groups, sequences, updates), updates  # 6
+    return batch, await passes.run(clock, batch.groups, sequences, packed), packed  # 6
 
 
 async def train(
-    job: Job, finished: int, sequences: Sequence[TrainSequence], updates: Sequence[TrainStep]
+    job: Job, finished: int, sequences: Sequence[TrainSequence], packed: PackedSteps
 ) -> dict[str, float]:
     """Takes the optimizer steps of the critic, then those of the policy, after `finished` steps of the run;
     returns their metrics.
     """
     metrics: dict[str, float] = {}
     if job.critic is not None:
-        metrics = summary_of_updates(await job.critic.train(sequences))
+        metrics = summary_of_updates(await job.critic.train(sequences, packed.critic))
     if finished >= job.critic_only_steps:
-        metrics |= summary_of_updates(await job.policy.train(sequences, updates))
+        metrics |= summary_of_updates(await job.policy.train(sequences, packed.policy))
     if is_due(finished, job.reference_interval):
         await job.trainer.update_reference()
     return metrics

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from rlrun.plugins.types import Group, Needs
-from rlrun.runner.batches.model_handle import ModelHandle
+from rlrun.runner.batches.model_handle import ModelHandle, Pack
 from rlrun.runner.checkpoints.reading import read_driver
 from rlrun.runner.checkpoints.saving import Checkpoints, trainer_folder
-from rlrun.runner.contracts.carriers import Role
+from rlrun.runner.contracts.carriers import Role, TrainSequence, TrainStep
 from rlrun.runner.job.device_sharing import SharedDevices
 from rlrun.runner.job.job import Job, Progress
 from rlrun.runner.job.loop import run
@@ -178,6 +178,24 @@ async def test_samples_carry_what_the_advantages_need(tmp_path: Path) -> None:
     for sequence in one.trainer.trained[0]:
         assert sequence.values.tolist() == [0.5]
         assert sequence.returns.tolist() == [float(sequence.tokens[-1])]
+
+
+async def test_a_step_is_packed_once_for_each_layout(tmp_path: Path) -> None:
+    packed: list[Role] = []
+
+    def counted(role: Role) -> Pack:
+        def pack_and_count(sequences: Sequence[TrainSequence]) -> list[TrainStep]:
+            packed.append(role)
+            return pack()(sequences)
+
+        return pack_and_count
+
+    trainer = Trainer([])
+    needs = Needs(policy_log_probs=True, reference=True, critic=True)
+    roles: list[Role] = ["policy", "reference", "critic"]
+    models = {role: ModelHandle(trainer, role, counted(role), [0]) for role in roles}
+    await run(job(tmp_path, 2, algorithm=Relative(needs), trainer=trainer, **models), Progress())
+    assert packed == ["critic", "policy"] * 2
 
 
 async def test_the_critic_can_begin_alone(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ lint: setup  ## Check style, types and the direction of imports
 
 # Whole jobs have the machine to themselves: their processes have deadlines. The rest shares the cores.
 JOBS := tests/integration tests/fault
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
+PYTEST := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(BIN)/pytest
 
 test: setup sglang  ## Run all tests but the slow ones (half an hour on two cores)
 	$(PYTEST) -n 2 --dist loadfile $(JOBS:%=--ignore=%)

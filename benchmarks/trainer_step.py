@@ -34,6 +34,8 @@ from rlrun.runner.trainer.passes.packed_batch import make_pack
 from rlrun.runner.trainer.roles.rank import TrainerRank
 from rlrun.specs.sections.job import Spec
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 SIZES = {
     "s": {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 768, "num_attention_heads": 4},
     "m": {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1536, "num_attention_heads": 8},
@@ -110,7 +112,7 @@ class Bare:
 class Ours:
     def __init__(self, folder: Path, spec: Spec, threads: int) -> None:
         self.rank = TrainerRank(
-            TrainerSetup(spec.model_dump_json(), str(folder), 0, 0, 1, "127.0.0.1", 1, threads, 10**6)
+            TrainerSetup(spec.model_dump_json(), str(folder), 0, DEVICE, 1, "127.0.0.1", 1, threads, 10**6)
         )
         self.device = self.rank._device
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -64,8 +65,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a Ray cluster that outlives the jobs, as a user's own would."""
     os.environ |= {"RAY_worker_niceness": "0"}  # as where a job starts Ray
+    # As where an administrator told Ray to leave CUDA's variable alone, in a container with half of the GPUs.
+    gpus = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     command = [sys.executable, "-c", RAY, str(tmp_path_factory.mktemp("r"))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=os.environ | gpus, **pipes) as head:
         assert head.stdin is not None
         assert head.stdout is not None
         yield head.stdout.readline().strip()

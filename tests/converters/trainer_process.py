@@ -35,7 +35,7 @@ def _work(rank, world_size, port, cases):
                 spec_json=_spec(case).model_dump_json(),
                 model_folder=str(case["model"]),
                 rank=rank,
-                local_rank=rank,
+                device="cpu",
                 world_size=world_size,
                 master_addr="127.0.0.1",
                 master_port=port,

@@ -91,8 +91,19 @@ async def test_who_shares_a_gpu_in_the_plan_shares_it_in_ray(
                 found[place_of_it].add(device)
         assert [len(ids) for ids in found.values()] == [1] * spec.cluster.gpus_per_node
         assert len(set.union(*found.values())) == spec.cluster.gpus_per_node
+        assert set.union(*found.values()) <= {"4", "5", "6", "7"}  # the node's own names of them
         [again] = cluster.replace([server])
         assert await devices(again) == server.gpus
+
+
+async def test_a_job_on_cpus_sees_none_of_the_gpus_of_its_host(ray_cluster: str, tmp_path: Path) -> None:
+    """The other processes of this host may use them, and torch would take one where it sees one."""
+    spec = spec_of(ray_cluster, {})
+    plan, folder = make_plan(spec, cores=4), RunFolder(tmp_path)
+    async with reserved(spec, plan) as cluster:
+        requests = engine_requests(spec.engine, plan.engines, cluster.placement.engines, folder)
+        processes = cluster.launch([trainer_requests(plan, cluster.placement, folder)[0], *requests])
+        assert [await devices(process) for process in processes] == [("",), ("",)]
 
 
 def tree(pids: Sequence[int | None]) -> list[psutil.Process]:

@@ -58,7 +58,7 @@ def trainer_ranks(spec: Spec, model: Path, folder: Path) -> Iterator[list[PipedR
             spec_json=spec.model_dump_json(),
             model_folder=str(model),
             rank=rank,
-            local_rank=rank,
+            device="cpu",
             world_size=size,
             master_addr="127.0.0.1",
             master_port=port,

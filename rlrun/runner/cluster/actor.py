@@ -73,7 +73,7 @@ class Actor:
 
 
 def visible_gpus() -> str:
-    """Returns the ids of the GPUs that Ray has given to this process."""
+    """Returns the ids of the GPUs that are reserved for this process, which sees no others; "" on CPU."""
     return os.environ["CUDA_VISIBLE_DEVICES"]
 
 

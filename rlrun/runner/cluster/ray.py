@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import psutil
 
 from rlrun.runner.cluster.placement import Placement
-from rlrun.runner.cluster.ray_environment import ray
+from rlrun.runner.cluster.ray_environment import OWN_GPUS_ONLY, ray
 from rlrun.runner.cluster.ray_health import JoinedCluster, dead_server
 from rlrun.runner.cluster.ray_process import ASIDE, Process, Request
 from rlrun.runner.cluster.ray_reservation import Reservation
@@ -162,7 +162,7 @@ class Cluster:
             "num_gpus": request.slot.gpus,
             "max_restarts": 0,
             "enable_task_events": False,  # the variable in ray_environment has no effect on a joined cluster
-            "runtime_env": {"env_vars": dict(request.environment)},
+            "runtime_env": {"env_vars": OWN_GPUS_ONLY | dict(request.environment)},
         }
         if request.kind.called_aside:
             actor = ray.remote(concurrency_groups={ASIDE: 1})(request.kind)

@@ -23,6 +23,16 @@ _ENVIRONMENT = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
 }
+OWN_GPUS_ONLY = {
+    # Ray sets CUDA_VISIBLE_DEVICES, also in a cluster that was started with 1 here. Otherwise every rank
+    # would compute on the first GPU of its node.
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",
+    # It is set to an empty string where no GPU is reserved. Otherwise a job on CPUs would find the GPUs of
+    # its host.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+}
+"""Variables of each process of a job: it sees the GPUs that are reserved for it, and no others."""
+
 os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
 
 import ray as ray  # noqa: E402, PLC0414

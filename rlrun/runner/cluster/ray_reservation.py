@@ -6,13 +6,13 @@ from typing import Any
 
 from rlrun.runner.cluster.actor import visible_gpus
 from rlrun.runner.cluster.placement import BundleSlot, Placement, match_reserved_bundles
-from rlrun.runner.cluster.ray_environment import ray
+from rlrun.runner.cluster.ray_environment import OWN_GPUS_ONLY, ray
 from rlrun.runner.contracts.errors import JobError
 
 _SECONDS = 60.0
 """Deadline for the cluster to reserve the bundles, and for the nodes to report their GPUs."""
-_A_LITTLE = {"num_cpus": 0, "num_gpus": 0.01}
-"""The resources of a short remote call in a bundle that no process uses yet."""
+_A_LITTLE = {"num_cpus": 0, "num_gpus": 0.01, "runtime_env": {"env_vars": OWN_GPUS_ONLY}}
+"""The options of a short remote call in a bundle that no process uses yet."""
 
 
 class Reservation:

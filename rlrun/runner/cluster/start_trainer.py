@@ -87,8 +87,7 @@ class TrainerRanks:
             model_folder=str(self._folders[0]),
             teacher_folder=str(self._folders[1]) if len(self._folders) > 1 else None,
             rank=rank.rank,
-            # a process sees only its own GPU, as device 0
-            local_rank=rank.local_rank if rank.location.gpu is None else 0,
+            device="cpu" if rank.location.gpu is None else "cuda",
             world_size=len(self._plan.ranks),
             master_addr=master[0],
             master_port=master[1],

@@ -130,7 +130,8 @@ class TrainerSetup:
     model_folder: str
     """Local HF folder with config.json, tokenizer and weights."""
     rank: int
-    local_rank: int
+    device: Literal["cpu", "cuda"]
+    """What the spec says that it computes on. `cuda`: the only GPU that its process sees."""
     world_size: int
     master_addr: str
     master_port: int

@@ -37,16 +37,6 @@ def place_ranks(spec: Spec, layout: Layout) -> list[DeviceLocation]:
     return _spread(layout.ranks, spec.cluster.nodes)
 
 
-def local_ranks(locations: Sequence[DeviceLocation]) -> list[int]:
-    """Returns each rank's number among the ranks of its node."""
-    ranks_per_node: Counter[int] = Counter()
-    numbers = []
-    for location in locations:
-        numbers.append(ranks_per_node[location.node])
-        ranks_per_node[location.node] += 1
-    return numbers
-
-
 def place_engines(spec: Spec, layout: Layout) -> list[DeviceLocations]:
     """Returns the devices of each policy engine: the ranks' GPUs if colocated, else the GPUs after them."""
     if layout.gpus:

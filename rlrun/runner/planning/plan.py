@@ -13,7 +13,6 @@ from rlrun.runner.planning.device_map import (
     DeviceLocation,
     DeviceLocations,
     available_cores,
-    local_ranks,
     place_engines,
     place_named_engines,
     place_ranks,
@@ -32,7 +31,7 @@ from rlrun.specs.sections.job import Spec
 class RankPlan:
     """One trainer rank.
 
-    Example: `RankPlan(3, 1, 3, 3, Coordinates(0, 0, 1, 0, 1), DeviceLocation(0, 3), 3, 4)` is the last rank
+    Example: `RankPlan(3, 1, 3, 3, Coordinates(0, 0, 1, 0, 1), DeviceLocation(0, 3), 4)` is the last rank
     of fsdp 2 × tensor 2.
     """
 
@@ -47,8 +46,6 @@ class RankPlan:
     """Its data rank in the layout of the critic, if the job has one."""
     coordinates: Coordinates
     location: DeviceLocation
-    local_rank: int
-    """Its number among the trainer ranks of its node."""
     threads: int
     """CPU threads."""
 
@@ -147,8 +144,7 @@ def _ranks(
     parallel = spec.trainer.parallel
     teacher = companion_layout(None if spec.teacher is None else spec.teacher.parallel, layout.ranks)
     critic = companion_layout(spec.critic.parallel, layout.ranks)
-    ranks = zip(locations, local_ranks(locations), threads, strict=True)
-    for rank, (location, local_rank, thread_count) in enumerate(ranks):
+    for rank, (location, thread_count) in enumerate(zip(locations, threads, strict=True)):
         yield RankPlan(
             rank=rank,
             data_rank=data_rank(rank, parallel),
@@ -156,7 +152,6 @@ def _ranks(
             critic_data_rank=data_rank(rank, critic),
             coordinates=coordinates(rank, parallel),
             location=location,
-            local_rank=local_rank,
             threads=thread_count,
         )
 

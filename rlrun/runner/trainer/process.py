@@ -3,6 +3,7 @@
 import os
 from datetime import timedelta
 from functools import cache
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -26,13 +27,33 @@ def start_process(setup: TrainerSetup, deterministic: bool) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
-    device = torch.device("cpu") if ON_CPU else torch.device("cuda", setup.local_rank)
+    check_device(setup.device, sees_gpu=not ON_CPU)
+    device = torch.device("cpu") if ON_CPU else torch.device("cuda", 0)
     if not ON_CPU:
         torch.cuda.set_device(device)
     stay_within_host(setup.master_addr)
     if setup.world_size > 1 and not dist.is_initialized():
         _join(setup, device)
     return device
+
+
+def check_device(planned: Literal["cpu", "cuda"], *, sees_gpu: bool) -> None:
+    """Raises ValueError unless torch computes on the device that the spec names.
+
+    torchtitan chooses its device when it is imported: a GPU if torch sees one.
+    """
+    if planned == "cuda" and not sees_gpu:
+        ids = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise ValueError(
+            f"a GPU is reserved for this rank (CUDA_VISIBLE_DEVICES={ids}), but torch {torch.__version__} "
+            "sees none: check nvidia-smi, and that torch is a build for CUDA on every node, or set "
+            "cluster.gpus_per_node = 0 to train on CPUs"
+        )
+    if planned == "cpu" and sees_gpu:
+        raise ValueError(
+            "this rank is to compute on the CPU (cluster.gpus_per_node = 0), but torch sees a GPU and would "
+            "use it: set CUDA_VISIBLE_DEVICES to an empty string before the process starts"
+        )
 
 
 def build_mesh(parallel: ParallelSpec, world_size: int) -> ParallelDims | None:

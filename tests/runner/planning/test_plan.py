@@ -82,9 +82,7 @@ def test_threads_of_the_spec_win() -> None:
 def test_cpu_nodes_get_neighbouring_ranks_and_an_engine_each() -> None:
     spec = spec_of(cluster={"nodes": 2, "address": "h:1"}, trainer={"parallel": {"fsdp": 4}})
     plan = make_plan(spec, cores=8)
-    assert [(rank.location.node, rank.local_rank, rank.threads) for rank in plan.ranks] == [
-        (0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 4),
-    ]  # fmt: skip
+    assert [(rank.location.node, rank.threads) for rank in plan.ranks] == [(0, 4), (0, 4), (1, 4), (1, 4)]
     assert [(engine.location.node, engine.threads) for engine in plan.engines] == [(0, 8), (1, 8)]
 
 

@@ -137,7 +137,7 @@ def make_rank(
             spec_json=spec.model_dump_json(),
             model_folder=str(model),
             rank=rank,
-            local_rank=rank,
+            device="cpu",
             world_size=world_size,
             master_addr="127.0.0.1",
             master_port=next(NUMBERS) if port is None else port,

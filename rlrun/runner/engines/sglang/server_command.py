@@ -46,7 +46,9 @@ def environment(setup: SglangSetup, own: Mapping[str, str]) -> dict[str, str]:
     kept = inherited_variables(own)
     for name in ("no_proxy", "NO_PROXY"):
         kept[name] = ",".join(filter(None, [kept.get(name), setup.host]))
-    if setup.gpus:
+    if setup.device == "cpu":  # SGLang takes a GPU's kernels where torch sees a GPU
+        kept["CUDA_VISIBLE_DEVICES"] = ""
+    elif setup.gpus:
         kept["CUDA_VISIBLE_DEVICES"] = ",".join(setup.gpus)
     # The plain form of /health generates a token, and hangs while the server is paused.
     return kept | {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"} | dict(setup.environment)

@@ -1,7 +1,8 @@
 """Makes torchtitan 0.3.0 run on a CPU: it picks an accelerator when it is imported, and has no CPU mode.
 
 Without CUDA its device symbols are set to the CPU here; with CUDA nothing is changed. Every other module of
-this package imports this one first.
+this package imports this one first. A process of a job sees only GPUs that are reserved for it, so that torch
+finds one exactly where the spec asks for one (`rlrun.runner.trainer.process.check_device`).
 """
 
 import importlib.util

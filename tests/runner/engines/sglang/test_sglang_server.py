@@ -370,8 +370,10 @@ def test_a_server_over_nodes_is_told_which_part_it_is_and_where_the_others_are(t
     assert environment(whole, {"CUDA_VISIBLE_DEVICES": "4"})["CUDA_VISIBLE_DEVICES"] == "4,5"
     words = " ".join(command(replace(whole, nodes=2, node=1, meeting="10.0.0.7:5000"), 30000))
     assert "--nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.7:5000" in words
-    alone = tiny_setup(tmp_path, tmp_path)
+    alone = tiny_setup(tmp_path, tmp_path, device="cuda")
     assert environment(alone, {"CUDA_VISIBLE_DEVICES": "4"})["CUDA_VISIBLE_DEVICES"] == "4"
+    on_cpu = tiny_setup(tmp_path, tmp_path)
+    assert environment(on_cpu, {"CUDA_VISIBLE_DEVICES": "4"})["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_the_command_line_has_the_specs_arguments_last_and_no_key(tmp_path: Path) -> None:
@@ -397,7 +399,7 @@ def test_our_packages_are_kept_from_the_server(tmp_path: Path) -> None:
             "HOME": "/root",
         },
     )
-    ours = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
+    ours = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false", "CUDA_VISIBLE_DEVICES": ""}
     direct = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
     assert found == {"HOME": "/root", "A": "1", **ours, **direct}
 

@@ -1,4 +1,4 @@
-"""Weights of a trainer of FSDP 2 × TP 2 to real SGLang servers, by each carrier."""
+"""Weights of a trainer with a pipeline of 2 stages × FSDP 2 to real SGLang servers, by each carrier."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from tests.sglang_cpu.servers import ENVIRONMENT, tiny_setup
 from tests.sglang_cpu.trainer_ranks import PipedRank, trainer_ranks
 from tests.tiny_models import make_tiny_model
 
-LAYOUT = {"fsdp": 2, "tensor": 2}
-DATA_RANKS = [0, 0, 1, 1]
+LAYOUT = {"pipeline": 2, "fsdp": 2}
+DATA_RANKS = [0, 1, 0, 1]
 PROMPT = np.arange(5, 25, dtype=np.int32)
 CARRIERS: list[dict[str, object]] = [
     {"weight_sync": "tensor"},
@@ -113,4 +113,4 @@ async def test_log_probs_agree_at_first_and_after_each_sync_by_each_carrier(
                 worst, versions = await differences(client, trainer, spec, version=version)
                 assert worst < 1e-4, (carrier, version)
                 assert {span.version for spans in versions for span in spans} == {version}
-        await client.leave_group()
+        await client.leave_groups()

@@ -12,6 +12,7 @@ from rlrun.models.config_json import read_architecture
 from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.contracts.weight_updates import Readers, WeightBucket, WeightUpdate
 from rlrun.runner.engines.pool.transfer import WeightStream
+from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.writer import WeightSource, WeightWriter
 from rlrun.specs.sections.job import Spec
 
@@ -35,6 +36,8 @@ class LocalPolicy:
                 architecture,
                 self.shapes,
                 self._gather,
+                self._gather,
+                Stages(dict.fromkeys(self.shapes, 0)),
                 torch.device("cpu"),
                 "127.0.0.1",
                 job="test",
@@ -51,10 +54,11 @@ class LocalPolicy:
         return update
 
     @asynccontextmanager
-    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[WeightStream]:
+    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[list[WeightStream]]:
         """As a trainer does."""
         del version
-        yield WeightStream(await asyncio.to_thread(self.writer.begin, readers), self._next, self._abort)
+        member = await asyncio.to_thread(self.writer.begin, readers)
+        yield [WeightStream(member.group, self._next, self._abort)]
 
     async def _next(self) -> WeightBucket:
         bucket = await asyncio.to_thread(self.writer.next_bucket)
@@ -64,7 +68,8 @@ class LocalPolicy:
     async def _abort(self, reason: str) -> None:
         self.writer.abort(reason)
 
-    def _gather(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _gather(self, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor]]:
+        del dtype
         for name in self.shapes:
             tensor = self._weights[name]
             if name == self.corrupt:

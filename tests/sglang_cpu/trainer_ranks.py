@@ -65,6 +65,7 @@ def trainer_ranks(spec: Spec, model: Path, folder: Path) -> Iterator[list[PipedR
             threads=1,
             optimizer_steps=100,
             weights_folder=str(folder / "weights"),
+            engine_process=rank,
         )
         for rank in range(size)
     ]

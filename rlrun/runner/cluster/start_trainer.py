@@ -54,7 +54,7 @@ class TrainerRanks:
         first = self.processes[0]
         master = (first.host, await first.call("free_port", deadline=_BOOT_SECONDS))
         calls = [
-            process.call("start", self._setup(rank, master), deadline=_START_SECONDS)
+            process.call("start", self._setup(rank, process.host, master), deadline=_START_SECONDS)
             for process, rank in zip(self.processes, self._plan.ranks, strict=True)
         ]
         await gather_or_first_cause(calls)
@@ -80,7 +80,7 @@ class TrainerRanks:
         self.processes = self._cluster.replace(self.processes)
         await self.start()
 
-    def _setup(self, rank: RankPlan, master: tuple[str, int]) -> TrainerSetup:
+    def _setup(self, rank: RankPlan, host: str, master: tuple[str, int]) -> TrainerSetup:
         assert self._plan.optimizer_steps is not None
         return TrainerSetup(
             spec_json=self._spec.model_dump_json(),
@@ -95,6 +95,8 @@ class TrainerRanks:
             optimizer_steps=self._plan.optimizer_steps,
             critic_only=self._spec.critic.only_steps * self._plan.batch.optimizer_steps,
             weights_folder=str(self._weights),
+            host=host,
+            engine_process=self._plan.engine_process_on(rank.location),
         )
 
 

@@ -7,7 +7,7 @@ from rlrun.converters.folders.checksums import Digests, find_problems
 from rlrun.runner.batches.columns import Array, Columns, concatenate_log_probs, from_columns
 from rlrun.runner.cluster.actor import Actor, reports_failure
 from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainerSetup, TrainStep
-from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, WeightBucket, WeightUpdate
+from rlrun.runner.contracts.weight_updates import Readers, StreamMember, WeightBucket, WeightUpdate
 
 
 class TrainerActor(Actor):
@@ -61,8 +61,8 @@ class TrainerActor(Actor):
         self._rank.reload()
 
     @reports_failure
-    def begin_weights(self, readers: Readers) -> GroupAddress | None:
-        """Begins to hand over the weights; rank 0 returns where the readers meet it, if they do."""
+    def begin_weights(self, readers: Readers) -> StreamMember:
+        """Begins to hand over the weights; returns this rank's part in that."""
         return self._rank.begin_weights(readers)
 
     @reports_failure

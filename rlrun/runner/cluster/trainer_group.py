@@ -6,6 +6,7 @@ sequences ──▶ columns of data rank d ──▶ ranks of d ──▶ collec
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,13 @@ from rlrun.converters.folders.checksums import Digests
 from rlrun.runner.batches.columns import split_log_probs, to_columns
 from rlrun.runner.batches.packing import all_micro_batches
 from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainSequence, TrainStep
-from rlrun.runner.contracts.weight_updates import Readers, WeightBucket, WeightUpdate
+from rlrun.runner.contracts.weight_updates import (
+    GroupAddress,
+    Readers,
+    StreamMember,
+    WeightBucket,
+    WeightUpdate,
+)
 from rlrun.runner.engines.pool.delivery import WeightsMoved
 from rlrun.runner.engines.pool.transfer import WeightStream
 from rlrun.runner.host.failures import ProcessFailure, gather_or_first_cause
@@ -105,7 +112,7 @@ class TrainerGroup:
         return update
 
     @asynccontextmanager
-    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[WeightStream]:
+    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[list[WeightStream]]:
         """Hands over the announced weights bucket by bucket; the policy is not trained meanwhile.
 
         WeightsMoved where the ranks no longer have this version.
@@ -113,17 +120,31 @@ class TrainerGroup:
         async with self._policy_lock:
             if version != self._written:
                 raise WeightsMoved(f"the trainer no longer has weights {version}")
-            groups = await self._broadcast("begin_weights", readers)
-            group = next((group for group in groups if group is not None), None)
-            yield WeightStream(group, self._next_bucket, self._abort_weights)
+            yield self._streams(await self._broadcast("begin_weights", readers))
 
-    async def _next_bucket(self) -> WeightBucket:
-        buckets = await self._broadcast("next_bucket")
+    def _streams(self, members: Sequence[StreamMember]) -> list[WeightStream]:
+        """Returns the streams that the ranks are members of."""
+        ranks: dict[int, list[Rank]] = {}
+        groups: dict[int, GroupAddress] = {}
+        for rank, member in zip(self._ranks, members, strict=True):
+            ranks.setdefault(member.stream, []).append(rank)
+            if member.group is not None:
+                groups[member.stream] = member.group
+        return [
+            WeightStream(
+                groups.get(stream), partial(self._next_bucket, own), partial(self._abort_weights, own[0])
+            )
+            for stream, own in ranks.items()
+        ]
+
+    async def _next_bucket(self, ranks: Sequence[Rank]) -> WeightBucket:
+        calls = [rank.call("next_bucket", deadline=PASS_SECONDS) for rank in ranks]
+        buckets = await gather_or_first_cause(calls)
         return WeightBucket.merge([bucket for bucket in buckets if bucket is not None])
 
-    async def _abort_weights(self, reason: str) -> None:
-        """Rank 0 is the only one that waits for engines."""
-        await self._ranks[0].call("abort_weights", reason, deadline=_ABORT_SECONDS)
+    async def _abort_weights(self, sender: Rank, reason: str) -> None:
+        """`sender`: the first rank of a stream, which is the only one that waits for engines."""
+        await sender.call("abort_weights", reason, deadline=_ABORT_SECONDS)
 
     async def offload(self) -> None:
         """Moves all training state off the devices; until `reload` no other method may be called."""

@@ -144,3 +144,8 @@ class TrainerSetup:
     """Local HF folder of the teacher; None unless the algorithm needs one."""
     weights_folder: str = ""
     """Folder for weights that engines read from a disk, which they can read too; "" for other carriers."""
+    host: str = ""
+    """Address of this rank's host; "": that of rank 0."""
+    engine_process: int | None = None
+    """Number of the process of the policy's engines on this rank's GPU, counted over all engines; None: no
+    engine uses that GPU."""

@@ -1,7 +1,8 @@
 """What the trainer hands to the engines when their weights change, by kind of carrier."""
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 
@@ -40,6 +41,17 @@ class Checksums:
     tensor."""
     skipped_names: tuple[str, ...]
     """Parts of the names of tensors that are not compared after this update."""
+
+    @classmethod
+    def merge(cls, parts: Sequence["Checksums | None"]) -> "Checksums | None":
+        """Returns the checksums of several streams, which carried different tensors; None if any has none."""
+        known = [part for part in parts if part is not None]
+        if not known or len(known) < len(parts):
+            return None
+        tables = zip(*(part.ranks for part in known), strict=True)
+        return cls(
+            tuple(dict(ChainMap(*tables_of_rank)) for tables_of_rank in tables), known[0].skipped_names
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +123,17 @@ class Readers:
         """Processes of all engines together."""
         return len(self.engines) * self.processes
 
+    @property
+    def process_numbers(self) -> tuple[int, ...]:
+        """The numbers of these engines' processes, counted over the processes of all engines."""
+        return tuple(
+            engine * self.processes + process for engine in self.engines for process in range(self.processes)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class GroupAddress:
-    """The address at which servers' processes join trainer rank 0, which is rank 0 of the process group."""
+    """The address at which servers' processes join a trainer rank, which is rank 0 of the process group."""
 
     name: str
     host: str
@@ -125,13 +144,25 @@ class GroupAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamMember:
+    """One trainer rank's part in streaming weights."""
+
+    stream: int
+    """Ranks with the same number fill the buckets of one stream together. A broadcast from a pipeline has one
+    stream per stage, everything else has a single stream."""
+    group: GroupAddress | None = None
+    """Set on the rank that broadcasts the stream's buckets."""
+
+
+@dataclass(frozen=True, slots=True)
 class WeightBucket:
     """Some tensors of a streamed set; a bucket without tensors ends the set."""
 
     version: int
     tensors: tuple[TensorSlot, ...] = ()
-    payloads: tuple[str, ...] = ()
-    """Base64, one for each reading process, in order; empty if the tensors are broadcast."""
+    payloads: Mapping[int, str] = field(default_factory=dict)
+    """Base64, by the number of the process that reads it (`Readers.process_numbers`); empty if the tensors
+    are broadcast."""
     checksums: Checksums | None = None
     """Set in the last bucket."""
     error: str | None = None
@@ -139,17 +170,19 @@ class WeightBucket:
 
     @classmethod
     def merge(cls, buckets: Sequence["WeightBucket"]) -> "WeightBucket":
-        """Returns one bucket with the payloads of all sending ranks, in order."""
+        """Returns one bucket with the payloads of all sending ranks, and the first rank's checksums."""
         for bucket in buckets:
             if bucket.error is not None:
                 return cls(bucket.version, error=bucket.error)
-        return replace(
-            buckets[0], payloads=tuple(payload for bucket in buckets for payload in bucket.payloads)
-        )
+        payloads: dict[int, str] = {}
+        for bucket in buckets:
+            payloads |= bucket.payloads
+        return replace(buckets[0], payloads=payloads)
 
-    def for_engine(self, engine: int, readers: int) -> "WeightBucket":
-        """Returns the bucket with only the payloads of one engine, which has `readers` processes."""
-        return replace(self, payloads=self.payloads[engine * readers : (engine + 1) * readers])
+    def of_engine(self, engine: int, processes: int) -> tuple[str, ...]:
+        """Returns the payloads of one engine's processes, in order."""
+        own = range(engine * processes, (engine + 1) * processes)
+        return tuple(self.payloads[process] for process in own)
 
 
 WeightUpdate = WeightManifest | SerializedWeights | FolderWeights | StreamedWeights

@@ -109,6 +109,14 @@ class Plan:
         """Number of optimizer steps of the whole job; None if `steps` is."""
         return None if self.steps is None else self.steps * self.batch.optimizer_steps
 
+    def engine_process_on(self, location: DeviceLocation) -> int | None:
+        """Returns the number of the process of the policy's engines on a GPU, counted over all engines.
+
+        None where no engine uses the device, and on CPUs, where memory is the host's.
+        """
+        processes = [device for engine in self.engines for device in engine.locations]
+        return processes.index(location) if location.gpu is not None and location in processes else None
+
 
 def make_plan(spec: Spec, rows: int | None = None, cores: int | None = None) -> Plan:
     """Returns the plan of a valid spec.

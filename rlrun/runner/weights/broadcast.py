@@ -1,7 +1,10 @@
-"""Streams weights through a process group of trainer rank 0 and the processes of all SGLang servers.
+"""Streams weights through a process group of one trainer rank and the processes of all SGLang servers.
 
-    rank 0: store on a free port ──address──▶ driver ──POST /init_weights_update_group──▶ servers, ranks 1 … n
-            joins, then broadcasts bucket after bucket: gloo on CPU, NCCL on GPUs
+    sender: store on a free port ──address──▶ driver ──POST /init_weights_update_group──▶ servers, ranks 1 … n
+            joins as rank 0, then broadcasts bucket after bucket: gloo on CPU, NCCL on GPUs
+
+With a pipeline every stage has such a group: its first rank sends what the stage's ranks gather among
+themselves, so no tensor passes through another stage, and each sender uses its own node's network.
 
 The group is separate from the trainer's own. It is made from torch's backends directly, without
 `dist.new_group`, so that no other code in this process knows it and it can be aborted at any time. The
@@ -25,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from rlrun.runner.contracts.weight_updates import GroupAddress, Readers
-from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
+from rlrun.runner.weights.buckets import Bucket, WeightSet
 from rlrun.runner.weights.tcp_store import store_server
 
 _POLL_SECONDS = 0.001
@@ -60,15 +63,15 @@ class BroadcastSender:
             self._buffers.append(torch.empty(self._size, dtype=torch.uint8, device=self._device))
         return self._group.address
 
-    def send(self, bucket: Bucket, weights: WeightSet) -> tuple[str, ...]:
+    def send(self, bucket: Bucket, weights: WeightSet) -> dict[int, str]:
         """Gathers a bucket while the one before it is broadcast, then begins to broadcast it."""
         self._buffers.reverse()
-        weights.copy_into(views_of(self._buffers[0], bucket), bucket)
+        weights.fill(self._buffers[0], bucket)
         self.finish()
         if self._group is None:
             raise RuntimeError("the process group was closed after an earlier failure")
         self._sending = self._group.send(self._buffers[0][: bucket.size])
-        return ()
+        return {}
 
     def finish(self) -> None:
         """Waits for the last broadcast. Raises RuntimeError when it fails; the group is dropped then."""
@@ -100,7 +103,7 @@ class BroadcastSender:
 
 
 class BroadcastGroup:
-    """Rank 0's side of one process group. A group that failed once cannot be used again."""
+    """The sender's side of one process group. A group that failed once cannot be used again."""
 
     def __init__(self, name: str, host: str, readers: int, device: torch.device, seconds: float) -> None:
         """Listens on a free port of `host` for `readers` processes.

@@ -8,7 +8,7 @@ its item size, which a typed view of the buffer needs.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 
@@ -20,6 +20,7 @@ from rlrun.runner.contracts.weight_updates import Checksums, TensorSlot
 from rlrun.runner.weights.fill import copy_all
 from rlrun.runner.weights.form import Form
 from rlrun.runner.weights.server_checksums import ChecksumRecorder
+from rlrun.runner.weights.stages import Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,27 @@ class Bucket:
     """Names of the trainer's tensors, in the order in which they are gathered."""
     slots: tuple[TensorSlot, ...]
     """Offset, dtype and shape of each tensor that the engine gets of them."""
+    stage: int = 0
+    """Number of the pipeline rank that has these tensors; 0 where buckets are planned without stages."""
 
     @property
     def size(self) -> int:
         """Size in bytes."""
         return sum(bytes_of(slot) for slot in self.slots)
+
+
+def plan_stage_buckets(
+    shapes: Mapping[str, tuple[int, ...]], stage_of: Mapping[str, int], form: Form, limit: int | None
+) -> list[Bucket]:
+    """Returns buckets that each hold tensors of one pipeline stage only, all buckets of a stage in a row."""
+    stages: dict[int, dict[str, tuple[int, ...]]] = {stage: {} for stage in sorted(set(stage_of.values()))}
+    for name, shape in shapes.items():
+        stages[stage_of[name]][name] = shape
+    return [
+        replace(bucket, stage=stage)
+        for stage, own in stages.items()
+        for bucket in plan_buckets(own, form, limit)
+    ]
 
 
 def plan_buckets(shapes: Mapping[str, tuple[int, ...]], form: Form, limit: int | None) -> list[Bucket]:
@@ -76,7 +93,7 @@ def views_of(buffer: torch.Tensor, bucket: Bucket) -> dict[str, torch.Tensor]:
 class WeightSet:
     """The tensors of one update, gathered one after the other and converted to the form that engines hold.
 
-    Gathering is collective: for each bucket every rank calls either `copy_into` or `skip`.
+    Gathering is collective: for each bucket every rank calls either `fill` or `skip`.
     """
 
     def __init__(
@@ -90,27 +107,64 @@ class WeightSet:
         self._form = form
         self._recorder = recorder
 
-    def copy_into(self, views: Mapping[str, torch.Tensor], bucket: Bucket) -> None:
-        """Gathers the next tensors, which must be the bucket's, and copies them into the views.
+    def fill(self, buffer: torch.Tensor, bucket: Bucket) -> None:
+        """Gathers the next tensors, which must be the bucket's, and copies them into a buffer of bytes.
 
         Raises SegmentError when a tensor is not the bucket's, has another shape, or is missing.
         """
-        gathered = islice(self._tensors, len(bucket.sources))
-        copy_all(
-            dict(views), (piece for name, tensor in gathered for piece in self._form.pieces(name, tensor))
-        )
+        self._gather_into(buffer, bucket)
         if self._recorder is not None:
-            for slot in bucket.slots:
-                self._recorder.add(slot.name, views[slot.name])
+            for name, view in views_of(buffer, bucket).items():
+                self._recorder.add(name, view)
 
     def skip(self, bucket: Bucket) -> None:
         """Takes part in gathering the bucket's tensors without keeping them."""
         for _ in islice(self._tensors, len(bucket.sources)):
             pass
 
+    def _gather_into(self, buffer: torch.Tensor, bucket: Bucket) -> None:
+        gathered = islice(self._tensors, len(bucket.sources))
+        pieces = (piece for name, tensor in gathered for piece in self._form.pieces(name, tensor))
+        copy_all(views_of(buffer, bucket), pieces)
+
     def checksums(self) -> Checksums | None:
         """Returns the checksums of all tensors that were copied; None without a recorder."""
         return None if self._recorder is None else self._recorder.checksums()
+
+
+class RelayedWeightSet(WeightSet):
+    """The tensors of one update, for a rank that needs those of every pipeline stage.
+
+    The stage that has a bucket's tensors gathers them; then the buffer is sent to the other stages' ranks.
+    """
+
+    def __init__(
+        self,
+        tensors: Iterator[tuple[str, torch.Tensor]],
+        form: Form,
+        recorder: ChecksumRecorder | None,
+        *,
+        stages: Stages,
+        device: torch.device,
+    ) -> None:
+        """`tensors`: those of this rank's stage. `device`: that of the buffers."""
+        super().__init__(tensors, form, recorder)
+        self._stages = stages
+        self._device = device
+
+    def skip(self, bucket: Bucket) -> None:
+        """Takes part in gathering and sending the bucket without keeping it."""
+        if bucket.stage == self._stages.own:
+            super().skip(bucket)
+        unused = torch.empty(bucket.size, dtype=torch.uint8, device=self._device)
+        self._stages.send(unused, bucket.stage)
+
+    def _gather_into(self, buffer: torch.Tensor, bucket: Bucket) -> None:
+        try:
+            if bucket.stage == self._stages.own:
+                super()._gather_into(buffer, bucket)
+        finally:  # after a failure too: the other stages wait for the bucket, and learn of it from the driver
+            self._stages.send(buffer[: bucket.size], bucket.stage)
 
 
 def _bucket(sources: list[str], pieces: Mapping[str, TensorInfo]) -> Bucket:

@@ -19,7 +19,7 @@ import torch
 from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.converters.tensors.safetensors_format import TensorInfo, make_header, make_index
 from rlrun.runner.contracts.weight_updates import FolderWeights
-from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
+from rlrun.runner.weights.buckets import Bucket, WeightSet
 
 
 class FolderWriter:
@@ -75,7 +75,7 @@ class FolderWriter:
         partial.mkdir(parents=True)
         changed = []
         for bucket, file in zip(self._buckets, self._files, strict=True):
-            weights.copy_into(views_of(self._buffer, bucket), bucket)
+            weights.fill(self._buffer, bucket)
             if self._write_file(partial / file, bucket, None if previous is None else previous / file):
                 changed.append(file)
         (partial / "model.safetensors.index.json").write_bytes(self._index())

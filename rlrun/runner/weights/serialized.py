@@ -9,7 +9,7 @@ because a server has made its own copy before it answers.
 import torch
 
 from rlrun.runner.contracts.weight_updates import SerializedWeights
-from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
+from rlrun.runner.weights.buckets import Bucket, WeightSet
 from rlrun.runner.weights.sharing import SharedBuffer
 
 _COPIES = 3
@@ -30,7 +30,7 @@ class SerializedWriter:
         """Copies all tensors into the buffer. ValueError when one is unknown, missing or of another shape."""
         if self._buffer is None:
             self._buffer = SharedBuffer(self._whole.size, torch.device("cpu"))
-        weights.copy_into(views_of(self._buffer.bytes, self._whole), self._whole)
+        weights.fill(self._buffer.bytes, self._whole)
         payloads = self._buffer.payloads(self._whole, self._readers * _COPIES)
         return SerializedWeights(self._whole.size, version, payloads, _COPIES, weights.checksums())
 

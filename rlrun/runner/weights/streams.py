@@ -1,4 +1,4 @@
-"""Streams weights bucket by bucket, so that only two buckets of them are in memory at a time.
+"""Streams weights bucket by bucket, so that only two buckets of a stream are in memory at a time.
 
                     buffer A                       buffer B
     next() call 1   gathers bucket 1
@@ -9,17 +9,23 @@
 
 The driver makes call n + 1 while engines load bucket n, and gives them bucket n + 1 only when all of them
 have loaded bucket n; this is why two buffers are enough. A rank hands buckets over with a BucketSender:
-through shared buffers (below) or a process group (rlrun.runner.weights.broadcast). Usually rank 0 is the only
-sender. Where every server process computes on the GPU of a trainer rank, each of these ranks is a sender.
+
+    sender on           of                      medium
+    rank 0              all buckets             buffers in host memory                          (below)
+    every rank          all buckets             buffers on its GPU, which a server process shares (below)
+    first of a stage    those of its stage      a process group              rlrun.runner.weights.broadcast
+
+Stages send at the same time, each in a stream of its own: while engines load a bucket of one stage, all other
+stages gather their next one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
 
 from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, WeightBucket
-from rlrun.runner.weights.buckets import Bucket, WeightSet, views_of
+from rlrun.runner.weights.buckets import Bucket, WeightSet
 from rlrun.runner.weights.sharing import SharedBuffer
 
 
@@ -29,8 +35,9 @@ class BucketSender(Protocol):
     def begin(self, readers: Readers) -> GroupAddress | None:
         """Prepares for these readers; returns the address of the process group to join, if there is one."""
 
-    def send(self, bucket: Bucket, weights: WeightSet) -> tuple[str, ...]:
-        """Gathers the next bucket and hands it over; returns its payloads, if the sender uses payloads.
+    def send(self, bucket: Bucket, weights: WeightSet) -> dict[int, str]:
+        """Gathers the next bucket and hands it over; returns the payload of each server process that reads
+        from this rank, by the process's number; none where buckets are broadcast.
 
         Raises RuntimeError when this bucket, or the one before it, cannot be sent.
         """
@@ -52,33 +59,35 @@ class SharedBufferSender:
     server process that computes on it.
     """
 
-    def __init__(self, size: int, device: torch.device, *, beside: int | None = None) -> None:
-        """`size`: bytes of the largest bucket. `beside`: number of the server process that computes on
-        `device`, counted over the processes of all servers; None where all processes read.
+    def __init__(self, size: int, device: torch.device, processes: Collection[int] | None = None) -> None:
+        """`size`: bytes of the largest bucket. `processes`: numbers of the server processes that read from
+        this rank, counted over the processes of all servers; None: all of them.
         """
         self._size = size
         self._device = device
-        self._beside = beside
-        self._readers = 0
+        self._processes = processes
+        self._readers: list[int] = []
         self._buffers: list[SharedBuffer] = []
 
     def begin(self, readers: Readers) -> None:
-        """Counts the processes that will read from this rank, and allocates two buffers for them."""
-        if self._beside is None:
-            self._readers = readers.count
-        else:
-            self._readers = int(self._beside // readers.processes in readers.engines)
+        """Notes which processes will read from this rank, and allocates two buffers for them."""
+        self._readers = [
+            process
+            for process in readers.process_numbers
+            if self._processes is None or process in self._processes
+        ]
         while self._readers and len(self._buffers) < 2:
             self._buffers.append(SharedBuffer(self._size, self._device))
 
-    def send(self, bucket: Bucket, weights: WeightSet) -> tuple[str, ...]:
+    def send(self, bucket: Bucket, weights: WeightSet) -> dict[int, str]:
         """Fills the buffer that engines are not reading; without readers, only takes part in gathering."""
         if not self._readers:
             weights.skip(bucket)
-            return ()
+            return {}
         self._buffers.reverse()
-        weights.copy_into(views_of(self._buffers[0].bytes, bucket), bucket)
-        return self._buffers[0].payloads(bucket, self._readers)
+        weights.fill(self._buffers[0].bytes, bucket)
+        payloads = self._buffers[0].payloads(bucket, len(self._readers))
+        return dict(zip(self._readers, payloads, strict=True))
 
     def finish(self) -> None:
         """Does nothing: an engine has copied a bucket when it answers the request to load it."""
@@ -99,7 +108,7 @@ class BucketStream:
     def __init__(
         self, buckets: Sequence[Bucket], weights: WeightSet, version: int, sender: BucketSender | None
     ) -> None:
-        """`sender`: None on ranks that only gather. Rank 0 always has one."""
+        """`sender`: None on ranks that only gather. The first rank of a stream always has one."""
         self._buckets = iter(buckets)
         self._weights = weights
         self._version = version

@@ -9,13 +9,16 @@ A carrier is one of these classes, chosen from the spec:
     tensor                        one buffer for the whole model          SerializedWriter
     tensor with weight_bucket     two buffers, reused bucket by bucket    BucketStream, SharedBufferSender
       … on shared GPUs              the same on each rank's GPU
-    broadcast                     a process group, bucket by bucket       BucketStream, BroadcastSender
+    broadcast                     a process group per pipeline stage      BucketStream, BroadcastSender
     disk                          a folder, one file per bucket           FolderWriter
 
 There are two ways through this file. A *stored* set (native, the whole-model buffer, disk) is complete when
 `write` returns, and engines read it at any later time. A *streamed* set never exists as a whole: `write` only
 announces it, then the driver (rlrun.runner.engines.pool.delivery) calls `begin` once and `next_bucket` until
 a bucket without tensors comes.
+
+The last two of the streamed carriers (buffers on GPUs, broadcast) gather each tensor only within its pipeline
+stage, so that a bucket has tensors of one stage. All others gather every tensor on rank 0.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,19 +31,26 @@ from rlrun.converters.tensors.precision import parse_dtype
 from rlrun.models.architecture import Architecture
 from rlrun.models.json_files import read_json_object
 from rlrun.runner.contracts.weight_updates import (
-    GroupAddress,
     Readers,
     StreamedWeights,
+    StreamMember,
     WeightBucket,
     WeightUpdate,
 )
 from rlrun.runner.weights.broadcast import BroadcastSender
-from rlrun.runner.weights.buckets import Bucket, WeightSet, plan_buckets
+from rlrun.runner.weights.buckets import (
+    Bucket,
+    RelayedWeightSet,
+    WeightSet,
+    plan_buckets,
+    plan_stage_buckets,
+)
 from rlrun.runner.weights.disk import FolderWriter
 from rlrun.runner.weights.form import Form, engine_form
 from rlrun.runner.weights.serialized import SerializedWriter
 from rlrun.runner.weights.server_checksums import ChecksumRecorder, ComparedTensors
 from rlrun.runner.weights.shared_memory import SharedWeights
+from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.streams import BucketSender, BucketStream, SharedBufferSender
 from rlrun.specs.derived.engine_layout import layout_of
 from rlrun.specs.derived.weight_sync import bucket_bytes, buckets_on_gpus, carrier_of
@@ -49,7 +59,9 @@ from rlrun.specs.sections.job import Spec
 _GROUP_SECONDS = 120.0
 """Deadline for all processes to join the broadcast group, and for each broadcast."""
 
-Gather = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+Tensors = Iterator[tuple[str, torch.Tensor]]
+Gather = Callable[[torch.dtype | None], Tensors]
+"""Yields HF tensors in full, by name. Each rank casts its part to the dtype before it is sent; None: not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +74,22 @@ class WeightSource:
     """Shape of every tensor, by Hugging Face name."""
     gather: Gather
     """Yields every tensor in full on rank 0. It is collective: all ranks must run through it together."""
+    gather_stage: Gather
+    """Yields the tensors of this rank's pipeline stage in full on all ranks of the stage, which must run
+    through it together."""
+    stages: Stages
     device: torch.device
     host: str
-    """Address at which other processes reach rank 0."""
+    """Address at which other processes reach this rank."""
     job: str
     """Name of the job; part of the names of its shared-memory segments."""
     folder: Path
     """Folder of the disk carrier, on a disk that engines see too."""
     model_folder: Path
     """Hugging Face folder that engines start from."""
+    engine_process: int | None = None
+    """Number of the engine process on this rank's GPU, counted over the processes of all engines; None where
+    there is none."""
 
 
 class WeightWriter:
@@ -89,7 +108,7 @@ class WeightWriter:
         self._buckets: list[Bucket] = []
         if self._carrier != "native":
             self._form = engine_form(spec.engine.dtype, read_json_object(source.model_folder / "config.json"))
-            self._buckets = plan_buckets(source.shapes, self._form, bucket_bytes(spec))
+            self._buckets = self._plan_buckets()
         self._stored: SharedWeights | SerializedWriter | FolderWriter | None = None
         self._sender: BucketSender | None = None
         self._stream: BucketStream | None = None
@@ -106,7 +125,7 @@ class WeightWriter:
             size = sum(bucket.size for bucket in self._buckets)
             update = StreamedWeights(size, version, self._readers, self._carrier == "broadcast")
             return update if self._source.rank == 0 else None
-        tensors = self._source.gather()
+        tensors = self._source.gather(self._sent_dtype)
         if self._source.rank != 0:
             for _ in tensors:  # takes part in gathering every tensor; rank 0 alone stores them
                 pass
@@ -116,21 +135,22 @@ class WeightWriter:
             return self._stored.write(tensors, version)
         return self._stored.write(self._weight_set(tensors), version)
 
-    def begin(self, readers: Readers) -> GroupAddress | None:
-        """Begins to stream the announced weights to these readers.
-
-        Collective. Returns, on rank 0 of the broadcast carrier, the address of the process group to join.
-        """
-        address = None
-        if self._source.rank == 0 or buckets_on_gpus(self._spec):
+    def begin(self, readers: Readers) -> StreamMember:
+        """Begins to stream the announced weights to these readers; collective."""
+        stages, group = self._source.stages, None
+        if self._sends:
             self._sender = self._sender or self._make_sender()
-            address = self._sender.begin(readers)
-        weights = self._weight_set(self._source.gather())
-        self._stream = BucketStream(self._buckets, weights, self._version, self._sender)
-        return address
+            group = self._sender.begin(readers)
+        gather = self._source.gather_stage if self._gathers_by_stage else self._source.gather
+        weights = self._weight_set(gather(self._sent_dtype))
+        self._stream = BucketStream(self._own_buckets, weights, self._version, self._sender)
+        return StreamMember(stages.own if self._carrier == "broadcast" else 0, group)
 
     def next_bucket(self) -> WeightBucket | None:
-        """Sends the next bucket and returns its description; None on ranks that only gather. Collective."""
+        """Sends the next bucket and returns its description; None on ranks that only gather.
+
+        All ranks of a stream make this call together.
+        """
         assert self._stream is not None, "`begin` comes first"
         return self._stream.next()
 
@@ -157,18 +177,58 @@ class WeightWriter:
         is_whole_model = self._carrier == "tensor" and self._spec.engine.weight_bucket is None
         return self._carrier in ("tensor", "broadcast") and not is_whole_model
 
-    def _weight_set(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> WeightSet:
-        """Returns the tensors of one update, with checksums where servers are to be compared with them.
+    @property
+    def _gathers_by_stage(self) -> bool:
+        return self._carrier == "broadcast" or buckets_on_gpus(self._spec)
 
-        Only rank 0 of a trainer on CPUs records checksums, and only for servers that this job started: the
-        layout of an external server is unknown, and servers on GPUs compute different checksums.
+    @property
+    def _leads(self) -> bool:
+        """Whether this rank is the first of its stream."""
+        broadcasts = self._carrier == "broadcast"
+        return self._source.stages.is_first_rank if broadcasts else self._source.rank == 0
+
+    @property
+    def _sends(self) -> bool:
+        return self._leads or buckets_on_gpus(self._spec)
+
+    @property
+    def _own_buckets(self) -> list[Bucket]:
+        """The buckets of this rank's stream."""
+        own = self._source.stages.own
+        broadcasts = self._carrier == "broadcast"
+        return [bucket for bucket in self._buckets if bucket.stage == own or not broadcasts]
+
+    @property
+    def _sent_dtype(self) -> torch.dtype | None:
+        """The dtype that tensors are gathered in: the engines', unless they are quantised from float32."""
+        return self._form.dtype if self._form.kept is None else None
+
+    def _plan_buckets(self) -> list[Bucket]:
+        source, limit = self._source, bucket_bytes(self._spec)
+        if self._gathers_by_stage:
+            return plan_stage_buckets(source.shapes, source.stages.stage_of, self._form, limit)
+        return plan_buckets(source.shapes, self._form, limit)
+
+    def _weight_set(self, tensors: Tensors) -> WeightSet:
+        """Returns the tensors of one update, with checksums where servers are to be compared with them."""
+        recorder, source = self._make_recorder(), self._source
+        if buckets_on_gpus(self._spec) and source.stages.group is not None:
+            stages, device = source.stages, source.device
+            return RelayedWeightSet(tensors, self._form, recorder, stages=stages, device=device)
+        return WeightSet(tensors, self._form, recorder)
+
+    def _make_recorder(self) -> ChecksumRecorder | None:
+        """Returns what records checksums, on the first rank of a stream.
+
+        Only a trainer on CPUs does, and only for servers that this job started: the layout of an external
+        server is unknown, and servers on GPUs compute different checksums.
         """
         extent = self._spec.engine.weight_check
         not_comparable = self._spec.engine.type == "external" or self._source.device.type != "cpu"
-        if self._source.rank != 0 or extent == "none" or not_comparable:
-            return WeightSet(tensors, self._form)
+        if not self._leads or extent == "none" or not_comparable:
+            return None
         compared = ComparedTensors(self._source.model, extent, self._version, self._form, self._readers)
-        return WeightSet(tensors, self._form, ChecksumRecorder(self._readers, compared))
+        return ChecksumRecorder(self._readers, compared)
 
     def _make_stored(self) -> SharedWeights | SerializedWriter | FolderWriter:
         spec, source = self._spec, self._source
@@ -180,9 +240,10 @@ class WeightWriter:
         return SerializedWriter(whole, layout_of(spec, rollout=True).engines * self._readers)
 
     def _make_sender(self) -> BucketSender:
-        largest, source = max(bucket.size for bucket in self._buckets), self._source
+        largest, source = max(bucket.size for bucket in self._own_buckets), self._source
         if self._carrier == "broadcast":
             return BroadcastSender(largest, source.host, source.device, _GROUP_SECONDS)
         if buckets_on_gpus(self._spec):
-            return SharedBufferSender(largest, source.device, beside=source.rank)
+            processes = () if source.engine_process is None else (source.engine_process,)
+            return SharedBufferSender(largest, source.device, processes)
         return SharedBufferSender(largest, torch.device("cpu"))

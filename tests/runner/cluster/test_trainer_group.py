@@ -13,7 +13,14 @@ from rlrun.runner.batches.columns import Columns, concatenate_log_probs, from_co
 from rlrun.runner.batches.model_handle import ModelHandle
 from rlrun.runner.cluster.trainer_group import TrainerGroup
 from rlrun.runner.contracts.carriers import Output, Role, TrainSequence, TrainStep
-from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, WeightBucket, WeightManifest
+from rlrun.runner.contracts.weight_updates import (
+    GroupAddress,
+    Readers,
+    StreamMember,
+    TensorSlot,
+    WeightBucket,
+    WeightManifest,
+)
 from rlrun.runner.engines.pool.delivery import WeightsMoved
 from rlrun.runner.host.failures import ProcessFailure
 
@@ -56,11 +63,17 @@ class Rank:
     def write_weights(self, version: int) -> WeightManifest | None:
         return WeightManifest("segment", 8, version, ()) if self.number == 0 else None
 
-    def begin_weights(self, readers: Readers) -> GroupAddress | None:
-        return GroupAddress("all", "host", 1, readers.count + 1, "gloo") if self.number == 0 else None
+    def begin_weights(self, readers: Readers) -> StreamMember:
+        """Two ranks of each of two stages, the first of which sends."""
+        stage, follows = divmod(self.number, 2)
+        group = GroupAddress(f"stage {stage}", "host", 1, readers.count + 1, "gloo")
+        return StreamMember(stage, None if follows else group)
 
     def next_bucket(self) -> WeightBucket | None:
-        return WeightBucket(7) if self.number == 0 else None
+        self.told.append("next_bucket")
+        return (
+            None if self.number % 2 else WeightBucket(7, (TensorSlot(str(self.number), "float32", (1,), 0),))
+        )
 
     def save(self, folder: str) -> Digests:
         assert isinstance(folder, str)
@@ -182,13 +195,15 @@ async def test_rank_0_says_where_the_weights_are() -> None:
 async def test_weights_that_are_handed_over_stay_as_they_are_meanwhile() -> None:
     trainer, ranks = group()
     await trainer.write_weights(7)
-    async with trainer.hand_over(7, READERS) as buckets:
-        assert buckets.group == GroupAddress("all", "host", 1, 3, "gloo")
+    async with trainer.hand_over(7, READERS) as streams:
+        assert [stream.group and stream.group.name for stream in streams] == ["stage 0", "stage 1"]
         training = asyncio.create_task(handle(trainer).train(sequences(5)))
         for _ in range(10):
             await asyncio.sleep(0)
         assert not ranks[0].seen
-        assert await buckets.next() == WeightBucket(7)
+        [slot] = (await streams[1].next()).tensors
+        assert slot.name == "2"
+        assert [rank.told for rank in ranks] == [[], [], ["next_bucket"], ["next_bucket"]]
     await training
     with pytest.raises(WeightsMoved):
         async with trainer.hand_over(7, READERS):

@@ -43,17 +43,18 @@ def test_buckets_hold_what_was_gathered_in_the_engines_precision() -> None:
     given = tensors()
     weights = WeightSet(iter(given.items()), PLAIN)
     for bucket in plan_buckets(SHAPES, PLAIN, 70_000):
-        views = views_of(torch.empty(bucket.size, dtype=torch.uint8), bucket)
-        weights.copy_into(views, bucket)
-        for name, view in views.items():
+        buffer = torch.empty(bucket.size, dtype=torch.uint8)
+        weights.fill(buffer, bucket)
+        for name, view in views_of(buffer, bucket).items():
             assert torch.equal(view, given[name].bfloat16())
 
 
 def test_projections_that_are_served_in_eight_bits_are_sent_so() -> None:
     given = tensors()
     [bucket] = plan_buckets(SHAPES, EIGHT, None)
-    views = views_of(torch.empty(bucket.size, dtype=torch.uint8), bucket)
-    WeightSet(iter(given.items()), EIGHT).copy_into(views, bucket)
+    buffer = torch.empty(bucket.size, dtype=torch.uint8)
+    WeightSet(iter(given.items()), EIGHT).fill(buffer, bucket)
+    views = views_of(buffer, bucket)
     name = "model.layers.0.self_attn.q_proj.weight"
     assert set(views) == {*SHAPES, f"{name}_scale_inv"}
     assert views[name].dtype == torch.float8_e4m3fn
@@ -66,6 +67,6 @@ def test_projections_that_are_served_in_eight_bits_are_sent_so() -> None:
 
 def test_other_tensors_than_planned_are_named() -> None:
     [bucket] = plan_buckets(SHAPES, PLAIN, None)
-    views = views_of(torch.empty(bucket.size, dtype=torch.uint8), bucket)
+    buffer = torch.empty(bucket.size, dtype=torch.uint8)
     with pytest.raises(SegmentError, match=r"3 of 4 tensors missing, the first: model\.layers\.0"):
-        WeightSet(iter(list(tensors().items())[:1]), PLAIN).copy_into(views, bucket)
+        WeightSet(iter(list(tensors().items())[:1]), PLAIN).fill(buffer, bucket)

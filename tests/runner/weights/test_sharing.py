@@ -88,7 +88,7 @@ def test_another_process_finds_a_bucket_whose_buffer_is_gone_afterwards(
         found = stream.next()
         assert found is not None
         assert len(found.payloads) == 2
-        for payload in found.payloads:
+        for payload in found.payloads.values():
             assert reader(payload) == {name: one.tolist() for name, one in tensors(version).items()}
     files = {file_of(one) for one in sender._buffers}
     assert len(files) == 2
@@ -99,18 +99,18 @@ def test_another_process_finds_a_bucket_whose_buffer_is_gone_afterwards(
 
 def test_each_rank_hands_over_to_the_process_beside_it() -> None:
     buckets = plan_buckets(SHAPES, FORM, 50)
-    senders = [SharedBufferSender(48, HERE, beside=rank) for rank in range(6)]
+    senders = [SharedBufferSender(48, HERE, {process}) for process in (2, 3, 0, 1, 4, 5)]
     for sender in senders:
         sender.begin(Readers((0, 2), (0, 1), 2))  # of three servers of two processes, the second is lost
     ranks = streams(7, senders, buckets)
     for bucket in buckets:
         parts = [part for rank in ranks if (part := rank.next()) is not None]
-        assert [len(part.payloads) for part in parts] == [1, 1, 0, 0, 1, 1]
+        assert [list(part.payloads) for part in parts] == [[], [], [0], [1], [4], [5]]
         whole = WeightBucket.merge(parts)
         assert whole.tensors == bucket.slots
-        for payload in whole.payloads:
+        for payload in whole.payloads.values():
             assert all(torch.equal(one, tensors(7)[name]) for name, one in opened(payload).items())
-        assert whole.for_engine(1, 2).payloads == whole.payloads[2:]
+        assert whole.of_engine(2, 2) == (parts[4].payloads[4], parts[5].payloads[5])
     assert {part.tensors for rank in ranks for part in [rank.next()] if part is not None} == {()}
     for sender in senders:
         sender.close()
@@ -118,14 +118,14 @@ def test_each_rank_hands_over_to_the_process_beside_it() -> None:
 
 def test_what_one_rank_cannot_hand_over_nobody_loads() -> None:
     buckets = plan_buckets(SHAPES, FORM, None)
-    senders = [SharedBufferSender(buckets[0].size, HERE, beside=rank) for rank in range(2)]
+    senders = [SharedBufferSender(buckets[0].size, HERE, {rank}) for rank in range(2)]
     for sender in senders:
         sender.begin(Readers((0,), (0,), 2))
     first, second = streams(1, senders, buckets)
     second._error = "CUDA out of memory"
     parts = [part for part in (first.next(), second.next()) if part is not None]
     joined = WeightBucket.merge(parts)
-    assert (joined.tensors, joined.payloads, joined.error) == ((), (), "CUDA out of memory")
+    assert (joined.tensors, joined.payloads, joined.error) == ((), {}, "CUDA out of memory")
     for sender in senders:
         sender.close()
 

@@ -8,6 +8,7 @@ SGLang server     pause ─▶ begin ─▶ load every bucket, or all tensors �
   folder            update_weights: pause, POST /update_weights_from_disk, compare, resume
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from rlrun.runner.contracts.errors import EngineError
@@ -24,9 +25,10 @@ from rlrun.runner.engines.client.connection import Connection
 from rlrun.runner.engines.client.control import ControlClient
 from rlrun.runner.engines.client.weight_check import check_checksums
 from rlrun.runner.engines.client.wire import (
-    bucket_body,
+    broadcast_body,
     folder_body,
     group_body,
+    handles_body,
     manifest_body,
     payload_body,
 )
@@ -42,8 +44,8 @@ class WeightClient(ControlClient):
     def __init__(self, connection: Connection, timeout: float) -> None:
         """`timeout`: seconds for each call."""
         super().__init__(connection, timeout)
-        self._group: str | None = None
-        """Name of the process group that the server has joined."""
+        self._groups: set[str] = set()
+        """Names of the process groups that the server has joined."""
 
     async def update_weights(self, update: WeightManifest | SerializedWeights | FolderWeights) -> int:
         """Makes the engine serve stored weights from its next forward pass on; returns their version.
@@ -66,23 +68,27 @@ class WeightClient(ControlClient):
             raise
         return await self.end_update(update.checksums)
 
-    async def begin_update(self, group: GroupAddress | None = None, first_rank: int = 0) -> None:
+    async def begin_update(self, groups: Sequence[GroupAddress] = (), first_rank: int = 0) -> None:
         """Stops generating and prepares for buckets.
 
-        `group`: the process group of a broadcast, which the server's processes join as ranks from
-        `first_rank` on, unless they are members already.
+        `groups`: the process groups of a broadcast, which the server's processes join as ranks from
+        `first_rank` on, unless they are members already. They leave all other groups.
         """
         await self.pause("retract")
-        if group is not None and group.name != self._group:
-            await self.leave_group()
-            await self._send("/init_weights_update_group", group_body(group, first_rank))
-            self._group = group.name
+        await self._leave(self._groups - {group.name for group in groups})
+        for group in groups:
+            if group.name not in self._groups:
+                await self._send("/init_weights_update_group", group_body(group, first_rank))
+                self._groups.add(group.name)
         await self._post("/begin_weight_update", {})
 
-    async def load_bucket(self, bucket: WeightBucket) -> None:
-        """Loads the tensors of one bucket, from shared buffers or from the process group."""
-        path = _TENSORS if bucket.payloads else _BROADCAST
-        await self._send(path, bucket_body(bucket, self._group))
+    async def load_bucket(self, bucket: WeightBucket, payloads: Sequence[str]) -> None:
+        """Loads the tensors of one bucket from shared buffers; `payloads`: one for each of its processes."""
+        await self._send(_TENSORS, handles_body(bucket, payloads))
+
+    async def receive_bucket(self, bucket: WeightBucket, group: str) -> None:
+        """Receives the tensors of one bucket, which is broadcast in a process group, and loads them."""
+        await self._send(_BROADCAST, broadcast_body(bucket, group))
 
     async def end_update(self, checksums: Checksums | None) -> int:
         """Makes the engine serve what was loaded; returns the version.
@@ -96,12 +102,15 @@ class WeightClient(ControlClient):
         """Ends an update that failed, as far as the engine still answers; the engine stays paused."""
         with suppress(EngineError, TimeoutError):
             await self._post("/end_weight_update", {})
-        await self.leave_group()
+        await self.leave_groups()
 
-    async def leave_group(self) -> None:
-        """Makes the server leave its process group, if it is in one and still answers."""
-        name, self._group = self._group, None
-        if name is not None:
+    async def leave_groups(self) -> None:
+        """Makes the server leave its process groups, as far as it still answers."""
+        await self._leave(self._groups)
+
+    async def _leave(self, names: set[str]) -> None:
+        self._groups = self._groups - names
+        for name in sorted(names):
             with suppress(EngineError, TimeoutError):
                 await self._post("/destroy_weights_update_group", {"group_name": name})
 

@@ -91,11 +91,13 @@ def folder_body(weights: FolderWeights) -> bytes:
     return orjson.dumps({"model_path": weights.folder} | _update(weights.version))
 
 
-def bucket_body(bucket: WeightBucket, group: str | None) -> bytes:
-    """Returns one bucket of a weight update: handles, or the description of a broadcast of bytes."""
-    update = _update(bucket.version)
-    if bucket.payloads:
-        return orjson.dumps(_handles(bucket.payloads) | update)
+def handles_body(bucket: WeightBucket, payloads: Sequence[str]) -> bytes:
+    """Returns one bucket of a weight update as handles, one for each of the server's processes."""
+    return orjson.dumps(_handles(payloads) | _update(bucket.version))
+
+
+def broadcast_body(bucket: WeightBucket, group: str) -> bytes:
+    """Returns one bucket of a weight update as the description of a broadcast of bytes in a process group."""
     slots = bucket.tensors
     return orjson.dumps(
         {
@@ -105,7 +107,7 @@ def bucket_body(bucket: WeightBucket, group: str | None) -> bytes:
             "group_name": group,
             "load_format": _FLATTENED,
         }
-        | update
+        | _update(bucket.version)
     )
 
 

@@ -7,6 +7,7 @@ The trainer's side is rlrun.runner.weights.writer. An engine that fails is retur
 not keep the other engines from getting their weights.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -40,8 +41,10 @@ class WeightsMoved(Exception):
 class BucketSource(Protocol):
     """Streams weights (rlrun.runner.cluster.trainer_group.TrainerGroup)."""
 
-    def hand_over(self, version: int, readers: Readers) -> AbstractAsyncContextManager[WeightStream]:
-        """Streams the weights of a version, unchanged until the context ends.
+    def hand_over(
+        self, version: int, readers: Readers
+    ) -> AbstractAsyncContextManager[Sequence[WeightStream]]:
+        """Streams the weights of a version, which do not change until the context ends.
 
         Raises WeightsMoved when the trainer has other weights by now.
         """
@@ -121,7 +124,7 @@ class Delivery:
         assert self.source is not None, "streamed weights have a source"
         lives = tuple(self._lives[engine] for engine in clients)
         readers = Readers(tuple(clients), lives, update.readers)
-        async with self.source.hand_over(update.version, readers) as stream:
-            transfer = Transfer(update, clients, stream)
+        async with self.source.hand_over(update.version, readers) as streams:
+            transfer = Transfer(update, clients, streams)
             await transfer.run()
         return transfer.failures, transfer.served

@@ -2,6 +2,12 @@
 
 trainer ──WeightStream.next──▶ bucket n ──▶ every engine loads it     meanwhile the trainer gathers n + 1
 
+A pipeline that broadcasts has one stream per stage. The engines take a bucket of each in turn, so that every
+stage has the time of all the others to gather its next bucket:
+
+stage 0   gathers a0      sends a0        gathers a1 ……………………………  sends a1
+stage 1   gathers b0 ……………………………        sends b0        gathers b1 ……………  sends b1
+
 begin_update on every engine ─▶ load_bucket … load_bucket ─▶ end_update: compare, resume, report the version
                             └─ an engine fails ─▶ give_up_update; the other engines continue if they can
 
@@ -10,12 +16,13 @@ the trainer is told at once (`abort`), and engines that still wait in the group 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from rlrun.runner.contracts.errors import EngineError, EngineGone
-from rlrun.runner.contracts.weight_updates import GroupAddress, StreamedWeights, WeightBucket
+from rlrun.runner.contracts.weight_updates import Checksums, GroupAddress, StreamedWeights, WeightBucket
 from rlrun.runner.engines.client.client import EngineClient
 from rlrun.runner.host.background import cancel_all
 
@@ -24,6 +31,8 @@ Failures = dict[int, EngineError | TimeoutError]
 Clients = Mapping[int, EngineClient]
 """The engines' clients, by number."""
 Call = Callable[[int, EngineClient], Awaitable[None]]
+Pending = tuple["WeightStream", asyncio.Future[WeightBucket]]
+"""A stream and the bucket that was requested from it."""
 
 
 _ABORTED_SECONDS = 20.0
@@ -32,7 +41,7 @@ _ABORTED_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class WeightStream:
-    """A set of weights that a trainer is streaming."""
+    """Weights that some ranks of a trainer are streaming: all of them, or those of one pipeline stage."""
 
     group: GroupAddress | None
     """Address of the process group of a broadcast; None for shared buffers."""
@@ -45,40 +54,58 @@ class WeightStream:
 class Transfer:
     """Streams one set of weights to engines; afterwards `failures` and `served` say how it ended."""
 
-    def __init__(self, update: StreamedWeights, clients: Clients, stream: WeightStream) -> None:
+    def __init__(self, update: StreamedWeights, clients: Clients, streams: Sequence[WeightStream]) -> None:
         self.failures: Failures = {}
         self.served: set[int] = set()
         """Engines that serve the new weights."""
         self._update = update
         self._remaining = dict(clients)
         self._positions = {engine: position for position, engine in enumerate(clients)}
-        """Each engine's position among the readers, which decides its payloads and ranks."""
-        self._stream = stream
+        """Each engine's position among the readers, which decides its ranks in process groups."""
+        self._streams = streams
+        self._checksums: list[Checksums | None] = []
+        """Those of the streams that have ended."""
 
     async def run(self) -> None:
         """Transfers all buckets, or stops where no engine can continue."""
-        # The first bucket is requested before the engines begin: in a broadcast the trainer joins the group
+        # The first buckets are requested before the engines begin: in a broadcast the trainer joins the group
         # while they do, and neither side returns without the other.
-        next_bucket = asyncio.ensure_future(self._stream.next())
+        pending = deque(map(_request, self._streams))
         try:
-            can_continue = await self._call_remaining(self._begin)
-            while can_continue and (bucket := await next_bucket).tensors:
-                next_bucket = asyncio.ensure_future(self._stream.next())
-                can_continue = await self._call_remaining(partial(self._load, bucket))
-            if can_continue and bucket.error is None:
-                await self._call_remaining(partial(self._end, bucket))
+            if await self._call_remaining(self._begin) and await self._load_all(pending):
+                await self._call_remaining(partial(self._end, Checksums.merge(self._checksums)))
                 self.served = set(self._remaining)
                 return
-            # The engines leave the group, which ends a broadcast that the trainer may be waiting for.
+            # The engines leave the groups, which ends broadcasts that the trainer may be waiting for.
             await call_each(self._remaining, _give_up)
-            error = (await next_bucket).error
+            buckets = [await next_bucket for _, next_bucket in pending]
             if not self.failures:
+                error = next((bucket.error for bucket in buckets if bucket.error is not None), None)
                 self.failures = {
                     engine: EngineError(f"engine {client.url} was not given its weights: {error}")
                     for engine, client in self._remaining.items()
                 }
         finally:
-            await cancel_all([next_bucket])
+            await cancel_all([next_bucket for _, next_bucket in pending])
+
+    async def _load_all(self, pending: "deque[Pending]") -> bool:
+        """Has the engines load a bucket of each stream in turn; returns whether they have all buckets.
+
+        Otherwise the buckets that were requested meanwhile remain in `pending`.
+        """
+        while pending:
+            stream, next_bucket = pending[0]
+            bucket = await next_bucket
+            if bucket.error is not None:
+                return False
+            pending.popleft()
+            if not bucket.tensors:
+                self._checksums.append(bucket.checksums)
+                continue
+            pending.append(_request(stream))
+            if not await self._call_remaining(partial(self._load, stream, bucket)):
+                return False
+        return True
 
     async def _call_remaining(self, call: Call) -> bool:
         """Makes a call on every remaining engine; returns whether the transfer can continue.
@@ -96,18 +123,25 @@ class Transfer:
         return bool(self._remaining) and not (failures and self._update.broadcast)
 
     async def _abort(self) -> None:
-        await self._stream.abort("an engine failed or was lost during the broadcast")
+        reason = "an engine failed or was lost during the broadcast"
+        await asyncio.gather(*(stream.abort(reason) for stream in self._streams))
 
     async def _begin(self, engine: int, client: EngineClient) -> None:
-        first_rank = 1 + self._positions[engine] * self._update.readers  # rank 0 is the trainer's
-        await client.begin_update(self._stream.group, first_rank)
+        first_rank = 1 + self._positions[engine] * self._update.readers  # rank 0 is the sender's
+        groups = [stream.group for stream in self._streams if stream.group is not None]
+        await client.begin_update(groups, first_rank)
 
-    async def _load(self, bucket: WeightBucket, engine: int, client: EngineClient) -> None:
-        await client.load_bucket(bucket.for_engine(self._positions[engine], self._update.readers))
+    async def _load(
+        self, stream: WeightStream, bucket: WeightBucket, engine: int, client: EngineClient
+    ) -> None:
+        if stream.group is None:
+            await client.load_bucket(bucket, bucket.of_engine(engine, self._update.readers))
+        else:
+            await client.receive_bucket(bucket, stream.group.name)
 
-    async def _end(self, bucket: WeightBucket, engine: int, client: EngineClient) -> None:
+    async def _end(self, checksums: Checksums | None, engine: int, client: EngineClient) -> None:
         del engine
-        check_version(client, await client.end_update(bucket.checksums), self._update.version)
+        check_version(client, await client.end_update(checksums), self._update.version)
 
 
 async def call_each(
@@ -155,6 +189,11 @@ def check_version(client: EngineClient, served: int, expected: int) -> None:
     """Raises EngineError unless the engine serves the version that it was just given."""
     if served != expected:
         raise EngineError(f"engine {client.url} serves weights {served} after an update to {expected}")
+
+
+def _request(stream: WeightStream) -> Pending:
+    """Requests a stream's next bucket."""
+    return stream, asyncio.ensure_future(stream.next())
 
 
 async def _give_up(engine: int, client: EngineClient) -> None:

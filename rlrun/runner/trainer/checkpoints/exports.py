@@ -1,5 +1,6 @@
 """The policy's weights outside of the trainer: for the engines, and as a Hugging Face folder."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -7,7 +8,9 @@ import torch
 from rlrun.converters.families.model_folder import write_folder
 from rlrun.models.architecture import Architecture
 from rlrun.runner.contracts.carriers import TrainerSetup
+from rlrun.runner.planning.rank_layout import coordinates
 from rlrun.runner.trainer.parameters.parameters import Parameters
+from rlrun.runner.weights.stages import Stages
 from rlrun.runner.weights.writer import WeightSource, WeightWriter
 from rlrun.specs.sections.job import Spec
 
@@ -23,13 +26,22 @@ def make_writer(
             model,
             parameters.shapes,
             parameters.gather,
+            parameters.gather_stage,
+            _stages(setup.rank, spec, parameters),
             device,
-            setup.master_addr,
+            setup.host or setup.master_addr,
             job=f"{spec.name}-{setup.master_port}",
             folder=Path(setup.weights_folder),
             model_folder=Path(spec.engine.model or setup.model_folder),
+            engine_process=setup.engine_process,
         ),
     )
+
+
+def _stages(rank: int, spec: Spec, parameters: Parameters) -> Stages:
+    own = coordinates(rank, spec.trainer.parallel)
+    is_first_rank = replace(own, pipeline=0) == coordinates(0, spec.trainer.parallel)
+    return Stages(parameters.stage_of, own.pipeline, is_first_rank, parameters.stages)
 
 
 def export_folder(folder: Path, setup: TrainerSetup, model: Architecture, parameters: Parameters) -> None:

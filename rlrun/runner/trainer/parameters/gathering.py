@@ -1,9 +1,10 @@
 """Gathers whole HF tensors from their parts on all ranks and pipeline stages, and splits them again.
 
-parts of a parameter ─▶ whole, on its stage ─▶ on rank 0 ─▶ HF tensors, expert by expert
+parts of a parameter ─▶ whole, on every rank of its stage ─▶ HF tensors, expert by expert     run_stage
+                                            └─▶ on rank 0 ─▶ HF tensors, expert by expert     run
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlrun.models.tensor_names import HfTensor
 from rlrun.runner.trainer.compat.meshes import mesh_device
+
+Whole = Callable[[str, tuple[int, ...]], torch.Tensor]
+"""Returns a parameter in full, by its name and shape."""
 
 
 class Gathering:
@@ -25,39 +29,52 @@ class Gathering:
         self._tensors, self._stages = tensors, stages
         self._owners = _owners(names, stages)
         assert self._owners.keys() == {tensor.parameter for tensor in tensors}
+        self._stage = 0 if stages is None else dist.get_rank(stages)
 
-    def run(self, held: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    @property
+    def stage_of(self) -> dict[str, int]:
+        """The pipeline rank that has each HF tensor, by name."""
+        return {tensor.name: self._owners[tensor.parameter] for tensor in self._tensors}
+
+    def run(
+        self, held: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields every HF tensor in full on rank 0, in order.
 
         Gathering is collective, so all ranks must iterate to the end. Other ranks get an empty tensor for a
-        tensor of another stage. At most one layer's experts are whole at a time.
+        tensor of another stage. At most one layer's experts are whole at a time. `dtype`: every rank casts
+        its part before it sends it, which gives the same numbers as casting the whole tensor.
         """
-        tensors_of = by_parameter(self._tensors)
-        stacks: dict[str, torch.Tensor] = {}
-        for tensor in self._tensors:
-            if tensor.expert is None:
-                stacks.clear()
-                full = self._whole(held, tensor.parameter, tensor.parameter_shape)
-                yield tensor.name, transpose_as_stored(tensor, full)
-                continue
-            if tensor.parameter not in stacks:
-                shape = (len(tensors_of[tensor.parameter]), *tensor.shape)
-                stacks[tensor.parameter] = self._whole(held, tensor.parameter, shape)
-            stack = stacks[tensor.parameter]
-            yield tensor.name, stack[tensor.expert] if len(stack) else stack
+        return _hf_tensors(self._tensors, lambda name, shape: self._whole(held, name, shape, dtype))
 
-    def _whole(self, held: Mapping[str, torch.Tensor], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def run_stage(
+        self, held: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the HF tensors of this rank's pipeline stage in full, in order, on every rank of the stage.
+
+        Only the ranks of the stage take part, and all of them must. `dtype`: see `run`.
+        """
+        own = [tensor for tensor in self._tensors if self._owners[tensor.parameter] == self._stage]
+        return _hf_tensors(own, lambda name, shape: _full(held[name], dtype))
+
+    def _whole(
+        self,
+        held: Mapping[str, torch.Tensor],
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None,
+    ) -> torch.Tensor:
         """Returns a parameter in full on its stage's ranks and on rank 0; elsewhere an empty tensor."""
         owner = self._owners[name]
-        is_owner = self._stages is None or owner == dist.get_rank(self._stages)
-        full = _full(held[name]) if is_owner else torch.empty(0)
+        is_owner = owner == self._stage
+        full = _full(held[name], dtype) if is_owner else torch.empty(0)
         # of the pipelines only the one that contains rank 0 sends: the others have the same parameters
         if self._stages is None or owner == 0 or 0 not in dist.get_process_group_ranks(self._stages):
             return full
         if is_owner:
             dist.send(full.contiguous(), group=self._stages, group_dst=0)
-        elif dist.get_rank(self._stages) == 0:
-            full = torch.empty(shape, device=mesh_device(next(iter(held.values()))))
+        elif self._stage == 0:
+            full = torch.empty(shape, dtype=dtype, device=mesh_device(next(iter(held.values()))))
             dist.recv(full, group=self._stages, group_src=owner)
         return full
 
@@ -92,6 +109,22 @@ def copy_part(parameter: torch.Tensor, full: torch.Tensor) -> None:
         parameter.copy_(full)
 
 
+def _hf_tensors(tensors: Sequence[HfTensor], whole: Whole) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields HF tensors in order, each parameter gathered once by `whole`."""
+    tensors_of = by_parameter(tensors)
+    stacks: dict[str, torch.Tensor] = {}
+    for tensor in tensors:
+        if tensor.expert is None:
+            stacks.clear()
+            yield tensor.name, transpose_as_stored(tensor, whole(tensor.parameter, tensor.parameter_shape))
+            continue
+        if tensor.parameter not in stacks:
+            shape = (len(tensors_of[tensor.parameter]), *tensor.shape)
+            stacks[tensor.parameter] = whole(tensor.parameter, shape)
+        stack = stacks[tensor.parameter]
+        yield tensor.name, stack[tensor.expert] if len(stack) else stack
+
+
 def _owners(names: Iterable[str], stages: dist.ProcessGroup | None) -> dict[str, int]:
     """Returns the pipeline rank of each parameter, by name."""
     names_by_rank = [sorted(names)]
@@ -101,8 +134,8 @@ def _owners(names: Iterable[str], stages: dist.ProcessGroup | None) -> dict[str,
     return {name: rank for rank, owned in enumerate(names_by_rank) for name in owned}
 
 
-def _full(parameter: torch.Tensor) -> torch.Tensor:
+def _full(parameter: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """Returns a whole parameter, gathered on the device; parts in host memory are moved there first."""
-    if not isinstance(parameter, DTensor):
-        return parameter.detach()
-    return parameter.detach().to(parameter.device_mesh.device_type).full_tensor()
+    part = parameter.detach()
+    part = part if dtype is None else part.to(dtype)
+    return part.to(part.device_mesh.device_type).full_tensor() if isinstance(part, DTensor) else part

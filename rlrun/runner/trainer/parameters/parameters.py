@@ -64,6 +64,7 @@ class Parameters:
         self._loaded_biases: dict[str, torch.Tensor] | None = {} if biases is False else None
         self.copies = frozenset((HEAD,) if model.tied and HEAD in self._compute else ())
         own_names = (self._compute.keys() | self._fixed.keys()) - self.copies
+        self.stages = stages
         self._gathering = Gathering(self._tensors, own_names, stages)
         self.masters: dict[str, nn.Parameter] = dict(self._compute)
         # FSDP's DTensors are float32 masters already: it casts them when it gathers a layer
@@ -97,6 +98,11 @@ class Parameters:
     def held(self) -> list[torch.Tensor]:
         """Every tensor that takes memory on this rank."""
         return [*self._compute.values(), *self.masters.values()]
+
+    @property
+    def stage_of(self) -> dict[str, int]:
+        """The pipeline rank that has each HF tensor, by name."""
+        return self._gathering.stage_of
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -134,9 +140,18 @@ class Parameters:
             torch._foreach_copy_(computes, masters)
 
     @torch.no_grad()
-    def gather(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields every HF tensor in full on the first rank, in float32 (see `Gathering.run`)."""
-        yield from self._gathering.run(self.masters | self._fixed | (self._loaded_biases or {}))
+    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields every HF tensor in full on the first rank, in `dtype` or float32 (see `Gathering.run`)."""
+        yield from self._gathering.run(self._exported, dtype)
+
+    @torch.no_grad()
+    def gather_stage(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields this pipeline stage's HF tensors in full on all of its ranks (see `Gathering.run_stage`)."""
+        yield from self._gathering.run_stage(self._exported, dtype)
+
+    @property
+    def _exported(self) -> dict[str, torch.Tensor]:
+        return self.masters | self._fixed | (self._loaded_biases or {})
 
     def host_copy(self) -> dict[str, torch.Tensor]:
         """Returns a copy in host memory of this rank's part of the tensors that the model computes with."""

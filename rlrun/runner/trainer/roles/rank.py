@@ -19,7 +19,7 @@ from rlrun.models.transformers_models import read_model
 from rlrun.plugins.protocols import ActorCritic, Algorithm
 from rlrun.plugins.registry import build
 from rlrun.runner.contracts.carriers import MicroBatches, Output, Role, TrainerSetup, TrainStep
-from rlrun.runner.contracts.weight_updates import GroupAddress, Readers, WeightBucket, WeightUpdate
+from rlrun.runner.contracts.weight_updates import Readers, StreamMember, WeightBucket, WeightUpdate
 from rlrun.runner.trainer.checkpoints.background_save import BackgroundSave
 from rlrun.runner.trainer.checkpoints.distributed import write_state
 from rlrun.runner.trainer.checkpoints.exports import export_folder, make_writer
@@ -134,8 +134,8 @@ class TrainerRank:
         """Writes the policy's weights for the engines, or announces them; rank 0 returns where they are."""
         return self._writer.write(version)
 
-    def begin_weights(self, readers: Readers) -> GroupAddress | None:
-        """Begins to hand over the announced weights; rank 0 returns where readers meet it, if they do."""
+    def begin_weights(self, readers: Readers) -> StreamMember:
+        """Begins to hand over the announced weights; returns this rank's part in that."""
         return self._writer.begin(readers)
 
     def next_bucket(self) -> WeightBucket | None:

@@ -190,12 +190,13 @@ async def test_a_bucket_is_broadcast_in_the_group_that_was_met(make_peer: Any) -
     peer = await make_peer(echo)
     slots = (TensorSlot("a", "float32", (2, 2), 0), TensorSlot("b", "float8_e4m3fn", (4,), 16))
     async with EngineClient(peer.url) as client:
-        for name in ("g1", "g1", "g2"):
-            await client.begin_update(GroupAddress(name, "10.0.0.1", 999, 3, "gloo"), 1)
-            await client.load_bucket(WeightBucket(3, slots))
+        for names in (("g1", "s"), ("g1", "s"), ("s", "g2")):
+            groups = [GroupAddress(name, "10.0.0.1", 999, 3, "gloo") for name in names]
+            await client.begin_update(groups, 1)
+            await client.receive_bucket(WeightBucket(3, slots), names[-1])
             assert await client.end_update(None) == 3
-    paths = [path for path, _ in peer.asked]
-    assert paths.count("/init_weights_update_group") == 2
+    joined = [body["group_name"] for path, body in peer.asked if path == "/init_weights_update_group"]
+    assert joined == ["g1", "s", "g2"]
     assert dict(peer.asked)["/destroy_weights_update_group"] == {"group_name": "g1"}
     assert dict(peer.asked)["/init_weights_update_group"] == {
         "master_address": "10.0.0.1",
@@ -248,10 +249,11 @@ async def folder(client: EngineClient) -> int:
 
 
 async def buckets(client: EngineClient, payloads: tuple[str, ...]) -> int:
-    group = None if payloads else GroupAddress("g", "10.0.0.1", 999, 2, "gloo")
-    await client.begin_update(group, 1)
+    groups = () if payloads else (GroupAddress("g", "10.0.0.1", 999, 2, "gloo"),)
+    bucket = WeightBucket(3, (TensorSlot("a", "float32", (2,), 0),))
+    await client.begin_update(groups, 1)
     for _ in range(2):
-        await client.load_bucket(WeightBucket(3, (TensorSlot("a", "float32", (2,), 0),), payloads))
+        await (client.load_bucket(bucket, payloads) if payloads else client.receive_bucket(bucket, "g"))
     return await client.end_update(None)
 
 

@@ -1,13 +1,14 @@
 """Weights to several engines that may fail: who serves them, who is named, and what the others are told."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from rlrun.runner.contracts.errors import EngineError, EngineGone
 from rlrun.runner.contracts.weight_updates import (
+    Checksums,
     FolderWeights,
     GroupAddress,
     Readers,
@@ -21,7 +22,8 @@ from rlrun.runner.engines.pool.delivery import Delivery, WeightsMoved
 from rlrun.runner.engines.pool.pool import EnginePool
 from rlrun.runner.engines.pool.transfer import WeightStream
 
-SLOT = TensorSlot("w", "float32", (1,), 0)
+SLOTS = [TensorSlot(name, "float32", (1,), 0) for name in "ab"]
+OTHER_SLOTS = [TensorSlot(name, "float32", (1,), 0) for name in "cde"]
 TOGETHER = StreamedWeights(8, 5, 2, broadcast=True)
 APART = StreamedWeights(8, 5, 2, broadcast=False)
 
@@ -34,16 +36,22 @@ class Engine:
         self.failures: dict[str, Exception] = {}
         self.log: list[str] = []
         self.version = 0
+        self.checksums: Checksums | None = None
 
-    async def begin_update(self, group: GroupAddress | None, rank: int) -> None:
-        self.step("begin", f"begin {group.name if group else None} {rank}")
+    async def begin_update(self, groups: Sequence[GroupAddress], rank: int) -> None:
+        self.step("begin", f"begin {','.join(group.name for group in groups) or None} {rank}")
 
-    async def load_bucket(self, bucket: WeightBucket) -> None:
-        self.step("load", f"load {','.join(bucket.payloads)}")
+    async def load_bucket(self, bucket: WeightBucket, payloads: Sequence[str]) -> None:
+        self.step("load", f"load {','.join(payloads)}")
         self.version = bucket.version
 
-    async def end_update(self, checksums: object) -> int:
+    async def receive_bucket(self, bucket: WeightBucket, group: str) -> None:
+        self.step("load", f"receive {','.join(slot.name for slot in bucket.tensors)} in {group}")
+        self.version = bucket.version
+
+    async def end_update(self, checksums: Checksums | None) -> int:
         self.step("end", "end")
+        self.checksums = checksums
         return self.version
 
     async def give_up_update(self) -> None:
@@ -64,9 +72,13 @@ class Engine:
 
 
 class Trainer:
-    """Two buckets of a version, over a group where it is asked for together."""
+    """Two buckets of a version, over a group where it is asked for together.
 
-    def __init__(self, together: bool = True) -> None:
+    A second stage has one bucket more, and a group of its own.
+    """
+
+    def __init__(self, together: bool = True, stages: int = 1) -> None:
+        self.stages = stages
         self.members: list[str] = []
         self.together = together
         self.moved = False
@@ -75,30 +87,33 @@ class Trainer:
         self.ended = asyncio.Event()
 
     @asynccontextmanager
-    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[WeightStream]:
+    async def hand_over(self, version: int, readers: Readers) -> AsyncIterator[list[WeightStream]]:
         if self.moved:
             raise WeightsMoved
         self.members.append(" ".join(map("{}.{}".format, readers.engines, readers.restarts)))
-        buckets = [
-            WeightBucket(
-                version, (SLOT,), () if self.together else tuple(f"{k}{i}" for i in range(readers.count))
-            )
-            for k in "ab"
-        ]
-        if self.error:
-            buckets[1] = WeightBucket(version, error=self.error)
-        stream = iter([*buckets, WeightBucket(version), WeightBucket(version)])
-        name, size = f"g{len(self.members)}", 1 + readers.count
-        group = GroupAddress(name, "h", 1, size, "gloo") if self.together else None
+        yield [self.stream(stage, version, readers) for stage in range(self.stages)]
 
-        async def following() -> WeightBucket:
-            return next(stream)
+    def stream(self, stage: int, version: int, readers: Readers) -> WeightStream:
+        processes = () if self.together else readers.process_numbers
+        buckets = [
+            WeightBucket(version, (slot,), {process: f"{slot.name}{process}" for process in processes})
+            for slot in (SLOTS if stage == 0 else OTHER_SLOTS)
+        ]
+        if self.error and stage == self.stages - 1:
+            buckets[1] = WeightBucket(version, error=self.error)
+        last = WeightBucket(version, checksums=Checksums(({f"s{stage}": "1"}, {f"s{stage}": "2"}), ("x",)))
+        following = iter([*buckets, last, last])
+        name, size = f"g{len(self.members)}{'-' * stage}", 1 + readers.count
+
+        async def following_bucket() -> WeightBucket:
+            return next(following)
 
         async def abort(reason: str) -> None:
             self.aborted.append(reason)
             self.ended.set()
 
-        yield WeightStream(group, following, abort)
+        group = GroupAddress(name, "h", 1, size, "gloo") if self.together else None
+        return WeightStream(group, following_bucket, abort)
 
 
 def delivery(engines: int, trainer: Trainer | None = None) -> Delivery:
@@ -117,11 +132,34 @@ async def test_every_engine_takes_part_in_every_bucket() -> None:
     made = delivery(2, trainer)
     assert await deliver(made, TOGETHER, engines) == {}
     assert [engine.log for engine in engines] == [
-        ["begin g1 1", "load ", "load ", "end"],
-        ["begin g1 3", "load ", "load ", "end"],
+        ["begin g1 1", "receive a in g1", "receive b in g1", "end"],
+        ["begin g1 3", "receive a in g1", "receive b in g1", "end"],
     ]
     await deliver(made, TOGETHER, engines)
     assert trainer.members == ["0.0 1.0", "0.0 1.0"]  # the same group
+
+
+async def test_engines_take_a_bucket_of_each_stage_in_turn() -> None:
+    engine = Engine()
+    assert await deliver(delivery(1, Trainer(stages=2)), TOGETHER, [engine]) == {}
+    assert engine.log == [
+        "begin g1,g1- 1",
+        "receive a in g1",
+        "receive c in g1-",
+        "receive b in g1",
+        "receive d in g1-",
+        "receive e in g1-",
+        "end",
+    ]
+    assert engine.checksums == Checksums(({"s0": "1", "s1": "1"}, {"s0": "2", "s1": "2"}), ("x",))
+
+
+async def test_a_stage_that_cannot_send_ends_the_update_of_all_stages() -> None:
+    engine, trainer = Engine(), Trainer(stages=2)
+    trainer.error = "no room"
+    failures = await deliver(delivery(1, trainer), TOGETHER, [engine])
+    assert [str(error) for error in failures.values()] == ["engine engine was not given its weights: no room"]
+    assert engine.log[-1] == "give up"
 
 
 async def test_each_engine_reads_its_own_payloads() -> None:
@@ -138,9 +176,10 @@ async def test_a_broadcast_is_repeated_without_the_engine_that_broke_it(error: E
     trainer = Trainer()
     assert await deliver(delivery(3, trainer), TOGETHER, engines) == {1: error}
     assert trainer.members == ["0.0 1.0 2.0", "0.0 2.0"]
-    assert engines[0].log == ["begin g1 1", "load ", "give up", "begin g2 1", "load ", "load ", "end"]
-    assert engines[1].log == ["begin g1 3", "load "]
-    assert engines[2].log[-4:] == ["begin g2 3", "load ", "load ", "end"]
+    again = ["receive a in g2", "receive b in g2", "end"]
+    assert engines[0].log == ["begin g1 1", "receive a in g1", "give up", "begin g2 1", *again]
+    assert engines[1].log == ["begin g1 3", "receive a in g1"]
+    assert engines[2].log[-4:] == ["begin g2 3", *again]
 
 
 class Waiting(Engine):
@@ -151,13 +190,13 @@ class Waiting(Engine):
         self.trainer = trainer
         self.hangs = hangs
 
-    async def load_bucket(self, bucket: WeightBucket) -> None:
+    async def receive_bucket(self, bucket: WeightBucket, group: str) -> None:
         if len(self.trainer.members) == 1:
             await self.trainer.ended.wait()
             if self.hangs:
                 await asyncio.Event().wait()
             raise EngineError("the group was aborted")
-        await super().load_bucket(bucket)
+        await super().receive_bucket(bucket, group)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -165,12 +204,12 @@ async def test_a_lost_engine_ends_the_broadcast_that_the_trainer_and_the_others_
     hangs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "_ABORTED_SECONDS", 0.1)
-    trainer, lost = Trainer(), EngineGone("gone")
+    trainer, lost = Trainer(stages=2), EngineGone("gone")
     engines = [Engine(), Waiting(trainer, hangs=hangs)]
     engines[0].failures["load"] = lost
     failures = await asyncio.wait_for(deliver(delivery(2, trainer), TOGETHER, engines), 20)
     assert failures.pop(0) is lost
-    assert trainer.aborted == ["an engine failed or was lost during the broadcast"]
+    assert trainer.aborted == ["an engine failed or was lost during the broadcast"] * trainer.stages
     if hangs:
         assert isinstance(failures.pop(1), TimeoutError)
     else:

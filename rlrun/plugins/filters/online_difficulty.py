@@ -52,7 +52,7 @@ class OnlineDifficulty:
         return {row: list(visits) for row, visits in self._visits.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores saved visits, as many as the window holds."""
+        """Restores saved visits: of each prompt the last `window`."""
         self._visits = {row: deque(visits, maxlen=self.params.window) for row, visits in state.items()}
 
     def _outcome(self, group: Group) -> Outcome:

@@ -42,8 +42,8 @@ class Checkpoints:
     """Saves the checkpoints of one run, and keeps the newest `keep` of them."""
 
     def __init__(self, folder: Path, keep: int, *, asynchronous: bool = False) -> None:
-        """`asynchronous`: `save` returns when the state is copied; the next `save`, or `settle`, waits for
-        the files.
+        """`asynchronous`: `save` returns when the state is copied; the next `save`, or `wait_until_written`,
+        waits for the files.
         """
         self._folder = folder
         self._keep = keep
@@ -56,7 +56,7 @@ class Checkpoints:
 
         JobError if the disk fails; older checkpoints remain.
         """
-        await self.settle()
+        await self.wait_until_written()
         if checkpoint_of(self._folder, step) is not None:
             return
         temporary = temporary_path(self._folder / step_name(step))
@@ -69,7 +69,7 @@ class Checkpoints:
             digests = await trainer.save(temporary / TRAINER) if trainer is not None else {}
             await self._finish(temporary, step, driver, digests)
 
-    async def settle(self) -> None:
+    async def wait_until_written(self) -> None:
         """Returns when the last checkpoint is complete. JobError if the disk failed."""
         if self._writing is not None:
             writing, self._writing = self._writing, None

@@ -2,7 +2,7 @@
 
 give_to_trainer       engines drop weights and cache ─▶ the trainer loads its state ─▶ log-probs, updates
 make_room_for_weights engines allocate their weights beside the trainer ─▶ weight update
-give_to_engines       the trainer leaves ─▶ engines allocate their cache ─▶ generation
+give_to_engines       the trainer offloads its state ─▶ engines allocate their cache ─▶ generation
 """
 
 from typing import Literal, Protocol
@@ -17,7 +17,7 @@ class SleepingEngines(Protocol):
         """Frees the memory of weights and cache until `wake`. Does nothing for engines that sleep already."""
 
     async def wake(self, tag: Literal["weights", "kv_cache"]) -> None:
-        """Allocates that memory again: the weights' before an update, the cache's before generation."""
+        """Allocates memory again: the weights' before an update, the cache's before generation."""
 
 
 class OffloadableTrainer(Protocol):
@@ -27,11 +27,11 @@ class OffloadableTrainer(Protocol):
         """Moves the trainer's state from the devices to host memory."""
 
     async def reload(self) -> None:
-        """Moves it back. Does nothing for a trainer that was not offloaded."""
+        """Moves the state back to the devices. Does nothing for a trainer that was not offloaded."""
 
 
 class DeviceSharing(Protocol):
-    """Says who may use the devices now; the loop calls it whether or not they are shared."""
+    """Decides whether the trainer or the engines may use the devices; the loop always calls it."""
 
     @property
     def engines_awake(self) -> bool:

@@ -28,13 +28,14 @@ class BatchSource(Protocol):
         """Returns the position in the data after the batches so far, as JSON values."""
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """Returns a function that computes today's state later, if at all: cheap to take after every step."""
+        """Returns a function that computes the present state when it is called, so that a step without a
+        checkpoint does not pay for it."""
 
     async def restore(self, state: dict[str, Any]) -> None:
         """Continues from a saved state."""
 
     async def close(self) -> None:
-        """Stops reading ahead."""
+        """Stops reading and generating ahead."""
 
 
 class Evaluation(Protocol):
@@ -48,12 +49,12 @@ class Checkpoints(Protocol):
     """Keeps training state (rlrun.runner.checkpoints.saving.Checkpoints)."""
 
     async def save(self, trainer: Trainer | None, step: int, driver: dict[str, Any]) -> None:
-        """Saves the state completely or not at all; writing may last until `settle`.
+        """Saves the state completely or not at all; writing may last until `wait_until_written`.
 
         `trainer` is None in a run that only generates.
         """
 
-    async def settle(self) -> None:
+    async def wait_until_written(self) -> None:
         """Returns when the last checkpoint is complete. JobError if it could not be written."""
 
     def newest(self) -> Path | None:
@@ -148,15 +149,15 @@ class Job(RolloutJob):
     policy: ModelHandle
     trainer: Trainer
     engines: WeightReceiver | None = None
-    """None where neither rollout nor evaluation needs any."""
+    """None if neither rollout nor evaluation needs engines."""
     recompute_old: bool = True
     """`old_log_probs = "trainer"`."""
     reference: FrozenModel | None = None
-    """The reference, on the trainer's ranks or on engines; None where the algorithm does not need one."""
+    """The reference, on the trainer's ranks or on engines; None if the algorithm does not need one."""
     teacher: FrozenModel | None = None
-    """The teacher, on the trainer's ranks or on engines; None where the algorithm does not need one."""
+    """The teacher, on the trainer's ranks or on engines; None if the algorithm does not need one."""
     critic: ModelHandle | None = None
-    """The critic; None where the algorithm does not need one."""
+    """The critic; None if the algorithm does not need one."""
     critic_only_steps: int = 0
     """Steps at the beginning in which only the critic is trained, until its values are useful."""
     reference_interval: int | None = None

@@ -31,7 +31,7 @@ _TAG = re.compile(r"<(/?)(\w+)>")
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class TokenNames:
     """The names of a set of tokens, which can be found in texts."""
 
     names: frozenset[str]
@@ -55,7 +55,7 @@ class Names:
         return re.compile(_any_of({name[0] for name in self.names} | {name[-1] for name in self.names}))
 
     def with_marks(self, text: str, mark: str) -> str:
-        """Returns the text with a mark inserted into each name; names of a single character are removed."""
+        """Returns the text with a mark inserted into each name. Names of a single character are removed."""
         text = self._starts.sub(lambda match: match[0] + mark if match[1] is None else "", text)
         if self.encode and any(self.ids & set(self.encode(piece)) for piece in text.split(mark)):
             return mark.join(text)
@@ -127,13 +127,13 @@ class Guard:
             )
 
 
-def _names(tokenizer: Any, added: Mapping[int, Any], ids: set[int]) -> Names:
+def _names(tokenizer: Any, added: Mapping[int, Any], ids: set[int]) -> TokenNames:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     normalises = getattr(backend, "normalizer", None) and any(added[number].normalized for number in ids)
     encode = (
         (lambda text: tokenizer.encode(text, add_special_tokens=False, verbose=False)) if normalises else None
     )
-    return Names(frozenset(str(added[number]) for number in ids), encode, frozenset(ids))
+    return TokenNames(frozenset(str(added[number]) for number in ids), encode, frozenset(ids))
 
 
 def _markup(names: set[str]) -> set[str]:

@@ -106,7 +106,7 @@ async def test_an_asynchronous_one_has_its_name_when_it_is_written(tmp_path: Pat
     trainer.logit = 0.5  # it trains on
     assert checkpoints.newest() is None
     trainer.written.set()
-    await checkpoints.settle()
+    await checkpoints.wait_until_written()
     assert checkpoints.newest() == tmp_path / "step-1"
     assert read_driver(tmp_path / "step-1") == {"data": 1}
     other = Trainer()
@@ -124,7 +124,7 @@ async def test_the_next_one_waits_for_the_one_before(tmp_path: Path) -> None:
     await following
     assert names(tmp_path) == [".step-2.tmp", "step-1"]
     trainer.written.set()
-    await checkpoints.settle()
+    await checkpoints.wait_until_written()
     assert names(tmp_path) == ["step-1", "step-2"]
 
 
@@ -148,7 +148,7 @@ async def test_one_that_nobody_waits_for_leaves_no_name(tmp_path: Path, failure:
     await checkpoints.abandon()
     assert names(tmp_path) == [".step-1.tmp"]
     assert checkpoints.newest() is None
-    await checkpoints.settle()
+    await checkpoints.wait_until_written()
     clear_unfinished(tmp_path)
     assert names(tmp_path) == []
 

@@ -151,7 +151,7 @@ def test_sampling_masks_take_their_ids_and_the_excluded_part_of_a_chunk() -> Non
         return training_phase(QWEN3_8B, spec, gpu=True, candidates=candidates).part_bytes("sampling masks")
 
     lengths = np.full(1000, 50, np.int32)
-    support = Support.of(SamplingMask(np.zeros(50_000, np.int32), lengths), torch.device("cpu"))
+    support = Support.from_mask(SamplingMask(np.zeros(50_000, np.int32), lengths), torch.device("cpu"))
     excluded = torch.zeros(1, QWEN3_8B.vocab + 1, dtype=torch.bool).nbytes
     indices = 3 * 50 * 8  # rows, columns, and columns as they were
     assert masks(50, 1) == support.ids.nbytes + support.lengths.nbytes + excluded + indices

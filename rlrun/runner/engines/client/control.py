@@ -1,4 +1,4 @@
-"""Control calls to one engine: pausing, releasing memory, its health, and what it says about itself."""
+"""Control calls to one engine: pausing it, releasing its memory, reading its health and its description."""
 
 import asyncio
 import time
@@ -48,8 +48,8 @@ class ControlClient:
         """Continues generating after `pause`."""
         await self._post("/continue_generation", {})
 
-    async def settle(self) -> None:
-        """Aborts what runs, and returns when nothing runs. TimeoutError where something keeps running."""
+    async def abort_until_idle(self) -> None:
+        """Aborts all requests, and returns when none is running. Raises TimeoutError if one keeps running."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             await self.abort_all()

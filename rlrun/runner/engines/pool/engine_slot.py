@@ -70,7 +70,7 @@ class EngineSlot:
         """Aborts what runs and releases all memory that the engine still holds."""
         tags = [tag for tag in get_args(MemoryTag) if tag not in self._released]
         if tags:
-            await self.client.settle()
+            await self.client.abort_until_idle()
             await self.client.release_memory(tags)
             self._released = set(get_args(MemoryTag))
 

@@ -19,17 +19,17 @@ from rlrun.runner.trainer.model.layers import Experts
 
 
 @contextmanager
-def booked_apart(ledger: MemoryTrace) -> Iterator[None]:
-    """Records what the policy's head creates, in both passes, as logits. Ignores the whole tensors that
-    DTensors create to infer the shapes of results.
+def record_logits_apart(trace: MemoryTrace) -> Iterator[None]:
+    """Records the storages of the policy's head as logits, in both passes. Does not record the unsharded
+    tensors that DTensors create to infer the shapes of results.
     """
     function, shapes = head._LogProbs, "_propagate_tensor_meta_non_cached"
     with ExitStack() as stack:
         for name in ("forward", "backward"):
-            booked = staticmethod(ledger.serving(LOGITS, getattr(function, name)))
-            stack.enter_context(_replaced(function, name, booked))
-        unseen = ledger.serving(NOTHING, getattr(ShardingPropagator, shapes))
-        stack.enter_context(_replaced(ShardingPropagator, shapes, unseen))
+            recording = staticmethod(trace.record_results_as(LOGITS, getattr(function, name)))
+            stack.enter_context(_replaced(function, name, recording))
+        unrecorded = trace.record_results_as(NOTHING, getattr(ShardingPropagator, shapes))
+        stack.enter_context(_replaced(ShardingPropagator, shapes, unrecorded))
         yield
 
 
@@ -43,8 +43,8 @@ def even_routing() -> Iterator[None]:
         rows[0] = experts.numel()
         return reorder(self, x, scores, experts)
 
-    def splits(self: Any, mine: torch.Tensor, everyones: torch.Tensor, ranks: int) -> Any:
-        return everyones.reshape(-1), _even(rows[0], ranks), _even(rows[0], ranks)
+    def splits(self: Any, own_counts: torch.Tensor, all_counts: torch.Tensor, ranks: int) -> Any:
+        return all_counts.reshape(-1), _even(rows[0], ranks), _even(rows[0], ranks)
 
     def counts(tokens_of_experts: torch.Tensor, total: int) -> list[int]:
         return _even(total, len(tokens_of_experts))

@@ -28,7 +28,7 @@ class MemoryTrace(TorchDispatchMode):
     """Counts bytes by purpose while its context is entered, within torch's FakeTensorMode."""
 
     def __init__(self, on_host: Iterable[str] = ()) -> None:
-        """Storages of the purposes `on_host` take no device memory."""
+        """`on_host`: the purposes whose storages are in host memory, and take no device memory."""
         super().__init__()
         self._on_host = frozenset(on_host)
         self._entries: dict[int, tuple[weakref.ref[Any], int, str]] = {}
@@ -36,7 +36,7 @@ class MemoryTrace(TorchDispatchMode):
         self.live: Counter[str] = Counter()
         """The current bytes by purpose."""
         self.most: Counter[str] = Counter()
-        """The maximum of each purpose, at whatever time."""
+        """The maximum of each purpose, which each reaches at its own time."""
         self.peak: Counter[str] = Counter()
         """Bytes by purpose at the time when the device held the most."""
 
@@ -46,7 +46,7 @@ class MemoryTrace(TorchDispatchMode):
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
             if id(storage) in self._entries:
-                self._write(storage, self._entries[id(storage)][2])
+                self._record(storage, self._entries[id(storage)][2])
             return result
 
         torch.UntypedStorage.resize_ = resize_
@@ -67,63 +67,64 @@ class MemoryTrace(TorchDispatchMode):
             )
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1  # fake tensors have no content; only metrics and the gradient norm read any
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if self._purpose == NOTHING:
-            return made
+            return result
         purpose = self._purpose or (TEMPORARIES if torch._C._current_graph_task_id() != -1 else ACTIVATIONS)
-        self._enter_all(tree_leaves(made), purpose)
+        self._record_new(tree_leaves(result), purpose)
         if func.namespace == "fsdp":
-            self.book(tree_leaves((args, kwargs, made)), GATHERED, besides=(PARAMETERS, COPIES))
-        return made
+            self.record_as(tree_leaves((args, kwargs, result)), GATHERED, unless=(PARAMETERS, COPIES))
+        return result
 
-    def begin(self) -> None:
+    def restart_maxima(self) -> None:
         """Restarts the maxima from the current state."""
         self.live = +self.live
         self.most, self.peak = self.live.copy(), self.live.copy()
 
     @contextmanager
     def purpose(self, name: str) -> Iterator[None]:
-        """Records storages that are created within the context under `name`."""
+        """Records the storages that are created within the context under `name`."""
         before, self._purpose = self._purpose, name
         try:
             yield
         finally:
             self._purpose = before
 
-    def serving(self, name: str, function: Callable[..., Result]) -> Callable[..., Result]:
+    def record_results_as(self, name: str, function: Callable[..., Result]) -> Callable[..., Result]:
         """Returns the function, with the storages that it creates recorded under `name`."""
 
-        def booked(*args: Any, **kwargs: Any) -> Result:
+        def recording(*args: Any, **kwargs: Any) -> Result:
             with self.purpose(name):
                 return function(*args, **kwargs)
 
-        return booked
+        return recording
 
-    def book(self, tensors: Iterable[Any], name: str, *, besides: Iterable[str] = ()) -> None:
-        """Records tensors under `name` instead of their current purpose, unless that is one of `besides`."""
+    def record_as(self, tensors: Iterable[Any], name: str, *, unless: Iterable[str] = ()) -> None:
+        """Records tensors under `name` instead of their current purpose, except those whose purpose is in
+        `unless`."""
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
                 storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # of a DTensor
-                if id(storage) not in self._entries or self._entries[id(storage)][2] not in besides:
-                    self._write(storage, name)
+                if id(storage) not in self._entries or self._entries[id(storage)][2] not in unless:
+                    self._record(storage, name)
 
-    def _enter_all(self, made: Iterable[Any], name: str) -> None:
-        for tensor in made:
+    def _record_new(self, result: Iterable[Any], name: str) -> None:
+        for tensor in result:
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
                 if id(storage) not in self._entries:
-                    self._write(storage, name)
+                    self._record(storage, name)
 
-    def _write(self, storage: torch.UntypedStorage, name: str) -> None:
+    def _record(self, storage: torch.UntypedStorage, name: str) -> None:
         key, size = id(storage), storage.nbytes()
-        self._strike(key)
-        self._entries[key] = weakref.ref(storage, lambda _: self._strike(key)), size, name
+        self._forget(key)
+        self._entries[key] = weakref.ref(storage, lambda _: self._forget(key)), size, name
         self.live[name] += size
         self.most[name] = max(self.most[name], self.live[name])
         if self._on_device(self.live) > self._on_device(self.peak):
             self.peak = self.live.copy()
 
-    def _strike(self, key: int) -> None:
+    def _forget(self, key: int) -> None:
         if (entry := self._entries.pop(key, None)) is not None:
             self.live[entry[2]] -= entry[1]
 

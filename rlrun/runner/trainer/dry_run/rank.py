@@ -1,7 +1,7 @@
-"""Measures the memory of one trainer rank without its peers, its weights, or the memory itself.
+"""Measures the memory of one trainer rank with tensors that have no content, and without its peers.
 
-spec, architecture -> the trainer's own model, loss and optimizer, on tensors without content, in process
-groups of nobody else -> an optimizer step -> bytes by purpose
+spec, architecture -> the trainer's own model, loss and optimizer, in process groups that do not communicate
+-> an optimizer step -> bytes by purpose
 
 `python -m rlrun.runner.trainer.dry_run.rank` gets a pickled `DryRun` from standard input and answers in JSON.
 """
@@ -26,7 +26,7 @@ from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.planning.deep_plan import OFFLOADED_PURPOSES, DryRun
 from rlrun.runner.trainer.compat.meshes import FakeStore
-from rlrun.runner.trainer.dry_run.fakes import booked_apart, even_routing, gpu_kernels
+from rlrun.runner.trainer.dry_run.fakes import even_routing, gpu_kernels, record_logits_apart
 from rlrun.runner.trainer.dry_run.memory_trace import (
     COPIES,
     GRADIENTS,
@@ -56,8 +56,8 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
     """Returns the bytes by purpose that the rank holds in an optimizer step: the `most` of each purpose, and
     all of them at the `peak` of its device.
 
-    A job with GPUs is traced with the operators that GPUs run. ValueError where the model does not fit the
-    layout.
+    A job with GPUs is traced with the operators that GPUs run. Raises ValueError if the model does not
+    fit the layout.
     """
     spec, model = Spec.model_validate_json(request.spec_json), request.model
     parallel = spec.trainer.parallel
@@ -79,9 +79,9 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             router_dtype=spec.trainer.moe.router_dtype,
             head_dtype=spec.trainer.head_dtype,
         )
-        ledger = MemoryTrace(OFFLOADED_PURPOSES[spec.trainer.offload])
+        trace = MemoryTrace(OFFLOADED_PURPOSES[spec.trainer.offload])
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        for context in (fake, ledger, booked_apart(ledger), even_routing()):
+        for context in (fake, trace, record_logits_apart(trace), even_routing()):
             stack.enter_context(context)
         if spec.cluster.gpus_per_node:
             stack.enter_context(gpu_kernels())
@@ -89,17 +89,18 @@ def dry_run(request: DryRun) -> dict[str, dict[str, int]]:
             decoder.to_empty(device=CPU)
         settings = ModelSettings(spec.rollout.temperature, spec.trainer.logits_chunk, parallel, CPU, dtype)
         policy = make_packed_model(decoders, model, dims, settings)
-        _step(spec, policy, _parameters(decoders, model, spec), ledger, request.micro_batches)
-    return {"most": dict(ledger.most), "peak": dict(ledger.peak)}
+        _step(spec, policy, _parameters(decoders, model, spec), trace, request.micro_batches)
+    return {"most": dict(trace.most), "peak": dict(trace.peak)}
 
 
 def _parameters(decoders: Sequence[PackedDecoder], model: Architecture, spec: Spec) -> Parameters:
     """Returns this rank's parameters. A dry run has no peers, so the tensors of other stages are left out."""
-    here = {plain_name(name) for decoder in decoders for name, _ in decoder.named_parameters()}
-    here |= {plain_name(name) for decoder in decoders for name, _ in decoder.named_buffers()}
-    everything = hf_tensors(model)
-    parameters = Parameters(decoders, model, tensors=[each for each in everything if each.parameter in here])
-    freeze(everything, spec.trainer.freeze, *parameters.holders)
+    names = {plain_name(name) for decoder in decoders for name, _ in decoder.named_parameters()}
+    names |= {plain_name(name) for decoder in decoders for name, _ in decoder.named_buffers()}
+    tensors = hf_tensors(model)
+    own_tensors = [tensor for tensor in tensors if tensor.parameter in names]
+    parameters = Parameters(decoders, model, tensors=own_tensors)
+    freeze(tensors, spec.trainer.freeze, *parameters.holders)
     return parameters
 
 
@@ -107,7 +108,7 @@ def _step(
     spec: Spec,
     policy: PackedModel,
     parameters: Parameters,
-    ledger: MemoryTrace,
+    trace: MemoryTrace,
     micro_batches: Sequence[Sequence[tuple[int, int]]],
 ) -> None:
     """Runs the log-probs that come before an optimizer step, which initialise FSDP, then the step."""
@@ -116,28 +117,28 @@ def _step(
     batches = [
         [_sequence(*lengths, algorithm, candidates) for lengths in members] for members in micro_batches
     ]
-    trained = {name: one for name, one in parameters.masters.items() if one.requires_grad}
+    trained = {name: parameter for name, parameter in parameters.masters.items() if parameter.requires_grad}
     optimizer = Optimizer(spec.trainer, trained)
     policy.log_probs(batches[:1])
     compute, masters = parameters.holders
-    ledger.book(compute.values(), COPIES)
-    ledger.book(masters.values(), PARAMETERS)
-    with ledger.purpose(OPTIMIZER):
+    trace.record_as(compute.values(), COPIES)
+    trace.record_as(masters.values(), PARAMETERS)
+    with trace.purpose(OPTIMIZER):
         optimizer.tensors()
-    ledger.begin()
+    trace.restart_maxima()
     loss = LossPass(policy, algorithm, spec.trainer, CPU)
     together = spec.trainer.parallel.pipeline > 1
-    for some in [batches] if together else [[batch] for batch in batches]:
-        loss.accumulate(some, [[1.0] * len(members) for members in some], Meter())
-        ledger.book((one.grad for one in trained.values()), GRADIENTS)
-    with ledger.purpose(TEMPORARIES):
+    for micro_batch_group in [batches] if together else [[batch] for batch in batches]:
+        loss.accumulate(micro_batch_group, [[1.0] * len(members) for members in micro_batch_group], Meter())
+        trace.record_as((parameter.grad for parameter in trained.values()), GRADIENTS)
+    with trace.purpose(TEMPORARIES):
         clip_gradients(trained, spec.trainer.max_grad_norm)
         optimizer.step(spec.trainer.lr)
         parameters.refresh()
 
 
 def _sequence(prompt: int, response: int, algorithm: Algorithm, candidates: int) -> TrainSequence:
-    """Returns a sample of these lengths; each token had `candidates` (0: the whole vocabulary)."""
+    """Returns a sample with these numbers of tokens; each was drawn from `candidates` ids (0: all ids)."""
     zeros = np.zeros(response, np.float32)
     return TrainSequence(
         tokens=np.zeros(prompt + response, np.int32),
@@ -156,7 +157,7 @@ def _mask(response: int, candidates: int) -> SamplingMask:
 
 
 def main() -> None:
-    """Writes the answer for the process that started this one; a ValueError is an answer too."""
+    """Answers the process that started this one, with the trace or with the message of a ValueError."""
     request: DryRun = pickle.load(sys.stdin.buffer)
     try:
         answer: dict[str, Any] = dict(dry_run(request))

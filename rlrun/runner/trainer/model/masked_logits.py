@@ -26,7 +26,7 @@ class Support:
     """`[R + 1]` on the host: the index of each row's first candidate, and N."""
 
     @classmethod
-    def of(cls, mask: SamplingMask, device: torch.device) -> "Support":
+    def from_mask(cls, mask: SamplingMask, device: torch.device) -> "Support":
         """Returns the mask of R response tokens, on the device."""
         ids = torch.from_numpy(np.ascontiguousarray(mask.ids, np.int32)).to(device)
         lengths = torch.from_numpy(mask.lengths.astype(np.int64)).to(device)

@@ -108,7 +108,9 @@ def make_pack(
 
 def _support(mask: SamplingMask, own_responses: torch.Tensor | None, device: torch.device) -> Support:
     """Returns the candidates of the response tokens that this rank predicts."""
-    return Support.of(mask if own_responses is None else mask.take(own_responses.cpu().numpy()), device)
+    return Support.from_mask(
+        mask if own_responses is None else mask.take(own_responses.cpu().numpy()), device
+    )
 
 
 def _experts(sequences: Sequence[TrainSequence], filling: int) -> NDArray[np.int16] | None:

@@ -356,7 +356,7 @@ async def test_an_engine_gives_its_memory_away_and_takes_it_back(tiny_folder: Pa
         wanted = request((3,), max_new_tokens=8)
         before = await client.generate(wanted)
         running = asyncio.create_task(client.generate(request((4,), max_new_tokens=40, min_new_tokens=40)))
-        await client.settle()
+        await client.abort_until_idle()
         await running
         await client.release_memory(["weights", "kv_cache"])
         model = engine._scheduler.model

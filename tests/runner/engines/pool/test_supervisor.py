@@ -48,7 +48,7 @@ class Client:
         if self.gone:
             raise EngineGone(f"{self.url} broke")
 
-    async def settle(self) -> None:
+    async def abort_until_idle(self) -> None:
         self.memory.append("settle")
 
     async def release_memory(self, tags: Sequence[str]) -> None:

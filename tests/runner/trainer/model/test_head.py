@@ -74,7 +74,7 @@ def make_support(targets):
         allowed[row, own] = True
         ids += own
     mask = SamplingMask(np.array(ids, np.int32), np.array(LENGTHS, np.int32))
-    return Support.of(mask, torch.device("cpu")), ~allowed
+    return Support.from_mask(mask, torch.device("cpu")), ~allowed
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])

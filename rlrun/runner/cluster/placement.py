@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
 
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 
@@ -52,8 +51,14 @@ class Placement:
     ranks: tuple[BundleSlot, ...]
     engines: tuple[NodeSlots, ...]
     named_engines: tuple[NodeSlots, ...]
-    strategy: Literal["STRICT_PACK", "PACK"]
-    """Ray's strategy: all bundles on one node, or on as few nodes as possible."""
+
+    @property
+    def by_node(self) -> list[list[int]]:
+        """Returns the numbers of the bundles of each planned node, which Ray reserves on one host."""
+        numbers = range(len(self.bundles))
+        return [
+            [number for number in numbers if self.nodes[number] == node] for node in sorted(set(self.nodes))
+        ]
 
     @property
     def wide(self) -> list[BundleSlot]:
@@ -89,47 +94,29 @@ def place(plan: Plan) -> Placement:
 
     slots = [tuple(slot(list(on_node)) for _, on_node in groupby(devices, key=_node)) for devices in keys]
     ranks, engines = len(plan.ranks), len(plan.ranks) + len(plan.engines)
-    nodes = tuple(map(_node, order))
     return Placement(
         tuple(bundles),
-        nodes,
+        tuple(map(_node, order)),
         tuple(rank_slot for [rank_slot] in slots[:ranks]),
         tuple(slots[ranks:engines]),
         tuple(slots[engines:]),
-        "STRICT_PACK" if len(set(nodes)) == 1 else "PACK",
     )
 
 
-def match_reserved_bundles(placement: Placement, reserved_nodes: Sequence[str]) -> list[int]:
-    """Returns, for each planned bundle, the number of the reserved bundle that takes its place.
+def match_nodes(bundles: Sequence[Sequence[Bundle]], hosts: Sequence[str]) -> list[int]:
+    """Returns, for each planned node, the number of the planned node whose reserved bundles it takes.
 
-    `found`: the node that Ray reserved each bundle on. If the GPUs of every server happen to be on one node,
-    the numbers stay as planned. Otherwise each planned node is mapped to a node with bundles of the same
-    sizes. Raises ValueError if there is no such node.
+    `bundles`: those of each planned node. `hosts`: the host that they were reserved on. A large host may have
+    the bundles of several planned nodes: nodes with equal bundles are exchanged so that these nodes follow
+    one another, because neighbouring ranks exchange most data.
     """
-    bundles = placement.bundles
-    if all(
-        len({reserved_nodes[bundle] for bundle in (slot.bundle, *slot.beside)}) == 1
-        for slot in placement.wide
-    ):
-        return list(range(len(reserved_nodes)))
-    unmatched = {node: _by_size(placement, reserved_nodes, node) for node in dict.fromkeys(reserved_nodes)}
-    matches = [0] * len(reserved_nodes)
-    for node in dict.fromkeys(placement.nodes):
-        planned = _by_size(placement, placement.nodes, node)
-        sizes = [bundles[number] for number in planned]
-        fitting = [name for name, own in unmatched.items() if [bundles[number] for number in own] == sizes]
-        if not fitting:
-            raise ValueError("the GPUs of one server were reserved on different nodes")
-        for plan, reserved in zip(planned, unmatched.pop(fitting[0]), strict=True):
-            matches[plan] = reserved
+    unused = sorted(range(len(hosts)), key=lambda node: hosts.index(hosts[node]))
+    matches = []
+    for planned in bundles:
+        match = next(node for node in unused if bundles[node] == planned)
+        unused.remove(match)
+        matches.append(match)
     return matches
-
-
-def _by_size(placement: Placement, nodes: Sequence[object], node: object) -> list[int]:
-    """Returns the numbers of one node's bundles, the smallest bundle first."""
-    numbers = [number for number, node_of_bundle in enumerate(nodes) if node_of_bundle == node]
-    return sorted(numbers, key=lambda i: (placement.bundles[i].cpus, placement.bundles[i].gpus))
 
 
 def _node(device: Device) -> int:

@@ -1,11 +1,16 @@
-"""Reserves the job's resources in a Ray cluster: one placement group with the bundles of the placement."""
+"""Reserves the job's resources in a Ray cluster: a placement group for the bundles of each planned node.
+
+Ray places all bundles of a group on one host (STRICT_PACK). In a single group over several hosts it would mix
+the bundles of planned nodes, and neighbouring ranks would be on different hosts.
+"""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from rlrun.runner.cluster.actor import visible_gpus
-from rlrun.runner.cluster.placement import BundleSlot, Placement, match_reserved_bundles
+from rlrun.runner.cluster.placement import Bundle, BundleSlot, Placement, match_nodes
 from rlrun.runner.cluster.ray_environment import OWN_GPUS_ONLY, ray
 from rlrun.runner.contracts.errors import JobError
 
@@ -22,9 +27,9 @@ class Reservation:
         """`where` names the cluster in messages, such as `this host`."""
         self._placement = placement
         self._where = where
-        self._group: Any = None
-        self._reserved: list[int] = []
-        """For each planned bundle, the number of the reserved bundle that takes its place."""
+        self._groups: list[Any] = []
+        self._reserved: dict[int, tuple[int, int]] = {}
+        """For each planned bundle, its group and its number in the group."""
         self._gpus: dict[int, str] = {}
         """GPU ids, by planned bundle, of the bundles that belong to slots with several GPUs."""
 
@@ -33,17 +38,15 @@ class Reservation:
 
         A job that only generates, with external engines, starts no processes and reserves nothing.
         """
-        if not self._placement.bundles:
-            return
-        self._check_resources()
-        bundles = [
-            {name: amount for name, amount in (("CPU", bundle.cpus), ("GPU", bundle.gpus)) if amount}
-            for bundle in self._placement.bundles
+        if self._placement.bundles:
+            self._check_resources()
+        self._groups = [
+            ray.util.placement_group([_resources(bundle) for bundle in bundles], strategy="STRICT_PACK")
+            for bundles in self._bundles_by_node()
         ]
-        self._group = ray.util.placement_group(bundles, strategy=self._placement.strategy)
         try:
             async with asyncio.timeout(_SECONDS):
-                await self._group.ready()
+                await asyncio.gather(*(group.ready() for group in self._groups))
         except TimeoutError:
             raise JobError(
                 f"the cluster did not free {_amounts(self._required())} within {_SECONDS:g} s; it has "
@@ -52,17 +55,17 @@ class Reservation:
             ) from None
 
     def look(self) -> None:
-        """Matches reserved bundles to planned ones, and asks the nodes for the GPU ids of wide slots.
+        """Matches reserved bundles to planned ones, and asks the hosts for the GPU ids of wide slots.
 
-        Blocks until the nodes answer. Raises JobError if the GPUs of one server are on different nodes.
+        Blocks until the hosts answer. Raises JobError if they do not.
         """
-        if self._group is None:
-            return
-        nodes = [node for _, node in sorted(self._nodes().items())]
-        try:
-            self._reserved = match_reserved_bundles(self._placement, nodes)
-        except ValueError as error:
-            raise JobError(f"{error}; free whole nodes for the job, or lower engine.tensor") from None
+        hosts = [self._nodes_of(group)[0] for group in self._groups]
+        matches = match_nodes(self._bundles_by_node(), hosts)
+        self._reserved = {
+            bundle: (group, number)
+            for group, bundles in zip(matches, self._placement.by_node, strict=True)
+            for number, bundle in enumerate(bundles)
+        }
         bundles = sorted({i for slot in self._placement.wide for i in (slot.bundle, *slot.beside)})
         ids = [self.in_bundle(ray.remote(visible_gpus), bundle, _A_LITTLE).remote() for bundle in bundles]
         try:
@@ -76,30 +79,37 @@ class Reservation:
 
     def host(self, slot: BundleSlot) -> str:
         """Returns the address of a slot's node."""
-        node = self._nodes()[self._reserved[slot.bundle]]
+        group, number = self._reserved[slot.bundle]
+        node = self._nodes_of(self._groups[group])[number]
         return str(next(entry["NodeManagerAddress"] for entry in ray.nodes() if entry["NodeID"] == node))
 
     def in_bundle(self, actor_or_task: Any, bundle: int, share: Mapping[str, Any]) -> Any:
-        """Returns the remote function or class `what`, set to run in a planned bundle with a share of it."""
+        """Returns a remote function or class, set to run in a planned bundle with a share of it."""
+        group, number = self._reserved[bundle]
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            placement_group=self._group, placement_group_bundle_index=self._reserved[bundle]
+            placement_group=self._groups[group], placement_group_bundle_index=number
         )
         return actor_or_task.options(scheduling_strategy=strategy, **share)
 
     def give_back(self) -> None:
         """Frees the reserved resources."""
-        if self._group is not None:
-            ray.util.remove_placement_group(self._group)
+        for group in self._groups:
+            ray.util.remove_placement_group(group)
 
-    def _nodes(self) -> dict[int, str]:
-        """Returns the id of the node of each reserved bundle."""
-        nodes: dict[int, str] = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+    def _bundles_by_node(self) -> list[list[Bundle]]:
+        bundles = self._placement.bundles
+        return [[bundles[number] for number in numbers] for numbers in self._placement.by_node]
+
+    def _nodes_of(self, group: Any) -> dict[int, str]:
+        """Returns the id of the node of each bundle of a group."""
+        nodes: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
         return nodes
 
     def _required(self) -> dict[str, float]:
         return {"GPU": self._placement.gpus, "CPU": self._placement.cpus}
 
     def _check_resources(self) -> None:
+        """Raises JobError if the cluster, or each of its hosts, is too small even when it is idle."""
         have = ray.cluster_resources()
         for name, required in self._required().items():
             if required > have.get(name, 0.0):
@@ -108,6 +118,24 @@ class Reservation:
                     f"{_amount(name, have.get(name, 0.0))}; lower cluster.gpus_per_node, trainer.parallel or "
                     "engine.count (see rlrun plan)"
                 )
+        hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        for bundles in self._bundles_by_node():
+            required_here = dict(sum((Counter(_resources(bundle)) for bundle in bundles), Counter[str]()))
+            if not any(_fits(required_here, host) for host in hosts):
+                raise JobError(
+                    f"the spec asks for a node with {_amounts(required_here)}, and no host of {self._where} "
+                    "is that large; lower cluster.gpus_per_node, cluster.threads or engine.count, or raise "
+                    "cluster.nodes (see rlrun plan)"
+                )
+
+
+def _resources(bundle: Bundle) -> dict[str, float]:
+    """Returns what a bundle reserves, by Ray's names."""
+    return {name: amount for name, amount in (("CPU", bundle.cpus), ("GPU", bundle.gpus)) if amount}
+
+
+def _fits(required: Mapping[str, float], host: Mapping[str, float]) -> bool:
+    return all(amount <= host.get(name, 0.0) for name, amount in required.items())
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

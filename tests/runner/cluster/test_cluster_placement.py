@@ -1,11 +1,11 @@
 """Named rows: a layout, and the bundles and seats it leads to."""
 
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import pytest
 
-from rlrun.runner.cluster.placement import Bundle, BundleSlot, Placement, match_reserved_bundles, place
+from rlrun.runner.cluster.placement import Bundle, BundleSlot, Placement, match_nodes, place
 from rlrun.runner.planning.plan import make_plan
 from rlrun.specs.sections.job import Spec
 
@@ -65,7 +65,6 @@ def test_placement(name: str) -> None:
     assert list(placement.bundles) == bundles
     assert list(placement.ranks) == ranks
     assert list(placement.engines) == [(seat,) for seat in engines]
-    assert placement.strategy == "STRICT_PACK"
     assert placement.gpus == sum(bundle.gpus for bundle in bundles)
 
 
@@ -97,10 +96,10 @@ def test_engines_of_other_models_have_devices_of_their_own() -> None:
         assert placement.ranks[0].bundle == placement.engines[0][0].bundle == 0
 
 
-def test_several_nodes_are_packed_as_far_as_they_can_be() -> None:
+def test_bundles_of_a_node_are_reserved_together() -> None:
     two_nodes = spec({"fsdp": 4}, {"nodes": 2, "gpus_per_node": 2})
     placement = place(make_plan(two_nodes, cores=2))
-    assert placement.strategy == "PACK"
+    assert placement.by_node == [[0, 1], [2, 3]]
     assert [seat.bundle for seat in placement.ranks] == [0, 1, 2, 3]
 
 
@@ -125,28 +124,30 @@ def test_a_server_over_nodes_has_a_seat_on_each() -> None:
     assert placement.nodes == (0, 0, 1, 1, 2, 2)
 
 
-FOUND = {
-    "as planned": ("aabbcc", [0, 1, 2, 3, 4, 5]),
-    "other nodes, each whole": ("ccaabb", [0, 1, 2, 3, 4, 5]),
-    "mixed": ("abcabc", [0, 3, 1, 4, 2, 5]),
-    "all on one that is larger": ("aaaaaa", [0, 1, 2, 3, 4, 5]),
-    "ranks apart, which does no harm": ("abccdd", [0, 1, 2, 3, 4, 5]),
+FOUR = servers({"fsdp": 8}, {"nodes": 4, "gpus_per_node": 2}, 1)
+MIXED = place(make_plan(spec({"fsdp": 5}, {"nodes": 4, "gpus_per_node": 2, "placement": APART}, 3), cores=8))
+HOSTS = {
+    "a host for each": (FOUR, "abcd", [0, 1, 2, 3]),
+    "hosts for two, mixed": (FOUR, "abab", [0, 2, 1, 3]),
+    "one for all": (FOUR, "aaaa", [0, 1, 2, 3]),
+    "one for two, mixed with others": (FOUR, "abac", [0, 2, 1, 3]),
+    "nodes of equal bundles": (MIXED, "abab", [0, 2, 1, 3]),
 }
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_gpus_of_a_server_are_looked_for_on_one_node(name: str) -> None:
-    placement = servers({"fsdp": 2}, {"nodes": 3, "gpus_per_node": 2, "placement": APART}, 4)
-    nodes, expected = FOUND[name]
-    assert match_reserved_bundles(placement, nodes) == expected
+@pytest.mark.parametrize("name", HOSTS)
+def test_ranks_of_a_host_follow_one_another(name: str) -> None:
+    placement, hosts, expected = HOSTS[name]
+    assert placement.by_node == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    bundles = [[placement.bundles[number] for number in numbers] for numbers in placement.by_node]
+    matches = match_nodes(bundles, hosts)
+    assert matches == expected
+    of_ranks = [hosts[matches[placement.nodes[rank.bundle]]] for rank in placement.ranks]
+    assert len([host for host, _ in groupby(of_ranks)]) == len(set(of_ranks))
 
 
-def test_gpus_of_a_server_on_different_nodes_are_refused() -> None:
-    placement = servers({"fsdp": 2}, {"nodes": 3, "gpus_per_node": 2, "placement": APART}, 4)
-    with pytest.raises(ValueError, match="different nodes"):
-        match_reserved_bundles(placement, "aabcde")
-
-
-def test_without_large_servers_bundles_stay_as_they_are_numbered() -> None:
-    placement = place(make_plan(spec({"fsdp": 4}, {"nodes": 2, "gpus_per_node": 2}), cores=2))
-    assert match_reserved_bundles(placement, "abab") == [0, 1, 2, 3]
+def test_a_node_takes_only_bundles_of_its_own_sizes() -> None:
+    small, large = [Bundle(1, 0)], [Bundle(1, 0), Bundle(2, 0)]
+    assert match_nodes([small, large, small, large], "abab") == [0, 1, 2, 3]
+    assert match_nodes([small, large, large, small], "abba") == [0, 1, 2, 3]
+    assert match_nodes([small, small, large, large], "abab") == [0, 1, 2, 3]

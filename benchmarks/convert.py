@@ -185,12 +185,12 @@ def conversion(direction: str, **changes: object) -> Prepare:
         from rlrun.converters.convert.copying import ResourceLimits
         from rlrun.converters.folders.locate import find_checkpoint
 
-        effort = ResourceLimits(options.threads, int(options.memory * 2**30))
+        limits = ResourceLimits(options.threads, int(options.memory * 2**30))
         settings = Options(shard_bytes=SHARD_BYTES, **changes)  # type: ignore[arg-type]
 
         def work() -> None:
             planned = plan_conversion(find_checkpoint(source), direction, settings)  # type: ignore[arg-type]
-            planned.write(target, effort, lambda _: None, None)
+            planned.write(target, limits, lambda _: None, None)
 
         return work
 

@@ -19,7 +19,7 @@ def find_run(runs_dir: Path, name: str | None) -> RunFolder:
     """Returns the run with this name, or the newest one. Raises ValueError if it does not exist."""
     runs = list_runs(runs_dir)
     if not runs:
-        raise ValueError(f"there are no runs in {runs_dir}; set another folder with --runs-dir")
+        raise ValueError(f"{runs_dir} has no runs; name the folder of your runs with --runs-dir")
     if name is None:
         return runs[0]
     names = [run.name for run in runs]

@@ -63,15 +63,15 @@ def spec_schema() -> dict[str, Any]:
         "additionalProperties": {"type": "object"},
     }
     for model in all_models(Spec):
-        _explain(schema if model is Spec else schema["$defs"][model.__name__], model)
+        _add_descriptions(schema if model is Spec else schema["$defs"][model.__name__], model)
     for definition, kind in _KINDS.items():
         table = schema["$defs"][definition]
         table["properties"]["type"]["enum"] = names(kind)
-        table["allOf"] = [_when(kind, name, schema["$defs"]) for name in names(kind)]
+        table["allOf"] = [_plugin_keys(kind, name, schema["$defs"]) for name in names(kind)]
     return schema
 
 
-def _when(kind: str, name: str, definitions: dict[str, Any]) -> dict[str, Any]:
+def _plugin_keys(kind: str, name: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """Returns the keys of a table with this `type`, and adds their inner tables to `definitions`."""
     from rlrun.plugins.registry import load
     from rlrun.specs.problems.suggestions import all_models
@@ -80,13 +80,13 @@ def _when(kind: str, name: str, definitions: dict[str, Any]) -> dict[str, Any]:
     shape = params.model_json_schema()
     inner_definitions = shape.pop("$defs", {})
     for model in all_models(params):
-        _explain(shape if model is params else inner_definitions[model.__name__], model)
+        _add_descriptions(shape if model is params else inner_definitions[model.__name__], model)
     definitions |= inner_definitions
     chosen = {"properties": {"type": {"const": name}}, "required": ["type"]}
     return {"if": chosen, "then": {key: shape[key] for key in ("properties", "required") if key in shape}}
 
 
-def _explain(shape: dict[str, Any], model: type["BaseModel"]) -> None:
+def _add_descriptions(shape: dict[str, Any], model: type["BaseModel"]) -> None:
     """Adds the docstrings of a model's fields, and the defaults that a factory makes, to its schema."""
     from rlrun.specs.problems.docstrings import field_docstrings
 

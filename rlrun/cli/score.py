@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 BLOCK = 2048
 """Number of lines that are read, scored and printed at a time."""
-USUAL_KEY = "score"
+DEFAULT_KEY = "score"
 """The entry of a reward's result that is the reward, unless `--set key=…` names another."""
 
 FAILED = 3
 """Exit code if a failed sample ended the command (`--on-error stop`)."""
 
 Line = tuple[Any, "Sample | str"]
-"""An input line's id, and its sample or the reason why it has none."""
+"""An input line's id, and its sample or the reason why it cannot be scored."""
 
 
 class OnError(StrEnum):
@@ -73,7 +73,7 @@ def command(
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
     options = {"workers": workers, "timeout": timeout, "memory": memory, "on_error": on_error.value}
-    scoring = _checked(ScoringSpec, options)
+    scoring = _validate(ScoringSpec, options)
     sys.exit(asyncio.run(_score(file, _reward_spec(reward, settings or []), scoring)))
 
 
@@ -87,12 +87,12 @@ def _reward_spec(name: str, settings: list[str]) -> "RewardSpec":
     table: dict[str, Any] = {"type_key": "rm_type", **params, "type": known}
     for setting in settings:
         table |= _setting(setting)
-    spec = _checked(RewardSpec, table)
+    spec = _validate(RewardSpec, table)
     build("rewards", spec.type, spec.params)
     return spec
 
 
-def _checked(model: type["SectionT"], values: dict[str, Any]) -> "SectionT":
+def _validate(model: type["SectionT"], values: dict[str, Any]) -> "SectionT":
     """Returns a section with values from the command line. Raises ValueError with the spec's own messages."""
     from pydantic import ValidationError
 
@@ -123,7 +123,7 @@ async def _score(file: Path, spec: "RewardSpec", scoring: "ScoringSpec") -> int:
     from rlrun.runner.contracts.errors import JobError
     from rlrun.runner.scoring.scorer import Scorer
 
-    scorer = Scorer([spec], scoring, usual_key=USUAL_KEY)
+    scorer = Scorer([spec], scoring, usual_key=DEFAULT_KEY)
     scorer.details = {}
     try:
         await scorer.start()

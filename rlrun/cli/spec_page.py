@@ -48,11 +48,11 @@ def spec_markdown() -> str:
 
 def _sections() -> Iterator[str]:
     tables = {name: next(section_models(field.annotation), None) for name, field in Spec.model_fields.items()}
-    top = [each for each in list_settings(Spec) if tables.get(each.name.partition(".")[0]) is None]
+    top = [setting for setting in list_settings(Spec) if tables.get(setting.name.partition(".")[0]) is None]
     yield _section("## Before the first table", Spec, top)
     for name, model in tables.items():
         if model is not None and f"[[{name}]]" not in _ARRAYS:
-            settings = [each for each in list_settings(model) if f"[[{name}.{each.name}]]" not in _ARRAYS]
+            settings = [item for item in list_settings(model) if f"[[{name}.{item.name}]]" not in _ARRAYS]
             yield _section(f"## `[{name}]`", model, settings)
     for title, model in _ARRAYS.items():
         yield _section(f"## `{title}`", model, list_settings(model))
@@ -68,7 +68,7 @@ def _plugins() -> Iterator[str]:
 
 
 def _section(title: str, model: type, settings: list[Setting]) -> str:
-    rows = [f"| `{each.name}` | {each.type} | {_code(each.default)} | {each.about} |" for each in settings]
+    rows = [f"| `{row.name}` | {row.type} | {_code(row.default)} | {row.about} |" for row in settings]
     table = ["| key | value | default | |", "|---|---|---|---|", *rows] if rows else ["No parameters."]
     about = " ".join((model.__doc__ or "").split())
     return "\n".join([title, "", about, "", *table, ""])

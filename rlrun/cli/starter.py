@@ -12,14 +12,14 @@ from rlrun.plugins.types import Row
 from rlrun.specs.paths import absolute_path
 
 _STARTER = Path(__file__).parent / "starter.toml"
-_ASKED = 'prompt_template = "{question}\\nGive the final answer in <answer> tags."\n'
-_ANSWER = (
+_PROMPT_TEMPLATE = 'prompt_template = "{question}\\nGive the final answer in <answer> tags."\n'
+_ANSWER_KEYS = (
     'answer_pattern = "<answer>(.*?)</answer>"\n'
     "threshold = 1.0                # right or wrong: no credit for text that only contains the answer\n"
 )
-_ABOUT = {"math": "the last \\boxed{} is the answer"}
+_REWARD_COMMENTS = {"math": "the last \\boxed{} is the answer"}
 """Comments on rewards that the file gets instead of a pointer to `rlrun plugins show`."""
-_LEAST_BATCH, _SAMPLES, _USUAL_TOKENS = 32, 8, 512
+_MIN_BATCH, _SAMPLES, _MAX_TOKENS = 32, 8, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,60 +41,66 @@ class StarterChoices:
     """The reward that grades answers to rows of `data`."""
 
 
-def spec_text(chosen: StarterChoices) -> str:
+def spec_text(choices: StarterChoices) -> str:
     """Returns the spec's text. Raises ValueError for missing data or a value that TOML cannot hold."""
-    for value in (chosen.model, chosen.task or "", str(chosen.data or ""), chosen.algorithm, chosen.reward):
+    for value in (
+        choices.model,
+        choices.task or "",
+        str(choices.data or ""),
+        choices.algorithm,
+        choices.reward,
+    ):
         if '"' in value or "\\" in value or not value.isprintable():
             raise ValueError(
                 f"{value!r} cannot be written as a TOML string: "
                 "remove quotes, backslashes and control characters"
             )
-    ranks = max(chosen.gpus, 1) * chosen.nodes
+    ranks = max(choices.gpus, 1) * choices.nodes
     address = 'address = "HOST:6379"          # the Ray cluster that the nodes have joined\n'
     return Template(_STARTER.read_text("utf-8")).substitute(
-        _task_parts(chosen),
-        name=chosen.name,
-        model=chosen.model,
-        algorithm=chosen.algorithm,
-        gpus=chosen.gpus,
-        tokens=min(_USUAL_TOKENS, _positions(chosen) // 2),
+        _task_parts(choices),
+        name=choices.name,
+        model=choices.model,
+        algorithm=choices.algorithm,
+        gpus=choices.gpus,
+        tokens=min(_MAX_TOKENS, _positions(choices) // 2),
         fsdp=ranks,
-        batch=next(size for size in range(_LEAST_BATCH, 10**6) if size * _SAMPLES % ranks == 0),
-        nodes=f"nodes = {chosen.nodes}\n{address}" if chosen.nodes > 1 else "",
+        batch=next(size for size in range(_MIN_BATCH, 10**6) if size * _SAMPLES % ranks == 0),
+        nodes=f"nodes = {choices.nodes}\n{address}" if choices.nodes > 1 else "",
     )
 
 
-def _positions(chosen: StarterChoices) -> int:
-    """Returns the number of positions of a local model; for a model on the hub, twice the usual length."""
-    folder = absolute_path(chosen.model, chosen.folder)
+def _positions(choices: StarterChoices) -> int:
+    """Returns the number of positions of a local model; for a model on the hub, twice `_MAX_TOKENS`."""
+    folder = absolute_path(choices.model, choices.folder)
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
-        return 2 * _USUAL_TOKENS
+        return 2 * _MAX_TOKENS
     positions = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    return positions if isinstance(positions, int) else 2 * _USUAL_TOKENS
+    return positions if isinstance(positions, int) else 2 * _MAX_TOKENS
 
 
-def _task_parts(chosen: StarterChoices) -> dict[str, str]:
+def _task_parts(choices: StarterChoices) -> dict[str, str]:
     """Returns the sections that depend on the source of the prompts."""
-    if chosen.data is not None:
-        about = _ABOUT.get(chosen.reward, f"rlrun plugins show {chosen.reward}")
+    if choices.data is not None:
+        about = _REWARD_COMMENTS.get(choices.reward, f"rlrun plugins show {choices.reward}")
         return {
-            "data": _table(chosen, chosen.data),
-            "reward": _reward(chosen.reward, about),
+            "data": _table(choices, choices.data),
+            "reward": _reward(choices.reward, about),
             "eval": "",
         }
     kind = 'type = "reasoning_gym"         # procedurally generated (rlrun plugins list)'
-    rows = f'{kind}\ntask = "{chosen.task}"\n{_ASKED}'
+    rows = f'{kind}\ntask = "{choices.task}"\n{_PROMPT_TEMPLATE}'
     return {
         "data": f"[data]\n{rows}size = 10000\n",
-        "reward": _reward("reasoning_gym", "the task's own scorer") + _ANSWER,
+        "reward": _reward("reasoning_gym", "the task's own scorer") + _ANSWER_KEYS,
         "eval": _held_out(rows),
     }
 
 
-def _table(chosen: StarterChoices, data: Path) -> str:
-    """Returns the `[data]` section of a file; columns that are not given are chosen by their names."""
+def _table(choices: StarterChoices, data: Path) -> str:
+    """Returns the `[data]` section of a file; columns that are not given are choices by their names."""
     if not data.exists():
         raise ValueError(
             f"there is no file {data}; --data takes JSON lines, or Parquet files, with a prompt in each row"
@@ -102,13 +108,13 @@ def _table(chosen: StarterChoices, data: Path) -> str:
     kind = "parquet" if data.suffix == ".parquet" or any(data.glob("*.parquet")) else "jsonl"
     source = load("data", kind)
     columns = source.columns(source.Params(path=str(data)))
-    prompt = _column(chosen.prompt_key, "prompt", PROMPT_NAMES, columns)
+    prompt = _column(choices.prompt_key, "prompt", PROMPT_NAMES, columns)
     if prompt is None:
         raise ValueError(f"no column ({', '.join(columns)}) looks like the prompt: set it with --prompt-key")
-    label = _column(chosen.label_key, "label", LABEL_NAMES, columns)
-    if label is None and _needs_label(chosen.reward):
+    label = _column(choices.label_key, "label", LABEL_NAMES, columns)
+    if label is None and _needs_label(choices.reward):
         raise ValueError(
-            f"no column ({', '.join(columns)}) looks like the label, which {chosen.reward!r} needs: set it "
+            f"no column ({', '.join(columns)}) looks like the label, which {choices.reward!r} needs: set it "
             "with --label-key, or choose a --reward that needs no label (rlrun plugins list)"
         )
     return (

@@ -19,7 +19,7 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
         print(json.dumps({"name": run.name, "folder": str(run.path), **state}))
         return
     steps = f"step {state['step']} of {state['steps'] or '?'}"
-    print(f"{run.name}: {state['status']}, {steps}{_left(state)}  ({run.path})")
+    print(f"{run.name}: {state['status']}, {steps}{_time_left(state)}  ({run.path})")
     started, updated = (datetime.fromisoformat(state[name]).astimezone() for name in ("started", "updated"))
     ago = format_duration(max((datetime.now(UTC) - updated).total_seconds(), 0.0))
     process = f"process {state['pid']} on {state['host']}"
@@ -37,7 +37,7 @@ def command(name: RunName = None, runs_dir: RunsDir = Path("runs"), as_json: AsJ
         print(f"  {metric:{width}}  {'none' if value is None else format(value, '.6g')}")
 
 
-def _left(state: dict[str, Any]) -> str:
+def _time_left(state: dict[str, Any]) -> str:
     """Returns how long a running job will take, if later steps take as long as the last one."""
     from rlrun.runner.records.console import format_duration
 

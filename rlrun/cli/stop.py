@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from rlrun.runner.records.run_folder import RunFolder
 
 _POLL_S = 0.1
-_STOP_TIMEOUT_S = 60.0
+_DEFAULT_STOP_TIMEOUT_S = 60.0
 """The time that a run may take to save if it has not written its lock yet."""
-_TO_END_S = 60.0
+_ENDING_TIMEOUT_S = 60.0
 """The time that a run may take after saving, to end its processes and close its trackers."""
 
 
@@ -44,7 +44,7 @@ def command(
     if not is_alive(state):
         raise ValueError(f"{name} is not running: {current_state(run)['status']}")
     _interrupt(run, state)
-    seconds = _stop_timeout(run) + _TO_END_S if timeout is None else timeout
+    seconds = _stop_timeout(run) + _ENDING_TIMEOUT_S if timeout is None else timeout
     if not _ended(run, seconds):
         print(f"{name} (process {state['pid']}) was asked to stop and is still running after {seconds:g} s")
         print(f"see rlrun logs {name}; a second rlrun stop {name} ends it at once, without saving")
@@ -62,8 +62,8 @@ def _stop_timeout(run: "RunFolder") -> float:
     try:
         seconds = float(read_lock(run.lock)["spec"]["checkpoint"]["stop_timeout"])
     except (ValueError, KeyError, TypeError):
-        return _STOP_TIMEOUT_S
-    return seconds if 0 <= seconds < math.inf else _STOP_TIMEOUT_S
+        return _DEFAULT_STOP_TIMEOUT_S
+    return seconds if 0 <= seconds < math.inf else _DEFAULT_STOP_TIMEOUT_S
 
 
 def _interrupt(run: "RunFolder", state: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ def _interrupt(run: "RunFolder", state: dict[str, Any]) -> None:
     from rlrun.runner.host.process_identity import Owner
     from rlrun.runner.records.claim import is_claimed_by
 
-    owner = Owner.model_validate({each: state[each] for each in Owner.model_fields})
+    owner = Owner.model_validate({name: state[name] for name in Owner.model_fields})
     if not owner.is_here:
         raise ValueError(
             f"{run.name} runs on {owner.host}, which is another host or container; stop it there"

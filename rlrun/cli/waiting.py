@@ -8,10 +8,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 
 @contextmanager
-def show_waiting(what: str) -> Iterator[None]:
-    """Shows on a terminal what the block does and for how long; the line disappears when the block ends."""
+def show_waiting(work: str) -> Iterator[None]:
+    """Shows the work of a block and its duration on a terminal, until the block ends."""
     console = Console(stderr=True)
     columns = (SpinnerColumn("line"), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        bar.add_task(what, total=None)
+        bar.add_task(work, total=None)
         yield

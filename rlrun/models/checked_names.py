@@ -1,4 +1,4 @@
-"""Checks names and paths that come from files which somebody else wrote."""
+"""Checks names and paths that come from files of unknown origin."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ from pathlib import Path
 def file_inside(folder: Path, name: str) -> Path:
     """Returns the path of the file `name` in a folder.
 
-    Raises ValueError where the name or a link leads out of the folder, and where the file does not exist.
+    Raises ValueError if the name or a link leads out of the folder, and where the file does not exist.
     Links from a snapshot of the Hugging Face cache to its blobs are allowed: both belong to the same model.
     """
     if not name or Path(name).name != name:
-        raise ValueError(f"{folder} refers to the file {name!r}: only names within the folder are followed")
+        raise ValueError(f"{folder} refers to the file {name!r}, which is not in the folder")
     path = folder / name
     if not path.is_file():
         raise ValueError(f"{folder} lacks {name}; download or copy it again")

@@ -107,7 +107,7 @@ def with_family_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_nulls(config: Mapping[str, Any], where: str = "config.json") -> None:
-    """Raises ValueError where a key is null for which transformers does not accept null."""
+    """Raises ValueError if a key is null for which transformers does not accept null."""
     keys = {*_SIZES, *_COMMON, *_FAMILIES.get(str(config.get("model_type")), ())} - _MAY_BE_NULL
     if config.get("rope_parameters"):
         keys.discard("rope_theta")  # transformers 5 stores the base frequency there

@@ -18,7 +18,7 @@ FAMILIES = ("deepseek_v3", "gpt_oss", "llama", "qwen2", "qwen3", "qwen3_moe")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the contents of a folder's `config.json`; raises ValueError where it is missing or invalid."""
+    """Returns the contents of a folder's `config.json`; raises ValueError if it is missing or invalid."""
     path = folder / "config.json"
     try:
         return read_json_object(path)

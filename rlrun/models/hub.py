@@ -36,7 +36,7 @@ def first_line(error: Exception) -> str:
 
 
 def _unreachable(name: str, revision: str | None) -> str:
-    """Returns why the hub cannot be reached; empty where it answers, even with an error.
+    """Returns why the hub cannot be reached; empty if it answers, even with an error.
 
     Sends a single request without retries: the library's own downloads retry for half a minute.
     """

@@ -9,7 +9,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Returns the object in a JSON file.
 
     Raises ValueError, with the file and the line, for invalid JSON and for anything but an object, and
-    OSError where the file does not exist.
+    OSError if the file does not exist.
     """
     try:
         contents = json.loads(path.read_bytes())

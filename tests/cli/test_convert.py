@@ -81,7 +81,7 @@ def test_a_run_is_a_source(rlrun, model, tmp_path):
     assert "step        2\n" in rlrun("convert", "inspect", run, "--step", "2").out
     assert rlrun("convert", run, tmp_path / "out", "--step", "latest").code == 0
     wrong = rlrun("convert", run, tmp_path / "other", "--step", "7")
-    assert wrong.code == 2 and "has no step 7; complete are 2, 10" in wrong.err
+    assert wrong.code == 2 and "has no step 7; its complete steps are 2, 10" in wrong.err
 
 
 @pytest.mark.parametrize(

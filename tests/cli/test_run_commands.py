@@ -86,7 +86,7 @@ def test_runs_of_an_empty_folder(rlrun: Command, tmp_path: Path) -> None:
     assert rlrun("runs", "--runs-dir", tmp_path).out == f"no runs in {tmp_path}\n"
     outcome = rlrun("status", "--runs-dir", tmp_path)
     assert outcome.code == 2
-    assert "there are no runs" in outcome.err
+    assert "has no runs" in outcome.err
 
 
 def test_status(rlrun: Command, tmp_path: Path) -> None:

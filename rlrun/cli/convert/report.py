@@ -26,15 +26,15 @@ _PLAIN_SECONDS = 30.0
 class Meter:
     """Counts bytes that several threads have processed, and shows the progress."""
 
-    def __init__(self, bar: Progress, what: str, total: int, visible: bool = True) -> None:
+    def __init__(self, bar: Progress, work: str, total: int, visible: bool = True) -> None:
         self.seconds = 0.0
         self._bar = bar
-        self._what = what
+        self._work = work
         self._total = total
         self._done = 0
-        self._said = 0.0
+        self._reported_at = 0.0
         """Seconds between the start of the work and the last plain line."""
-        self._task = bar.add_task(what, total=total, visible=visible, start=False)
+        self._task = bar.add_task(work, total=total, visible=visible, start=False)
         self._began: float | None = None
         self._lock = threading.Lock()
 
@@ -46,10 +46,10 @@ class Meter:
                 self._bar.start_task(self._task)
             self.seconds = time.perf_counter() - self._began
             self._done += nbytes
-            if self._bar.disable and self.seconds >= self._said + _PLAIN_SECONDS:
-                self._said = self.seconds
+            if self._bar.disable and self.seconds >= self._reported_at + _PLAIN_SECONDS:
+                self._reported_at = self.seconds
                 done, total = gigabytes(self._done), gigabytes(self._total)
-                print(f"{self._what}: {done} of {total} after {self.seconds:.0f} s", file=sys.stderr)
+                print(f"{self._work}: {done} of {total} after {self.seconds:.0f} s", file=sys.stderr)
         self._bar.advance(self._task, nbytes)
 
 
@@ -60,7 +60,7 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def progress(total: int, verify: bool) -> Iterator[tuple[Meter, Meter]]:
-    """Yields meters of bytes written and compared: bars on a terminal, else a line every half a minute."""
+    """Yields meters of bytes written and compared: bars on a terminal, else a line every half minute."""
     columns = (TextColumn("{task.description}"), BarColumn(), _Amount(), _Rate(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -83,8 +83,8 @@ def print_plan(conversion: Conversion, destination: Path, commit: str | None, fu
     files = f"{len(weights)} file{'s' if len(weights) > 1 else ''}"
     print(f"{conversion.target}: {destination}: {tensors} tensors, {gigabytes(conversion.nbytes)} in {files}")
     mapped = conversion.mapped
-    left = mapped.unknown + (mapped.passed if conversion.target == "dcp" else [])
-    for verdict, names in (("missing", mapped.missing), ("left out", left)):
+    left_out = mapped.unknown + (mapped.passed if conversion.target == "dcp" else [])
+    for verdict, names in (("missing", mapped.missing), ("left out", left_out)):
         if names:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             print(f"{verdict}: {', '.join(names[:_SHOWN])}{more}")
@@ -98,11 +98,11 @@ def print_plan(conversion: Conversion, destination: Path, commit: str | None, fu
 
 def print_result(conversion: Conversion, written: Meter, destination: Path, verified: bool) -> None:
     """Prints what was written, and how fast."""
-    fresh = conversion.nbytes - conversion.resumed
-    rate = f", {fresh / written.seconds / 1e9:.2f} GB/s" if written.seconds else ""
+    new_bytes = conversion.nbytes - conversion.resumed
+    rate = f", {new_bytes / written.seconds / 1e9:.2f} GB/s" if written.seconds else ""
     resumed = f"; {gigabytes(conversion.resumed)} had already been written" if conversion.resumed else ""
     compared = "; read back and compared: equal" if verified else ""
-    print(f"wrote {destination}: {gigabytes(fresh)} in {written.seconds:.1f} s{rate}{resumed}{compared}")
+    print(f"wrote {destination}: {gigabytes(new_bytes)} in {written.seconds:.1f} s{rate}{resumed}{compared}")
 
 
 def print_description(description: Description) -> None:

@@ -58,7 +58,7 @@ def command(
     if rank is not None and not deep:
         raise ValueError("--rank only applies to a trace: add --deep")
     spec = load(specs, overrides, profiles, planning=True).spec
-    planned = _planned(spec, gpu, (prompt_tokens, response_tokens))
+    planned = _make_plan(spec, gpu, (prompt_tokens, response_tokens))
     if deep:
         _trace(planned, rank or 0, as_json=as_json)
     elif sweep or simulate:
@@ -70,7 +70,7 @@ def command(
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class _JobPlan:
     """A job's plan, and the job that memory and time are estimated for."""
 
     spec: "Spec"
@@ -82,17 +82,17 @@ class _Planned:
     """The reason why memory and time cannot be estimated; empty if they can."""
 
 
-def _planned(spec: "Spec", gpu: str | None, lengths: tuple[float | None, float | None]) -> _Planned:
+def _make_plan(spec: "Spec", gpu: str | None, lengths: tuple[float | None, float | None]) -> _JobPlan:
     from rlrun.runner.planning.plan import make_plan
     from rlrun.specs.derived.lengths import fit_to_model
 
     model = _model(spec)
     spec = fit_to_model(spec, None if isinstance(model, ValueError) else model.max_positions)
     plan = make_plan(spec)
-    return _Planned(spec, plan, *_case(spec, plan, model, gpu, lengths))
+    return _JobPlan(spec, plan, *_case(spec, plan, model, gpu, lengths))
 
 
-def _trace(planned: _Planned, rank: int, *, as_json: bool) -> None:
+def _trace(planned: _JobPlan, rank: int, *, as_json: bool) -> None:
     from rlrun.cli.plan.deep import print_deep
 
     if planned.job is None:
@@ -101,7 +101,7 @@ def _trace(planned: _Planned, rank: int, *, as_json: bool) -> None:
 
 
 def _compare(
-    planned: _Planned, as_json: bool, *, sweep: bool, spread: float | None, price: float | None
+    planned: _JobPlan, as_json: bool, *, sweep: bool, spread: float | None, price: float | None
 ) -> None:
     """Compares layouts, and with `spread` also simulates them."""
     from rlrun.cli.plan.sweep import print_simulations, print_sweep
@@ -115,7 +115,7 @@ def _compare(
         print_simulations(job, spread, as_json)
 
 
-def _show(planned: _Planned, price: float | None) -> None:
+def _show(planned: _JobPlan, price: float | None) -> None:
     from rich.text import Text
 
     from rlrun.cli.output import table_console
@@ -172,12 +172,12 @@ def _case(
         named_engines = named_engine_architectures(spec)
     except ValueError as error:
         return None, str(error)
-    usual = default_workload(spec)
-    load = Workload(lengths[0] or usual.prompt, lengths[1] or usual.response)
+    defaults = default_workload(spec)
+    load = Workload(lengths[0] or defaults.prompt, lengths[1] or defaults.response)
     return PlannedJob(spec, plan, needs_of(spec), model, device, load, teacher, named_engines), ""
 
 
-def _as_dict(planned: _Planned) -> dict[str, Any]:
+def _as_dict(planned: _JobPlan) -> dict[str, Any]:
     plan, job = planned.plan, planned.job
     values = asdict(plan, dict_factory=_with_json_keys) | {"optimizer_steps": plan.optimizer_steps}
     if job is None:

@@ -80,9 +80,11 @@ def device_peak(job: PlannedJob, traced: RankTrace) -> int:
 
 def _title(job: PlannedJob, traced: RankTrace) -> str:
     rank, ranks = traced.request.rank, len(job.plan.ranks)
-    places = asdict(coordinates(rank, job.spec.trainer.parallel)).items()
+    rank_coordinates = asdict(coordinates(rank, job.spec.trainer.parallel)).items()
     where = ", ".join(
-        f"{name} {place}" for name, place in places if getattr(job.spec.trainer.parallel, name) > 1
+        f"{name} {coordinate}"
+        for name, coordinate in rank_coordinates
+        if getattr(job.spec.trainer.parallel, name) > 1
     )
     return f"rank {rank} of {ranks}{f' ({where})' if where else ''}, traced"
 

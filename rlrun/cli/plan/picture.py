@@ -82,8 +82,8 @@ def placement_title(spec: Spec, plan: Plan) -> str:
 
 def placement_table(spec: Spec, plan: Plan) -> Table:
     """Returns a table with a row per node and a column per device; equal consecutive nodes share a row."""
-    places = [place for process in _processes(plan) for place in _places(process)]
-    devices = sorted({place.gpu or 0 for place in places})
+    locations = [location for process in _processes(plan) for location in _locations(process)]
+    devices = sorted({location.gpu or 0 for location in locations})
     on_gpu = spec.cluster.gpus_per_node > 0
     picture = Table(
         "node",
@@ -123,25 +123,25 @@ def _processes(plan: Plan) -> list[RankPlan | EnginePlan]:
     return [*plan.ranks, *plan.engines, *plan.named_engines]
 
 
-def _on(plan: Plan, node: int, device: int) -> list[RankPlan | EnginePlan]:
+def _processes_on(plan: Plan, node: int, device: int) -> list[RankPlan | EnginePlan]:
     return [
         process
         for process in _processes(plan)
-        if any(place.node == node and (place.gpu or 0) == device for place in _places(process))
+        if any(spot.node == node and (spot.gpu or 0) == device for spot in _locations(process))
     ]
 
 
-def _places(process: RankPlan | EnginePlan) -> tuple[DeviceLocation, ...]:
+def _locations(process: RankPlan | EnginePlan) -> tuple[DeviceLocation, ...]:
     return process.locations if isinstance(process, EnginePlan) else (process.location,)
 
 
 def _shape(plan: Plan, node: int, device: int) -> tuple[str, ...]:
-    return tuple(type(process).__name__ for process in _on(plan, node, device))
+    return tuple(type(process).__name__ for process in _processes_on(plan, node, device))
 
 
 def _cell(spec: Spec, plan: Plan, node: int, device: int) -> str:
     return "\n".join(
-        _line(process, spec, DeviceLocation(node, device)) for process in _on(plan, node, device)
+        _line(process, spec, DeviceLocation(node, device)) for process in _processes_on(plan, node, device)
     )
 
 
@@ -154,10 +154,10 @@ def _line(process: RankPlan | EnginePlan, spec: Spec, here: DeviceLocation) -> s
         port = f"\n  port {process.port}" if process.port is not None and answers else ""
         return f"{process.name} {process.index}{part}{port}{threads}"
     parallel = spec.trainer.parallel
-    places = [
-        f"{_SHORT[name]} {place}"
-        for name, place in asdict(process.coordinates).items()
+    coordinates = [
+        f"{_SHORT[name]} {coordinate}"
+        for name, coordinate in asdict(process.coordinates).items()
         if getattr(parallel, name) > 1
     ]
-    below = f"\n  {' '.join(places)}" if places else ""
+    below = f"\n  {' '.join(coordinates)}" if coordinates else ""
     return f"rank {process.rank}{below}{threads}"

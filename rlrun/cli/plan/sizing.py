@@ -23,15 +23,15 @@ def sizing_report(job: PlannedJob, price: float | None = None) -> Iterator[Rende
     """Yields tables of what a job needs, and costs at a price per device-hour; warnings come last."""
     sizing = size_job(job)
     for phase in sizing.phases:
-        yield _phase(job, phase)
-    yield _rest(job, sizing, price)
+        yield _phase_table(job, phase)
+    yield _capacity_table(job, sizing, price)
     for line in _assumptions(job):
         yield Text(f"assumed: {line}", style="dim")
     for warning in sizing.warnings:
         yield Text(f"warning: {warning}", style="bold yellow")
 
 
-def _phase(job: PlannedJob, phase: Phase) -> RenderableType:
+def _phase_table(job: PlannedJob, phase: Phase) -> RenderableType:
     rows = [(part.name, format_bytes(part.bytes), part.how) for part in phase.parts]
     share = phase.bytes / job.device.memory
     where = "on the GPU that holds the most" if job.spec.cluster.gpus_per_node else "on one host"
@@ -40,7 +40,7 @@ def _phase(job: PlannedJob, phase: Phase) -> RenderableType:
     return table(title, ("memory", "size", "from"), rows)
 
 
-def _rest(job: PlannedJob, sizing: Sizing, price: float | None) -> RenderableType:
+def _capacity_table(job: PlannedJob, sizing: Sizing, price: float | None) -> RenderableType:
     rows: list[tuple[str, str, str]] = []
     if sizing.engine is not None:
         rows.append(

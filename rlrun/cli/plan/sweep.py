@@ -25,19 +25,19 @@ def print_sweep(job: PlannedJob, as_json: bool, price: float | None = None) -> N
     with show_waiting("comparing layouts"):
         candidates = sweep(job)
     if as_json:
-        print(json.dumps([_sweep_row(each) for each in candidates]))
+        print(json.dumps([_sweep_row(candidate) for candidate in candidates]))
         return
-    fitting = [each for each in candidates if each.fits]
+    fitting = [candidate for candidate in candidates if candidate.fits]
     rows = [
         (
-            _layout(each),
-            *(f"{format_bytes(phase.bytes)}" for phase in each.sizing.phases),
-            each.sizing.engine.concurrent if each.sizing.engine else "",
-            f"{each.sizing.estimate.step_seconds:.3g} s",
-            _hours(each.sizing.estimate.device_hours),
-            *_price(each.sizing.estimate.device_hours, price),
+            _layout(candidate),
+            *(f"{format_bytes(phase.bytes)}" for phase in candidate.sizing.phases),
+            candidate.sizing.engine.concurrent if candidate.sizing.engine else "",
+            f"{candidate.sizing.estimate.step_seconds:.3g} s",
+            _hours(candidate.sizing.estimate.device_hours),
+            *_price(candidate.sizing.estimate.device_hours, price),
         )
-        for each in fitting[:_SHOWN]
+        for candidate in fitting[:_SHOWN]
     ]
     memory = [phase.name for phase in candidates[0].sizing.phases] if candidates else []
     console = table_console()
@@ -45,29 +45,31 @@ def print_sweep(job: PlannedJob, as_json: bool, price: float | None = None) -> N
     columns = ("layout", *memory, "samples at a time", "step", "GPU-hours", *(["price"] if price else []))
     console.print(table(title, columns, rows))
     if fitting:
-        console.print(Text(_left_out(len(fitting))), soft_wrap=True)
-        console.print(Text(f"to use the first: {_sets(fitting[0])}"), soft_wrap=True)
+        console.print(Text(_table_note(len(fitting))), soft_wrap=True)
+        console.print(Text(f"to use the first: {_set_options(fitting[0])}"), soft_wrap=True)
 
 
 def print_simulations(job: PlannedJob, spread: float, as_json: bool) -> None:
     """Prints a simulation of each split of the GPUs in each mode, fastest first."""
     with show_waiting("simulating layouts"):
-        found = sorted(compare_alternatives(job, spread), key=lambda each: each.outcome.step_seconds)
+        alternatives = sorted(
+            compare_alternatives(job, spread), key=lambda alternative: alternative.outcome.step_seconds
+        )
     if as_json:
-        print(json.dumps([_simulation_row(each) for each in found]))
+        print(json.dumps([_simulation_row(alternative) for alternative in alternatives]))
         return
     rows = [
         (
-            _layout(each.candidate),
-            f"async ≤ {each.max_staleness}" if each.max_staleness else "sync",
-            f"{each.outcome.step_seconds:.3g} s",
-            f"{each.outcome.waiting_seconds:.3g} s",
-            f"{each.outcome.trainer_waits:.0%}",
-            f"{max(each.outcome.engines_idle, 0.0):.0%}",
-            f"{each.outcome.staleness:.2g}",
-            _hours(each.device_hours),
+            _layout(alternative.candidate),
+            f"async ≤ {alternative.max_staleness}" if alternative.max_staleness else "sync",
+            f"{alternative.outcome.step_seconds:.3g} s",
+            f"{alternative.outcome.waiting_seconds:.3g} s",
+            f"{alternative.outcome.trainer_waits:.0%}",
+            f"{max(alternative.outcome.engines_idle, 0.0):.0%}",
+            f"{alternative.outcome.staleness:.2g}",
+            _hours(alternative.device_hours),
         )
-        for each in found
+        for alternative in alternatives
     ]
     columns = (
         "layout",
@@ -87,7 +89,7 @@ def print_simulations(job: PlannedJob, spread: float, as_json: bool) -> None:
             rows,
         )
     )
-    if not found:
+    if not alternatives:
         console.print("no layout with engines fits: see rlrun plan --sweep")
 
 
@@ -102,7 +104,7 @@ def _layout(candidate: Candidate) -> str:
     return f"{mesh} + {len(plan.engines)} engines{size}"
 
 
-def _sets(candidate: Candidate) -> str:
+def _set_options(candidate: Candidate) -> str:
     values = {
         key: f"{{{', '.join(f'{name} = {degree}' for name, degree in value.items())}}}"
         if isinstance(value, dict)
@@ -112,8 +114,8 @@ def _sets(candidate: Candidate) -> str:
     return " ".join(f"--set '{key}={value}'" for key, value in values.items())
 
 
-def _left_out(fitting: int) -> str:
-    """Returns a note on the rows that the table omits and on their order."""
+def _table_note(fitting: int) -> str:
+    """Returns a note on the layouts that the table omits, and on its order."""
     more = f"{fitting - _SHOWN} slower layouts are not shown (--json has all); " if fitting > _SHOWN else ""
     order = "among layouts within 2 % of each other, those with fewer kinds of parallelism come first"
     return f"{more}{order}"
@@ -140,10 +142,10 @@ def _sweep_row(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _simulation_row(found: Alternative) -> dict[str, Any]:
-    outcome = {name: getattr(found.outcome, name) for name in found.outcome.__slots__}
+def _simulation_row(alternative: Alternative) -> dict[str, Any]:
+    outcome = {name: getattr(alternative.outcome, name) for name in alternative.outcome.__slots__}
     return (
-        {"settings": found.candidate.settings, "max_staleness": found.max_staleness}
+        {"settings": alternative.candidate.settings, "max_staleness": alternative.max_staleness}
         | outcome
-        | {"device_hours": found.device_hours}
+        | {"device_hours": alternative.device_hours}
     )

@@ -77,11 +77,11 @@ class Conversion:
         return sum(file.size for file in self.files)
 
     def write(
-        self, destination: Path, effort: ResourceLimits, advance: Advance, verify: Advance | None
+        self, destination: Path, limits: ResourceLimits, advance: Advance, verify: Advance | None
     ) -> None:
         """Writes the folder. With `verify`, the written files are first read back and compared.
 
-        `advance` and `verify` are called with numbers of bytes. Raises ValueError where a file differs.
+        `advance` and `verify` are called with numbers of bytes. Raises ValueError if a file differs.
         """
 
         def check(folder: Path) -> None:
@@ -93,16 +93,16 @@ class Conversion:
             self.files,
             self.sources,
             identity=self.identity,
-            effort=effort,
+            limits=limits,
             advance=advance,
-            held=group_bytes(self.contents),
+            extra_bytes=group_bytes(self.contents),
             check=check,
         )
         self.sources.close()
 
 
 def plan_conversion(source: Checkpoint, target: Format, options: Options) -> Conversion:
-    """Plans a conversion. Raises ValueError where the source is broken, or an option does not fit it."""
+    """Plans a conversion. Raises ValueError if the source is broken, or an option does not fit it."""
     if options.optimizer and (source.format, target) != ("dcp", "hf"):
         raise ValueError("only training checkpoints have an optimizer state: remove --optimizer")
     config = config_of(source)

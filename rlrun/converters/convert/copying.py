@@ -50,34 +50,34 @@ class ResourceLimits:
         return min(_BLOCK_BYTES, max(1 << 20, available))
 
 
-def check_limits(effort: ResourceLimits, files: Sequence[OutputFile], held: int) -> None:
-    """Raises ValueError where the memory is not even enough for the smallest possible blocks.
+def check_limits(limits: ResourceLimits, files: Sequence[OutputFile], extra_bytes: int) -> None:
+    """Raises ValueError if the memory is not even enough for the smallest possible blocks.
 
-    `held`: bytes that each thread needs in addition.
+    `extra_bytes`: bytes that each thread needs in addition.
     """
     needs = {tensor.name: _least_bytes(tensor.content) for file in files for tensor in file.tensors}
     name = max(needs, key=lambda name: needs[name], default="")
-    least = _BASE_BYTES + (_WORKING_COPIES * needs.get(name, 0) + held) * effort.threads
-    if effort.memory < least:
+    least = _BASE_BYTES + (_WORKING_COPIES * needs.get(name, 0) + extra_bytes) * limits.threads
+    if limits.memory < least:
         raise ValueError(
-            f"--memory must be at least {least / 2**30:.1f}GiB with {effort.threads} threads, because "
+            f"--memory must be at least {least / 2**30:.1f}GiB with {limits.threads} threads, because "
             f"{name or 'torch'} cannot be split into smaller parts; raise it, or lower --threads"
         )
 
 
 def write_files(
-    folder: Path, files: Sequence[OutputFile], sources: Files, effort: ResourceLimits, advance: Advance
+    folder: Path, files: Sequence[OutputFile], sources: Files, limits: ResourceLimits, advance: Advance
 ) -> None:
     """Writes `files` into a folder, except those that are already there.
 
     Raises the first error of any thread, for instance OSError for a full disk. No further file is started
     then.
     """
-    writer = _Writer(folder, sources, effort, advance)
+    writer = _Writer(folder, sources, limits, advance)
     missing = [file for file in files if not (folder / file.name).exists()]
-    with ThreadPoolExecutor(effort.threads) as pool:
+    with ThreadPoolExecutor(limits.threads) as pool:
         try:
-            tasks = [pool.submit(writer.run, work) for work in _interleave(missing, effort.threads)]
+            tasks = [pool.submit(writer.run, work) for work in _interleave(missing, limits.threads)]
             done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
             for task in done:
                 task.result()
@@ -97,10 +97,10 @@ class _Work:
 class _Writer:
     """Writes tensors to files; shared by all threads."""
 
-    def __init__(self, folder: Path, sources: Files, effort: ResourceLimits, advance: Advance) -> None:
+    def __init__(self, folder: Path, sources: Files, limits: ResourceLimits, advance: Advance) -> None:
         self.stopped = False
         self._folder = folder
-        self._block_bytes = effort.block_bytes()
+        self._block_bytes = limits.block_bytes()
         self._advance = advance
         self._sources = sources
         self._done: dict[str, int] = {}

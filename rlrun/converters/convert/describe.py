@@ -50,16 +50,16 @@ class Description:
         return asdict(self)
 
 
-def describe(found: Checkpoint) -> Description:
-    """Describes a checkpoint from its headers. Raises ValueError where it is broken."""
-    if found.format == "dcp":
-        folder = DcpFolder(found.folder)
+def describe(source: Checkpoint) -> Description:
+    """Describes a checkpoint from its headers. Raises ValueError if it is broken."""
+    if source.format == "dcp":
+        folder = DcpFolder(source.folder)
         tensors: Mapping[str, TensorInfo] = folder.tensors
         num_parts = max(folder.num_chunks(name) for name in tensors)
         layout = f"{folder.num_files} files, tensors in up to {num_parts} parts"
-        step = found.step if found.step is not None else folder.scalar("step")
+        step = source.step if source.step is not None else folder.scalar("step")
     else:
-        stored = read_tensors(found.folder)
+        stored = read_tensors(source.folder)
         tensors = {name: TensorInfo(tensor.dtype, tensor.shape) for name, tensor in stored.items()}
         paths = {chunk.path for tensor in stored.values() for chunk in tensor.chunks}
         layout, step = f"{len(paths)} file{'s' if len(paths) > 1 else ''}", None
@@ -68,10 +68,10 @@ def describe(found: Checkpoint) -> Description:
     for tensor in weights.values():
         dtypes[_dtype(tensor)] += math.prod(tensor.shape)
     return Description(
-        path=str(found.folder),
-        format=found.format,
+        path=str(source.folder),
+        format=source.format,
         layout=layout,
-        family=_family(found),
+        family=_family(source),
         step=step,
         tensors=len(tensors),
         parameters=sum(dtypes.values()),
@@ -105,9 +105,9 @@ def _dtype(tensor: TensorInfo) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _family(found: Checkpoint) -> str | None:
+def _family(source: Checkpoint) -> str | None:
     try:
-        config = json.loads((found.model / "config.json").read_text()) if found.model else {}
+        config = json.loads((source.model / "config.json").read_text()) if source.model else {}
     except (OSError, ValueError):
         return None
     return config.get("model_type")

@@ -26,7 +26,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def check_free(destination: Path, files: Sequence[OutputFile]) -> None:
-    """Raises ValueError where the destination exists, or the disk has too little space."""
+    """Raises ValueError if the destination exists, or the disk has too little space."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ValueError(
             f"{destination} already exists and is not overwritten; name another folder, or remove it"
@@ -50,26 +50,26 @@ def write_atomically(
     sources: Files,
     *,
     identity: object,
-    effort: ResourceLimits,
+    limits: ResourceLimits,
     advance: Advance,
-    held: int,
+    extra_bytes: int,
     check: Callable[[Path], None],
 ) -> int:
     """Writes the folder `destination`, or completes one that a call with the same `identity` has started.
 
-    `identity`: a value that can be written as JSON. `held`: bytes that each thread needs in addition to its
-    rows. `check` is called with the folder before it is renamed, and may raise. Returns the number of bytes
-    that an earlier call has written.
+    `identity`: a value that can be written as JSON. `extra_bytes`: bytes that each thread needs in addition
+    to its rows. `check` is called with the folder before it is renamed, and may raise. Returns the number of
+    bytes that an earlier call has written.
     """
     check_free(destination, files)
-    check_limits(effort, files, held)
+    check_limits(limits, files, extra_bytes)
     destination.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(destination)
     with _claimed(partial, identity):
         resumed = sum(file.size for file in files if (partial / file.name).exists())
         advance(resumed)
         try:
-            write_files(partial, files, sources, effort, advance)
+            write_files(partial, files, sources, limits, advance)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
@@ -92,7 +92,7 @@ def write_atomically(
 def _claimed(partial: Path, identity: object) -> Iterator[None]:
     """Locks the partial folder, and empties it where it belongs to a conversion with another identity.
 
-    Raises ValueError where rlrun did not create the folder; it is then neither removed nor written to.
+    Raises ValueError if rlrun did not create the folder; it is then neither removed nor written to.
     """
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     claim = partial.with_name(partial.name + ".json")

@@ -24,7 +24,7 @@ class Difference:
     """Why the tensors cannot be compared: only one checkpoint has it, or the shapes differ. Otherwise
     empty."""
     largest: float = 0.0
-    """Largest absolute difference of two values; NaN where only one of them is NaN."""
+    """Largest absolute difference of two values; NaN if only one of them is NaN."""
     changed: float = 0.0
     """Share of values that differ."""
 
@@ -58,11 +58,11 @@ def compare_checkpoints(first: Checkpoint, second: Checkpoint) -> Iterator[Diffe
     files.close()
 
 
-def _contents(found: Checkpoint, other: Checkpoint) -> Mapping[str, Content]:
-    if found.format == other.format == "dcp":
-        folder = DcpFolder(found.folder)
+def _contents(checkpoint: Checkpoint, other: Checkpoint) -> Mapping[str, Content]:
+    if checkpoint.format == other.format == "dcp":
+        folder = DcpFolder(checkpoint.folder)
         return {name: plain(folder.read(name)) for name in folder.tensors}
-    return hf_contents(found)
+    return hf_contents(checkpoint)
 
 
 def _compare(name: str, ours: Content, theirs: Content, files: Files) -> Difference:

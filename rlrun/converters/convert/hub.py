@@ -20,7 +20,7 @@ class LocalModel:
 def local_folder(name: str, revision: str | None) -> LocalModel:
     """Returns the folder `name`, or else downloads the model with that id from the hub.
 
-    Raises ValueError where neither exists.
+    Raises ValueError if neither exists.
     """
     folder = Path(name).expanduser()
     if folder.exists():
@@ -39,7 +39,7 @@ def local_folder(name: str, revision: str | None) -> LocalModel:
 def upload(folder: Path, name: str) -> str:
     """Uploads a folder as the model `name`, which is created as a private one if it does not exist.
 
-    Returns the URL of the commit. Raises ValueError where the hub refuses the upload.
+    Returns the URL of the commit. Raises ValueError if the hub refuses the upload.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError

@@ -5,8 +5,8 @@
     <checksum>  trainer/__0_0.distcp
     # checksum of the lines above: <checksum>
 
-The last line guards the list itself. This finds accidents such as flipped bits, lost files and half a copy;
-it cannot find what somebody changed on purpose, together with the list.
+The last line guards the list itself. Checksums detect accidents such as flipped bits, lost files and
+incomplete copies. They do not detect a deliberate change of a file together with the list.
 
 The checksum is XXH3 with 128 bits, as the program `xxh128sum` prints it. One core hashes 7 GB/s with it, and
 1 GB/s with SHA-256, which would have doubled the time that a checkpoint takes.
@@ -43,7 +43,7 @@ def checksums_text(digests: Mapping[str, str]) -> str:
 def read_checksums(folder: Path) -> Digests | None:
     """Returns the digests that a folder's checksums.txt records; None if there is no such file.
 
-    ValueError where the file is not what `checksums_text` wrote; OSError where it cannot be read.
+    Raises ValueError if the file is not what `checksums_text` wrote, and OSError if it cannot be read.
     """
     try:
         text = (folder / CHECKSUMS).read_bytes().decode("ascii", errors="replace")
@@ -57,9 +57,9 @@ def read_checksums(folder: Path) -> Digests | None:
 
 
 def find_problems(folder: Path, digests: Mapping[str, str]) -> dict[str, str]:
-    """Returns what is wrong with each file that is not as recorded; reads every file once."""
-    found = {name: _problem(folder / name, digest) for name, digest in digests.items()}
-    return {name: problem for name, problem in found.items() if problem is not None}
+    """Reads every file once, and returns the problem of each file that is not as recorded."""
+    problems = {name: _problem(folder / name, digest) for name, digest in digests.items()}
+    return {name: problem for name, problem in problems.items() if problem is not None}
 
 
 def _problem(path: Path, digest: str) -> str | None:

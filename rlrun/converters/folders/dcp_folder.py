@@ -23,7 +23,7 @@ class DcpFolder:
     """The tensors of a distributed checkpoint, and the positions of their bytes."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads the metadata. Raises ValueError where the folder is not a complete checkpoint."""
+        """Reads the metadata. Raises ValueError if the folder is not a complete checkpoint."""
         self.folder = folder
         self.tensors: dict[str, TensorInfo] = {}
         self._files: dict[str, tuple[Path, int]] = {}
@@ -50,13 +50,13 @@ class DcpFolder:
         return len(self._items[name])
 
     def read(self, name: str) -> StoredTensor:
-        """Returns the positions of a tensor's bytes. Raises ValueError where a file is damaged."""
+        """Returns the positions of a tensor's bytes. Raises ValueError if a file is damaged."""
         tensor = self.tensors[name]
         chunks = (self._chunk(name, tensor.dtype, item) for item in self._items[name])
         return StoredTensor(tensor.dtype, tensor.shape, tuple(chunks))
 
     def scalar(self, name: str) -> int | None:
-        """Returns the value of an integer such as `step`; None where the checkpoint does not have it."""
+        """Returns the value of an integer such as `step`; None if the checkpoint does not have it."""
         if name not in self.tensors or self.tensors[name].shape:
             return None
         stored = self.read(name)
@@ -75,7 +75,7 @@ class DcpFolder:
     def _chunk(self, name: str, dtype: torch.dtype, item: Item) -> Chunk:
         path, size = self._file(item.file)
         if item.position + item.length > size:
-            raise ValueError(f"{path} is cut off: {name} would end at byte {item.position + item.length}")
+            raise ValueError(f"{path} is truncated: {name} would end at byte {item.position + item.length}")
         try:
             position = item.position + data_position(path, dtype, item)
         except Exception as error:  # as above
@@ -89,22 +89,22 @@ def is_dcp_folder(folder: Path) -> bool:
 
 
 def _items(table: Any) -> dict[str, list[Item]]:
-    """Returns the chunks of every tensor, without objects that are not tensors."""
+    """Returns the chunks of every tensor; objects that are not tensors are left out."""
     infos = {(index.fqn, _shape(index.offset or ())): info for index, info in table.storage_data.items()}
-    found: dict[str, list[Item]] = {}
+    items: dict[str, list[Item]] = {}
     for name, entry in table.state_dict_metadata.items():
         if not isinstance(entry, metadata.TensorStorageMetadata):
             continue
-        found[name] = []
+        items[name] = []
         for chunk in entry.chunks:
             offsets, info = _shape(chunk.offsets), infos[name, _shape(chunk.offsets)]
             if getattr(info, "transform_descriptors", None):
                 raise ValueError(f"{name} is stored compressed, which is not supported")
             (position,), (length,) = _shape((info.offset,)), _shape((info.length,))
-            found[name].append(Item(offsets, _shape(chunk.sizes), info.relative_path, position, length))
-    if not found:
+            items[name].append(Item(offsets, _shape(chunk.sizes), info.relative_path, position, length))
+    if not items:
         raise ValueError("it has no tensors")
-    return found
+    return items
 
 
 def _shape(values: Any) -> tuple[int, ...]:
@@ -115,7 +115,7 @@ def _shape(values: Any) -> tuple[int, ...]:
 
 
 def _check_filled(name: str, tensor: TensorInfo, items: list[Item]) -> None:
-    """Raises ValueError where the chunks do not fill the tensor, or reach beyond it."""
+    """Raises ValueError if the chunks do not cover the tensor, or reach beyond it."""
     if tensor.dtype not in CODES:
         raise ValueError(f"{name} has type {tensor.dtype}, which is not supported")
     for item in items:
@@ -123,4 +123,4 @@ def _check_filled(name: str, tensor: TensorInfo, items: list[Item]) -> None:
         if any(end > size for end, size in zip(ends, tensor.shape, strict=True)):
             raise ValueError(f"{name} has a chunk that reaches beyond it")
     if sum(math.prod(item.shape) for item in items) != math.prod(tensor.shape):
-        raise ValueError(f"the chunks of {name} do not fill it")
+        raise ValueError(f"the chunks of {name} do not cover the whole tensor")

@@ -50,7 +50,7 @@ def make_envelope(tensor: TensorInfo) -> Envelope:
 
 
 def make_metadata(
-    tensors: Mapping[str, TensorInfo], places: Mapping[str, ItemPosition], aliases: Mapping[str, str]
+    tensors: Mapping[str, TensorInfo], positions: Mapping[str, ItemPosition], aliases: Mapping[str, str]
 ) -> bytes:
     """Returns the content of `.metadata`. An alias is a second name of a tensor that is stored once."""
     names = {name: name for name in tensors} | dict(aliases)
@@ -58,7 +58,7 @@ def make_metadata(
         state_dict_metadata={name: _entry(tensors[stored]) for name, stored in names.items()},
         planner_data={name: (name,) for name in names},
         storage_data={
-            MetadataIndex(name, (0,) * len(tensors[stored].shape), 0): _info(places[stored])
+            MetadataIndex(name, (0,) * len(tensors[stored].shape), 0): _info(positions[stored])
             for name, stored in names.items()
         },
         storage_meta=StorageMeta(),
@@ -73,8 +73,8 @@ def _entry(tensor: TensorInfo) -> TensorStorageMetadata:
     return TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), shape, [chunk])
 
 
-def _info(place: ItemPosition) -> _StorageInfo:
-    return _StorageInfo(place.file, place.position, place.length)
+def _info(item: ItemPosition) -> _StorageInfo:
+    return _StorageInfo(item.file, item.position, item.length)
 
 
 class _Recorder(io.RawIOBase):

@@ -53,7 +53,7 @@ def data_position(path: Path, dtype: torch.dtype, item: Item) -> int:
     if tuple(size) != item.shape or used > record.file_size:
         raise ValueError(f"it is a tensor of shape {size}, not {item.shape}")
     if begin + used > item.length:
-        raise ValueError("it is cut off")
+        raise ValueError("it is truncated")
     if math.prod(size) and not _is_contiguous(size, stride):
         raise ValueError(f"it is stored with strides {stride}, only row-major tensors are supported")
     return begin + offset * dtype.itemsize
@@ -111,8 +111,8 @@ class _Window(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        rest = max(0, self._length - self._at)
-        size = rest if size is None or size < 0 else min(size, rest)
+        remaining = max(0, self._length - self._at)
+        size = remaining if size is None or size < 0 else min(size, remaining)
         self._file.seek(self._begin + self._at)
         data: bytes = self._file.read(size)
         self._at += len(data)

@@ -1,7 +1,7 @@
 """Reads `.metadata`, the table of contents of a distributed checkpoint, without running code.
 
 The file is a pickle, and a pickle can call any function that it names. rlrun's converter and its trainer both
-read it here, where only the classes that torch's writer uses are let in; all they do is hold values.
+read it here, which allows only the classes that torch's writer uses; these only hold values.
 """
 
 import io
@@ -28,8 +28,8 @@ _CLASSES = {
 def read_metadata(path: Path) -> metadata.Metadata:
     """Returns the table of contents of a distributed checkpoint.
 
-    Raises ValueError where the file has another format, is damaged, refers to files of other folders, or
-    would run code. Raises OSError where it cannot be read.
+    Raises ValueError if the file has another format, is damaged, refers to files of other folders, or
+    would run code. Raises OSError if it cannot be read.
     """
     data = path.read_bytes()
     try:
@@ -44,13 +44,13 @@ def read_metadata(path: Path) -> metadata.Metadata:
 
 
 def first_line(error: Exception) -> str:
-    """Returns what an error says, without the explanations that torch adds."""
+    """Returns the first line of an error's message, without the explanations that torch adds."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _check_plain(name: str) -> None:
     if Path(name).name != name:
-        raise ValueError(f"it refers to the file {name!r}: only names within the folder are followed")
+        raise ValueError(f"it refers to the file {name!r}, which is not in the folder")
 
 
 class _Unpickler(pickle.Unpickler):
@@ -65,13 +65,13 @@ class _Unpickler(pickle.Unpickler):
             return _layout
         if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
             return PurePosixPath
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
+        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
         raise pickle.UnpicklingError(f"it holds {module}.{name}, which no metadata needs")
 
 
 def _layout(name: str) -> torch.layout:
-    """Returns the layout that torch's pickles name; rlrun writes strided tensors alone."""
+    """Returns the layout that torch's pickles name; only strided tensors are supported."""
     if name != "torch.strided":
         raise ValueError(f"it has a tensor of layout {name}")
     return torch.strided

@@ -20,7 +20,7 @@ def is_hf_folder(folder: Path) -> bool:
 
 
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Returns all tensors of the folder by name. Raises ValueError where files are missing, broken, or do not
+    """Returns all tensors of the folder by name. Raises ValueError if files are missing, broken, or do not
     match the index.
     """
     index = _read_index(folder)
@@ -30,8 +30,8 @@ def read_tensors(folder: Path) -> dict[str, StoredTensor]:
             if index is not None and index.get(name) != file:
                 raise ValueError(f"{folder / file} holds {name}, which {INDEX} places in {index.get(name)}")
             tensors[name] = tensor
-    if index is not None and (lost := sorted(index.keys() - tensors.keys())):
-        raise ValueError(f"{folder} lacks {abbreviated(lost)}, which {INDEX} names")
+    if index is not None and (missing := sorted(index.keys() - tensors.keys())):
+        raise ValueError(f"{folder} lacks {abbreviated(missing)}, which {INDEX} lists; download it again")
     if not tensors:
         raise ValueError(f"{folder} has no tensors")
     return tensors
@@ -64,6 +64,6 @@ def _read_index(folder: Path) -> dict[str, str] | None:
         raise ValueError(
             f"{folder / INDEX} is not an index of a model: weight_map must give a file for each tensor"
         )
-    if gone := sorted({file for file in index.values() if not (folder / file).exists()}):
-        raise ValueError(f"{folder} lacks {abbreviated(gone)}, which {INDEX} names; download it again")
+    if missing := sorted({file for file in index.values() if not (folder / file).exists()}):
+        raise ValueError(f"{folder} lacks {abbreviated(missing)}, which {INDEX} lists; download it again")
     return index

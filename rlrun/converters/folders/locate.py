@@ -22,14 +22,14 @@ class Checkpoint:
     step: int | None = None
     """Step of the run that wrote it; None for a checkpoint without a run."""
     model: Path | None = None
-    """Folder with its config.json and tokenizer; None where it is unknown."""
+    """Folder with its config.json and tokenizer; None if it is unknown."""
 
 
 def find_checkpoint(path: Path, step: str | None = None, model: Path | None = None) -> Checkpoint:
     """Returns the checkpoint at `path`.
 
     `step`: chooses a step of a run, "latest" or a number. `model`: folder of the checkpoint's config.json,
-    which is known for runs and for folders that rlrun wrote. Raises ValueError where there is no checkpoint.
+    which is known for runs and for folders that rlrun wrote. Raises ValueError if there is no checkpoint.
     """
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder")
@@ -65,8 +65,8 @@ def _choose(path: Path, steps: dict[int, Path], step: str | None) -> int:
     if step in (None, "latest"):
         return max(steps)
     if not (step.isascii() and step.isdecimal()) or int(step) not in steps:
-        there = ", ".join(map(str, sorted(steps)))
-        raise ValueError(f"{path} has no step {step}; complete are {there} (or: latest)")
+        complete = ", ".join(map(str, sorted(steps)))
+        raise ValueError(f"{path} has no step {step}; its complete steps are {complete} (or: latest)")
     return int(step)
 
 

@@ -36,7 +36,7 @@ def small_file(name: str, data: bytes) -> OutputFile:
 
 
 def safetensors_files(contents: Mapping[str, Content], shard_bytes: int) -> list[OutputFile]:
-    """Returns the safetensors files of a model folder, with an index where there are several."""
+    """Returns the safetensors files of a model folder, with an index if there are several."""
     described = {name: content.tensor for name, content in contents.items()}
     shards = split_shards(described, shard_bytes)
     files = []
@@ -53,17 +53,19 @@ def safetensors_files(contents: Mapping[str, Content], shard_bytes: int) -> list
 def distcp_files(
     contents: Mapping[str, Content], aliases: Mapping[str, str], shard_bytes: int
 ) -> list[OutputFile]:
-    """Returns the files of a distributed checkpoint. `aliases`: second names of tensors."""
+    """Returns the files of a distributed checkpoint. `aliases` maps second names to names in `contents`."""
     described = {name: content.tensor for name, content in contents.items()}
     files: list[OutputFile] = []
-    places: dict[str, ItemPosition] = {}
+    item_positions: dict[str, ItemPosition] = {}
     for number, names in enumerate(split_shards(described, shard_bytes).values()):
-        file = _distcp_file(f"__0_{number}.distcp", {name: contents[name] for name in names}, places)
+        file = _distcp_file(f"__0_{number}.distcp", {name: contents[name] for name in names}, item_positions)
         files.append(file)
-    return [*files, small_file(METADATA, make_metadata(described, places, aliases))]
+    return [*files, small_file(METADATA, make_metadata(described, item_positions, aliases))]
 
 
-def _distcp_file(name: str, contents: Mapping[str, Content], places: dict[str, ItemPosition]) -> OutputFile:
+def _distcp_file(
+    name: str, contents: Mapping[str, Content], item_positions: dict[str, ItemPosition]
+) -> OutputFile:
     fixed, tensors = [], []
     envelopes = {tensor: make_envelope(tensor) for tensor in {c.tensor for c in contents.values()}}
     end = 0
@@ -76,6 +78,6 @@ def _distcp_file(name: str, contents: Mapping[str, Content], places: dict[str, I
         end += tensor.nbytes
         fixed.append((end, envelope.tail))
         end += len(envelope.tail)
-        places[tensor_name] = ItemPosition(name, begin, end - begin)
+        item_positions[tensor_name] = ItemPosition(name, begin, end - begin)
         end += -end % 64  # the bytes of a tensor are as aligned in the file as they are in its envelope
     return OutputFile(name, end, tuple(fixed), tuple(tensors))

@@ -1,13 +1,13 @@
-"""Parses names of types, and sets torch's number of threads."""
+"""Parses names of dtypes, and sets torch's number of threads."""
 
 import torch
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """Returns the type of a name, such as `torch.bfloat16` for `"bfloat16"`. Raises ValueError."""
+    """Returns the dtype of a name: `torch.bfloat16` for `"bfloat16"`. Raises ValueError for other names."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is not a type of torch; for example, use 'bfloat16'")
+        raise ValueError(f"{name!r} is not a torch dtype; for example, use 'bfloat16'")
     return dtype
 
 

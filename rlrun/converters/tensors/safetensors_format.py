@@ -146,10 +146,13 @@ def _check_layout(
             raise _broken(path, f"{name} does not begin where the tensor before it ends")
         end += tensors[name].nbytes
     if end != size:
-        raise _broken(path, f"it has {size} bytes of tensors, but its header lists {end} (cut off?)")
+        raise _broken(
+            path, f"it has {size} bytes of tensors, but its header lists {end}; the file may be truncated"
+        )
 
 
 def _naturals(value: Any) -> bool:
+    """Returns whether a value is a list of whole numbers that are not negative."""
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**62 for item in value)
 
 
@@ -160,5 +163,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _broken(path: Path, why: str) -> ValueError:
-    return ValueError(f"{path} cannot be read: {why}; download or copy it again")
+def _broken(path: Path, problem: str) -> ValueError:
+    return ValueError(f"{path} cannot be read: {problem}; download or copy it again")

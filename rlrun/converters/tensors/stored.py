@@ -62,12 +62,12 @@ class StoredTensor:
         """Returns the number of bytes of the whole tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def index(self, place: int) -> "StoredTensor":
-        """Returns `tensor[place]`."""
+    def index(self, index: int) -> "StoredTensor":
+        """Returns `tensor[index]`."""
         chunks = []
         for chunk in self.chunks:
-            if chunk.offsets[0] <= place < chunk.offsets[0] + chunk.shape[0]:
-                row = chunk.rows(place, place + 1, self.dtype.itemsize)
+            if chunk.offsets[0] <= index < chunk.offsets[0] + chunk.shape[0]:
+                row = chunk.rows(index, index + 1, self.dtype.itemsize)
                 chunks.append(replace(row, offsets=row.offsets[1:], shape=row.shape[1:]))
         return StoredTensor(self.dtype, self.shape[1:], tuple(chunks))
 
@@ -76,8 +76,8 @@ def stack(tensors: Iterable[StoredTensor]) -> StoredTensor:
     """Returns `torch.stack(tensors)`; all tensors must have the same shape and type."""
     members = list(tensors)
     chunks = (
-        replace(chunk, offsets=(place, *chunk.offsets), shape=(1, *chunk.shape))
-        for place, member in enumerate(members)
+        replace(chunk, offsets=(index, *chunk.offsets), shape=(1, *chunk.shape))
+        for index, member in enumerate(members)
         for chunk in member.chunks
     )
     return StoredTensor(members[0].dtype, (len(members), *members[0].shape), tuple(chunks))

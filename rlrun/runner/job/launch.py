@@ -124,7 +124,7 @@ async def _run(
 ) -> None:
     spec, stack = loaded.spec, AsyncExitStack()
     try:
-        console.say(f"{folder.name}: starting; everything it leaves is in {folder.shown}")
+        console.say(f"{folder.name}: starting; all its files go to {folder.shown}")
         model = await in_background(fetch_model, spec.model)
         locking = asyncio.create_task(in_background(make_lock, loaded, model))
         spec = fit_to_model(spec, model.config().get("max_position_embeddings"))
@@ -203,6 +203,6 @@ def _conclude(folder: RunFolder, console: Console, status: str, *, advise: bool)
             console.show(curve)
     except OSError as error:
         console.say(f"the report could not be written: {error}")
-    console.say(f"{folder.name}: {status}; see {folder.shown}")
+    console.say(f"{folder.name}: {status}; its files are in {folder.shown}")
     if status != "done" and advise:
         console.say(resume_hint(folder.read_state()["step"], newest_step(folder.checkpoints)))

@@ -89,10 +89,10 @@ def info(table, name="layers.0.weight"):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda t: setattr(info(t), "relative_path", "../dcp/__0_0.distcp"), "only names within the folder"),
-        (lambda t: setattr(info(t), "relative_path", "/etc/passwd"), "only names within the folder"),
+        (lambda t: setattr(info(t), "relative_path", "../dcp/__0_0.distcp"), "which is not in the folder"),
+        (lambda t: setattr(info(t), "relative_path", "/etc/passwd"), "which is not in the folder"),
         (lambda t: setattr(info(t), "relative_path", "__9_0.distcp"), "lacks __9_0.distcp"),
-        (lambda t: setattr(info(t), "offset", 10**9), "is cut off: layers.0.weight would end at byte"),
+        (lambda t: setattr(info(t), "offset", 10**9), "is truncated: layers.0.weight would end at byte"),
         (lambda t: setattr(info(t), "offset", -1), "not the metadata of a checkpoint"),
         (lambda t: setattr(info(t), "offset", info(t).offset + 8), "does not hold layers.0.weight"),
         (lambda t: setattr(info(t), "transform_descriptors", ["zstd"]), "stored compressed"),
@@ -115,7 +115,7 @@ def resize(table, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sizes": (2, 4)}, "the chunks of layers.0.weight do not fill it"),
+        ({"sizes": (2, 4)}, "the chunks of layers.0.weight do not cover the whole tensor"),
         ({"sizes": (4, 4)}, "a chunk that reaches beyond it"),
         ({"sizes": (3, 4, 1)}, "not the metadata of a checkpoint"),
     ],

@@ -37,7 +37,7 @@ def index_of_a_lost_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        (cut_off, r"model\.safetensors cannot be read: .*cut off.*; download or copy it again"),
+        (cut_off, r"model\.safetensors cannot be read: .*may be truncated.*; download or copy it again"),
         (pointer, r"model\.safetensors cannot be read: .*; download or copy it again"),
         (other_format, r"has no model\.safetensors and no .*index\.json; give a folder with safetensors"),
         (index_of_a_lost_file, r"model-00002-of-00002\.safetensors"),

@@ -70,7 +70,7 @@ def absolute_path(value: str, folder: Path) -> Path:
 
 
 def path_kind(path: Path) -> Literal["file", "folder"] | None:
-    """Returns whether the path is a file or a folder; None where it does not exist or cannot be read."""
+    """Returns whether the path is a file or a folder; None if it does not exist or cannot be read."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -81,7 +81,7 @@ def path_kind(path: Path) -> Literal["file", "folder"] | None:
 def resolve_path(value: str, folder: Path, marker: PathMarker) -> str:
     """Returns the absolute path that `value` means in a file of `folder`.
 
-    A Hugging Face id is returned unchanged. Raises PathError where the path does not exist.
+    A Hugging Face id is returned unchanged. Raises PathError if the path does not exist.
     """
     slice_match = _SLICE.search(value)
     row_slice = slice_match[0] if slice_match else ""
@@ -102,7 +102,7 @@ def resolve_path(value: str, folder: Path, marker: PathMarker) -> str:
 def suggest_path(written: str, path: Path) -> str | None:
     """Returns the path that `written` was probably meant to be: its folder with the most similar name there.
 
-    `path` is the absolute path of `written`. None where the path exists, or no name of the folder is similar.
+    `path` is the absolute path of `written`. None if the path exists, or no name of the folder is similar.
     """
     if path_kind(path) or not written.endswith(path.name):
         return None

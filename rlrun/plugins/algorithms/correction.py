@@ -63,7 +63,7 @@ class CorrectionWeight(NamedTuple):
     ratio: Any
     """The ratio of the trainer's to the engine's probability, before the bounds."""
     outside: Any
-    """1 where the bounds changed the ratio."""
+    """1 where the bounds changed the ratio, else 0."""
     vetoed: Any
     """1 on the tokens of samples that the veto leaves out."""
 

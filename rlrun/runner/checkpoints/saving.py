@@ -54,7 +54,7 @@ class Checkpoints:
     async def save(self, trainer: Trainer | None, step: int, driver: dict[str, Any]) -> None:
         """Saves the driver's state, and the trainer's if there is a trainer, as `step-<step>`.
 
-        JobError if the disk fails; older checkpoints remain.
+        Raises JobError if the disk fails; older checkpoints remain.
         """
         await self.wait_until_written()
         if checkpoint_of(self._folder, step) is not None:
@@ -70,7 +70,7 @@ class Checkpoints:
             await self._finish(temporary, step, driver, digests)
 
     async def wait_until_written(self) -> None:
-        """Returns when the last checkpoint is complete. JobError if the disk failed."""
+        """Returns when the last checkpoint is complete. Raises JobError if the disk failed."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             await writing

@@ -77,7 +77,7 @@ class Cluster:
     async def start(self) -> None:
         """Starts Ray here, or joins the cluster at `cluster.address`, and reserves what the job needs.
 
-        Raises JobError where the cluster cannot be joined or has less than the spec asks for.
+        Raises JobError if the cluster cannot be joined or has less than the spec asks for.
         """
         await self._in_thread(self._begin)
         take_back_signals()
@@ -87,7 +87,7 @@ class Cluster:
     def launch(self, requests: Sequence[Request]) -> list[Process]:
         """Begins to start processes, all at once; calls to them wait until they run.
 
-        Raises JobError where Ray is lost.
+        Raises JobError if Ray is lost.
         """
         if self._lost is not None:  # the GCS would be asked where to start them, and would not answer
             raise JobError(self._lost)

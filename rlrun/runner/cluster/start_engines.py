@@ -73,7 +73,7 @@ class EngineHandle:
         return self.processes[0].name
 
     async def start(self) -> EngineClient:
-        """Loads the model and returns a client. Raises ProcessFailure where the engine does not come up."""
+        """Loads the model and returns a client. Raises ProcessFailure if the engine does not come up."""
         deadline = self._served.section.start_timeout + _ANSWER_SECONDS
         setups = await self._meeting()
         starting = [

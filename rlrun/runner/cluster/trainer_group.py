@@ -151,7 +151,7 @@ class TrainerGroup:
         await self._broadcast("offload")
 
     async def reload(self) -> None:
-        """Moves training state back to the devices; does nothing where it was not offloaded."""
+        """Moves training state back to the devices; does nothing if it was not offloaded."""
         await self._broadcast("reload")
 
     async def save(self, folder: Path) -> Digests:

@@ -82,7 +82,7 @@ class TrainSequence:
     returns: NDArray[np.float32] | None = None
     """`[R]` targets that the critic is fitted to; None unless the algorithm needs a critic."""
     experts: NDArray[np.int16] | None = None
-    """`[P + R, layers × K]` experts to route each token to, -1 where the router decides. None: the router
+    """`[P + R, layers × K]` experts to route each token to, -1 if the router decides. None: the router
     decides everywhere."""
     sampling_mask: SamplingMask | None = None
     """The tokens that each of the R softmaxes runs over; None: all run over the whole vocabulary."""

@@ -49,8 +49,8 @@ def is_unfinished(path: Path) -> bool:
 def read_bytes(path: Path, max_bytes: int, *, folder: int | None = None) -> bytes:
     """Returns the content of a file that rlrun did not write; OSError or ValueError if it cannot be read.
 
-    ValueError for more than `max_bytes`, and for anything but a regular file: opening a pipe would wait for a
-    writer, and a device has no end. `folder` is the descriptor of the folder of a relative path.
+    Raises ValueError for more than `max_bytes`, and for anything but a regular file: opening a pipe would
+    wait for a writer, and a device has no end. `folder` is the descriptor of the folder of a relative path.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

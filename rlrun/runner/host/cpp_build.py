@@ -154,7 +154,9 @@ def _compile(source: Path, compiler: str, library: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock file; TimeoutError if another process holds it longer than a compilation may take."""
+    """Holds the lock file; raises TimeoutError if another process holds it longer than a compilation may
+    take.
+    """
     deadline = time.monotonic() + _COMPILE_SECONDS
     with path.open("w") as file:
         while True:

@@ -64,7 +64,10 @@ def remove_segments_of(pids: Iterable[int], folder: Path = FOLDER) -> None:
 
 
 class ExclusiveLock:
-    """A writer's lock of an open segment. TimeoutError if readers hold it longer than `wait` seconds."""
+    """A writer's lock of an open segment.
+
+    Raises TimeoutError if readers hold it longer than `wait` seconds.
+    """
 
     def __init__(self, descriptor: int, name: str, wait: float) -> None:
         self._descriptor, self._name, self._wait = descriptor, name, wait

@@ -42,7 +42,7 @@ def demonstration_source(inputs: Inputs, batch_size: int) -> BatchSource:
 def saved_source(spec: Spec, last: int, model: ModelFiles) -> SavedSource | None:
     """Returns the samples that `debug.mode = "train"` trains on up to step `last`; None for other modes.
 
-    ValueError if samples of some steps do not exist.
+    Raises ValueError if samples of some steps do not exist.
     """
     if spec.debug.mode != "train":
         return None

@@ -90,7 +90,7 @@ class Demonstrations:
         self._responses: dict[str, list[Demonstration]] = {}
 
     def encode(self, row: Row) -> Tokens:
-        """Returns the prompt's tokens. ValueError if a response is missing or too long."""
+        """Returns the prompt's tokens. Raises ValueError if a response is missing or too long."""
         template = self._spec.data.apply_chat_template
         if template and not self._pairs and row.response is None and not isinstance(row.prompt, str):
             responses = encode_conversation(self._tokenizer, row)
@@ -139,7 +139,10 @@ def _trained_on_all(prompt: Tokens, response: Tokens, text: str | None) -> Demon
 
 
 def _shown_tools(spec: Spec, function: Any, tokenizer: Tokenizer) -> Tools:
-    """Returns the tools of a rollout. ValueError if the chat template cannot show them or their results."""
+    """Returns the tools of a rollout.
+
+    Raises ValueError if the chat template cannot show them or their results.
+    """
     tools: Tools = getattr(function, "tools", ())
     if tools:
         if not spec.data.apply_chat_template:

@@ -55,7 +55,7 @@ class Checkpoints(Protocol):
         """
 
     async def wait_until_written(self) -> None:
-        """Returns when the last checkpoint is complete. JobError if it could not be written."""
+        """Returns when the last checkpoint is complete. Raises JobError if it could not be written."""
 
     def newest(self) -> Path | None:
         """Returns the newest complete checkpoint; None if there is none."""

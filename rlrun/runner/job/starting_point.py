@@ -52,7 +52,7 @@ async def begin(debug: DebugSpec, trainer: Trainer | None) -> Progress:
 def checkpoint_before(debug: DebugSpec) -> Path | None:
     """Returns the checkpoint that `debug.step` starts from; None for the first step, or without `debug.step`.
 
-    ValueError if the other run has not kept it.
+    Raises ValueError if the other run has not kept it.
     """
     if debug.step is None or debug.step == 1:
         return None

@@ -54,7 +54,10 @@ async def evaluate_first(job: RolloutJob, progress: Progress) -> None:
 
 
 async def evaluate(job: RolloutJob, progress: Progress) -> dict[str, float]:
-    """Returns the metrics of the weights that the engines serve. Stopped if the run is asked to stop."""
+    """Returns the metrics of the weights that the engines serve.
+
+    Raises Stopped if the run is asked to stop.
+    """
     assert job.evaluation is not None
     job.journal.doing("evaluation")
     return await job.stop.unless_asked(_timed_evaluation(job.evaluation), "evaluating", progress.step)

@@ -112,7 +112,7 @@ class Plan:
     def engine_process_on(self, location: DeviceLocation) -> int | None:
         """Returns the number of the process of the policy's engines on a GPU, counted over all engines.
 
-        None where no engine uses the device, and on CPUs, where memory is the host's.
+        None if no engine uses the device, and on CPUs, where memory is the host's.
         """
         processes = [device for engine in self.engines for device in engine.locations]
         return processes.index(location) if location.gpu is not None and location in processes else None

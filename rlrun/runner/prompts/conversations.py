@@ -28,8 +28,8 @@ class Demonstration:
 def encode_demonstration(tokenizer: Tokenizer, row: Row, apply_chat_template: bool) -> tuple[Tokens, Tokens]:
     """Returns a row's prompt and response tokens; the response ends with the token that stops generation.
 
-    With a chat template the response is rendered as the assistant's turn. ValueError if the prompt, rendered
-    as for generation, is not a prefix of the whole conversation.
+    With a chat template the response is rendered as the assistant's turn. Raises ValueError if the prompt,
+    rendered as for generation, is not a prefix of the whole conversation.
     """
     prompt = tokenizer.encode_prompt(row, apply_chat_template)
     if row.response is None:
@@ -52,8 +52,8 @@ def encode_conversation(tokenizer: Tokenizer, row: Row) -> list[Demonstration]:
     once messages follow (Qwen3's template drops their thoughts), another sample begins, so that the policy is
     trained on the context from which it generates.
 
-    ValueError for a chat that does not end with an answer, or whose generation prompt is not a prefix of the
-    answer's turn.
+    Raises ValueError for a chat that does not end with an answer, or whose generation prompt is not a prefix
+    of the answer's turn.
     """
     messages = messages_of(row)
     if messages[-1].get("role") != "assistant":

@@ -44,7 +44,7 @@ class PromptStream:
     ) -> None:
         """`encode` tokenises a row; like the source it raises ValueError for a broken row.
 
-        ValueError if more than `max_bad_share` of the rows are broken, or no row is usable.
+        Raises ValueError if more than `max_bad_share` of the rows are broken, or no row is usable.
         """
         self._source = source
         self._encode = encode
@@ -72,7 +72,10 @@ class PromptStream:
         return len(self._source) - len(self._broken) - len(self._too_long)
 
     def take(self, count: int) -> list[Prompt]:
-        """Returns the next `count` prompts. ValueError if too many rows are broken, or no row is usable."""
+        """Returns the next `count` prompts.
+
+        Raises ValueError if too many rows are broken, or no row is usable.
+        """
         prompts: list[Prompt] = []
         while len(prompts) < count:
             if self._position == len(self._order):
@@ -105,7 +108,7 @@ class PromptStream:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from a saved position. ValueError if it belongs to another dataset or seed."""
+        """Continues from a saved position. Raises ValueError if it belongs to another dataset or seed."""
         for name, current in (("rows", len(self._source)), ("seed", self._seed)):
             if state[name] != current:
                 raise ValueError(

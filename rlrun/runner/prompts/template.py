@@ -53,8 +53,8 @@ class ChatTemplate:
     ) -> Rendered:
         """Returns a rendered conversation; `answers` also locates the assistant's answers in it.
 
-        ValueError if the template raises an error, or would form control tokens from texts of messages or
-        tools.
+        Raises ValueError if the template raises an error, or would form control tokens from texts of messages
+        or tools.
         """
         if not messages:
             raise ValueError("the conversation has no messages")

@@ -30,8 +30,8 @@ class Tokenizer:
     def __init__(self, folder: Path | str, template_args: Mapping[str, Any] | None = None) -> None:
         """`template_args` are additional variables of the chat template.
 
-        ValueError if the folder has no tokenizer, its config.json contradicts itself, or none of its files
-        names an end-of-sequence token.
+        Raises ValueError if the folder has no tokenizer, its config.json contradicts itself, or none of its
+        files names an end-of-sequence token.
         """
         from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoTokenizer  # its import takes seconds and loads torch

@@ -72,8 +72,8 @@ class GroupProducer:
     async def produce_batch(self, prompts: Sequence[Prompt], tally: Tally) -> list[Group]:
         """Returns the groups of all prompts that are not dropped, in order, generated in lockstep.
 
-        JobError where they take longer than `request_timeout` for each round that the engines need to take
-        all samples.
+        Raises JobError if they take longer than `request_timeout` for each round that the engines need to
+        take all samples.
         """
 
         async def send_batch(requests: Sequence[GenerateRequest]) -> list[list[Generation]]:

@@ -96,7 +96,7 @@ class PromptFeed:
         await self._prompts.close()
 
     def _pop(self) -> Prompt | None:
-        """Takes a prompt out of the queue; None where it is finished or held."""
+        """Takes a prompt out of the queue; None if it is finished or held."""
         prompt = self._queue.popleft()
         if prompt.index in self._skipped:
             self._skipped.remove(prompt.index)

@@ -144,7 +144,7 @@ def stop_string_end(tokens: Tokens, part_start: int, sampling: Sampling, decode:
     """Returns the number of tokens up to the end of a stop string that begins before `part_start`.
 
     Engines search for stop strings only in the tokens that they generate themselves, so they miss one that
-    begins in an earlier part. None where there is no such stop string.
+    begins in an earlier part. None if there is no such stop string.
     """
     if not sampling.stop or not 0 < part_start < len(tokens):
         return None

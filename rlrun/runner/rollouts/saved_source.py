@@ -22,7 +22,7 @@ class SavedSource:
     def __init__(
         self, run: RunFolder, first: int, last: int, vocab_size: int, *, masked: bool = False
     ) -> None:
-        """Reads steps `first` to `last`; ValueError where the run has no file of one of them.
+        """Reads steps `first` to `last`; raises ValueError if the run has no file of one of them.
 
         `masked`: the spec takes log-probs over sampling masks, so the samples must have them.
         """
@@ -38,7 +38,7 @@ class SavedSource:
             )
 
     async def next(self, version: int) -> Batch:
-        """Returns the samples of the next step. ValueError where they cannot be trained on."""
+        """Returns the samples of the next step. Raises ValueError if they cannot be trained on."""
         groups = await in_background(self._read, self._file(self._next_step))
         self._next_step += 1
         return Batch(groups, measure=partial(rollout_metrics, groups, version))
@@ -75,7 +75,7 @@ class SavedSource:
         return groups
 
     def _check_masks(self, samples: Sequence[Sample]) -> None:
-        """Raises ValueError where samples have sampling masks that the spec does not use, or vice versa."""
+        """Raises ValueError if samples have sampling masks that the spec does not use, or vice versa."""
         recorded = any(sample.sampling_mask is not None for sample in samples)
         if samples and recorded != self._masked:
             has, cure = ("no sampling masks", "remove") if self._masked else ("sampling masks", "set")

@@ -49,7 +49,7 @@ class RolloutSettings:
         return limit if self.max_turn_tokens is None else min(limit, self.max_turn_tokens)
 
     def sampling_for(self, tokens: Tokens, requested: Sampling | None) -> Sampling | None:
-        """Returns the sampling of a turn after `tokens`, within all limits; None where no token fits."""
+        """Returns the sampling of a turn after `tokens`, within all limits; None if no token fits."""
         sampling = requested or self.sampling
         budget = min(sampling.max_new_tokens, self.turn_limit, self.max_tokens - len(tokens))
         minimum = min(

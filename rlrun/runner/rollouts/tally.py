@@ -68,7 +68,10 @@ class Tally:
                 self.spare.append(result.group)
 
     def accept_partial_batch(self, kept: Sequence[Group], batch_size: int) -> list[Group]:
-        """Fills up a batch with spare groups once all attempts are used; JobError where they are too few."""
+        """Fills up a batch with spare groups once all attempts are used.
+
+        Raises JobError if they are too few.
+        """
         groups = [*kept, *sorted(self.spare, key=prompt_index)[: batch_size - len(kept)]]
         if len(groups) < batch_size:
             raise self._starved(len(kept), batch_size)

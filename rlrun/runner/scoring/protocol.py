@@ -54,12 +54,12 @@ class Outcome:
     reward: int
     """Index in the spec's rewards."""
     value: float | None
-    """The score; None where the reward failed, for the reason in `problem`."""
+    """The score; None if the reward failed, for the reason in `problem`."""
     problem: str = ""
     fatal: bool = False
     """The spec is wrong, so every sample would fail in the same way."""
     detail: Mapping[str, Any] | None = None
-    """The table that the reward returned; None where it returned a number."""
+    """The table that the reward returned; None if it returned a number."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> "Outcome":

@@ -9,7 +9,8 @@ RENAMED = {"remote_rm": "remote"}
 
 
 def reward_of_slime(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns rlrun's name and parameters of a reward, given slime's or rlrun's name. PluginError if unknown.
+    """Returns rlrun's name and parameters of a reward, given slime's or rlrun's name. Raises PluginError if
+    unknown.
 
     `boxed_f1` -> `("f1", {"boxed": True})`, `remote_rm` -> `("remote", {})`, `math` -> `("math", {})`
     """

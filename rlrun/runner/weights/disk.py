@@ -35,7 +35,7 @@ class FolderWriter:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def write(self, weights: WeightSet, version: int) -> FolderWeights:
-        """Writes all tensors. Raises OSError where the disk is full, ValueError for unexpected tensors."""
+        """Writes all tensors. Raises OSError if the disk is full, ValueError for unexpected tensors."""
         if not len(self._buffer):
             self._buffer = torch.empty(max(bucket.size for bucket in self._buckets), dtype=torch.uint8)
             shutil.rmtree(self._folder, ignore_errors=True)  # left by a trainer that was killed

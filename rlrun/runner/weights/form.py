@@ -51,7 +51,7 @@ class Form:
 def engine_form(dtype: str, config: Mapping[str, Any]) -> Form:
     """Returns the form for an engine that computes in `dtype` and serves a model with this config.json.
 
-    Raises ValueError where its weights are quantised in a way that rlrun cannot produce.
+    Raises ValueError if its weights are quantised in a way that rlrun cannot produce.
     """
     settings = config.get("quantization_config")
     if settings is None:

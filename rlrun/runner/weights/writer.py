@@ -98,7 +98,7 @@ class WeightWriter:
     def __init__(self, spec: Spec, source: WeightSource) -> None:
         """Plans the buckets; buffers are allocated at the first write.
 
-        Raises ValueError where engines hold weights in a form that rlrun cannot produce.
+        Raises ValueError if engines hold weights in a form that rlrun cannot produce.
         """
         self._spec = spec
         self._source = source
@@ -117,8 +117,8 @@ class WeightWriter:
     def write(self, version: int) -> WeightUpdate | None:
         """Stores the current weights where engines can read them, or announces a stream of them.
 
-        Collective. Returns the update on rank 0 and None on other ranks. Raises OSError where a disk is full,
-        SegmentError where shared memory is full.
+        Collective. Returns the update on rank 0 and None on other ranks. Raises OSError if a disk is full,
+        SegmentError if shared memory is full.
         """
         self._version = version
         if self._is_streamed:

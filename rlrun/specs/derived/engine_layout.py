@@ -82,7 +82,7 @@ def starts_with_job(section: EngineSpec) -> bool:
 
 
 def _engines_on_gpus(spec: Spec, ranks: int, gpus: int, have: str) -> int:
-    """Returns `engine.count`, or as many engines as fit. Raises ValueError where they do not fit."""
+    """Returns `engine.count`, or as many engines as fit. Raises ValueError if they do not fit."""
     size, count = gpus_of(spec.engine), spec.engine.count
     colocated = spec.cluster.placement == "colocated"
     need = size * (count or 1)
@@ -108,7 +108,7 @@ def _engines_on_gpus(spec: Spec, ranks: int, gpus: int, have: str) -> int:
 
 
 def _check_nodes(layout: Layout, per_node: int) -> None:
-    """Raises ValueError where a server would use parts of several nodes."""
+    """Raises ValueError if a server would use parts of several nodes."""
     sizes = (layout.engine_gpus,) * layout.engines
     servers = [*zip(sizes, accumulate(sizes, initial=layout.first_engine), strict=False)]
     servers += zip(

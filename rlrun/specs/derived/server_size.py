@@ -32,12 +32,12 @@ def copies_of(section: EngineSpec) -> int:
 
 
 def argument_key(section: EngineSpec, names: tuple[str, ...]) -> str | None:
-    """Returns the key of `[engine.sglang]` that sets one of these arguments; None where none does."""
+    """Returns the key of `[engine.sglang]` that sets one of these arguments; None if none does."""
     return next((key for key in section.sglang if flag_name(key) in names), None)
 
 
 def _number(section: EngineSpec, names: tuple[str, ...]) -> int:
-    """Returns the argument's value. 1 where it is missing, or invalid: the server reports that."""
+    """Returns the argument's value. 1 if it is missing, or invalid: the server reports that."""
     key = argument_key(section, names)
     value = section.sglang[key] if key else 1
     return value if type(value) is int and value > 0 else 1

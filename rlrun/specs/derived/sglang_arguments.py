@@ -28,7 +28,7 @@ class Program:
     arguments: str
     """Class in that module whose `add_cli_args` adds the arguments to a parser."""
     own: Mapping[str, str | None]
-    """Arguments that only rlrun sets, each with the spec key to use instead; None where no key sets it."""
+    """Arguments that only rlrun sets, each with the spec key to use instead; None if no key sets it."""
 
 
 _OF_SERVER = {
@@ -99,7 +99,7 @@ def installed_arguments(
 ) -> list[str] | None:
     """Returns the names of all arguments of the program that is installed for the interpreter `python`.
 
-    None where the program is not installed or fails. This is not an error, because a spec may be checked on
+    None if the program is not installed or fails. This is not an error, because a spec may be checked on
     another host than the one that runs it.
     """
     installation = _last_line(python, _WHERE.format(program.distribution), environment)
@@ -120,7 +120,7 @@ def installed_arguments(
 
 
 def cached_names(cache_file: Path) -> list[str] | None:
-    """Returns the names in a cache file; None where the file does not exist or is broken."""
+    """Returns the names in a cache file; None if the file does not exist or is broken."""
     try:
         names = json.loads(cache_file.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -129,7 +129,7 @@ def cached_names(cache_file: Path) -> list[str] | None:
 
 
 def _last_line(python: str, code: str, environment: Mapping[str, str]) -> str | None:
-    """Runs `code` and returns the last line that it prints; None where it fails or prints nothing."""
+    """Runs `code` and returns the last line that it prints; None if it fails or prints nothing."""
     try:
         process = subprocess.run(
             [python, "-c", code],

@@ -24,7 +24,7 @@ def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _strings_under_fields(model: type) -> dict[str, str]:
-    """Empty where there is no source to read."""
+    """Empty if there is no source to read."""
     try:
         (definition,) = ast.parse(dedent(inspect.getsource(model))).body
     except (OSError, TypeError, SyntaxError):

@@ -33,7 +33,7 @@ class Finding:
     suggestion: str | None = None
     """The valid name or value that was probably meant."""
     found: Any = None
-    """The value found; None where there is none."""
+    """The value found; None if there is none."""
     at_value: bool = True
     """Whether to underline the value rather than the key."""
     related: tuple[KeyPath, ...] = ()
@@ -54,7 +54,7 @@ class Problem:
     message: str
     file: str
     line: int
-    """Counted from 1; 0 where the problem concerns no line, for instance a file that does not exist."""
+    """Counted from 1; 0 if the problem concerns no line, for instance a file that does not exist."""
     column: int
     """Counted from 1, in characters."""
     source_line: str

@@ -10,7 +10,7 @@ _FOREIGN = ("CYRILLIC", "GREEK")
 
 
 def look_alike(text: str) -> str | None:
-    """Returns what to do about the first such character of a statement; None where there is none.
+    """Returns what to do about the first such character of a statement; None if there is none.
 
     Quotes, blanks and any letters outside of strings count; in strings, words that mix Latin letters with
     Cyrillic or Greek ones.

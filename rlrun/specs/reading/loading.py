@@ -45,7 +45,7 @@ class PluginReport:
     paths: list[tuple[KeyPath, PathMarker]] = field(default_factory=list)
     """Plugin parameters that are paths."""
     demands: Demands | None = None
-    """The needs of the algorithm; None where the algorithm could not be created."""
+    """The needs of the algorithm; None if the algorithm could not be created."""
 
 
 OWN_KEYS = frozenset(KeyIndex(Spec).paths()) - {"engine.api_key", "engines.api_key"}

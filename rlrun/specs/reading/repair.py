@@ -68,7 +68,7 @@ def _removable(path: KeyPath) -> KeyPath:
 def _repaired(data: dict[str, Any], broken: Sequence[KeyPath]) -> Spec | None:
     """Returns the spec with broken keys at their defaults or, without a default, at a placeholder.
 
-    None where the rest is still not valid.
+    None if the rest is still not valid.
     """
     copy = deepcopy(data)
     for path in broken:
@@ -90,7 +90,7 @@ def _remove(data: dict[str, Any], path: KeyPath) -> None:
 
 
 def table_at(data: Any, path: KeyPath) -> Any:
-    """Returns the value at a path; None where the path does not exist."""
+    """Returns the value at a path; None if the path does not exist."""
     for part in path:
         try:
             data = data[part]

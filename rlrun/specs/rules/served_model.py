@@ -45,7 +45,7 @@ def served_model(spec: Spec) -> Iterator[Finding]:
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
-    """A folder's config.json; None where there is none that can be read."""
+    """A folder's config.json; None if there is none that can be read."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):

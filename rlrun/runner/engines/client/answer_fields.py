@@ -32,7 +32,7 @@ _FINISHES: Mapping[str, Literal["stop", "length", "abort"]] = {
 
 
 def read_json(raw: bytes) -> Any:
-    """Returns the JSON of an answer. Raises BadAnswer where it is not JSON, for example because it is cut
+    """Returns the JSON of an answer. Raises BadAnswer if it is not JSON, for example because it is cut
     off.
     """
     try:
@@ -57,8 +57,8 @@ def quoted(value: Any) -> str:
 def version_number(raw: Any) -> int:
     """Returns a weight version as a number.
 
-    It is 0 where the answer has no version or a name: SGLang servers start with "default". Raises BadAnswer
-    where it is negative, or neither a number nor text.
+    It is 0 if the answer has no version or a name: SGLang servers start with "default". Raises BadAnswer
+    if it is negative, or neither a number nor text.
     """
     if raw is None or (isinstance(raw, str) and not raw.lstrip("-").isdecimal()):
         return 0
@@ -188,7 +188,7 @@ def read_experts(
 ) -> NDArray[np.int16] | None:
     """Returns expert ids `[rows, layers × K]`, where `rows` is prompt + response - 1 tokens.
 
-    The engine sends base64 of int32 `[rows, layers, K]`. `count`: the model's experts; None where the engine
+    The engine sends base64 of int32 `[rows, layers, K]`. `count`: the model's experts; None if the engine
     was not asked for them.
     """
     if count is None:

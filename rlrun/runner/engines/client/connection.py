@@ -108,7 +108,7 @@ class Connection:
 
 
 async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes | None:
-    """Returns the body, or None where it is longer than `max_bytes`."""
+    """Returns the body, or None if it is longer than `max_bytes`."""
     chunks: list[bytes] = []
     size = 0
     async for chunk in response.content.iter_any():

@@ -51,7 +51,7 @@ class ExternalEngine:
         self._generate_seconds, self._timeout, self._restart_seconds = seconds
 
     async def start(self) -> EngineClient:
-        """Returns a client. Raises EngineError where the engine does not answer or serves another model."""
+        """Returns a client. Raises EngineError if the engine does not answer or serves another model."""
         return await self._connect(_START_SECONDS)
 
     async def watch(self) -> None:
@@ -64,7 +64,7 @@ class ExternalEngine:
     async def restart(self) -> EngineClient:
         """Waits until the engine was started again, and returns a client.
 
-        Raises EngineError where that takes too long, or the engine serves another model then.
+        Raises EngineError if that takes too long, or the engine serves another model then.
         """
         return await self._connect(self._restart_seconds)
 

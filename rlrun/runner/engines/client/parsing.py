@@ -100,7 +100,7 @@ def parse_generations(
 ) -> list[list[Generation]]:
     """Reads the answer to `wire.generate_body`: the samples of each request.
 
-    Raises BadAnswer where it is not what was asked for.
+    Raises BadAnswer if it is not what was asked for.
     """
     samples = [(request, sample_id) for request in requests for sample_id in sample_ids(request)]
     answers = read_json(raw)
@@ -118,7 +118,7 @@ def parse_generations(
 def parse_sample(
     raw: bytes, request: GenerateRequest, number: int, limits: ModelLimits = NO_LIMITS
 ) -> Generation:
-    """Reads the answer to `wire.sample_body`. Raises BadAnswer where it is not what was asked for."""
+    """Reads the answer to `wire.sample_body`. Raises BadAnswer if it is not what was asked for."""
     answer = read_json(raw)
     if not isinstance(answer, dict):
         raise BadAnswer(f"{summary(answer)} where one sample was asked for")
@@ -129,7 +129,7 @@ def parse_scores(raw: bytes, sequences: Sequence[NDArray[np.int32]]) -> list[NDA
     """Reads the answer to `wire.score_body`: log-probs `[T - 1]` of each sequence's tokens from the second
     on.
 
-    Raises BadAnswer where it is not what was asked for.
+    Raises BadAnswer if it is not what was asked for.
     """
     answers = read_json(raw)
     answers = answers if isinstance(answers, list) else [answers]
@@ -140,7 +140,7 @@ def parse_scores(raw: bytes, sequences: Sequence[NDArray[np.int32]]) -> list[NDA
 
 
 def check_versions(answers: Sequence[Sequence[Generation]], oldest: int, newest: int | None) -> None:
-    """Raises BadAnswer where tokens claim weights that the engine cannot have served.
+    """Raises BadAnswer if tokens claim weights that the engine cannot have served.
 
     `oldest`: the version that it had confirmed before the request was sent. `newest`: the last version that
     it was given; None where that is unknown.

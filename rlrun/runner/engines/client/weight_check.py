@@ -11,7 +11,7 @@ from rlrun.runner.engines.client.answer_fields import quoted
 def check_checksums(url: str, sent: Checksums, answer: Any) -> None:
     """Raises EngineError, naming the first tensor that differs or is missing.
 
-    `answer`: the value of `ranks` in the server's answer to `/weights_checker`. Raises BadAnswer where it
+    `answer`: the value of `ranks` in the server's answer to `/weights_checker`. Raises BadAnswer if it
     does not contain checksums.
     """
     by_rank = _checksums_by_rank(answer)

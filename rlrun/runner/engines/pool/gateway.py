@@ -53,7 +53,10 @@ class Gateway:
         """The router's id of each engine on its list, by URL."""
 
     async def start(self, slots: Sequence[EngineSlot]) -> None:
-        """Starts the router with these engines. JobError, with the router's last error, if that fails."""
+        """Starts the router with these engines.
+
+        Raises JobError, with the router's last error, if that fails.
+        """
         try:
             await self._launch()
             await gather_or_first_cause([self._add(slot) for slot in slots])
@@ -164,7 +167,7 @@ class Gateway:
 
 
 def make_gateway(spec: Spec, model: ModelFiles, folder: RunFolder) -> Gateway | None:
-    """Returns a gateway to the policy's engines if the spec asks for a router; None where the pool routes.
+    """Returns a gateway to the policy's engines if the spec asks for a router; None if the pool routes.
 
     `model`: the policy's files.
     """

@@ -180,7 +180,7 @@ class EnginePool:
     async def _generate_with(
         self, client: EngineClient, requests: Sequence[GenerateRequest]
     ) -> list[list[Generation]]:
-        """Returns this engine's samples; raises BadAnswer where it claims weights that it cannot have."""
+        """Returns this engine's samples; raises BadAnswer if it claims weights that it cannot have."""
         confirmed = self._weights.confirmed  # before the call: an update may be confirmed while it runs
         answers = await client.generate_batch(requests)
         try:

@@ -120,7 +120,7 @@ class Router:
         call: Callable[[EngineClient], Awaitable[Answer]],
         refused: list[EngineSlot],
     ) -> Answer | None:
-        """Returns the answer, or None where the request has to be sent again.
+        """Returns the answer, or None if the request has to be sent again.
 
         None means that the engine is down (if it is supervised), or that it answered badly and was added to
         `refused`.

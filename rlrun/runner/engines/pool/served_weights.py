@@ -90,7 +90,7 @@ class ServedWeights:
             await slot.wait_for_update()
 
     def check(self, answers: Sequence[Sequence[Generation]], confirmed: int) -> None:
-        """Raises BadAnswer where tokens claim weights that their engine cannot have served.
+        """Raises BadAnswer if tokens claim weights that their engine cannot have served.
 
         `confirmed`: the value of that property when the request was sent.
         """

@@ -33,7 +33,7 @@ class Restartable(Protocol):
         """Never returns; raises JobError as soon as the engine is gone or unhealthy."""
 
     async def restart(self) -> EngineClient:
-        """Kills what remains of the engine and starts it again. JobError where it does not come up."""
+        """Kills what remains of the engine and starts it again. Raises JobError if it does not come up."""
 
 
 class RestartBudget:

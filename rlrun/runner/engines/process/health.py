@@ -7,7 +7,7 @@ _DIRECT = build_opener(ProxyHandler({}))
 
 
 def ask_health(url: str, seconds: float, key: str | None = None) -> None:
-    """Returns when `/health` answers yes. Raises OSError where it answers no, or does not answer in time."""
+    """Returns when `/health` answers yes. Raises OSError if it answers no, or does not answer in time."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     with _DIRECT.open(Request(f"{url}/health", headers=headers), timeout=seconds):
         pass

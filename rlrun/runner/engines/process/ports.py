@@ -6,7 +6,7 @@ from rlrun.runner.contracts.errors import EngineError
 
 
 def usable_port(host: str, port: int | None) -> int:
-    """Returns the given port, or a free one if it is None. Raises EngineError where the port is taken."""
+    """Returns the given port, or a free one if it is None. Raises EngineError if the port is taken."""
     with socket() as listener:
         # Servers set this too: connections that ended a moment ago do not block the port.
         listener.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)

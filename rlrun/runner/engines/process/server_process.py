@@ -75,7 +75,7 @@ class ServerProcess(ABC):
     def launch(self) -> None:
         """Starts the server, which is killed when the thread that calls this ends.
 
-        Raises EngineError where its port is taken, FileNotFoundError where the interpreter does not exist.
+        Raises EngineError if its port is taken, FileNotFoundError if the interpreter does not exist.
         """
         setup = self._setup
         port = usable_port(setup.host, setup.port)

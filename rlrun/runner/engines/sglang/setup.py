@@ -39,7 +39,7 @@ class SglangSetup:
     node: int = 0
     """Number of this node among them; node 0 answers requests."""
     meeting: str | None = None
-    """`host:port` on node 0 where the parts on several nodes meet."""
+    """`host:port` on node 0 if the parts on several nodes meet."""
     seed: int = 0
     device: Literal["cpu", "cuda"] = "cpu"
     arguments: Mapping[str, Any] = field(default_factory=dict)

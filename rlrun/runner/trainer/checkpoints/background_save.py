@@ -44,7 +44,7 @@ class BackgroundSave:
 
     def done(self) -> Digests | None:
         """Returns the checksums of this rank's files when everything is on disk, None before. Raises the
-        thread's error, an OSError where the disk is full.
+        thread's error, an OSError if the disk is full.
         """
         assert self._writing is not None, "nothing is being saved"
         if not self._writing.done():

@@ -89,7 +89,7 @@ class CheckpointReader(FileSystemReader):
     """
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Returns the table of contents. ValueError where it is damaged or lists anything but tensors."""
+        """Returns the table of contents. Raises ValueError if it is damaged or lists anything but tensors."""
         path = Path(self.path) / METADATA
         table = read_metadata(path)
         for name, entry in table.state_dict_metadata.items():

@@ -73,7 +73,7 @@ def load_checkpoint(
 ) -> int:
     """Loads parameters, optimizer and random state; returns the number of optimizer steps so far.
 
-    ValueError where the checkpoint is incomplete, damaged, or of another model.
+    Raises ValueError if the checkpoint is incomplete, damaged, or of another model.
     """
     reader, stored = _open(folder)
     state = _tensors(parameters, optimizer)
@@ -112,7 +112,7 @@ def _tensors(parameters: Mapping[str, torch.Tensor], optimizer: Optimizer) -> di
 
 
 def _check(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:
-    """Raises ValueError where the checkpoint is not of this model."""
+    """Raises ValueError if the checkpoint is not of this model."""
     _check_biases(folder, state, stored)
     for name, tensor in state.items():
         if name not in stored:
@@ -125,7 +125,7 @@ def _check(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str,
 
 
 def _check_biases(folder: Path, state: Mapping[str, torch.Tensor], stored: Mapping[str, Any]) -> None:
-    """Raises ValueError where balancing biases are in the checkpoint or in this job, but not in both."""
+    """Raises ValueError if balancing biases are in the checkpoint or in this job, but not in both."""
     for gate in [name for name in state if name.startswith("parameters.") and name.endswith(ROUTER)]:
         bias = gate.removesuffix(ROUTER) + EXPERT_BIAS
         if (bias in state) != (bias in stored) and gate in stored:

@@ -47,7 +47,7 @@ class Parking:
             torch.cuda.empty_cache()
 
     def unpark(self) -> None:
-        """Copies every parked tensor back to the device; does nothing where none is parked."""
+        """Copies every parked tensor back to the device; does nothing if none is parked."""
         for storage, host in self._parked.values():
             storage.resize_(len(host))
             _bytes_of(storage).copy_(host, non_blocking=True)

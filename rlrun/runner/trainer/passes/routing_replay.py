@@ -34,7 +34,7 @@ class Replay:
             }
 
     def before_training(self, sequences: Sequences) -> Sequences:
-        """Returns the sequences for the pass over old log-probs. ValueError where an engine should have
+        """Returns the sequences for the pass over old log-probs. Raises ValueError if an engine should have
         returned their experts and did not.
         """
         if self._kind == "engine" and any(sequence.experts is None for _, sequence in _items(sequences)):

@@ -48,7 +48,7 @@ class Learner:
         model: Architecture,
         device: torch.device,
     ) -> None:
-        """Builds the model and loads its weights. ValueError where the model cannot be used."""
+        """Builds the model and loads its weights. Raises ValueError if the model cannot be used."""
         self._rank, self._device = setup.rank, device
         parallel, moe = spec.trainer.parallel, spec.trainer.moe
         self._data_rank = data_rank(setup.rank, parallel)
@@ -129,7 +129,7 @@ class Learner:
         return training_state(self.parameters.saved, self.optimizer, self._updates.count, self._rank)
 
     def load(self, folder: Path) -> None:
-        """Loads a written `state`, also from another layout. ValueError where it is of another model."""
+        """Loads a written `state`, also from another layout. Raises ValueError if it is of another model."""
         self._updates.count = load_checkpoint(folder, self.parameters.saved, self.optimizer, self._rank)
         if self.tied is not None:
             self.tied.copy_weights()

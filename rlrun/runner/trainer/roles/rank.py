@@ -38,13 +38,13 @@ from rlrun.specs.sections.job import Spec
 class TrainerRank:
     """One rank's share of the policy and of the models beside it, with their optimizers.
 
-    Each model is an attribute that is None where the job does not hold it. `compute` and `train` are how the
+    Each model is an attribute that is None if the job does not hold it. `compute` and `train` are how the
     driver reaches them.
     """
 
     def __init__(self, setup: TrainerSetup) -> None:
-        """Joins the other ranks, builds the models and loads their weights. ValueError where a model cannot
-        be used.
+        """Joins the other ranks, builds the models and loads their weights. Raises ValueError if a model
+        cannot be used.
         """
         self._setup = setup
         self._spec = spec = Spec.model_validate_json(setup.spec_json)
@@ -148,7 +148,7 @@ class TrainerRank:
 
     def save(self, folder: str | Path) -> Digests:
         """Writes parameters, optimizer, step and RNG into `folder`; returns the checksums of the files that
-        this rank wrote. OSError where the disk is full.
+        this rank wrote. Raises OSError if the disk is full.
         """
         digests: Digests = {}
         self._pass_state(Path(folder), lambda part, state: digests.update(write_state(part, state)))
@@ -163,7 +163,7 @@ class TrainerRank:
 
     def saved(self) -> Digests | None:
         """Returns the checksums of this rank's files of the last `begin_save` when they are on disk, None
-        before. OSError where the disk is full.
+        before. Raises OSError if the disk is full.
         """
         return self._saving.done()
 
@@ -179,7 +179,7 @@ class TrainerRank:
                 take(folder / "reference", state)
 
     def load(self, folder: str | Path) -> None:
-        """Loads what `save` wrote, also from another layout. ValueError where it is of another model."""
+        """Loads what `save` wrote, also from another layout. Raises ValueError if it is of another model."""
         folder = Path(folder)
         self.policy.load(folder)
         if self.critic is not None:

@@ -26,7 +26,7 @@ class Teacher:
     """One rank's share of the teacher."""
 
     def __init__(self, setup: TrainerSetup, spec: Spec, device: torch.device) -> None:
-        """Builds the model and loads its weights. ValueError where the teacher cannot be used."""
+        """Builds the model and loads its weights. Raises ValueError if the teacher cannot be used."""
         assert setup.teacher_folder is not None and spec.teacher is not None
         folder = Path(setup.teacher_folder)
         model = read_architecture(folder)

@@ -7,21 +7,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import yaml
-
 from rlrun.converters.slime.secrets import is_secret, without_credentials
+from rlrun.converters.slime.spec_toml import spec_toml
 from rlrun.specs.derived.sglang_arguments import SERVER, flag_name
-from rlrun.specs.reading.reference import as_toml
-from rlrun.specs.sections.job import Spec
 
-_OF_ROLLOUTS = {"rollout", "rewards", "scoring", "filters", "engine", "engines", "eval", "debug"}
-_OF_ROLLOUTS |= {"fault_tolerance", "reference", "teacher", "critic", "algorithm"}
-_IDLE = {"cluster.placement", "trainer.optimizer_steps", "trainer.old_log_probs", "deterministic"}
-_IDLE |= {"trainer.moe.routing_replay"}
-_OF_DEMONSTRATIONS = ("rollout.max_prompt_tokens", "rollout.max_response_tokens", "algorithm.type")
-_LARGEST = 1 << 62
-_MOST_ALIASES = 20
-"""The limit of YAML aliases in a settings file, because nested aliases can expand to gigabytes."""
+_ROLLOUT_SECTIONS = {"rollout", "rewards", "scoring", "filters", "engine", "engines", "eval", "debug"}
+_ROLLOUT_SECTIONS |= {"fault_tolerance", "reference", "teacher", "critic", "algorithm"}
+_POLICY_LOSS_KEYS = {"cluster.placement", "trainer.optimizer_steps", "trainer.old_log_probs", "deterministic"}
+_POLICY_LOSS_KEYS |= {"trainer.moe.routing_replay"}
+_DEMONSTRATION_KEYS = ("rollout.max_prompt_tokens", "rollout.max_response_tokens", "algorithm.type")
+_MAX_WHOLE = 1 << 62
 _PURE_DISTILLATION = "on_policy_distillation.reward_func"
 
 
@@ -128,7 +123,7 @@ class Draft:
     def whole(self, name: str, default: int) -> int:
         """Returns a flag's value as a whole number; if it is not, adds a note and returns the default."""
         value = self.number(name, default)
-        if value != int(value) or abs(value) > _LARGEST:
+        if value != int(value) or abs(value) > _MAX_WHOLE:
             self.note(self.flags[name], f"not a whole number; {default} is used")
             return default
         return int(value)
@@ -146,7 +141,7 @@ class Draft:
         In the key, `*` or a number stands for an element of an array. Keys about rollouts have no effect on
         demonstrations: they become notes instead.
         """
-        if self.algorithm == "sft" and _is_idle(key):
+        if self.algorithm == "sft" and _is_unused_by_sft(key):
             for flag in self.given(*flags):
                 self.note(flag, "no effect: training on demonstrations has no sampling and no policy loss")
             return
@@ -163,28 +158,6 @@ class Draft:
         before = table.get(leaf)
         table[leaf] = value
         self._comment(key.replace(".*", ".0"), value == before, flags, comment)
-
-    def settings(self, name: str) -> dict[str, Any] | None:
-        """Returns the table in a flag's YAML file; if it cannot be read, adds a note and returns None."""
-        flag = self.flags.get(name)
-        path = self.text(name) or ""
-        text = self.read_file(path)
-        if flag is None or text is None:
-            if flag is not None:
-                self.note(flag, "the file was not found: its settings are left out")
-            return None
-        try:
-            if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)) > _MOST_ALIASES:
-                self.note(flag, "the file has too many aliases to be read")
-                return None
-            settings = yaml.safe_load(text)
-        except (yaml.YAMLError, RecursionError) as error:
-            self.note(flag, f"the file is not valid YAML: {' '.join(str(error).split())[:120]}")
-            return None
-        if not isinstance(settings, dict):
-            self.note(flag, "the file does not contain a table of settings")
-            return None
-        return settings
 
     def server_argument(self, table: str, name: str, value: Any, flag: str) -> None:
         """Sets an argument of the SGLang server, unless rlrun sets it itself."""
@@ -214,53 +187,21 @@ class Draft:
 
     def messages(self) -> list[str]:
         """Returns all notes as lines; flags with the same note share a line."""
-        together: dict[str, list[Flag]] = {}
+        flags_by_note: dict[str, list[Flag]] = {}
         for flag, text in self.flag_notes:
-            together.setdefault(text, []).append(flag)
+            flags_by_note.setdefault(text, []).append(flag)
         lines = [
             f"{flags[0].location if len(flags) == 1 else self.source}: {', '.join(map(str, flags))}: {text}"
-            for text, flags in together.items()
+            for text, flags in flags_by_note.items()
         ]
         return [*lines, *self.notes]
 
     def toml(self) -> str:
         """Returns the spec as TOML: the sections in the reference's order, each key with its comment."""
-        order = list(Spec.model_fields)
-        names = sorted(self.values, key=order.index)
-        plain = [name for name in names if not isinstance(self.values[name], (dict, list))]
-        lines = [f"# Imported from {self.source} by `rlrun import slime`."]
-        lines += self._lines({name: self.values[name] for name in plain}, "")
-        for name in names:
-            if name not in plain:
-                lines += self._table(name, self.values[name], name)
-        return "\n".join(lines) + "\n"
-
-    def _table(self, header: str, value: Any, path: str) -> Iterator[str]:
-        if isinstance(value, list):
-            for number, element in enumerate(value):
-                yield from ["", f"[[{header}]]", *self._lines(element, f"{path}.{number}.")]
-            return
-        inner = {name: item for name, item in value.items() if _is_table(item)}
-        plain = {name: item for name, item in value.items() if name not in inner}
-        if plain or not inner:
-            yield from ["", f"[{header}]", *self._lines(plain, f"{path}.")]
-        for name, item in inner.items():
-            yield from self._table(f"{header}.{name}", item, f"{path}.{name}")
-
-    def _lines(self, table: dict[str, Any], prefix: str) -> list[str]:
-        table = {name: table[name] for name in sorted(table, key="type".__ne__)}
-        pairs = [
-            (f"{name} = {as_toml(value)}", self.comments.get(prefix + name)) for name, value in table.items()
-        ]
-        width = max((len(text) for text, comment in pairs if comment), default=0)
-        return [f"{text:{min(width, 60)}}  # {comment}" if comment else text for text, comment in pairs]
+        return spec_toml(self.values, self.comments, f"Imported from {self.source} by `rlrun import slime`.")
 
 
-def _is_idle(key: str) -> bool:
+def _is_unused_by_sft(key: str) -> bool:
     """Returns whether a key is about rollouts or a policy loss."""
     section = key.partition(".")[0]
-    return key not in _OF_DEMONSTRATIONS and (section in _OF_ROLLOUTS or key in _IDLE)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+    return key not in _DEMONSTRATION_KEYS and (section in _ROLLOUT_SECTIONS or key in _POLICY_LOSS_KEYS)

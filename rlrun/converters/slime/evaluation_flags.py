@@ -6,23 +6,24 @@ from typing import Any
 
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
+from rlrun.converters.slime.settings_file import file_settings
 from rlrun.converters.slime.sources_flags import set_rows
 
-_OF_DATASET = {
+_DATASET_KEYS = {
     "n_samples_per_eval_prompt": ("samples_per_prompt", int),
     "temperature": ("temperature", float),
     "top_p": ("top_p", float),
     "max_response_len": ("max_response_tokens", int),
 }
-"""Settings of a dataset in --eval-config, with our key and its type."""
+"""Maps settings of a dataset in --eval-config to keys and their types."""
 _COLUMNS = (
     ("prompt_key", "input_key", "--eval-input-key", "--input-key", "input"),
     ("label_key", "label_key", "--eval-label-key", "--label-key", None),
     ("tools_key", "tool_key", "--eval-tool-key", "--tool-key", "tools"),
     ("metadata_key", "metadata_key", "--metadata-key", "--metadata-key", None),
 )
-_UNDERSTOOD = {"name", "path", "rm_type", "top_k", "metadata_overrides", *_OF_DATASET}
-_UNDERSTOOD |= {key for _, key, *_ in _COLUMNS} | {"apply_chat_template"}
+_KNOWN_SETTINGS = {"name", "path", "rm_type", "top_k", "metadata_overrides", *_DATASET_KEYS}
+_KNOWN_SETTINGS |= {key for _, key, *_ in _COLUMNS} | {"apply_chat_template"}
 
 
 def evaluation(draft: Draft) -> None:
@@ -34,7 +35,7 @@ def evaluation(draft: Draft) -> None:
             draft.note(flag, "no effect: slime evaluates only with --eval-interval and a dataset")
         return
     for number, dataset in enumerate(datasets):
-        _dataset(draft, f"eval.datasets.{number}", dataset)
+        _set_dataset(draft, f"eval.datasets.{number}", dataset)
     kinds = {"interval": int, "max_response_tokens": int, "temperature": float, "top_p": float}
     for row in (flag_table()[name] for name in names):
         key = (row.key or "").removeprefix("eval.")
@@ -79,7 +80,7 @@ def _datasets(draft: Draft) -> list[Mapping[str, Any]]:
 
 def _configured(draft: Draft) -> list[Mapping[str, Any]]:
     """Returns the settings of the datasets in the file of --eval-config, the file's defaults included."""
-    settings = _table(draft.settings("--eval-config"))
+    settings = _table(file_settings(draft, "--eval-config"))
     settings = _table(settings.get("eval")) or settings
     datasets = settings.get("datasets") or []
     if isinstance(datasets, dict):
@@ -93,20 +94,20 @@ def _table(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _dataset(draft: Draft, table: str, dataset: Mapping[str, Any]) -> None:
+def _set_dataset(draft: Draft, table: str, dataset: Mapping[str, Any]) -> None:
     source = "--eval-config" if "--eval-config" in draft.flags else "--eval-prompt-data"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(dataset.get("name", ""))).lstrip("-._") or "eval"
     draft.set(f"{table}.name", name, (source,))
     set_rows(draft, table, str(dataset["path"]), source)
-    for key, theirs, own, shared, default in _COLUMNS:
-        value = dataset.get(theirs) or draft.text(own) or draft.text(shared) or default
+    for key, theirs, eval_flag, data_flag, default in _COLUMNS:
+        value = dataset.get(theirs) or draft.text(eval_flag) or draft.text(data_flag) or default
         if value is not None:
             draft.set(
                 f"{table}.{key}",
                 value,
-                (source if theirs in dataset else own if own in draft.flags else shared,),
+                (source if theirs in dataset else eval_flag if eval_flag in draft.flags else data_flag,),
             )
-    for theirs, (ours, kind) in _OF_DATASET.items():
+    for theirs, (ours, kind) in _DATASET_KEYS.items():
         if dataset.get(theirs) is not None:
             draft.set(f"{table}.{ours}", kind(dataset[theirs]), (source,))
     if dataset.get("top_k") == 1:
@@ -116,12 +117,12 @@ def _dataset(draft: Draft, table: str, dataset: Mapping[str, Any]) -> None:
     draft.set(
         f"{table}.apply_chat_template", bool(dataset.get("apply_chat_template", chat in draft.flags)), (chat,)
     )
-    _reward_of_its_own(draft, name, dataset)
-    for setting in sorted(set(dataset) - _UNDERSTOOD):
+    _dataset_reward(draft, name, dataset)
+    for setting in sorted(set(dataset) - _KNOWN_SETTINGS):
         draft.note(draft.flags[source], f"{name}: {setting} cannot be set for a single dataset")
 
 
-def _reward_of_its_own(draft: Draft, name: str, dataset: Mapping[str, Any]) -> None:
+def _dataset_reward(draft: Draft, name: str, dataset: Mapping[str, Any]) -> None:
     """Translates a dataset's own reward, which its rows have to name in their metadata."""
     kind = dataset.get("rm_type")
     if kind and kind != draft.text("--rm-type") and draft.has("rewards.*.type"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from rlrun.converters.slime import correction_flags as corrections
 from rlrun.converters.slime import objective_flags as objective
 from rlrun.converters.slime import optimizer_flags as optimizer
 from rlrun.converters.slime import records_flags as records
@@ -32,9 +33,9 @@ RULES: Mapping[str, Callable[[Draft], None]] = {
     "kl_in_reward": objective.kl_in_reward,
     "kl_in_loss": objective.kl_in_loss,
     "reference": objective.reference,
-    "correction": objective.correction,
-    "off_policy_masking": objective.off_policy_masking,
-    "old_log_probs": objective.old_log_probs,
+    "correction": corrections.correction,
+    "off_policy_masking": corrections.off_policy_masking,
+    "old_log_probs": corrections.old_log_probs,
     "distillation": objective.distillation,
     "rewards": sources.rewards,
     "filters": sources.filters,

@@ -1,12 +1,14 @@
 """Reads slime's flags and their equivalents from flags.toml, and writes them as tables for docs/slime.md."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import tomli
+
+from rlrun.specs.problems.findings import format_value
 
 _FILE = Path(__file__).parent / "flags.toml"
 _INTRODUCTION = """\
@@ -74,6 +76,33 @@ def flag_table() -> dict[str, FlagRow]:
             origin, of = fields.pop("from", "slime"), tuple(fields.pop("of", ()))
             rows[f"--{name}"] = FlagRow(group, f"--{name}", origin=origin, of=of, **fields)
     return rows
+
+
+def read_value(row: FlagRow, words: Sequence[str]) -> Any:
+    """Returns a flag's value in the type of its row. Raises ValueError with a message for the user."""
+    if row.type in ("strs", "ints"):
+        if row.type == "ints":
+            return [_number(word, int) for word in words]
+        return list(words)
+    if len(words) != 1:
+        raise ValueError(f"takes one value, found {len(words)}")
+    if row.values:
+        if words[0] not in row.values:
+            raise ValueError(
+                f"{format_value(words[0])} has no equivalent (available: {', '.join(row.values)})"
+            )
+        return row.values[words[0]]
+    if row.type in ("int", "float"):
+        return _number(words[0], int if row.type == "int" else float)
+    return words[0]
+
+
+def _number(text: str, kind: type[int] | type[float]) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        noun = "whole number" if kind is int else "number"
+        raise ValueError(f"{format_value(text)} is not a {noun}") from None
 
 
 def table_markdown() -> str:

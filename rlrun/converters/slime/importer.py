@@ -15,29 +15,27 @@ from rlrun.converters.shell.files import candidate_files
 from rlrun.converters.shell.script import Script, Word, read_script
 from rlrun.converters.slime.draft import Draft, Flag
 from rlrun.converters.slime.flag_rules import RULES
-from rlrun.converters.slime.flag_table import FlagRow, flag_table
+from rlrun.converters.slime.flag_table import FlagRow, flag_table, read_value
 from rlrun.converters.slime.secrets import is_secret
+from rlrun.converters.slime.training_command import read_flags, training_command
 from rlrun.specs.derived.sglang_arguments import ROUTER, SERVER
-from rlrun.specs.problems.findings import format_value
 from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.reading.variables import toml_value
 
-_TRAINING = re.compile(r"(?:.*/)?train(?:_async)?\.py")
 _ASYNC = re.compile(r"(?:.*/)?train_async\.py")
-_FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*")
 _PROGRAMS = {"--sglang-": ("engine.sglang", SERVER), "--router-": ("engine.sglang_router", ROUTER)}
 """For each prefix of flags: the table for their values, and the program that they are arguments of."""
 _SERVER_KEYS = {"max-total-tokens": "engine.max_cache_tokens"}
 _SERVER_SWITCHES = {"enable-fp32-lm-head": ("trainer.head_dtype", "float32")}
 _SEPARATE_PREFILL = ("disaggregation-", "encoder-")
-_OUTSIDE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
-_LEFT_OVER = re.compile(r"\$\(|`|\$\{(?!var:|env:)")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+_UNRESOLVED = re.compile(r"\$\(|`|\$\{(?!var:|env:)")
 
 
 def import_script(path: Path) -> Draft:
     """Returns the spec of a script's training command. Raises ValueError if there is no such command."""
     script = read_script(path)
-    command = _training_command(script, path)
+    command = training_command(script, path)
     assumptions = dict.fromkeys(note for word in command for note in word.notes)
     read = partial(_text_of, script, path)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "run"
@@ -56,12 +54,12 @@ def import_command(
     draft = Draft(source, read_flags(command), is_async, list(notes), read_file)
     draft.set("name", name, ())
     for flag in draft.flags.values():
-        _take(draft, flag)
+        _translate_flag(draft, flag)
     for rule in RULES.values():
         rule(draft)
     for row in flag_table().values():
-        given = row.name in draft.flags or (row.key and draft.has(row.key))
-        if row.default is not None and row.key and not given and not _no_use(draft.algorithm, row):
+        is_set = row.name in draft.flags or (row.key and draft.has(row.key))
+        if row.default is not None and row.key and not is_set and not _why_unused(draft.algorithm, row):
             draft.set(row.key, row.default, (), f"slime's default without {row.name}")
     _refer_to_variables(draft)
     return draft
@@ -78,73 +76,23 @@ def _text_of(script: Script, path: Path, written: str) -> str | None:
         return None
 
 
-def read_flags(words: Sequence[Word]) -> dict[str, Flag]:
-    """Returns the flags by name. The last occurrence of a flag counts; it refers to the earlier ones."""
-    flags: dict[str, Flag] = {}
-    current: Flag | None = None
-    for word in words:
-        match = _FLAG.match(word.text)
-        if match and (match.end() == len(word.text) or word.text[match.end()] == "="):
-            name = match[0].replace("_", "-")
-            value = [word.text[match.end() + 1 :]] if match.end() < len(word.text) else []
-            before = flags.pop(name, None)
-            current = flags[name] = Flag(name, value, word.location, before)
-        elif current is not None:
-            current.values.append(word.text)
-    return flags
-
-
-def _training_command(script: Script, path: Path) -> list[Word]:
-    """Returns the words of the training command; without one, those of all arrays named `…_ARGS`."""
-    training = [at for at, words in enumerate(script.commands) if _start_of_training(words) is not None]
-    if training:
-        if len(training) > 1:
-            script.note(f"{path.name} trains {len(training)} times; the last training command is imported")
-        return _continued(script, training[-1])
-    arrays = {name: words for name, words in script.arrays.items() if name.endswith("_ARGS")}
-    if not arrays:
-        raise ValueError(
-            f"{path} runs no train.py and has no array of arguments: give the script that launches the job"
-        )
-    script.notes.append(f"no command runs train.py; the flags of {', '.join(arrays)} are imported")
-    return [word for words in arrays.values() for word in words]
-
-
-def _start_of_training(words: Sequence[Word]) -> int | None:
-    return next((at for at, word in enumerate(words) if _TRAINING.fullmatch(word.text)), None)
-
-
-def _continued(script: Script, at: int) -> list[Word]:
-    """Returns the training command's words, and those of the next line if only a backslash is missing."""
-    words = script.commands[at]
-    words = words[_start_of_training(words) :]
-    following = script.commands[at + 1] if at + 1 < len(script.commands) else []
-    if following and _FLAG.match(following[0].text):
-        location = words[-1].location
-        script.note(
-            f"{location}: a backslash is missing at the line's end; the flags after it are imported too"
-        )
-        return [*words, *following]
-    return words
-
-
-def _take(draft: Draft, flag: Flag) -> None:
+def _translate_flag(draft: Draft, flag: Flag) -> None:
     """Translates one flag, unless a rule does."""
     row = flag_table().get(flag.name)
     for earlier in flag.before:
         draft.note(earlier, f"no effect: replaced by the value in {flag.location}")
     prefix = next((prefix for prefix in _PROGRAMS if flag.name.startswith(prefix)), None)
     if row is None and prefix is not None:
-        _take_argument(draft, flag, prefix)
+        _translate_argument(draft, flag, prefix)
     elif row is None:
         draft.note(flag, _unknown(flag))
     elif row.key is None:
         draft.note(flag, row.why)
     elif row.rule is None:
-        _set(draft, flag, row)
+        _set_key(draft, flag, row)
 
 
-def _take_argument(draft: Draft, flag: Flag, prefix: str) -> None:
+def _translate_argument(draft: Draft, flag: Flag, prefix: str) -> None:
     """Translates an argument of the SGLang server or router, unless rlrun sets it itself."""
     table, program = _PROGRAMS[prefix]
     name = flag.name.removeprefix(prefix)
@@ -183,9 +131,9 @@ def _unknown(flag: Flag) -> str:
     return "this flag is not in the list of slime's flags" + (f"; did you mean {meant}?" if meant else "")
 
 
-def _set(draft: Draft, flag: Flag, row: FlagRow) -> None:
+def _set_key(draft: Draft, flag: Flag, row: FlagRow) -> None:
     assert row.key is not None
-    if why := _no_use(draft.algorithm, row):
+    if why := _why_unused(draft.algorithm, row):
         draft.note(flag, why)
         return
     if row.value is not None:
@@ -199,61 +147,34 @@ def _set(draft: Draft, flag: Flag, row: FlagRow) -> None:
     draft.set(row.key, value, (flag.name,))
 
 
-def _no_use(algorithm: str, row: FlagRow) -> str:
+def _why_unused(algorithm: str, row: FlagRow) -> str:
     """Returns why a key has no effect under the algorithm; empty if it has one."""
     return f"{algorithm} has no such parameter" if row.of and algorithm not in row.of else ""
 
 
-def read_value(row: FlagRow, words: Sequence[str]) -> Any:
-    """Returns a flag's value in the type of its row. Raises ValueError with a message for the user."""
-    if row.type in ("strs", "ints"):
-        if row.type == "ints":
-            return [_number(word, int) for word in words]
-        return list(words)
-    if len(words) != 1:
-        raise ValueError(f"takes one value, found {len(words)}")
-    if row.values:
-        if words[0] not in row.values:
-            raise ValueError(
-                f"{format_value(words[0])} has no equivalent (available: {', '.join(row.values)})"
-            )
-        return row.values[words[0]]
-    if row.type in ("int", "float"):
-        return _number(words[0], int if row.type == "int" else float)
-    return words[0]
-
-
-def _number(text: str, kind: type[int] | type[float]) -> float:
-    try:
-        return kind(text)
-    except ValueError:
-        noun = "whole number" if kind is int else "number"
-        raise ValueError(f"{format_value(text)} is not a {noun}") from None
-
-
 def _refer_to_variables(draft: Draft) -> None:
     """Makes values from the script's environment refer to variables of the spec, and notes which ones."""
-    outside: set[str] = set()
-    draft.values = _with_variables(draft.values, outside)
+    unset: set[str] = set()
+    draft.values = _with_variables(draft.values, unset)
     draft.notes += [
         f"{name} is not set in the script: add `{name} = …` under [vars], or pass --set vars.{name}=…"
-        for name in sorted(outside)
+        for name in sorted(unset)
     ]
     for key, text in _texts(draft.values, ""):
-        if _LEFT_OVER.search(text):
+        if _UNRESOLVED.search(text):
             draft.notes.append(f"{key}: {text} depends on how the script is run: fill it in")
 
 
-def _with_variables(value: Any, outside: set[str]) -> Any:
-    """Returns the document with `${NAME}` replaced by `${var:NAME}`."""
+def _with_variables(value: Any, unset: set[str]) -> Any:
+    """Returns the document with `${NAME}` replaced by `${var:NAME}`, and adds the names to `unset`."""
     if isinstance(value, dict):
-        return {key: _with_variables(inner, outside) for key, inner in value.items()}
+        return {key: _with_variables(inner, unset) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_with_variables(inner, outside) for inner in value]
+        return [_with_variables(inner, unset) for inner in value]
     if not isinstance(value, str):
         return value
-    outside.update(_OUTSIDE.findall(value))
-    return _OUTSIDE.sub(r"${var:\1}", value)
+    unset.update(_VARIABLE.findall(value))
+    return _VARIABLE.sub(r"${var:\1}", value)
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:

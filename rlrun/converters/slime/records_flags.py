@@ -6,7 +6,7 @@ import re
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.flag_table import flag_table
 
-_EVERY = 1_000_000
+_KEEP_ALL = 1_000_000
 
 
 def checkpoints(draft: Draft) -> None:
@@ -16,7 +16,7 @@ def checkpoints(draft: Draft) -> None:
         every = draft.whole(interval.name, 1)
         draft.set("checkpoint.interval", every, (interval.name,))
         steps = draft.values.get("trainer", {}).get("steps")
-        keep = math.ceil(steps / every) + 1 if isinstance(steps, int) and every > 0 else _EVERY
+        keep = math.ceil(steps / every) + 1 if isinstance(steps, int) and every > 0 else _KEEP_ALL
         draft.set("checkpoint.keep", keep, (), "slime keeps every checkpoint")
     for flag in draft.given("--async-save"):
         if interval:

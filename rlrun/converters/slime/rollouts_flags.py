@@ -6,9 +6,9 @@ from rlrun.converters.slime.draft import Draft
 
 _FULLY_ASYNC = "fully_async"
 _SFT = "sft_rollout"
-_OWN = ("sglang_rollout", "sleep_rollout")
+_DEFAULT_FUNCTIONS = ("sglang_rollout", "sleep_rollout")
 _DEMONSTRATION_TOKENS = 16384
-_MANY = 1000
+_MAX_ATTEMPTS = 1000
 DEFAULT_ROLLOUT = "this is what rlrun does by default"
 SFT_ROLLOUT = 'this is what `algorithm.type = "sft"` does'
 
@@ -34,7 +34,7 @@ def rollout_function(draft: Draft) -> None:
             "rollout.weight_update", "between", (), "with train_async.py one version generates a sample"
         )
     if flag and _FULLY_ASYNC not in path:
-        known = any(name in path for name in _OWN)
+        known = any(name in path for name in _DEFAULT_FUNCTIONS)
         draft.note(
             flag,
             DEFAULT_ROLLOUT
@@ -85,7 +85,9 @@ def lengths(draft: Draft) -> None:
 def time_limits(draft: Draft) -> None:
     """Raises the number of attempts: slime samples until enough groups pass the filter."""
     if "--dynamic-sampling-filter-path" in draft.flags and "filters" in draft.values:
-        draft.set("rollout.max_attempts", _MANY, (), "slime samples until enough groups pass the filter")
+        draft.set(
+            "rollout.max_attempts", _MAX_ATTEMPTS, (), "slime samples until enough groups pass the filter"
+        )
 
 
 def template(draft: Draft) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from rlrun.converters.slime.draft import Draft
 from rlrun.converters.slime.secrets import bare_address
+from rlrun.converters.slime.settings_file import file_settings
 
 Settings = dict[str, Any]
 
@@ -76,10 +77,10 @@ def engine(draft: Draft) -> None:
     for flag in draft.given("--rollout-num-gpus-per-engine"):
         comment = f"{flag.name} / {degree} pipeline stages" if degree > 1 else ""
         draft.set("engine.tensor", max(1, draft.whole(flag.name, 1) // degree), (flag.name,), comment)
-    _running(draft)
+    _max_running(draft)
 
 
-def _running(draft: Draft) -> None:
+def _max_running(draft: Draft) -> None:
     """Sets how many samples an engine runs concurrently: the lower of slime's limit and the server's."""
     flags = draft.given("--sglang-server-concurrency", "--sglang-max-running-requests")
     limits = [draft.whole("--sglang-server-concurrency", _CONCURRENCY)]
@@ -131,7 +132,7 @@ def sleeping(draft: Draft) -> None:
 def topology(draft: Draft) -> None:
     """Sets the servers of --sglang-config: the policy's in `[engine]`, other models' in `[[engines]]`."""
     flag = next(iter(draft.given("--sglang-config")), None)
-    settings = draft.settings("--sglang-config") if flag else None
+    settings = file_settings(draft, "--sglang-config") if flag else None
     if flag is None or settings is None:
         return
     models = [entry for entry in settings.get("sglang") or [] if isinstance(entry, dict)]

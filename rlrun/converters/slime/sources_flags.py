@@ -7,7 +7,7 @@ from rlrun.converters.slime.secrets import without_credentials
 _NONZERO_STD = "check_reward_nonzero_std"
 _REMOTE_SECONDS = 120.0
 _BOXED = "boxed_"
-_TAKES_BOXED = ("f1",)
+_WITH_BOXED_KEY = ("f1",)
 """Rewards that read the answer from `\\boxed{}` only if their key `boxed` is set."""
 
 
@@ -41,14 +41,15 @@ def rewards(draft: Draft) -> None:
             )
         draft.notes.append("no reward: add a table [[rewards]] for --custom-rm-path")
     else:
-        _named(draft, draft.text("--rm-type") or "")
+        _named_reward(draft, draft.text("--rm-type") or "")
 
 
-def _named(draft: Draft, name: str) -> None:
+def _named_reward(draft: Draft, name: str) -> None:
+    """Sets the reward of --rm-type, or the one that a rollout notes if there is none."""
     boxed, known = name.startswith(_BOXED), flag_table()["--rm-type"].values
     plain = name.removeprefix(_BOXED)
     if plain == "remote_rm":
-        _remote(draft)
+        _remote_reward(draft)
     else:
         served = draft.text("--opd-type") == "sglang"
         for flag in draft.given("--group-rm", *([] if served else ["--rm-url"])):
@@ -68,13 +69,13 @@ def _named(draft: Draft, name: str) -> None:
         return
     if plain != "remote_rm":
         draft.set("rewards.*.type", known[plain], ("--rm-type",))
-    if boxed and plain in _TAKES_BOXED:
+    if boxed and plain in _WITH_BOXED_KEY:
         draft.set("rewards.*.boxed", True, ("--rm-type",))
     if "--reward-key" in draft.flags:
         draft.set("rewards.*.key", draft.text("--reward-key") or "", ("--reward-key",))
 
 
-def _remote(draft: Draft) -> None:
+def _remote_reward(draft: Draft) -> None:
     grouped = draft.given("--group-rm")
     kind = "remote_group" if grouped else "remote"
     draft.set("rewards.*.type", kind, ("--rm-type", *(flag.name for flag in grouped)))

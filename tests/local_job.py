@@ -1,4 +1,4 @@
-"""A whole job in this process: one trainer rank and one engine, no Ray, rewards scored where they stand."""
+"""A whole job in this process: one trainer rank and one engine, no Ray, and rewards scored in place."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -101,7 +101,7 @@ class Lines:
 
 
 def run_local(spec_file: Path, folder: Path, overrides: Sequence[str] = (), port: int = 1) -> Lines:
-    """Run the spec to its end, from the newest checkpoint in `folder` where there is one."""
+    """Runs the spec to its end, from the newest checkpoint in `folder` if there is one."""
     spec = load_checked_spec([spec_file], overrides).spec
     plan = make_plan(spec, cores=1)
     journal = Lines()

@@ -26,7 +26,7 @@ def at_work(running: Running) -> list[psutil.Process]:
     return running.children()
 
 
-def test_asked_to_stop_it_stops_cleanly(jobs: Jobs) -> None:
+def test_a_job_that_is_asked_to_stop_stops_cleanly(jobs: Jobs) -> None:
     started = {
         number: jobs.start(f"stopped-{number}", trainer__steps=100_000)
         for number in (signal.SIGINT, signal.SIGTERM)

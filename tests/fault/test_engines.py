@@ -1,4 +1,4 @@
-"""Engines that die or hang while a job runs: it goes on, and trains on as many samples as it would have."""
+"""Engines that die or hang while a job runs: the job continues and trains on the same number of samples."""
 
 from tests.fault.conftest import STEPS
 from tests.fault.ids import check_each_once
@@ -38,7 +38,7 @@ def test_engines_that_die_or_hang_at_any_moment_change_nothing_that_is_learnt(
     assert_nothing_left(processes, ended)
 
 
-def test_the_other_engine_takes_over_what_a_killed_one_was_asked(jobs: Jobs) -> None:
+def test_the_other_engine_takes_over_the_requests_of_a_killed_engine(jobs: Jobs) -> None:
     faults = [Fault("engine 0", "generation", 30)]
     settings = {"trainer__steps": STEPS, "deterministic": False, "engine__count": 2}
     check(jobs.run("engine-killed-of-two", main=main_with(faults), **settings), restarts=1)

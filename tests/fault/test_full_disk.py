@@ -1,4 +1,4 @@
-"""A disk that fills up while a job runs: the job says so, loses nothing, and goes on when there is room."""
+"""A disk that fills up while a job runs: the job reports it, loses nothing, and can be resumed."""
 
 import os
 import subprocess

@@ -54,9 +54,7 @@ def living(running: Running) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_a_launch_that_is_killed_while_it_starts_leaves_nothing_that_the_next_does_not_remove(
-    jobs: Jobs, temporary: Path
-) -> None:
+def test_the_next_launch_removes_what_a_launch_killed_at_its_start_left(jobs: Jobs, temporary: Path) -> None:
     settings = ASLEEP | {"trainer__steps": 1}
     before_ray = main_with([Fault("driver", "starting Ray", 1)])
     first = jobs.start("killed-before-ray", main=before_ray, **settings)
@@ -77,7 +75,9 @@ def test_a_launch_that_is_killed_while_it_starts_leaves_nothing_that_the_next_do
     assert resumed.code == 0, resumed.output
 
 
-def test_of_resumes_at_once_one_goes_on_and_its_ray_asks_for_a_token(jobs: Jobs, temporary: Path) -> None:
+def test_only_one_of_two_simultaneous_resumes_continues_and_its_ray_requires_a_token(
+    jobs: Jobs, temporary: Path
+) -> None:
     settings = ASLEEP | {"trainer__steps": 100_000}
     jobs.environment["RAY_AUTH_MODE"] = "disabled"
     killed = jobs.start("contended", **settings)

@@ -15,7 +15,7 @@ from tests.fault.test_ends import assert_nothing_left
 from tests.integration.jobs import MAIN, Ended, Jobs, Running
 
 HELD = 6
-"""The step whose rewards wait while there is a file HOLD."""
+"""The step whose rewards wait as long as the file HOLD exists."""
 
 
 @pytest.fixture
@@ -106,7 +106,9 @@ def test_when_ray_dies_the_last_step_is_saved(jobs: Jobs, reference: Ended, hold
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed_or_stopped_at_any_moment_goes_on(jobs: Jobs, reference: Ended) -> None:
+def test_a_job_resumes_after_its_driver_was_killed_or_stopped_at_any_moment(
+    jobs: Jobs, reference: Ended
+) -> None:
     jobs.environment.pop("HOLD", None)
     dataset = {"name": "held_out", "path": str(jobs.folder / "rows.jsonl"), "samples_per_prompt": 1}
     settings = {"trainer__steps": STEPS, "eval": {"interval": 4, "datasets": [dataset]}}

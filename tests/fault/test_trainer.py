@@ -1,4 +1,4 @@
-"""Trainer ranks that die or hang while a job runs: it goes on from its last checkpoint."""
+"""Trainer ranks that die or hang while a job runs: the job continues from its last checkpoint."""
 
 import signal
 import subprocess

@@ -53,7 +53,7 @@ def test_an_asynchronous_job_learns_and_keeps_its_bound(jobs: Jobs) -> None:
     check_learnt(ended[1])
 
 
-def test_a_killed_job_goes_on_and_trains_on_no_prompt_twice(jobs: Jobs) -> None:
+def test_a_killed_job_resumes_and_trains_on_no_prompt_twice(jobs: Jobs) -> None:
     settings = ASYNC | {"checkpoint__interval": 2}
     hold = jobs.folder / "hold"
     hold.touch()

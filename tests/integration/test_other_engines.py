@@ -37,7 +37,7 @@ def elsewhere(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         process.terminate()
 
 
-def test_engines_that_sleep_meanwhile_or_run_elsewhere_change_nothing(
+def test_sleeping_and_external_engines_give_the_same_result(
     jobs: Jobs, reference: Ended, elsewhere: str
 ) -> None:
     sleeping = jobs.start("engine-asleep", trainer__steps=STEPS, engine__sleep=True, checkpoint__interval=2)
@@ -107,7 +107,7 @@ def claiming(jobs: Jobs) -> Iterator[Callable[[float], str]]:
         yield start
 
 
-def test_an_engine_that_lies_is_named_and_another_one_is_asked(
+def test_a_wrong_answer_names_its_engine_and_is_requested_from_another(
     jobs: Jobs, claiming: Callable[[float], str]
 ) -> None:
     lying, honest = claiming(0.7), claiming(-1.0)

@@ -1,4 +1,4 @@
-"""Jobs with partial rollouts: what a step leaves goes on in the next, also over a kill."""
+"""Jobs with partial rollouts: the next step continues unfinished samples, also after a kill."""
 
 import signal
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Where Ray seats ranks and servers: on GPUs that it believes to be there, though nobody computes on them."""
+"""Ray places ranks and servers on GPUs that it is told of; nothing computes on them."""
 
 import asyncio
 from collections import defaultdict
@@ -67,7 +67,7 @@ async def reserved(spec: Spec, plan: Plan) -> AsyncIterator[Cluster]:
 
 
 async def devices(process: Process) -> Sequence[str]:
-    """Ids of the GPUs that a process uses: what a server is told, else what CUDA would see."""
+    """Returns the ids of the GPUs that a process uses: those given to a server, else those that CUDA sees."""
     await process.identify(SECONDS)
     seen: str = await process._actor.__ray_call__.remote(lambda _: visible_gpus())
     assert not process.gpus or process.gpus[0] == seen
@@ -75,7 +75,7 @@ async def devices(process: Process) -> Sequence[str]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-async def test_who_shares_a_gpu_in_the_plan_shares_it_in_ray(
+async def test_processes_that_share_a_gpu_in_the_plan_share_it_in_ray(
     name: str, ray_cluster: str, tmp_path: Path
 ) -> None:
     spec = spec_of(ray_cluster, LAYOUTS[name])

@@ -18,7 +18,7 @@ SETTINGS = {
 
 
 def runs(pid: int) -> bool:
-    """Whether a process goes on; one that nobody has asked after its end does not."""
+    """Returns whether a process still runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

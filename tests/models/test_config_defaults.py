@@ -27,7 +27,7 @@ def test_experts_that_are_counted_under_another_name_get_no_default(family: str,
         {},
     ],
 )
-def test_what_a_file_says_stays_as_it_is(config: dict[str, Any]) -> None:
+def test_keys_of_the_file_keep_their_values(config: dict[str, Any]) -> None:
     found = with_family_defaults(config)
     assert {key: found[key] for key in config} == config
     assert with_family_defaults(found) == found

@@ -37,7 +37,7 @@ SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_an_absent_key_is_what_transformers_assumes(family, tmp_path):
+def test_an_absent_key_has_the_default_of_transformers(family, tmp_path):
     whole = json.loads((make_tiny_model(tmp_path, family) / "config.json").read_text())
     whole |= {"num_attention_heads": 32, "hidden_size": 320}  # divisible by the defaults of other keys
     compared = []
@@ -60,7 +60,7 @@ DERIVED = {"head_dim", "num_key_value_heads"}
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_a_null_key_is_what_transformers_makes_of_it_or_refused(family, tmp_path):
+def test_a_null_key_is_read_as_in_transformers_or_refused(family, tmp_path):
     whole = json.loads((make_tiny_model(tmp_path, family) / "config.json").read_text())
     refused = set()
     for key in whole.keys() - DERIVED - {"model_type", "transformers_version", "dtype"}:

@@ -1,4 +1,4 @@
-"""Models of the hub where it cannot be asked: an address at which nobody listens, and offline mode."""
+"""Models of the hub when it cannot be reached: at an address without a server, and in offline mode."""
 
 from pathlib import Path
 
@@ -25,11 +25,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_is_here_is_taken_at_once(cache: Path) -> None:
+def test_a_downloaded_model_is_returned_without_asking_the_hub(cache: Path) -> None:
     assert download("a/here", ["config.json"]) == cache / "models--a--here" / "snapshots" / "c0ffee"
 
 
-def test_what_is_not_here_is_told_at_once(cache: Path) -> None:
+def test_a_missing_model_fails_at_once_if_the_hub_cannot_be_reached(cache: Path) -> None:
     with pytest.raises(
         ValueError, match=r"cannot be reached \(.*refused.*and its files are not in the cache"
     ):

@@ -16,7 +16,7 @@ def begun() -> Trajectory:
     return Trajectory(np.array([1, 2], np.int32))
 
 
-def test_what_is_given_before_the_first_answer_is_prompt() -> None:
+def test_tokens_given_before_the_first_answer_belong_to_the_prompt() -> None:
     one = begun()
     one.give([3])
     one.add(made(4))
@@ -24,7 +24,7 @@ def test_what_is_given_before_the_first_answer_is_prompt() -> None:
     assert one.response()[0].tolist() == [4]
 
 
-def test_what_is_given_last_is_no_part_of_the_sample() -> None:
+def test_tokens_given_after_the_last_answer_are_not_part_of_the_sample() -> None:
     one = begun()
     one.add(made(4, 5))
     one.give([6])

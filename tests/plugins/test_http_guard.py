@@ -82,7 +82,9 @@ RIGHT = {
         ("POST", "/x", {"Content-Type": ""}, 415),
     ],
 )
-def test_what_is_refused(method: str, path: str, changed: dict[str, str], status: int | None) -> None:
+def test_requests_that_are_refused(
+    method: str, path: str, changed: dict[str, str], status: int | None
+) -> None:
     guard = Guard("127.0.0.1", "k", frozenset({"/health"}))
     refusal = guard.refusal(method, path, RIGHT | changed)
     assert (None if refusal is None else refusal.status) == status

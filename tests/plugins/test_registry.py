@@ -41,7 +41,7 @@ def test_a_plugin_of_another_distribution_is_listed_loaded_and_built(install_plu
     assert build("rewards", "words", {"target": 5}).params.target == 5
 
 
-def test_it_is_gone_when_its_distribution_is(
+def test_a_plugin_disappears_with_its_distribution(
     install_plugin: InstallPlugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = install_plugin("rewards", "words", "acme_words:Reward", GOOD)
@@ -77,7 +77,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_installed() -> Non
     assert "exact_match" in str(caught.value)
 
 
-def test_what_an_interrupted_uninstall_leaves_is_no_distribution(
+def test_remains_of_an_interrupted_uninstall_are_not_a_distribution(
     install_plugin: InstallPlugin,
 ) -> None:
     folder = install_plugin("rewards", "words", "acme_words:Reward", GOOD)

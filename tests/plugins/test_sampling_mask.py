@@ -45,7 +45,7 @@ def test_a_part_without_a_mask_counts_as_the_whole_vocabulary() -> None:
     assert joined_masks([], []) is None
 
 
-def test_what_a_conversation_was_given_has_no_candidates() -> None:
+def test_given_tokens_of_a_conversation_have_no_candidates() -> None:
     one = Trajectory(np.array([1], np.int32))
     one.add(made(mask([7, 8], [7]), 2))
     one.give([4, 4])

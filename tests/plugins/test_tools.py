@@ -149,7 +149,7 @@ async def test_a_service_is_a_tool(remote: Any) -> None:
         ({"query": "rubbish"}, RuntimeError, "gave no answer in 1 attempt"),
     ],
 )
-async def test_what_the_policy_got_wrong_is_told_apart_from_what_the_service_did(
+async def test_mistakes_of_the_policy_are_told_apart_from_failures_of_the_service(
     remote: Any, arguments: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message) as caught:

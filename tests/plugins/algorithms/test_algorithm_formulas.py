@@ -392,7 +392,7 @@ def with_terms(one: Rollout, advantage: float, engine: torch.Tensor, entropy: to
     return torch.stack(losses)
 
 
-def test_every_term_stands_where_its_paper_puts_it() -> None:
+def test_every_term_is_placed_as_in_its_paper() -> None:
     groups, step = rollouts()
     algorithm = build("algorithms", "dr_grpo", TERMS)
     generator = torch.Generator().manual_seed(1)

@@ -77,7 +77,7 @@ def test_grpo_alone_needs_neither_reference_nor_entropy() -> None:
 
 
 def test_correction_weighs_the_policy_loss_alone() -> None:
-    """With every weight 0 what is left is the KL and entropy terms."""
+    """With every weight 0, only the KL and entropy terms remain."""
     far = micro_batch(rollout_log_probs=torch.full((12,), -40.0))
     params = EVERYTHING | {"opsm": None}
     outputs = build("algorithms", "grpo", params).loss(far)
@@ -261,7 +261,7 @@ def test_whitening_sees_small_differences_between_large_rewards() -> None:
     np.testing.assert_allclose(array, [-1, 0, 1], atol=1e-5)
 
 
-def test_what_the_policy_was_given_has_no_penalty() -> None:
+def test_given_tokens_have_no_penalty() -> None:
     """The engine has no log-prob of a tool's answer: 0 in its place would be far from any reference."""
     one = group([0.0], lengths=[3])
     answer = one.samples[0]
@@ -272,7 +272,7 @@ def test_what_the_policy_was_given_has_no_penalty() -> None:
     assert array.tolist() == [-1, -0.5, -0.5]
 
 
-def test_a_value_is_counted_as_clipped_once_it_has_moved_that_far() -> None:
+def test_a_value_counts_as_clipped_beyond_the_bound() -> None:
     """Whichever of the two squares is larger."""
     inputs = ValueInputs(
         values=torch.tensor([1.0, 0.6, 0.0]),
@@ -330,7 +330,7 @@ def test_wrong_parameters_are_named(params: dict[str, Any], message: str) -> Non
         build("algorithms", "grpo", params)
 
 
-def test_a_kl_term_stands_in_one_place() -> None:
+def test_a_kl_term_is_either_in_the_loss_or_in_the_reward() -> None:
     twice = {"in_loss": {"coef": 0.1}, "in_reward": {"coef": 0.1}}
     with pytest.raises(PluginError, match="penalise the same distance twice"):
         build("algorithms", "ppo", {"kl": twice})

@@ -41,7 +41,7 @@ def test_its_own_tests_pass(site: Path) -> None:
     run_own_tests(f"{EXAMPLE}/test_wordcount.py", site)
 
 
-def test_uninstalled_it_is_an_unknown_name() -> None:
+def test_the_name_is_unknown_once_the_package_is_uninstalled() -> None:
     with pytest.raises(PluginError, match="no rewards plugin is named 'wordcount'"):
         load("rewards", "wordcount")
 

@@ -98,7 +98,7 @@ def test_contract_rows(service: Service, row: dict[str, Any]) -> None:
     assert [body for _, body in service.asked] == [row["sent_json"]] * row["expected"]["requests"]
 
 
-def test_pauses_grow_and_the_last_failure_is_told(service: Service, pauses: list[float]) -> None:
+def test_pauses_grow_and_the_last_failure_is_reported(service: Service, pauses: list[float]) -> None:
     service.script = [(503, "busy")]
     remote = build("rewards", "remote", {"url": service.url, "attempts": 4})
     with pytest.raises(RuntimeError, match=r"gave no answer in 4 attempts; the last: .*HTTP 503: busy"):
@@ -127,9 +127,7 @@ def test_answers_that_are_not_read(
         ask(lambda: remote.score(sample()), remote)
 
 
-def test_who_gives_up_waiting_finds_the_last_failure(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_timeout_reports_the_last_failure(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     async def give_up(seconds: float) -> None:
         raise asyncio.CancelledError
 

@@ -93,7 +93,7 @@ async def test_a_conversation_is_one_sample_with_what_was_given_masked() -> None
     assert session.asked[2].tolist() == [*one.prompt, *one.response()[0][: -len("bye\0")]]
 
 
-async def test_what_does_not_go_on_from_a_recorded_answer_is_another_sample() -> None:
+async def test_a_request_that_does_not_extend_a_recorded_answer_is_another_sample() -> None:
     async def act(client: Client) -> dict[str, Any]:
         first = await client.say(HI)
         await client.say(HI, first, {"role": "user", "content": "a"})
@@ -115,7 +115,7 @@ async def test_what_does_not_go_on_from_a_recorded_answer_is_another_sample() ->
     assert [one.info for one in trajectories] == [{"reward": 0.5, "samples": 4}] * 4
 
 
-async def test_two_that_go_on_from_one_answer_at_once_are_two_samples() -> None:
+async def test_two_simultaneous_continuations_of_one_answer_are_two_samples() -> None:
     async def act(client: Client) -> None:
         first = await client.say(HI)
         await asyncio.gather(*(client.say(HI, first, {"role": "user", "content": c}) for c in "ab"))
@@ -124,7 +124,7 @@ async def test_two_that_go_on_from_one_answer_at_once_are_two_samples() -> None:
     assert sorted(len(one.turns) for one in trajectories) == [1, 2]
 
 
-async def test_tool_calls_come_as_such_and_go_on_when_they_are_answered() -> None:
+async def test_tool_calls_are_returned_as_such_and_the_conversation_continues_with_their_results() -> None:
     call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
     async def act(client: Client) -> None:
@@ -156,7 +156,7 @@ async def test_thoughts_stay_or_begin_another_sample(thinking: str, samples: int
     assert len(trajectories) == samples
 
 
-async def test_answers_are_cut_to_what_is_asked_and_to_what_there_is_room_for() -> None:
+async def test_answers_are_limited_by_the_request_and_by_the_room_left() -> None:
     async def act(client: Client) -> None:
         status, answer = await client.post({"messages": [HI], "max_tokens": 3, "temperature": 0})
         assert answer["choices"][0]["finish_reason"] == "length"
@@ -290,7 +290,7 @@ async def test_an_engine_that_fails_fails_the_execution_whatever_the_agent_makes
     await rollout.close()
 
 
-async def test_an_agent_that_asks_nothing_leaves_nothing() -> None:
+async def test_an_agent_without_requests_gives_no_sample() -> None:
     async def act(client: Client) -> None:
         pass
 

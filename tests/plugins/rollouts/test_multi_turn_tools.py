@@ -95,7 +95,7 @@ async def test_masks_and_log_probs_are_right_to_the_token() -> None:
         (call("a") * 4, "tool: a\ntool: a\ntool: a\ntool: error: at most"),
     ],
 )
-async def test_the_policy_is_told_what_came_of_its_call(answer: str, told: str) -> None:
+async def test_the_policy_sees_the_result_or_error_of_its_call(answer: str, told: str) -> None:
     limit = 10 if "long" in answer else 99
     _, session = await run([answer, "done"], tool_timeout=0.05, max_result_tokens=limit, max_calls=3)
     assert told in heard(session)

@@ -125,8 +125,8 @@ def test_schedule_has_the_same_samples_in_each_step_and_no_more_micro_batches(ro
     [row for row in rows("build_dp_schedule") if "raises" in row["out"]],
     ids=lambda row: str(row["in"]),
 )
-def test_what_micro_batches_of_a_fixed_number_of_samples_cannot_schedule_is_no_error(row):
-    """The reference gives up where so many samples do not make whole rounds; budgets of tokens always do."""
+def test_token_budgets_schedule_batches_that_fixed_sample_counts_cannot(row):
+    """The reference fails if the samples do not fill whole rounds; with token budgets every batch works."""
     given = row["in"]
     sequences = [
         sequence(length, str(execution))
@@ -222,7 +222,7 @@ def test_cost_counts_active_parameters():
     assert Cost.of_model(sparse).attention == pytest.approx(attention)
 
 
-def test_cost_knows_what_a_config_leaves_out():
+def test_cost_uses_the_defaults_of_absent_config_keys():
     config = {
         "model_type": "qwen3",
         "hidden_size": 8,

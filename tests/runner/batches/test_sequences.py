@@ -18,7 +18,7 @@ def test_a_sample_without_a_response_counts_among_the_step_s() -> None:
     assert [len(array) for array in said if array is not None] == [2, 0]
 
 
-def test_what_no_engine_has_routed_the_router_decides() -> None:
+def test_tokens_without_recorded_experts_are_left_to_the_router() -> None:
     """The last token that was made, and the prompt of a sample without an answer."""
     routed = sample(0, 0, length=2, experts=np.ones((4, 6), np.int16))
     routed_too, unanswered = to_sequences([Group(prompt(0), [routed, sample(0, 1, length=0)])])

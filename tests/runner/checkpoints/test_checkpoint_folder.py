@@ -55,14 +55,14 @@ async def test_a_job_saves_and_deletes_its_own_among_strays(tmp_path: Path) -> N
     assert read_driver(tmp_path / "step-3") == {"step": 3}
 
 
-def test_what_is_superfluous(tmp_path: Path) -> None:
+def test_superfluous_checkpoints(tmp_path: Path) -> None:
     own = [make(tmp_path, f"step-{step}") for step in (2, 4, 6, 8)]
     assert checkpoints_to_delete(tmp_path, 6, keep=2) == own[:1]
     assert checkpoints_to_delete(tmp_path, 6, keep=9) == []
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
-async def test_what_has_the_name_of_the_next_one_makes_way(tmp_path: Path, kind: str) -> None:
+async def test_a_folder_with_the_next_checkpoints_name_is_moved_aside(tmp_path: Path, kind: str) -> None:
     stray, aside = tmp_path / "step-2", tmp_path / "step-2.aside-2"
     (tmp_path / "step-2.aside-1").mkdir()
     if kind == "file":

@@ -123,7 +123,7 @@ async def test_files_that_changed_places_are_both_named(checkpoint: Path) -> Non
     assert all(f"{name} is damaged" in message for name in FILES[2:4])
 
 
-async def test_a_file_that_nobody_wrote_is_passed_over(checkpoint: Path) -> None:
+async def test_a_file_without_a_checksum_is_ignored(checkpoint: Path) -> None:
     (checkpoint / "trainer" / "__9_0.distcp").write_bytes(b"stray")
     assert await opened(checkpoint) == DRIVER
 

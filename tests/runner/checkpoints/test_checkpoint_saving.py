@@ -43,7 +43,7 @@ async def test_one_that_is_there_already_stays(tmp_path: Path) -> None:
 
 
 async def test_the_driver_alone(tmp_path: Path) -> None:
-    """Of a job without a trainer, which saves nothing while it goes on."""
+    """The checkpoints of a job without a trainer."""
     checkpoints = Checkpoints(tmp_path, keep=1, asynchronous=True)
     await checkpoints.save(None, 1, {"data": 1})
     assert checkpoints.newest() == checkpoint_of(tmp_path, 1) == tmp_path / "step-1"
@@ -128,7 +128,7 @@ async def test_the_next_one_waits_for_the_one_before(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-1", "step-2"]
 
 
-async def test_a_disk_that_fills_up_meanwhile_is_told_with_the_next_one(tmp_path: Path) -> None:
+async def test_a_disk_that_fills_up_during_a_write_is_reported_by_the_next_save(tmp_path: Path) -> None:
     checkpoints, trainer = Checkpoints(tmp_path, keep=2, asynchronous=True), Trainer()
     await checkpoints.save(trainer, 1, {})
     trainer.fail = OSError(errno.ENOSPC, "No space left on device")
@@ -139,7 +139,7 @@ async def test_a_disk_that_fills_up_meanwhile_is_told_with_the_next_one(tmp_path
 
 
 @pytest.mark.parametrize("failure", [None, ValueError("a rank is gone")])
-async def test_one_that_nobody_waits_for_leaves_no_name(tmp_path: Path, failure: Exception | None) -> None:
+async def test_an_abandoned_checkpoint_never_gets_its_name(tmp_path: Path, failure: Exception | None) -> None:
     checkpoints, trainer = Checkpoints(tmp_path, keep=2, asynchronous=True), Trainer()
     await checkpoints.save(trainer, 1, {})
     if failure is not None:

@@ -93,7 +93,7 @@ def test_a_death_explains_an_error_and_an_error_a_broken_connection(order: int) 
         ("raised", "ValueError: no such model", False),
     ],
 )
-def test_what_another_try_may_mend(kind: str, what: str, passes: bool) -> None:
+def test_failures_that_a_restart_may_cure(kind: str, what: str, passes: bool) -> None:
     assert failure("trainer 0", kind, what).is_transient is passes
 
 
@@ -146,7 +146,7 @@ class Actor:
         return "saved"
 
 
-def test_what_a_process_raises_crosses_the_border_as_text(capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_processes_arrive_as_text(capfd: pytest.CaptureFixture[str]) -> None:
     answer = Actor().save(True)
     assert isinstance(answer, Failure)
     assert answer.error == "RuntimeError: cannot write"
@@ -166,7 +166,7 @@ def test_a_full_disk_there_is_a_full_disk_here() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-def test_a_cluster_at_whose_address_nobody_listens_is_named(host: str) -> None:
+def test_a_cluster_that_cannot_be_reached_is_named(host: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"{host}:{free.getsockname()[1]}"

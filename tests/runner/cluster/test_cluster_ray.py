@@ -98,7 +98,7 @@ def test_the_cure_depends_on_the_load(load: float, says: str) -> None:
     assert says in ray_session.not_started(TOO_SLOW, load, 2)
 
 
-def test_a_cluster_is_lost_when_nobody_listens_several_times_in_a_row() -> None:
+def test_a_cluster_is_lost_after_several_refused_connections_in_a_row() -> None:
     cluster = JoinedCluster("127.0.0.1:9")
     assert [cluster.lost() is None for _ in range(3)] == [True, True, False]
     assert "127.0.0.1:9 cannot be reached" in (cluster.lost() or "")

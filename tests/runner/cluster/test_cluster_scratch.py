@@ -161,7 +161,7 @@ def running() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("what", NOT_LEFT)
-def test_nothing_but_what_a_killed_launch_left_is_removed(what: str, left: Path, parent: Path) -> None:
+def test_only_the_remains_of_a_killed_launch_are_removed(what: str, left: Path, parent: Path) -> None:
     (parent / "other").mkdir()
     NOT_LEFT[what](left)
     before = sorted(parent.rglob("*"))
@@ -171,7 +171,7 @@ def test_nothing_but_what_a_killed_launch_left_is_removed(what: str, left: Path,
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 @pytest.mark.parametrize("name", ["", "owner.json"])
-def test_what_belongs_to_another_user_is_left_alone(name: str, left: Path) -> None:
+def test_folders_of_other_users_are_left_alone(name: str, left: Path) -> None:
     os.chown(left / name, 12345, 12345)
     remove_leftovers()
     assert (left / "r" / "session" / "file").exists()

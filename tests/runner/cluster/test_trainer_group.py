@@ -234,7 +234,7 @@ async def test_weights_that_were_never_written_are_not_handed_over() -> None:
 
 
 @pytest.mark.parametrize("what", ["offload", "reload", "update_reference"])
-async def test_every_rank_is_told(what: str) -> None:
+async def test_every_rank_gets_every_call(what: str) -> None:
     trainer, ranks = group()
     await getattr(trainer, what)()
     assert [rank.told for rank in ranks] == [[what]] * 4

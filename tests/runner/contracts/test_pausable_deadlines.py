@@ -1,4 +1,4 @@
-"""Deadlines by a clock that stands where the test puts it."""
+"""Pausable deadlines, with a clock that only the test advances."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ class Clock:
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
 
 
-async def test_a_deadline_stands_still_while_it_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_paused_deadline_does_not_advance(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, patience = Clock(monkeypatch), PausableDeadlines()
     async with patience.timeout(10) as deadline:
         assert deadline.when() == 110
@@ -36,7 +36,7 @@ async def test_a_deadline_stands_still_while_it_is_held(monkeypatch: pytest.Monk
         assert deadline.when() == 6002
 
 
-async def test_one_that_begins_while_others_are_held_has_all_its_time_afterwards(
+async def test_a_deadline_that_begins_during_a_pause_has_all_its_time_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, patience = Clock(monkeypatch), PausableDeadlines()
@@ -48,7 +48,7 @@ async def test_one_that_begins_while_others_are_held_has_all_its_time_afterwards
         assert deadline.when() == 5010
 
 
-async def test_what_has_no_deadline_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_without_a_deadline_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch)
     patience = PausableDeadlines()
     async with patience.timeout(None) as deadline:

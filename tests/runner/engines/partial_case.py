@@ -1,4 +1,4 @@
-"""A sample that goes on over an update of the weights, on any engine."""
+"""A sample that continues over a weight update, for tests of every engine."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

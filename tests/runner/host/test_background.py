@@ -105,7 +105,7 @@ async def test_reading_ahead_does_not_move_the_place() -> None:
     await reader.close()
 
 
-async def test_what_cannot_be_read_is_told_when_it_is_needed() -> None:
+async def test_a_read_error_is_raised_when_the_result_is_awaited() -> None:
     def fetch() -> list[int]:
         raise ValueError("broken row")
 

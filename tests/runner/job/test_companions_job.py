@@ -1,4 +1,4 @@
-"""A job with all that may stand beside the policy: critic, teacher, a reference that follows it."""
+"""A job with a critic, a teacher, and a reference that follows the policy."""
 
 import json
 from pathlib import Path

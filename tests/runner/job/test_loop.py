@@ -155,7 +155,7 @@ async def test_only_the_passes_that_are_needed_are_run(
 
 
 class Remembers(Relative):
-    """Keeps what stands on the samples when advantages are made."""
+    """Keeps a copy of the groups at the time when advantages are computed."""
 
     def __init__(self, needs: Needs) -> None:
         super().__init__(needs)

@@ -35,7 +35,7 @@ def test_a_step_is_generation_training_and_sync() -> None:
     assert (found.staleness, found.tokens) == (0.0, 3 * 8 * 100)
 
 
-def test_what_finds_no_slot_waits() -> None:
+def test_samples_without_a_free_slot_wait() -> None:
     assert simulate(replace(same(100), slots=2), 1).waiting_seconds == pytest.approx(2.0)
     assert simulate(replace(same(100), slots=3), 1).waiting_seconds == pytest.approx(2.0)
 

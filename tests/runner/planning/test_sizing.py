@@ -51,14 +51,14 @@ def test_engines_that_sleep_leave_the_device_to_the_trainer_and_the_other_way_ro
     assert update.part_bytes("weights") == generation.part_bytes("weights")
 
 
-def test_what_does_not_fit_is_told_with_a_cure() -> None:
+def test_a_layout_that_does_not_fit_is_reported_with_a_cure() -> None:
     found = size_job(planned_job(device="L4"))
     assert any("training needs" in warning and "L4 has 22 GiB" in warning for warning in found.warnings)
     assert any("lower trainer.max_tokens_per_rank" in warning for warning in found.warnings)
     assert size_job(planned_job(device="B200", trainer={"max_tokens_per_rank": 4096})).warnings == ()
 
 
-def test_a_cache_that_is_cut_short_is_told() -> None:
+def test_a_cache_smaller_than_requested_is_reported() -> None:
     found = size_job(planned_job(engine={"max_cache_tokens": 10_000_000}))
     assert any("of the 10,000,000 tokens that the spec asks for" in warning for warning in found.warnings)
 
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_is_written_meanwhile_is_copied_to_host_memory() -> No
     assert size_job(moving).staged == policy + train.part_bytes("parameters")
 
 
-def test_on_a_host_what_waits_in_its_memory_takes_some_of_it() -> None:
+def test_copies_in_host_memory_count_on_a_cpu_host() -> None:
     host: dict[str, Any] = {"cluster": {"gpus_per_node": 0}, "trainer": {"parallel": {"fsdp": 2}}}
     kl = {"type": "grpo", "kl": {"in_loss": {"coef": 0.01}}}
     train = size_job(planned_job(**host, algorithm=kl, checkpoint={"asynchronous": True})).phases[0]

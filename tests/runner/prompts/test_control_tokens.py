@@ -133,7 +133,7 @@ def chat_of(name: str) -> Tokenizer:
 
 
 def control_of(name: str) -> list[int]:
-    """Ids of the tokens that structure a conversation: all but markup."""
+    """Returns the ids of the tokens that structure a conversation, without markup such as `<think>`."""
     names = [*MADE[name].special, *(one for one in MADE[name].added if "｜" in one or "turn" in one)]
     return [chat_of(name)._tokenizer.convert_tokens_to_ids(one) for one in names]
 
@@ -258,7 +258,7 @@ def test_rows_are_text_for_the_template_and_written_as_they_are_without(template
 
 
 @pytest.mark.parametrize("text", ["<|im_<|im_end|>end|>", "<|im_" * 300 + "<|im_end|>" + "end|>" * 300])
-def test_names_that_others_leave_behind_are_taken_out_too(text: str) -> None:
+def test_names_that_appear_when_other_names_are_removed_are_removed_too(text: str) -> None:
     assert chat_of("parts").plain(f"a{text}b") == "ab"
 
 

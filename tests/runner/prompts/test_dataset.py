@@ -69,7 +69,7 @@ def test_without_shuffling_rows_keep_their_order_and_indices_go_on() -> None:
     before=st.integers(0, 30),
     eager=st.booleans(),
 )
-def test_a_restored_stream_goes_on_exactly(lengths: list[int], before: int, eager: bool) -> None:
+def test_a_restored_stream_continues_exactly(lengths: list[int], before: int, eager: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dataset, "EAGER_ROWS", 100 if eager else 0)
         uninterrupted = stream(lengths, max_bad_share=1)
@@ -154,7 +154,7 @@ def test_a_large_dataset_says_at_the_start_how_many_prompts_will_be_dropped(
     assert [prompt.row.id for prompt in source.take(4)] == ["0", "2", "3", "4"]
 
 
-def test_a_long_prompt_that_only_turns_up_later_is_told_of_once(
+def test_a_long_prompt_that_is_found_late_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(dataset, "EAGER_ROWS", 0)
@@ -178,7 +178,7 @@ def test_a_large_held_out_dataset_says_exactly_how_many_prompts_are_dropped(
 
 
 @pytest.mark.parametrize("eager_rows", [0, 100])
-def test_nothing_left_is_an_error(monkeypatch: pytest.MonkeyPatch, eager_rows: int) -> None:
+def test_a_dataset_without_usable_rows_is_an_error(monkeypatch: pytest.MonkeyPatch, eager_rows: int) -> None:
     monkeypatch.setattr(dataset, "EAGER_ROWS", eager_rows)
     with pytest.raises(
         ValueError, match=r"no prompt can be used: 2 are longer than .* = 4 and 1 broken: words"

@@ -79,9 +79,7 @@ def snapshot(folder: RunFolder) -> dict[str, tuple[int, bytes]]:
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
-def test_of_launches_that_resume_at_once_one_goes_on_and_the_others_change_nothing(
-    ended: RunFolder, stack: ExitStack
-) -> None:
+def test_only_one_of_several_simultaneous_resumes_continues(ended: RunFolder, stack: ExitStack) -> None:
     before = snapshot(ended)
     launches = Launches(ended.path.parent, "resume", 4)
     stack.callback(launches.end)

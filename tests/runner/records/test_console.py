@@ -140,7 +140,7 @@ def test_what_is_said_and_every_step_is_logged(terminal: bool, caplog: pytest.Lo
     ],
 )
 def test_shares_of_a_step_add_up_to_100_percent(parts: dict[str, float], text: str) -> None:
-    """The overhead is measured beside the parts, inside of which some of it lies."""
+    """The overhead is measured separately, and part of it lies within the other parts."""
     found = format_time_shares(
         {"perf/step_time": 2.0} | {f"perf/{name}_time": value for name, value in parts.items()}
     )

@@ -90,7 +90,7 @@ async def test_a_run_says_that_it_is_alive_in_a_step_that_takes_long(
     one.close("done")
 
 
-async def test_a_tracker_that_fails_is_told_of_once_and_stops_nothing(
+async def test_a_failing_tracker_is_reported_once_and_does_not_stop_the_run(
     folder: RunFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, fine = Remembering(fails=True), Remembering()
@@ -106,7 +106,7 @@ async def test_a_tracker_that_fails_is_told_of_once_and_stops_nothing(
     assert fine.calls == [("start", "run", {"seed": 1}), ("log", 1), ("log", 2), ("log", 3), "close"]
 
 
-async def test_a_tracker_that_hangs_holds_up_nothing(
+async def test_a_tracker_that_hangs_does_not_delay_the_run(
     folder: RunFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Hanging(Remembering):

@@ -28,7 +28,7 @@ def indices(groups: list[Group]) -> list[int]:
 
 
 async def idle(turns: int = 200) -> None:
-    """The trainer works: the event loop turns, and nobody waits for the engines."""
+    """Runs the event loop for a while, as when the driver waits for the trainer."""
     for _ in range(turns):
         await asyncio.sleep(0)
 
@@ -162,7 +162,7 @@ async def test_a_filter_may_give_back_what_it_dropped_when_the_step_starves() ->
     await rollouts.close()
 
 
-async def test_what_was_in_flight_is_asked_again_after_a_resume() -> None:
+async def test_unfinished_requests_are_sent_again_after_a_resume() -> None:
     engines = Engines()
     engines.order = lambda index: 5 * (index % 3)
     rollouts = source(engines)

@@ -142,7 +142,7 @@ def test_an_evaluation_in_which_nothing_finished_has_no_reward() -> None:
 def test_no_more_tokens_are_required_than_allowed(
     used: int, given: Sampling | None, limits: tuple[int, int] | None
 ) -> None:
-    """Later turns have what is left, and evaluations a limit of their own."""
+    """Later turns share the remaining tokens, and evaluations have their own limit."""
     settings = RolloutSettings("eval", 1, Sampling(16, min_new_tokens=8), 50, 1.0)
     sampling = settings.sampling_for(np.zeros(used, np.int32), given)
     assert (sampling and (sampling.min_new_tokens, sampling.max_new_tokens)) == limits

@@ -48,7 +48,7 @@ async def test_requests_go_together_in_the_order_of_the_seats() -> None:
     assert asked.batches == [["0", "1", "2"]]
 
 
-async def test_whoever_leaves_is_not_waited_for() -> None:
+async def test_participants_that_leave_are_not_waited_for() -> None:
     asked = Asked()
     asked.may_answer.set()
     barrier = Barrier(asked)
@@ -60,7 +60,7 @@ async def test_whoever_leaves_is_not_waited_for() -> None:
     assert asked.batches == [["a"]]
 
 
-async def test_what_a_seat_asks_while_it_is_answered_goes_into_the_next_batch() -> None:
+async def test_requests_made_during_a_batch_go_into_the_next_one() -> None:
     asked = Asked()
     barrier = Barrier(asked)
     slot = barrier.add_slot((0,))
@@ -73,7 +73,7 @@ async def test_what_a_seat_asks_while_it_is_answered_goes_into_the_next_batch() 
     assert asked.batches == [["a"], ["b"]]
 
 
-async def test_closing_gives_up_what_is_being_asked() -> None:
+async def test_closing_cancels_open_requests() -> None:
     asked = Asked()
     barrier = Barrier(asked)
     asking = asyncio.create_task(barrier.add_slot((0,)).send(request("a")))

@@ -204,7 +204,7 @@ async def test_a_resumed_job_loses_nothing_and_uses_nothing_twice(after: int) ->
     await resumed.close()
 
 
-async def test_a_job_without_a_buffer_asks_anew_what_one_with_a_buffer_left() -> None:
+async def test_a_job_without_a_buffer_generates_the_parked_requests_again() -> None:
     engines = TypingEngines(skewed)
     rollouts = source(engines)
     [first] = await steps(rollouts, engines, [0])
@@ -217,7 +217,7 @@ async def test_a_job_without_a_buffer_asks_anew_what_one_with_a_buffer_left() ->
     await plain.close()
 
 
-async def test_what_grew_too_old_is_given_up_and_counted() -> None:
+async def test_samples_that_are_too_old_are_discarded_and_counted() -> None:
     endless = 10**9
     engines = TypingEngines(lambda index, number: endless if index == 1 else 5)
     rollouts = source(engines, SPEC.model_copy(update={"max_staleness": 1, "max_response_tokens": endless}))
@@ -258,7 +258,7 @@ async def test_a_batch_is_full_whatever_a_strategy_leaves_out() -> None:
     await rollouts.close()
 
 
-async def test_filters_judge_what_goes_on_too() -> None:
+async def test_filters_also_judge_continued_samples() -> None:
     engines = TypingEngines(skewed)
     rollouts = source(engines, filters=[("odd", drop_even)])
     batches = await steps(rollouts, engines, range(5))

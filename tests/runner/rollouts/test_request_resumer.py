@@ -266,7 +266,7 @@ def test_masks_of_both_parts_of_a_sample_stay_with_their_tokens() -> None:
     assert generation_of(old).sampling_mask is None
 
 
-def test_what_is_left_to_ask_of_a_request() -> None:
+def test_the_remaining_part_of_a_request() -> None:
     def made(length: int, finish: str) -> Generation:
         versions = (VersionSpan(0, 0, length),) if length else ()
         return Generation(np.full(length, 9, np.int32), np.zeros(length, np.float32), finish, versions)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Rewards in real processes: what hangs, crashes, raises or lies costs its own sample and nothing else."""
+"""Rewards in real processes: one that hangs, crashes, raises or returns nonsense loses only its sample."""
 
 import asyncio
 import json
@@ -349,7 +349,7 @@ async def test_the_error_of_a_reward_that_raises_shows_where(moody: RewardSpec, 
     assert 'case "raise": raise KeyError' in caught.value.details
 
 
-async def test_what_a_reward_prints_is_no_answer(moody: RewardSpec) -> None:
+async def test_printed_text_is_not_taken_for_a_score(moody: RewardSpec) -> None:
     samples = samples_of("print", "a")
     async with scoring(moody) as scorer:
         await scorer.score(samples)

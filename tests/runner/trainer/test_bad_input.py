@@ -1,4 +1,4 @@
-"""What a trainer cannot use is told before any step, and nothing is written over.
+"""Input that a trainer cannot use is an error before any step, and nothing is overwritten.
 
 A checkpoint of another model, and a loss or gradient that is not finite: test_rank.py.
 """

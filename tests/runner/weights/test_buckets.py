@@ -1,4 +1,4 @@
-"""What shares a bucket, and what lies where in it."""
+"""Which tensors share a bucket, and at which offsets."""
 
 import pytest
 import torch

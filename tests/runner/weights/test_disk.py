@@ -60,7 +60,7 @@ def test_old_folders_go_and_the_last_two_stay(tmp_path: Path) -> None:
     assert not (tmp_path / "weights").exists()
 
 
-def test_everything_is_told_where_changes_are_not_asked_for(tmp_path: Path) -> None:
+def test_all_tensors_are_listed_unless_only_changes_are_requested(tmp_path: Path) -> None:
     made = writer(tmp_path, changed_only=False)
     for version in range(2):
         update = made.write(weights(), version)

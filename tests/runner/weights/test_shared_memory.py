@@ -1,4 +1,4 @@
-"""Segments: what is written is read, nobody reads what is being written, nothing is left behind."""
+"""Segments: readers get what was written, never a part of it, and no segment remains afterwards."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Buffers that others open: in memory of the host as a server would, and what is told of one on a GPU."""
+"""Buffers that another process opens, in host memory as a server does, and how one on a GPU is described."""
 
 import base64
 import inspect
@@ -116,7 +116,7 @@ def test_each_rank_hands_over_to_the_process_beside_it() -> None:
         sender.close()
 
 
-def test_what_one_rank_cannot_hand_over_nobody_loads() -> None:
+def test_engines_load_nothing_if_one_rank_cannot_send_its_part() -> None:
     buckets = plan_buckets(SHAPES, FORM, None)
     senders = [SharedBufferSender(buckets[0].size, HERE, {rank}) for rank in range(2)]
     for sender in senders:
@@ -130,7 +130,7 @@ def test_what_one_rank_cannot_hand_over_nobody_loads() -> None:
         sender.close()
 
 
-def test_a_gpu_is_told_by_its_uuid() -> None:
+def test_a_gpu_is_identified_by_its_uuid() -> None:
     """Where torch's own reader expects its number; every process counts its own GPUs."""
     names = list(inspect.signature(rebuild_cuda_tensor).parameters)
     rebuild, arguments = with_gpu_uuid((rebuild_cuda_tensor, tuple(names)), "uuid of {}".format)

@@ -97,7 +97,7 @@ def test_an_override_is_relative_to_the_working_folder(
 
 
 @pytest.mark.parametrize("path", ["Qwen/Qwen3-0.6B", "gpt2"])
-def test_what_is_no_folder_may_be_a_hub_id(path: str) -> None:
+def test_a_path_that_is_not_a_folder_may_be_a_hub_id(path: str) -> None:
     assert load(BASE, overrides=(f"model.path={path}",)).spec.model.path == path
 
 

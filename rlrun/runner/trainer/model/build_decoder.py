@@ -63,10 +63,9 @@ def build_model(
         with torch.device("meta"), _default_dtype(torch.float32 if dims is not None else dtype):
             decoder: PackedDecoder = config.build()
         _prune(decoder, ranges[stage], first=stage == 0, last=stage == parallel.stages - 1)
-        materialized = _materialize(
-            decoder, dims, dtype, device, checkpointing, on_host=on_host, compiled=compiled
+        decoders.append(
+            _materialize(decoder, dims, dtype, device, checkpointing, on_host=on_host, compiled=compiled)
         )
-        decoders.append(materialized)
     return decoders
 
 

@@ -61,7 +61,7 @@ async def test_one_that_serves_another_model_is_not(
         await start(server.url, wanted)
 
 
-async def test_one_that_is_not_there_is_told_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_error_of_an_unreachable_engine_has_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external, "_START_SECONDS", 0.0)
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -80,6 +80,6 @@ async def test_a_vocabulary_that_is_not_told_is_found_out(has: int, error: str |
         await check_model(client, "engine 0", wanted)  # type: ignore[arg-type]
 
 
-async def test_a_context_that_is_too_short_is_told(vocabulary: int) -> None:
+async def test_a_context_that_is_too_short_is_an_error(vocabulary: int) -> None:
     with pytest.raises(EngineError, match="takes at most 32 tokens"):
         await check_model(SglangLike(256, 32), "engine 0", ExpectedModel("engine", CONFIG, 64))  # type: ignore[arg-type]

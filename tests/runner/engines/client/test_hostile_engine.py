@@ -40,7 +40,7 @@ def sample(name: str, log_prob: float | None = -0.5, version: str = "0") -> dict
 
 
 class Engine:
-    """Answers /generate as it is told, and everything else as an engine that serves `version`."""
+    """Answers /generate as the test scripts it, and all other requests as an engine that serves `version`."""
 
     def __init__(
         self, answer: Handler | None = None, log_prob: float | None = -0.5, version: str = "0"

@@ -21,7 +21,7 @@ def read(folder: Path, config: dict[str, object]) -> Architecture:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_absent_key_is_what_transformers_assumes(family: str, tmp_path: Path) -> None:
+def test_an_absent_key_has_the_default_of_transformers(family: str, tmp_path: Path) -> None:
     whole = json.loads((make_tiny_model(tmp_path, family) / "config.json").read_text())
     for key in whole.keys() - SIZES - {"model_type", "transformers_version", "eos_token_id"}:
         partial = {name: value for name, value in whole.items() if name != key}

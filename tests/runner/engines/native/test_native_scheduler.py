@@ -35,7 +35,7 @@ def assert_same(ours: list[SampleInProgress], theirs: list[SampleInProgress], ex
 
 
 def free_blocks(scheduler: Scheduler) -> int:
-    """Blocks nobody holds; all of them when nothing runs."""
+    """Returns the number of free blocks; all blocks are free when no sample runs."""
     return scheduler._pool.free
 
 

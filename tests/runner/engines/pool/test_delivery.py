@@ -29,7 +29,7 @@ APART = StreamedWeights(8, 5, 2, broadcast=False)
 
 
 class Engine:
-    """An engine's client that fails where it is told to."""
+    """An engine's client that fails at the calls that the test names."""
 
     def __init__(self, name: str = "engine") -> None:
         self.url = name
@@ -218,7 +218,7 @@ async def test_a_lost_engine_ends_the_broadcast_that_the_trainer_and_the_others_
     assert not failures
 
 
-async def test_who_refuses_a_bucket_is_named_and_the_others_get_everything() -> None:
+async def test_an_engine_that_refuses_a_bucket_is_named_and_the_other_engines_get_all_weights() -> None:
     engines, refusal = [Engine(), Engine()], EngineError("no such parameter")
     engines[0].failures["load"] = refusal
     assert await deliver(delivery(2, Trainer(together=False)), APART, engines) == {0: refusal}
@@ -226,7 +226,7 @@ async def test_who_refuses_a_bucket_is_named_and_the_others_get_everything() -> 
     assert engines[1].log[-1] == "end"
 
 
-async def test_what_the_trainer_could_not_send_is_told_of_every_engine() -> None:
+async def test_an_update_that_the_trainer_could_not_send_fails_for_every_engine() -> None:
     engines, trainer = [Engine("one"), Engine("two")], Trainer()
     trainer.error = "no room"
     failures = await deliver(delivery(2, trainer), TOGETHER, engines)
@@ -261,7 +261,7 @@ async def test_payloads_are_read_once_and_end_with_their_copies() -> None:
     assert "lost 2 times" in str((await deliver(made, update, engines))[0])
 
 
-async def test_a_pool_loses_who_failed_and_gives_it_the_weights_when_it_is_mended() -> None:
+async def test_a_failed_engine_gets_the_weights_once_it_is_restarted() -> None:
     engines, trainer = [Engine(), Engine()], Trainer()
     pool = EnginePool(engines, supervised=True)  # type: ignore[arg-type]
     pool.connect(trainer)
@@ -307,7 +307,7 @@ async def test_a_mended_engine_that_refuses_the_update_it_waited_for_is_an_error
         await asyncio.wait_for(mending, 5)
 
 
-async def test_where_nobody_mends_a_failed_update_is_an_error() -> None:
+async def test_a_failed_update_is_an_error_without_a_supervisor() -> None:
     engine = Engine()
     engine.failures["update"] = EngineError("no")
     with pytest.raises(EngineError, match="no"):

@@ -105,7 +105,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "CAUSE_SECONDS", 0.01)
 
 
-async def test_what_a_lost_engine_was_asked_is_asked_of_another() -> None:
+async def test_requests_of_a_lost_engine_go_to_another() -> None:
     first, second = Client("a"), Client("b")
     pool = pool_of(first, second)
     first.hold.clear()
@@ -119,7 +119,7 @@ async def test_what_a_lost_engine_was_asked_is_asked_of_another() -> None:
     assert (first.asked, second.asked) == (["x"], ["x", "y"])
 
 
-async def test_without_anybody_to_mend_it_a_lost_engine_is_an_error() -> None:
+async def test_a_lost_engine_is_an_error_without_a_supervisor() -> None:
     gone = Client("a")
     gone.gone = True
     pool = pool_of(gone, supervised=False)
@@ -129,7 +129,7 @@ async def test_without_anybody_to_mend_it_a_lost_engine_is_an_error() -> None:
         await pool.update_weights(manifest(1))
 
 
-async def test_a_mended_engine_first_gets_the_weights_of_the_others() -> None:
+async def test_a_restarted_engine_first_gets_the_current_weights() -> None:
     first, second, again = Client("a"), Client("b"), Client("c")
     pool = pool_of(first, second)
     first.gone = True

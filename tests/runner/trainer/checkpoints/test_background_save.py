@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on hold what was there when they were begun."""
+"""Checkpoints that are written during training hold the state at the time when they were begun."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a checkpoint's files may not do to whoever loads them, and what is noted while they are written."""
+"""Loading a checkpoint runs no code of its files; checksums are recorded while files are written."""
 
 import os
 import pickle

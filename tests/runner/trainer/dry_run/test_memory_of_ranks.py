@@ -48,7 +48,7 @@ def together(
 
 @pytest.fixture(scope="module")
 def alone(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
-    """By layout and rank, of ranks that nobody waits for."""
+    """Returns the memory by layout and rank, traced in the background."""
     out = tmp_path_factory.mktemp("alone")
     run_ranks(WORKER, 1, cases(folders), out)
     found: list[list[dict[str, Any]]] = json.loads((out / "held-0.json").read_text())

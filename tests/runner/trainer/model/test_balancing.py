@@ -37,7 +37,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def start():
-    """Make ranks whose weights all but stand still, and close them afterwards."""
+    """Makes ranks whose learning rate is so small that weights hardly change, and closes them afterwards."""
     ranks = []
 
     def make(folder, algorithm=None, rate=0.01, **settings):

@@ -50,7 +50,7 @@ STRETCHED = {
 
 @pytest.mark.parametrize("kind", STRETCHED)
 def test_a_document_has_the_frequencies_that_it_has_alone(tmp_path, kind):
-    """Whatever stands beside it in its pack, and whatever was computed before."""
+    """The result does not depend on other documents of the pack, or on earlier passes."""
     settings = {"max_position_embeddings": 20, "rope_parameters": STRETCHED[kind], "sliding_window": None}
     folder = make_tiny_model(tmp_path / "hf", "mistral", pad_token_id=None, **settings)
     sequences = make_sequences(12)

@@ -49,7 +49,7 @@ def test_parameters_without_a_gradient_have_no_part():
         ),
     ],
 )
-def test_what_is_not_finite_is_named(loss, grads, expected):
+def test_non_finite_gradients_are_named(loss, grads, expected):
     error = non_finite_error(3, loss, parameters(**grads), "critic")
     with pytest.raises(ArithmeticError, match=expected):
         raise error

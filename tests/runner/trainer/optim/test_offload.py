@@ -1,4 +1,4 @@
-"""Training state in host memory: the same numbers bit for bit, and where the state lies."""
+"""Training state in host memory: training is the same bit for bit, and the state is where it should be."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_parked_tensors_take_no_memory_and_come_back_as_they_were():
     assert tensors[1].data_ptr() == whole[2:].data_ptr()
 
 
-def test_what_lies_elsewhere_is_not_parked():
+def test_tensors_in_host_memory_are_not_parked():
     tensor = torch.ones(3)
     Parking(torch.device("meta")).park([tensor])
     assert tensor.untyped_storage().nbytes() == 12

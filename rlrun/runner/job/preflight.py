@@ -30,7 +30,7 @@ from rlrun.specs.sections.job import Spec
 ROWS = 64
 """How many rows of each source are checked."""
 TOLERATED_SHARE = 0.1
-"""In so few rows, up to this share may be broken by chance although `data.max_bad_share` holds for all."""
+"""Up to this share of so few rows may be broken by chance, even if `data.max_bad_share` is lower."""
 _NAMING_KEYS = ("path", "task", "taskset")
 """Keys that name what a data source reads."""
 
@@ -45,7 +45,7 @@ def check_files(loaded: LoadedSpec) -> None:
 
 
 def fitted_to_model(spec: Spec) -> Spec:
-    """Returns the spec with the prompt limit of its model, as far as the model's folder is here already."""
+    """Returns the spec with the prompt limit of its model, if the model's folder is on this host already."""
     folder = Path(spec.model.path)
     try:
         positions = read_config(folder).get("max_position_embeddings") if folder.is_dir() else None
@@ -65,7 +65,7 @@ def _model(spec: Spec) -> Iterator[Finding]:
         except ValueError as error:
             yield Finding(path, str(error))
     sources = [spec.data, *spec.eval.datasets]
-    if problem := template_problem(folder, template=any(one.apply_chat_template for one in sources)):
+    if problem := template_problem(folder, template=any(source.apply_chat_template for source in sources)):
         yield Finding(path, problem)
 
 

@@ -17,7 +17,7 @@ from rlrun.runner.host.background import cancel_all
 
 Result = TypeVar("Result")
 Moment = Literal["outside", "preparing", "committed", "evaluating"]
-"""What the loop does: it does not run; work that can be cancelled; work that must be finished; evaluation."""
+"""What the loop does: nothing, work that can be cancelled, work that must be finished, or an evaluation."""
 
 
 class Stopped(Exception):
@@ -25,7 +25,7 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Tells the loop to stop, and tells others what the loop does."""
+    """Asks the loop to stop, and says what the loop is doing."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -47,7 +47,7 @@ class StopRequest:
 
     @property
     def will_save(self) -> bool:
-        """Whether the loop runs: it saves the last finished step before it ends."""
+        """Whether the loop is running, and so will save the last finished step before it ends."""
         return self.moment != "outside"
 
     def ask(self) -> None:

@@ -47,14 +47,14 @@ async def watch_engines(spec: Spec, running: RunningJob, say: Callable[[str], No
     if not engines:
         await asyncio.Event().wait()
     budget = RestartBudget(spec.fault_tolerance.engine_restarts)
-    ways = []
+    gateway_watch = []
     if running.gateway is not None and running.pool is not None:
-        ways = [running.gateway.supervise(running.pool.slots, budget, say)]
+        gateway_watch = [running.gateway.supervise(running.pool.slots, budget, say)]
     if not spec.fault_tolerance.engine_restarts:
-        await gather_or_first_cause([*ways, *(engine.watch() for engine in engines)])
+        await gather_or_first_cause([*gateway_watch, *(engine.watch() for engine in engines)])
     pools = [(running.pool, running.started.engines.handles)] if running.pool is not None else []
     pools += [
         (pool, running.started.named_engines[name].handles) for name, pool in running.named_engines.items()
     ]
     supervisors = [Supervisor(pool, handles, budget, say) for pool, handles in pools]
-    await gather_or_first_cause([*ways, *(one.run() for one in supervisors)])
+    await gather_or_first_cause([*gateway_watch, *(supervisor.run() for supervisor in supervisors)])

@@ -23,9 +23,9 @@ import torch.distributed as dist
 from torch.multiprocessing import reductions
 
 from rlrun.runner.contracts.weight_updates import TensorSlot
+from rlrun.runner.host.network import use_interface_of
 from rlrun.runner.weights.buckets import Bucket, views_of
 from rlrun.runner.weights.sharing import SharedBuffer
-from rlrun.runner.weights.tcp_store import stay_within_host
 
 ON_GPU = torch.cuda.is_available()
 PRODUCT = 8192 if ON_GPU else 256
@@ -111,7 +111,7 @@ def all_reduce(rank: str, size: str, store: str) -> dict[str, float]:
     That is NCCL's measure: the bytes per second that each link carries, whatever the number of ranks.
     """
     ranks = int(size)
-    stay_within_host("127.0.0.1")
+    use_interface_of("127.0.0.1")
     device = torch.device("cuda", int(rank)) if ON_GPU else torch.device("cpu")
     if ON_GPU:
         torch.cuda.set_device(device)

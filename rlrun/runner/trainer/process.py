@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 from rlrun.runner.contracts.carriers import TrainerSetup
+from rlrun.runner.host.network import use_interface_of
 from rlrun.runner.trainer.compat.device import ON_CPU
 from rlrun.runner.trainer.compat.meshes import ParallelDims, forget_meshes, leave_meshes, set_spmd_backend
-from rlrun.runner.weights.tcp_store import stay_within_host, store_server
+from rlrun.runner.weights.tcp_store import store_server
 from rlrun.specs.sections.trainer import ParallelSpec
 
 RENDEZVOUS_SECONDS = 300
@@ -31,7 +32,7 @@ def start_process(setup: TrainerSetup, deterministic: bool) -> torch.device:
     device = torch.device("cpu") if ON_CPU else torch.device("cuda", 0)
     if not ON_CPU:
         torch.cuda.set_device(device)
-    stay_within_host(setup.master_addr)
+    use_interface_of(setup.host or setup.master_addr)
     if setup.world_size > 1 and not dist.is_initialized():
         _join(setup, device)
     return device

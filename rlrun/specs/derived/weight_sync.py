@@ -42,7 +42,8 @@ def buckets_on_gpus(spec: Spec) -> bool:
 
 def shares_memory(spec: Spec) -> bool:
     """Returns whether engines must run on trainer rank 0's host, whose shared memory holds the weights."""
-    return carrier_of(spec) in ("native", "tensor") and not buckets_on_gpus(spec)
+    reads_weights = spec.engine.type != "sleeping"
+    return reads_weights and carrier_of(spec) in ("native", "tensor") and not buckets_on_gpus(spec)
 
 
 def bucket_bytes(spec: Spec) -> int | None:

@@ -1,14 +1,12 @@
 """Where processes meet: within one host only that host reaches it."""
 
-import os
 import threading
 from datetime import timedelta
 
 import psutil
-import pytest
 import torch.distributed as dist
 
-from rlrun.runner.weights.tcp_store import stay_within_host, store_server
+from rlrun.runner.weights.tcp_store import store_server
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -39,19 +37,3 @@ def test_a_store_waits_for_its_workers_where_it_is_told_to() -> None:
     client = dist.TCPStore("127.0.0.1", port, 2, is_master=False, timeout=TIMEOUT)
     waiting.join(60)
     assert [one.port for one in made] == [client.port]
-
-
-@pytest.mark.parametrize(
-    ("host", "given", "interface"),
-    [("127.0.0.1", None, "lo"), ("127.0.0.1", "eth7", "eth7"), ("10.0.0.7", None, None)],
-)
-def test_interfaces(
-    monkeypatch: pytest.MonkeyPatch, host: str, given: str | None, interface: str | None
-) -> None:
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.setenv(name, given or "")
-        if given is None:
-            monkeypatch.delenv(name)
-    stay_within_host(host)
-    assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
-    assert os.environ.get("NCCL_SOCKET_IFNAME") == interface

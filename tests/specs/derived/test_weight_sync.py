@@ -48,6 +48,11 @@ def test_the_way_of_weights(name: str) -> None:
     assert not list(weight_carrier(spec))
 
 
+def test_engines_that_read_no_weights_may_be_on_any_host() -> None:
+    assert shares_memory(spec_of({}, {"type": "native"}, {}))
+    assert not shares_memory(spec_of({}, {"type": "sleeping"}, {}))
+
+
 def test_buckets_may_be_handed_to_sleepers_that_nobody_starts_again() -> None:
     settings = (GPUS, {"weight_bucket": 8}, {"fsdp": 4})
     [finding] = streams_to_shared_devices(spec_of(*settings))

@@ -5,6 +5,7 @@ import os
 from rlrun.runner.engines.process.server_process import ServerProcess
 from rlrun.runner.engines.sglang.server_command import command, environment, key_file
 from rlrun.runner.engines.sglang.setup import SglangSetup
+from rlrun.runner.host.network import interface_variables
 
 
 class SglangServer(ServerProcess):
@@ -20,7 +21,7 @@ class SglangServer(ServerProcess):
         return command(self._own, port)
 
     def _environment(self) -> dict[str, str]:
-        return environment(self._own, os.environ)
+        return environment(self._own, interface_variables(self._own.host) | dict(os.environ))
 
     def _secret(self) -> str:
         return key_file(self._own)

@@ -1,4 +1,4 @@
-"""What a command leaves behind, for tests."""
+"""The outcome of a command, for tests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

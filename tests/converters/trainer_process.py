@@ -1,4 +1,4 @@
-"""Trainer ranks that load a model, save a checkpoint and export it, in processes of their own."""
+"""Runs trainer ranks in processes that load a model, save a checkpoint and export it."""
 
 import multiprocessing
 import os

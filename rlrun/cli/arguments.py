@@ -58,16 +58,20 @@ def load(
     profiles: list[str] | None = None,
     *,
     planning: bool = False,
+    other_host: bool = False,
 ) -> "LoadedSpec":
     """Returns the checked spec that the arguments name, and prints its warnings.
 
-    Raises SpecError with every problem. `planning` means that nothing will be launched (see `load_spec`).
+    Raises SpecError with every problem. `planning` means that nothing will be launched, and `other_host` that
+    another host would run the job (see `load_spec`).
     """
     from rlrun.cli.error_report import print_warnings
     from rlrun.plugins.validation import load_checked_spec
 
     paths = [spec_path(spec) for spec in specs]
-    loaded = load_checked_spec(paths, overrides or (), profiles or (), planning=planning)
+    loaded = load_checked_spec(
+        paths, overrides or (), profiles or (), planning=planning, other_host=other_host
+    )
     print_warnings(loaded.warnings())
     return loaded
 

@@ -49,4 +49,4 @@ def _lock(path: Path) -> dict[str, Any]:
     from rlrun.runner.records.lock import read_lock
 
     lock = read_lock(path)
-    return {name: value for name, value in lock.items() if name not in ("sources", "platform")}
+    return {name: value for name, value in lock.items() if name not in ("sources", "platform", "engines")}

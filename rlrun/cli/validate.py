@@ -55,9 +55,10 @@ def command(
         _explain(loaded, explain, as_json)
     elif as_json:
         warnings = [problem.as_dict() for problem in loaded.warnings()]
-        print(json.dumps({"valid": True, "problems": [], "warnings": warnings}))
+        engines = loaded.engine_reasons()
+        print(json.dumps({"valid": True, "problems": [], "warnings": warnings, "engines": engines}))
     else:
-        print(f"{' + '.join(specs)}: valid")
+        print(f"{' + '.join(specs)}: valid", *loaded.engine_reasons(), sep="\n")
         print(_limits(loaded))
 
 

@@ -49,12 +49,13 @@ def load_checked_spec(
     profiles: Sequence[str] = (),
     *,
     planning: bool = False,
+    other_host: bool = False,
 ) -> LoadedSpec:
     """Loads a spec and checks everything, including plugins and their parameters.
 
-    `planning` is passed on to `load_spec`. Raises SpecError with every problem found.
+    `planning` and `other_host` are passed on to `load_spec`. Raises SpecError with every problem found.
     """
-    return load_spec(paths, overrides, check_plugins, profiles, planning=planning)
+    return load_spec(paths, overrides, check_plugins, profiles, planning=planning, other_host=other_host)
 
 
 def needs_of(spec: Spec) -> Needs:

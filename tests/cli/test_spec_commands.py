@@ -89,7 +89,8 @@ def test_an_unknown_command_is_exit_2(rlrun: Command) -> None:
 def test_validate(rlrun: Command) -> None:
     outcome = rlrun("validate", BASE)
     limits = "a prompt of 3072 (longer ones are dropped), and a response of 1024; it may take 600 s"
-    assert outcome.out == f"{BASE}: valid\na sample may have 4096 tokens: {limits}\n"
+    engines = "[engine] uses native engines: the cluster has no GPUs"
+    assert outcome.out == f"{BASE}: valid\n{engines}\na sample may have 4096 tokens: {limits}\n"
     assert (outcome.code, outcome.err) == (0, "")
 
 
@@ -107,7 +108,8 @@ def test_validate_reports_every_problem(
 
 def test_validate_as_json(rlrun: Command, tmp_path: Path) -> None:
     good = rlrun("validate", BASE, "--json")
-    assert json.loads(good.out) == {"valid": True, "problems": [], "warnings": []}
+    engines = ["[engine] uses native engines: the cluster has no GPUs"]
+    assert json.loads(good.out) == {"valid": True, "problems": [], "warnings": [], "engines": engines}
     warned = rlrun("validate", BASE, "--json", "--set", "name=hf_abcdefghijklmnop1234567890")
     [warning] = json.loads(warned.out)["warnings"]
     assert "looks like a secret" in warning["message"] and "hf_abc" not in json.dumps(warning)

@@ -16,6 +16,7 @@ from rlrun.runner.planning.plan import make_plan
 from rlrun.runner.planning.sizing import size_job
 from rlrun.runner.planning.step_time import PlannedJob, default_workload
 from rlrun.specs.paths import RECIPES
+from rlrun.specs.reading import engine_types
 
 HERE = Path(__file__).parent
 SHIPPED = sorted(RECIPES.glob("*.toml"))
@@ -62,8 +63,10 @@ def test_profiles_validate_and_plan(spec: Path, profile: str) -> None:
     assert make_plan(load_checked_spec([spec], (), [profile]).spec, rows=100_000, cores=2).ranks
 
 
+@pytest.mark.parametrize("sglang", [True, False], ids=["sglang", "no-sglang"])
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_recipes_fit_the_gpus_they_name(path: Path) -> None:
+def test_recipes_fit_the_gpus_they_name(path: Path, sglang: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_types, "find_spec", lambda name: "found" if sglang else None)
     spec = load_checked_spec([path]).spec
     if spec.model.path not in MODELS:
         return

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlrun.models.architecture import Architecture
     from rlrun.runner.planning.plan import Plan
     from rlrun.runner.planning.step_time import PlannedJob
+    from rlrun.specs.reading.loading import LoadedSpec
     from rlrun.specs.sections.job import Spec
 
 
@@ -57,8 +58,8 @@ def command(
         raise ValueError("--deep traces the spec's own layout: omit --sweep and --simulate")
     if rank is not None and not deep:
         raise ValueError("--rank only applies to a trace: add --deep")
-    spec = load(specs, overrides, profiles, planning=True).spec
-    planned = _make_plan(spec, gpu, (prompt_tokens, response_tokens))
+    loaded = load(specs, overrides, profiles, planning=True, other_host=gpu is not None)
+    planned = _make_plan(loaded, gpu, (prompt_tokens, response_tokens))
     if deep:
         _trace(planned, rank or 0, as_json=as_json)
     elif sweep or simulate:
@@ -80,16 +81,18 @@ class _JobPlan:
     """None if the model is not known."""
     reason: str
     """The reason why memory and time cannot be estimated; empty if they can."""
+    engine_reasons: list[str]
+    """Why each kind of engine was chosen that the spec does not name."""
 
 
-def _make_plan(spec: "Spec", gpu: str | None, lengths: tuple[float | None, float | None]) -> _JobPlan:
+def _make_plan(loaded: "LoadedSpec", gpu: str | None, lengths: tuple[float | None, float | None]) -> _JobPlan:
     from rlrun.runner.planning.plan import make_plan
     from rlrun.specs.derived.lengths import fit_to_model
 
-    model = _model(spec)
-    spec = fit_to_model(spec, None if isinstance(model, ValueError) else model.max_positions)
+    model = _model(loaded.spec)
+    spec = fit_to_model(loaded.spec, None if isinstance(model, ValueError) else model.max_positions)
     plan = make_plan(spec)
-    return _JobPlan(spec, plan, *_case(spec, plan, model, gpu, lengths))
+    return _JobPlan(spec, plan, *_case(spec, plan, model, gpu, lengths), loaded.engine_reasons())
 
 
 def _trace(planned: _JobPlan, rank: int, *, as_json: bool) -> None:
@@ -127,6 +130,8 @@ def _show(planned: _JobPlan, price: float | None) -> None:
     console.print(numbers_table(spec, plan))
     console.print(Text(placement_title(spec, plan), style="italic"), soft_wrap=True)
     console.print(placement_table(spec, plan))
+    for reason in planned.engine_reasons:
+        console.print(Text(reason), soft_wrap=True)
     if job is None:
         console.print(f"memory and time are not planned: {planned.reason}")
         return
@@ -179,7 +184,11 @@ def _case(
 
 def _as_dict(planned: _JobPlan) -> dict[str, Any]:
     plan, job = planned.plan, planned.job
-    values = asdict(plan, dict_factory=_with_json_keys) | {"optimizer_steps": plan.optimizer_steps}
+    values = asdict(plan, dict_factory=_with_json_keys) | {
+        "optimizer_steps": plan.optimizer_steps,
+        "engine_type": planned.spec.engine.type,
+        "engine_reasons": planned.engine_reasons,
+    }
     if job is None:
         return values | {"sizing": None, "sizing_reason": planned.reason}
     from rlrun.runner.planning.sizing import size_job

@@ -14,7 +14,7 @@ from rlrun.runner.host.model_files import ModelFiles
 from rlrun.runner.planning.plan import EnginePlan, Plan
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.reading.secret_references import reveal
-from rlrun.specs.sections.engine import EngineSpec, NamedEngineSpec
+from rlrun.specs.sections.engine import EngineSpec, EngineType, NamedEngineSpec
 from rlrun.specs.sections.job import Spec
 
 Setup = EngineSetup | SglangSetup | SleepingSetup
@@ -58,12 +58,12 @@ def engine_setup(
     spec: Spec, served: ServedModelSetup, engine: EnginePlan, process: Process, node: int
 ) -> Setup:
     """Returns the settings for the process that holds a planned engine, or its part on node number `node`."""
-    make: Mapping[str, Callable[[Spec, ServedModelSetup, EnginePlan, Process, int], Setup]] = {
+    make: Mapping[EngineType, Callable[[Spec, ServedModelSetup, EnginePlan, Process, int], Setup]] = {
         "native": _native_setup,
         "sglang": _sglang_setup,
         "sleeping": _sleeping_setup,
     }
-    return make[served.section.type](spec, served, engine, process, node)
+    return make[served.section.type or "native"](spec, served, engine, process, node)
 
 
 def reports_experts(spec: Spec, served: ServedModelSetup) -> bool:

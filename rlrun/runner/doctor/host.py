@@ -131,8 +131,11 @@ def check_torch_and_gpus(answer: dict[str, object] | str, driver: list[str]) -> 
 def check_sglang(version: str | None) -> Check:
     """Checks whether SGLang is installed; the native engine does not need it."""
     if version is None:
-        return Check("SGLang", "note", "not installed: only the native engine is available")
-    return Check("SGLang", "ok", version)
+        found = (
+            "not installed: jobs on GPUs use the native engine, which is slow there, unless they name another"
+        )
+        return Check("SGLang", "note", found, "pip install 'rlrun[run,sglang]'")
+    return Check("SGLang", "ok", f"{version}: jobs on GPUs use it unless they name another engine")
 
 
 def check_compiler(path: str | None) -> Check:

@@ -35,6 +35,7 @@ from rlrun.runner.records.claim import claim_folder
 from rlrun.runner.records.console import Console
 from rlrun.runner.records.driver_log import DRIVER_LOG, hide_secrets, start_logging
 from rlrun.runner.records.journal import Journal
+from rlrun.runner.records.kept_engines import keep_engines
 from rlrun.runner.records.lock import check_same_run, make_lock, read_lock
 from rlrun.runner.records.report import write_report
 from rlrun.runner.records.run_folder import RunFolder
@@ -59,6 +60,8 @@ def launch(loaded: LoadedSpec, *, resume: bool = False, new: bool = False) -> in
     runs_dir = Path(loaded.spec.runs_dir)
     with ExitStack() as stack:
         folder = stack.enter_context(claim_folder(runs_dir, loaded.spec.name, resume=resume, new=new))
+        if folder.lock.exists():
+            loaded = keep_engines(loaded, read_lock(folder.lock))
         remove_leftovers()
         scratch = stack.enter_context(scratch_folder())
         console = Console(folder.name)
@@ -129,7 +132,8 @@ async def _run(
         locking = asyncio.create_task(in_background(make_lock, loaded, model))
         spec = fit_to_model(spec, model.config().get("max_position_embeddings"))
         loaded = replace(loaded, spec=spec)
-        console.say(sample_limits(spec, rollout=needs_of(spec).rollout))
+        for line in (*loaded.engine_reasons(), sample_limits(spec, rollout=needs_of(spec).rollout)):
+            console.say(line)
         running = await start_job(spec, model, folder, scratch, stack, timed=console.timed)
         _write_specs(loaded, folder, await locking)
         journal.note(running.cluster.note_processes())

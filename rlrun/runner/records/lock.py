@@ -38,6 +38,7 @@ def make_lock(loaded: LoadedSpec, model: ModelFiles) -> dict[str, Any]:
     """Returns the lock of a launch; hashing the files of model and data may take long."""
     return {
         "spec": loaded.spec.model_dump(mode="json"),
+        "engines": loaded.engine_reasons(),
         "sources": {source.name: source.text for source in loaded.composition.files},
         "model": {"folder": str(model.folder), "commit": model.commit, "sha256": fingerprint(model.folder)},
         "data": dict(_data_hashes(loaded.spec)),

@@ -14,7 +14,7 @@ _BUCKET_MIB = 512
 
 def carrier_of(spec: Spec) -> Carrier:
     """Returns `native` for rlrun's own engine, else `engine.weight_sync` or its default."""
-    if spec.engine.type in ("native", "sleeping"):
+    if spec.engine.type in ("native", "sleeping", None):  # None: no engines, or not loaded from a file
         return "native"
     if spec.engine.type == "external":
         return spec.engine.weight_sync or "disk"

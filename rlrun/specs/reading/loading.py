@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from rlrun.specs.derived.engine_sections import POLICY
 from rlrun.specs.paths import PathError, PathMarker, path_fields, resolve_path
 from rlrun.specs.problems.findings import Finding, Problem, SpecError
 from rlrun.specs.problems.messages import Explainer
@@ -23,6 +24,11 @@ from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.suggestions import KeyIndex, section_models
 from rlrun.specs.reading.compose import compose
 from rlrun.specs.reading.composition import Composition, origin_location
+from rlrun.specs.reading.engine_types import (
+    EngineChoices,
+    fill_in_engines,
+    warnings_about_engines,
+)
 from rlrun.specs.reading.literal_secrets import literal_secrets, secret_warnings
 from rlrun.specs.reading.overlay import Origin
 from rlrun.specs.reading.repair import rule_findings, table_at
@@ -61,6 +67,8 @@ class LoadedSpec:
 
     spec: Spec
     composition: Composition
+    engine_choices: EngineChoices = field(default_factory=dict)
+    """The engines that the spec does not name, and why each was chosen."""
 
     def problem(self, key: str, message: str, cure: str | None = None) -> Problem:
         """Returns a problem that was found after loading, at the position of its key.
@@ -68,6 +76,13 @@ class LoadedSpec:
         Example: `problem("data.path", "has no rows")`.
         """
         return self.composition.locate(Finding(_path(key), message, cure))
+
+    def engine_reasons(self) -> list[str]:
+        """Returns a line for each choice: `[engine] uses native engines: the cluster has no GPUs`."""
+        return [
+            f"{_table_of(self.spec, path)} uses {choice.type} engines: {choice.reason}"
+            for path, choice in self.engine_choices.items()
+        ]
 
     def origin(self, key: str) -> str:
         """Returns which file and line set a key: `job.toml:12`, `--set trainer.lr:1`, or `default`.
@@ -91,10 +106,14 @@ class LoadedSpec:
         """Returns the warnings about a valid spec.
 
         They concern text that looks like a secret in the files and in `--set`, a ratio that ignores stale
-        samples, and external engines that may compute logits in another precision.
+        samples, external engines that may compute logits in another precision, and native engines on GPUs.
         """
         secrets = secret_warnings([*self.composition.files, *self.composition.overrides])
-        findings = [*stale_ratio(self.spec), *external_heads(self.spec)]
+        findings = [
+            *stale_ratio(self.spec),
+            *external_heads(self.spec),
+            *warnings_about_engines(self.engine_choices),
+        ]
         return [*secrets, *(self.composition.locate(finding) for finding in findings)]
 
     def _origin(self, path: KeyPath) -> Origin | None:
@@ -108,16 +127,19 @@ def load_spec(
     profiles: Sequence[str] = (),
     *,
     planning: bool = False,
+    other_host: bool = False,
 ) -> LoadedSpec:
     """Loads, merges and checks a spec.
 
     `plugin_check`: checks plugins and their parameters; without it they are not checked. `profiles`: names of
-    the profiles to merge. `planning`: skips the checks that only matter for a launch. Raises SpecError with
-    every problem found.
+    the profiles to merge. `planning`: skips the checks that only matter for a launch. `other_host`: chooses
+    engines without regard to what is installed here. Raises SpecError with every problem found.
     """
     composition = compose(paths, overrides, profiles)
     data = deepcopy(composition.data)
     findings, report = _document_findings(data, plugin_check)
+    rollout = report.demands is None or report.demands.rollout
+    choices = fill_in_engines(data, rollout=rollout, other_host=other_host)
     findings += _resolve_paths(composition, data, [*_own_paths(Spec, data), *report.paths])
     reported = {finding.path for finding in composition.findings}
     findings = [finding for finding in findings if finding.path not in reported]
@@ -129,7 +151,7 @@ def load_spec(
     problems = [*composition.problems, *(composition.locate(finding) for finding in findings)]
     if problems:
         raise SpecError(_in_order(problems, composition))
-    return LoadedSpec(validate_spec(data), composition)
+    return LoadedSpec(validate_spec(data), composition, choices)
 
 
 def _document_findings(
@@ -235,6 +257,11 @@ def _in_order(problems: Sequence[Problem], composition: Composition) -> list[Pro
             problem.column,
         ),
     )
+
+
+def _table_of(spec: Spec, path: KeyPath) -> str:
+    """Returns the header of a table of engines; those of `[[engines]]` are told apart by their names."""
+    return "[engine]" if path == POLICY else f'[[engines]] "{spec.engines[int(path[1])].name}"'
 
 
 def _path(key: str) -> KeyPath:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rlrun.specs.derived.default_engine import SERVER_KEYS, SGLANG_KEYS
 from rlrun.specs.derived.engine_layout import sleeps
 from rlrun.specs.derived.engine_sections import POLICY, engine_sections
 from rlrun.specs.derived.server_size import COPIES, STAGES, argument_key, copies_of, stages_of
@@ -12,17 +13,16 @@ from rlrun.specs.problems.positions import KeyPath
 from rlrun.specs.problems.spelling import nearest
 from rlrun.specs.rules.served_model import served_model
 from rlrun.specs.rules.shared_rules import is_given, no_effect
+from rlrun.specs.sections.engine import EngineType
 from rlrun.specs.sections.job import Spec
 
-_WEIGHT_KEYS = ("model", "weight_sync", "weight_bucket", "weight_delta", "weight_check")
-_SERVER_KEYS = ("python", "environment", "sglang", "router", "sglang_router")
 _EXTERNAL_KEYS = ("urls", "api_key")
 _PROCESS_KEYS = ("count", "max_running", "max_cache_tokens", "port")
-_UNREAD_KEYS: dict[str, tuple[str, ...]] = {
-    "native": ("tensor", *_WEIGHT_KEYS, *_SERVER_KEYS, *_EXTERNAL_KEYS, "sleeping"),
+_UNREAD_KEYS: dict[EngineType, tuple[str, ...]] = {
+    "native": (*SGLANG_KEYS, *_EXTERNAL_KEYS, "sleeping"),
     "sglang": (*_EXTERNAL_KEYS, "sleeping"),
-    "external": ("model", "weight_check", *_SERVER_KEYS, "sleeping", *_PROCESS_KEYS),
-    "sleeping": ("tensor", *_WEIGHT_KEYS, *_SERVER_KEYS, *_EXTERNAL_KEYS),
+    "external": ("model", "weight_check", *SERVER_KEYS, "sleeping", *_PROCESS_KEYS),
+    "sleeping": (*SGLANG_KEYS, *_EXTERNAL_KEYS),
 }
 """For each type of engine, the keys that it does not read."""
 _READERS = {"urls": "external", "api_key": "external", "sleeping": "sleeping"}
@@ -35,12 +35,13 @@ _RESERVED_NAMES = ("trainer", "engine", "driver", "reward")
 def engine_keys(spec: Spec) -> Iterator[Finding]:
     """Reports keys that the chosen type of engine does not read."""
     for path, section in engine_sections(spec):
-        for key in _UNREAD_KEYS[section.type]:
+        for key in _UNREAD_KEYS[section.type] if section.type else ():
             if is_given(section, key):
                 cure = f'remove it, or set `type = "{_READERS.get(key, "sglang")}"`'
                 cure = "remove it" if key in _PROCESS_KEYS else cure
                 why = f"{section.type} engines do not read this key"
-                yield no_effect((*path, key), why, cure, ((*path, "type"),))
+                related = ((*path, "type"), ("cluster", "gpus_per_node"))
+                yield no_effect((*path, key), why, cure, related)
 
 
 def external_urls(spec: Spec) -> Iterator[Finding]:

@@ -7,6 +7,8 @@ from pydantic import Field
 from rlrun.specs.paths import PathMarker
 from rlrun.specs.sections.section import Section
 
+EngineType = Literal["native", "sglang", "external", "sleeping"]
+
 
 class SleepingSpec(Section):
     """How long sleeping engines take to answer."""
@@ -24,11 +26,12 @@ class EngineSpec(Section):
     """The engines that generate samples from the policy: rlrun's own, SGLang servers, servers that run
     elsewhere, or engines that only simulate the time."""
 
-    type: Literal["native", "sglang", "external", "sleeping"] = "native"
+    type: EngineType | None = None
     """The kind of engine. `native`: rlrun's own engine, on CPUs or on one GPU. `sglang`: SGLang servers,
     which start and end with the job. `external`: running servers at `urls`, which the job neither starts nor
     stops. `sleeping`: engines for load tests that compute nothing and answer with arbitrary tokens after a
-    delay."""
+    delay. None: on GPUs `sglang` where it is installed or one of its keys is set, else `native`; a resumed
+    run keeps the engines that it began with."""
     count: int | None = Field(default=None, ge=1)
     """Number of engines; requests are spread over them. None: one engine per node on CPUs, and as many as fit
     on GPUs."""

@@ -36,7 +36,7 @@ ON_GPU = {"cuda": True, "built": "12.8", "threads": 1, "nccl": [2, 27, 3], "gpus
     [
         (check_python((3, 10)), "bad", "3.10"),
         (check_python((3, 12)), "ok", "3.12"),
-        (check_sglang(None), "note", "only the native engine"),
+        (check_sglang(None), "note", "jobs on GPUs use the native engine"),
         (check_sglang("0.5.23"), "ok", "0.5.23"),
         (check_compiler(None), "note", "plain torch operators"),
         (check_compiler("/usr/bin/c++"), "ok", "/usr/bin/c++"),

@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import pytest
+
+from rlrun.runner.records.kept_engines import keep_engines
+from rlrun.specs.reading import engine_types
+from rlrun.specs.reading.loading import LoadedSpec, load_spec
+
+BASE = Path(__file__).parents[2] / "specs" / "base.toml"
+JUDGE = '[[engines]]\nname = "judge"\npath = "big"\n'
+
+
+def loaded_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, sglang: bool) -> LoadedSpec:
+    monkeypatch.setattr(engine_types, "find_spec", lambda name: "found" if sglang else None)
+    judge = tmp_path / "judge.toml"
+    judge.write_text(JUDGE)
+    return load_spec([BASE, judge], ["cluster.gpus_per_node=2", *overrides])
+
+
+@pytest.mark.parametrize(("then", "now"), [(True, False), (False, True)])
+def test_a_resumed_run_keeps_its_engines_whatever_is_installed_now(
+    then: bool, now: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = loaded_with(tmp_path, monkeypatch, sglang=then)
+    lock = {"spec": began.spec.model_dump(mode="json")}
+    resumed = keep_engines(loaded_with(tmp_path, monkeypatch, sglang=now), lock)
+    assert resumed.spec == began.spec
+    assert [line.rpartition(": ")[2] for line in resumed.engine_reasons()] == ["the run began with them"] * 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind"),
+    [(["engine.type=native"], "native"), (["engine.weight_sync=disk"], "sglang")],
+)
+def test_what_the_spec_says_now_counts_more_than_the_lock(
+    overrides: list[str], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = loaded_with(tmp_path, monkeypatch, sglang=kind == "native")
+    lock = {"spec": began.spec.model_dump(mode="json")}
+    resumed = keep_engines(loaded_with(tmp_path, monkeypatch, *overrides, sglang=False), lock)
+    assert resumed.spec.engine.type == kind != began.spec.engine.type
+
+
+def test_a_lock_without_the_section_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = loaded_with(tmp_path, monkeypatch, sglang=True)
+    assert keep_engines(loaded, {"spec": {}}).spec == loaded.spec

@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup sglang lint test test-all parity quickstart quickstart-model clean
+.PHONY: help setup sglang lint test test-all parity cuda-traces quickstart quickstart-model clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -59,6 +59,11 @@ test-all: setup sglang  ## Run all tests, slow ones included
 PARITY := tests/runner/trainer/test_parity.py tests/runner/trainer/test_invariance.py
 parity: setup  ## Compare every parallel layout of the trainer with transformers
 	$(PYTEST) $(PARITY) -m 'not gpu' --durations=12
+
+# The trainer, the native engine and the weight carriers on a pretended GPU: tensors have no content, so this runs
+# anywhere. A part of `make test`; needs cc and torch's wheel with CUDA.
+cuda-traces: setup  ## Trace what would run on GPUs: devices, collectives, waits of the host
+	$(PYTEST) tests/cuda
 
 MODEL := rlrun/specs/recipes/quickstart/model
 quickstart-model: setup  ## Rebuild the model that the quickstart starts from (half an hour on two cores)

@@ -1,0 +1,91 @@
+"""How often a rank may block its host, by kind of layout: the budget of the traces.
+
+Each row states what one part of the trainer costs. The rows that apply to a case are added up, and the sum is
+compared with what was recorded, which must be equal: whoever lowers a count lowers it here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tests.cuda.cases import FOREIGN, SPARSE, Case
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """Numbers of events that block the host."""
+
+    waits: int = 0
+    """Reads of the device's content, and synchronisations."""
+    uploads: int = 0
+    """Copies from host to device that block."""
+    downloads: int = 0
+    """Copies from device to host that block."""
+
+    def __add__(self, other: "Blocking") -> "Blocking":
+        return Blocking(
+            self.waits + other.waits, self.uploads + other.uploads, self.downloads + other.downloads
+        )
+
+    def __mul__(self, count: int) -> "Blocking":
+        return Blocking(self.waits * count, self.uploads * count, self.downloads * count)
+
+
+STEP, MICRO_BATCH, SPARSE_LAYER, TENSOR = "step", "micro-batch", "sparse layer", "tensor"
+"""What a cost is for: an optimizer step or a pass over all sequences; a micro-batch; a layer with experts in
+a micro-batch; one of the rank's parameters."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One part of the trainer, and what it costs."""
+
+    reason: str
+    phases: tuple[str, ...]
+    unit: str
+    cost: Blocking
+    applies: Callable[[Case], bool] = lambda case: True
+
+
+def recomputes_splits(case: Case) -> bool:
+    """Returns whether the backward pass exchanges the experts' tokens again."""
+    return case.degree("expert") > 1 and case.trainer.get("activation_checkpointing") == "full"
+
+
+LOG_PROBS, REFERENCE, TRAIN = "log-probs", "reference", "train"
+FORWARD = LOG_PROBS, REFERENCE
+PASSES = *FORWARD, TRAIN
+ROWS = [
+    Row("a pack", PASSES, MICRO_BATCH, Blocking(uploads=5)),
+    Row("a pack's cut", PASSES, MICRO_BATCH, Blocking(uploads=4), lambda case: case.degree("context") > 1),
+    Row("positions", PASSES, MICRO_BATCH, Blocking(uploads=1), lambda case: case.model in FOREIGN),
+    Row("log-probs for the driver", FORWARD, MICRO_BATCH, Blocking(downloads=1), lambda case: case.has_loss),
+    Row("the reference's weights", (REFERENCE,), TENSOR, Blocking(uploads=2, downloads=1)),
+    Row("the loss's inputs", (TRAIN,), MICRO_BATCH, Blocking(uploads=6), lambda case: case.has_loss),
+    Row("maxima of metrics", (TRAIN,), MICRO_BATCH, Blocking(waits=1), lambda case: case.has_loss),
+    Row("sums of metrics", (TRAIN,), STEP, Blocking(waits=9), lambda case: case.has_loss),
+    Row("metrics of all ranks", (TRAIN,), STEP, Blocking(2, 2), lambda case: case.ranks > 1),
+    Row("names of metrics", (TRAIN,), STEP, Blocking(waits=1), lambda case: case.degree("pipeline") > 1),
+    Row("the gradients' norm", (TRAIN,), STEP, Blocking(waits=1)),
+    Row("the experts' load", (TRAIN,), STEP, Blocking(waits=2), lambda case: case.model in SPARSE),
+    Row(
+        "experts' splits", PASSES, SPARSE_LAYER, Blocking(downloads=1), lambda case: case.degree("expert") > 1
+    ),
+    Row("splits of recomputed layers", (TRAIN,), SPARSE_LAYER, Blocking(downloads=1), recomputes_splits),
+    Row("a copy of the state", ("save",), STEP, Blocking(waits=1, downloads=1)),
+    Row("parking, and its end", ("park",), STEP, Blocking(waits=2)),
+]
+
+
+def budget(case: Case, phase: str, sizes: Mapping[str, int], micro_batches: int) -> Blocking:
+    """Returns what a phase of a case may block the host, with this number of micro-batches.
+
+    `sizes` are those of `trainer_trace.sizes_of`.
+    """
+    counts = {
+        STEP: 1,
+        MICRO_BATCH: micro_batches,
+        SPARSE_LAYER: micro_batches * sizes["sparse layers"],
+        TENSOR: sizes["tensors"],
+    }
+    costs = [row.cost * counts[row.unit] for row in ROWS if phase in row.phases and row.applies(case)]
+    return sum(costs, Blocking())

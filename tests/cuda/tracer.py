@@ -1,0 +1,95 @@
+"""Starts the processes that pretend to have a GPU, and reads what they recorded."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import torch
+
+from tests.cuda.cases import Case
+from tests.runner.trainer.trainer_cases import MODELS
+from tests.tiny_models import make_tiny_model
+
+STUB = Path(__file__).with_name("stub.c")
+ROOT = Path(__file__).parents[2]
+COMPILER = os.environ.get("CC", "cc")
+
+
+def reason_to_skip() -> str | None:
+    """Returns why this machine cannot pretend to have a GPU, or None."""
+    if torch.version.cuda is None:
+        return "torch is a wheel without CUDA: install PyPI's"
+    if torch.cuda.is_available():
+        return "this machine has a GPU, which the traces would use"
+    try:
+        subprocess.run([COMPILER, "--version"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "no C compiler: install gcc, or name one in CC"
+    return None
+
+
+def compile_stub(folder: Path) -> Path:
+    """Returns the folder with the library of `stub.c`."""
+    library = folder / "libcuda.so.1"
+    command = [COMPILER, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), str(STUB)]
+    subprocess.run(command, check=True)
+    return folder
+
+
+def start(module: str, libraries: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Starts a module in a process of its own on the stub's libraries; it answers line by line."""
+    environment = os.environ | {
+        "LD_PRELOAD": str(libraries / "libcuda.so.1"),
+        "LD_LIBRARY_PATH": str(libraries),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_LOGS": "-all",
+    }
+    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+    return subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+class Tracer:
+    """Traces cases one after the other, each in a fork of one process that has everything imported."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process is not None:
+            self._process.communicate()
+
+    def run(self, case: Case) -> dict[str, Any]:
+        """Returns what a case's rank did: see `trainer_trace.traced`."""
+        folder = self._model(case)
+        question = {"spec": case.spec(folder), "folder": str(folder), "rank": case.rank}
+        return self.ask(question)
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Returns the answer of the tracing process, which is started first if necessary."""
+        if self._process is None:
+            self._process = start("tests.cuda.trainer_trace", compile_stub(self._folder))
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def _model(self, case: Case) -> Path:
+        folder = self._folder / f"{case.model}-{case.layers}"
+        if not folder.exists():
+            fields = MODELS[case.model] | {"num_hidden_layers": case.layers}
+            make_tiny_model(folder, pad_token_id=None, **fields)
+        return folder
+
+
+needs_pretence = pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip()))

@@ -162,5 +162,7 @@ class RouterLinear(Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Maps `[..., in]` to logits `[..., experts]` in float32."""
         if not self.wide:
-            return linear_product(input, self.weight, self.bias).float()
+            # torchtitan calls routers under an autocast to float32, which CUDA would follow
+            with torch.autocast(input.device.type, enabled=False):
+                return linear_product(input, self.weight, self.bias).float()
         return linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())

@@ -48,7 +48,7 @@ class Bare:
             master.grad = None
         for tokens, inputs, weight in self.batches:
             self.decoder.inputs = [inputs]
-            log_probs, _ = self.decoder(tokens, place_of(0))
+            log_probs, _ = self.decoder(tokens, place_of(0, self.device))
             ratio = (log_probs - log_probs.detach()).exp()
             (-torch.minimum(ratio * weight, ratio.clamp(0.8, 1.2) * weight).sum()).backward()
         torch.nn.utils.clip_grad_norm_(self.parameters.masters.values(), self.max_norm, foreach=True)

@@ -1,4 +1,4 @@
-"""The outcome of a command, for tests."""
+"""What a command leaves behind, for tests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

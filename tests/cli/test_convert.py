@@ -1,4 +1,4 @@
-"""The command `rlrun convert`; tests/converters tests the conversions."""
+"""`rlrun convert`: the command's own part; the conversions are tested in tests/converters."""
 
 import json
 
@@ -14,7 +14,7 @@ def model(tmp_path):
     return make_tiny_model(tmp_path / "model")
 
 
-def test_a_round_trip_has_no_differences(rlrun, model, tmp_path):
+def test_there_and_back_and_what_differs(rlrun, model, tmp_path):
     there = rlrun("convert", "hf-to-dcp", model, tmp_path / "dcp", "--verify", "--shard-size", "100kB")
     assert there.code == 0 and "25 tensors" in there.out and "read back and compared: equal" in there.out
     back = rlrun("convert", tmp_path / "dcp", tmp_path / "back")
@@ -36,7 +36,7 @@ def test_inspect(rlrun, model):
     assert described["dtypes"] == {"float32": described["parameters"]}
 
 
-def test_differences_are_printed(rlrun, model, tmp_path):
+def test_differences_are_told(rlrun, model, tmp_path):
     other = make_tiny_model(tmp_path / "other")
     tensors = load_file(other / "model.safetensors")
     tensors["model.norm.weight"][3] += 0.5
@@ -70,7 +70,7 @@ def make_run(rlrun, model, tmp_path, steps):
     return run
 
 
-def test_a_run_can_be_converted(rlrun, model, tmp_path):
+def test_a_run_is_a_source(rlrun, model, tmp_path):
     run = make_run(rlrun, model, tmp_path, [2, 10])
     for number, (path, step) in enumerate(
         [(run, 10), (run / "checkpoints", 10), (run / "checkpoints/step-2", 2)]
@@ -102,7 +102,7 @@ def test_a_run_can_be_converted(rlrun, model, tmp_path):
         (["EMPTY", "OUT"], "is not a checkpoint: it has neither safetensors"),
     ],
 )
-def test_wrong_options_are_refused(arguments, message, rlrun, model, tmp_path):
+def test_what_cannot_be_done(arguments, message, rlrun, model, tmp_path):
     (tmp_path / "empty").mkdir()
     places = {"MODEL": model, "OUT": tmp_path / "out", "EMPTY": tmp_path / "empty"}
     result = rlrun("convert", *(places.get(argument, argument) for argument in arguments))
@@ -127,6 +127,6 @@ def test_sizes(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "1XB", "0", "5 G B"])
-def test_other_texts_are_not_sizes(text):
+def test_what_is_no_size(text):
     with pytest.raises(ValueError, match="is not a size: write it as in 5GB"):
         parse_bytes(text)

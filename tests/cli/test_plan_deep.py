@@ -46,12 +46,12 @@ def job(tmp_path: Path) -> Path:
 def test_a_rank_s_bytes_by_purpose(rlrun: Command, job: Path) -> None:
     outcome = rlrun("plan", job, "--deep", "--rank", 63, "--json")
     assert outcome.code == 0, outcome.err
-    report = json.loads(outcome.out)
-    assert (report["rank"], report["ranks"]) == (63, 64)
-    assert report["most"]["optimizer"] == pytest.approx(2 * report["most"]["parameters"], rel=0.01)
-    assert report["most"]["gradients"] == report["most"]["parameters"]
-    assert min(report["most"][name] for name in ("activations", "logits", "gathered layers")) > 0
-    assert report["device_peak"] == sum(report["peak"].values())
+    found = json.loads(outcome.out)
+    assert (found["rank"], found["ranks"]) == (63, 64)
+    assert found["most"]["optimizer"] == pytest.approx(2 * found["most"]["parameters"], rel=0.01)
+    assert found["most"]["gradients"] == found["most"]["parameters"]
+    assert min(found["most"][name] for name in ("activations", "logits", "gathered layers")) > 0
+    assert found["device_peak"] == sum(found["peak"].values())
 
 
 def test_a_rank_needs_the_dry_run(rlrun: Command, job: Path) -> None:

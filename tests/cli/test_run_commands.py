@@ -1,4 +1,4 @@
-"""The commands that manage runs: launch, runs, status, stop, logs."""
+"""launch, runs, status, stop, logs: the commands that look after runs."""
 
 import json
 import os
@@ -58,10 +58,7 @@ def write_run(runs: Path, name: str, **state: Any) -> Path:
 
 @contextmanager
 def driver(runs: Path, name: str, manner: str) -> Iterator[subprocess.Popen[str]]:
-    """Starts a process that a run's state names as its driver.
-
-    It obeys SIGINT or ignores it, or, as a `stranger`, has not claimed the run.
-    """
+    """A process that says it runs a run, and obeys SIGINT or ignores it; a stranger has not claimed it."""
     folder = write_run(runs, name)
     command = [sys.executable, "-c", DRIVER, str(folder / "state.json"), manner]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -101,7 +98,7 @@ def test_status(rlrun: Command, tmp_path: Path) -> None:
     assert json.loads(rlrun("status", "--runs-dir", tmp_path, "--json").out)["name"] == "job"
 
 
-def test_status_estimates_the_time_left(rlrun: Command, tmp_path: Path) -> None:
+def test_status_tells_how_long_a_running_job_takes_yet(rlrun: Command, tmp_path: Path) -> None:
     metrics = {"perf/step_time": 90.0}
     updated = datetime.now(UTC).isoformat()
     write_run(tmp_path, "job", status="running", host="elsewhere", metrics=metrics, updated=updated)
@@ -140,7 +137,7 @@ def test_stop_interrupts_and_waits(rlrun: Command, tmp_path: Path) -> None:
         assert process.wait(timeout=30) == 130
 
 
-def test_stop_says_if_the_run_is_still_running(rlrun: Command, tmp_path: Path) -> None:
+def test_stop_says_when_the_run_goes_on(rlrun: Command, tmp_path: Path) -> None:
     with driver(tmp_path, "job", "ignore") as process:
         outcome = rlrun("stop", "job", "--runs-dir", tmp_path, "--timeout", 0)
         assert outcome.code == 3
@@ -181,7 +178,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("content", HOSTILE)
-def test_a_damaged_state_is_reported_and_does_not_affect_other_runs(
+def test_a_hostile_state_is_named_by_each_command_and_harms_none_that_asks_for_another(
     content: bytes, rlrun: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for function in ("kill", "killpg", "pidfd_open"):
@@ -221,7 +218,7 @@ def test_logs_of_the_newest_run_to_its_end(rlrun: Command, tmp_path: Path) -> No
     assert (outcome.code, outcome.out) == (0, f"== {folder / 'logs' / 'driver.log'}\nbegun\ncut sho\n")
 
 
-def test_fresh_lines_are_whole_and_new(tmp_path: Path) -> None:
+def test_lines_that_came_since(tmp_path: Path) -> None:
     path, seen = tmp_path / "driver.log", dict[Path, int]()
     path.write_text("one\ntwo\nthr")
     assert list(fresh_lines(path, seen)) == ["one", "two"]
@@ -235,7 +232,7 @@ def test_fresh_lines_are_whole_and_new(tmp_path: Path) -> None:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoadedSpec, dict[str, bool]]]:
-    """Records the jobs that would have been launched."""
+    """What would have been launched."""
     calls: list[tuple[LoadedSpec, dict[str, bool]]] = []
     module = types.ModuleType("rlrun.runner.job.launch")
 
@@ -248,7 +245,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoadedSpec, dict[str
     return calls
 
 
-def test_launch_passes_the_checked_spec(rlrun: Command, launched: list[Any]) -> None:
+def test_launch_hands_over_the_checked_spec(rlrun: Command, launched: list[Any]) -> None:
     outcome = rlrun("launch", BASE, "--set", "trainer.lr=1e-3", "--name", "my-run", "--resume")
     assert outcome.code == 3
     ((loaded, options),) = launched
@@ -314,7 +311,7 @@ def test_a_locked_launch_refuses_drift(rlrun: Command, launched: list[Any], tmp_
     assert len(launched) == 1
 
 
-def test_a_missing_package_is_named(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_is_named(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def imports(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'psutil'", name="psutil")
 
@@ -332,7 +329,7 @@ def test_an_interrupt_is_exit_130(rlrun: Command, monkeypatch: pytest.MonkeyPatc
     assert rlrun("launch", BASE).code == 130
 
 
-def test_doctor_prints_problems(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_tells_what_is_wrong(rlrun: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = Check("disk", "ok", "plenty"), Check("torch", "bad", "not installed", "pip install torch")
     monkeypatch.setattr("rlrun.runner.doctor.host.examine_host", lambda folder: iter([good, bad]))
     outcome = rlrun("doctor")

@@ -1,4 +1,4 @@
-"""`rlrun score` prints one JSON line for each line of a file, whatever the line contains."""
+"""`rlrun score`: one JSON line for each line of a file, whatever is in it."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ CASES = Path(__file__).parents[1] / "data" / "reward_cases.jsonl"
 
 
 def write(file: Path, *lines: Any) -> Path:
-    file.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    file.write_text("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines))
     return file
 
 
@@ -47,7 +47,7 @@ def test_parameters_are_set_and_tables_shown(rlrun: Command, tmp_path: Path) -> 
     assert matched["reward"] == 1
 
 
-def test_lines_that_cannot_be_scored_have_an_error(rlrun: Command, tmp_path: Path) -> None:
+def test_what_cannot_be_scored_is_said_on_its_own_line(rlrun: Command, tmp_path: Path) -> None:
     file = write(
         tmp_path / "rows.jsonl",
         "{broken",
@@ -87,7 +87,7 @@ def test_lines_that_cannot_be_scored_have_an_error(rlrun: Command, tmp_path: Pat
         (["--reward", "rewards.py:Mine"], "--allow-local-plugins"),
     ],
 )
-def test_wrong_options_are_explained(
+def test_wrong_options_are_told_in_words(
     rlrun: Command, tmp_path: Path, options: list[str], message: str
 ) -> None:
     done = rlrun("score", write(tmp_path / "rows.jsonl", {}), *options)

@@ -1,4 +1,4 @@
-"""The commands that read specs: validate, plan, init, schema, plugins."""
+"""validate, plan, init, schema, plugins: the commands that look at specs."""
 
 import json
 import subprocess
@@ -145,7 +145,7 @@ def test_explaining_an_unknown_key_is_exit_2(rlrun: Command) -> None:
     assert "did you mean trainer.lr?" in outcome.err
 
 
-def test_an_unknown_recipe_is_refused(rlrun: Command) -> None:
+def test_a_recipe_that_is_not_there(rlrun: Command) -> None:
     outcome = rlrun("validate", "no-such-recipe")
     assert outcome.code == 2
     assert 'no recipe is named "no-such-recipe"' in outcome.err
@@ -176,7 +176,7 @@ def test_colours_on_a_terminal(rlrun: Command, tmp_path: Path, monkeypatch: pyte
         ("model.path=C:\\models", r'model.path="C:\\models"'),
     ],
 )
-def test_errors_of_set_quote_the_option(rlrun: Command, setting: str, message: str) -> None:
+def test_what_set_gets_wrong_is_told_as_it_was_written(rlrun: Command, setting: str, message: str) -> None:
     outcome = rlrun("validate", BASE, "--set", setting)
     assert outcome.code == 2
     assert message in outcome.err
@@ -196,7 +196,7 @@ def test_plan_shows_numbers_and_places(rlrun: Command) -> None:
         assert expected in outcome.out, expected
 
 
-def test_plan_of_an_unknown_model_has_no_memory(rlrun: Command, tmp_path: Path) -> None:
+def test_a_model_that_is_not_known_leaves_memory_out_of_the_plan(rlrun: Command, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     unknown = ("plan", BASE, "--set", f"model.path={tmp_path}")
     assert "memory and time are not planned" in rlrun(*unknown).out
@@ -297,7 +297,7 @@ def test_plan_simulates_splits_and_modes(rlrun: Command) -> None:
     assert [row["step_seconds"] for row in rows] == sorted(row["step_seconds"] for row in rows)
 
 
-def test_plan_compares_layouts_only_on_gpus(rlrun: Command) -> None:
+def test_plan_compares_layouts_on_gpus_alone(rlrun: Command) -> None:
     outcome = rlrun("plan", BASE, *MODEL, "--sweep")
     assert outcome.code == 2
     assert "set cluster.gpus_per_node" in outcome.err
@@ -341,7 +341,7 @@ def test_init_writes_a_spec_that_validates(
     assert "already exists" in again.err
 
 
-def test_init_with_a_data_file(rlrun: Command, tmp_path: Path) -> None:
+def test_init_of_a_file_of_problems(rlrun: Command, tmp_path: Path) -> None:
     path = tmp_path / "first.toml"
     assert rlrun("init", path, "--data", SPECS / "rows.jsonl").code == 0
     found = load_checked_spec([path]).spec
@@ -385,7 +385,7 @@ def test_init_takes_the_names_of_columns_and_a_reward_for_rows_without_label(
     assert (any_label.rewards[0].type, "label_key" in any_label.data.params) == ("random", False)
 
 
-def test_init_removes_an_invalid_spec(rlrun: Command, tmp_path: Path) -> None:
+def test_init_leaves_nothing_that_is_not_valid(rlrun: Command, tmp_path: Path) -> None:
     path = tmp_path / "first.toml"
     outcome = rlrun("init", path, "--algorithm", "gpro")
     assert outcome.code == 2
@@ -397,7 +397,7 @@ def test_init_removes_an_invalid_spec(rlrun: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "recipe"), [("sft", "sft"), ("dpo", "sft"), ("on_policy_distillation", "distillation")]
 )
-def test_init_names_a_recipe_for_other_algorithms(
+def test_init_names_a_recipe_for_jobs_of_another_shape(
     rlrun: Command, tmp_path: Path, algorithm: str, recipe: str
 ) -> None:
     outcome = rlrun("init", tmp_path / "first.toml", "--algorithm", algorithm)
@@ -405,7 +405,7 @@ def test_init_names_a_recipe_for_other_algorithms(
     assert f'extends = "package:{recipe}.toml"' in outcome.err
 
 
-def test_init_makes_the_run_s_name_valid(rlrun: Command, tmp_path: Path) -> None:
+def test_init_makes_a_name_of_any_file_s(rlrun: Command, tmp_path: Path) -> None:
     path = tmp_path / "my first job!.toml"
     assert rlrun("init", path).code == 0
     assert load_checked_spec([path]).spec.name == "my-first-job"
@@ -433,7 +433,7 @@ def test_init_asks_in_a_terminal(rlrun: Command, tmp_path: Path, monkeypatch: py
     assert "'two' is not a number of GPUs" in rlrun("init", tmp_path / "second.toml").err
 
 
-def test_init_refuses_values_that_toml_strings_cannot_hold(rlrun: Command, tmp_path: Path) -> None:
+def test_init_refuses_what_no_toml_string_holds(rlrun: Command, tmp_path: Path) -> None:
     assert rlrun("init", tmp_path / "a.toml", "--model", 'a"b').code == 2
     assert rlrun("init", tmp_path / "gone" / "a.toml").code == 2
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The progress of long work on a terminal and in a pipe."""
+"""What a terminal and a pipe see of work that takes long."""
 
 import io
 
@@ -9,7 +9,7 @@ from rlrun.cli import waiting
 from rlrun.cli.convert import report as convert_report
 
 
-def test_only_a_terminal_shows_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_terminal_shows_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for terminal in (True, False):
         file = io.StringIO()
         console = Console(file=file, force_terminal=terminal, width=60)

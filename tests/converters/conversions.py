@@ -1,4 +1,4 @@
-"""Converts folders and reads them with other libraries, for tests."""
+"""Conversions as tests ask for them."""
 
 import io
 from pathlib import Path
@@ -16,7 +16,7 @@ EFFORT = ResourceLimits(threads=2, memory=2 << 30)
 
 
 def convert(source, target, destination, *, step=None, model=None, verify=True, **options):
-    """Converts and verifies a checkpoint, and returns `destination`."""
+    """Convert, reading back what was written; returns `destination`."""
     conversion = plan_conversion(find_checkpoint(source, step, model), target, Options(**options))
     conversion.write(destination, EFFORT, ignore, ignore if verify else None)
     return destination
@@ -27,7 +27,7 @@ def ignore(nbytes):
 
 
 def read_hf(folder):
-    """Returns every tensor of a folder, read by the safetensors library."""
+    """Every tensor of a folder, read by the safetensors library."""
     tensors = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         tensors |= load_file(path)
@@ -35,7 +35,7 @@ def read_hf(folder):
 
 
 def read_dcp(folder):
-    """Returns every tensor of a distributed checkpoint, read by torch."""
+    """Every tensor of a distributed checkpoint, read by torch."""
     stored = FileSystemReader(folder).read_metadata().state_dict_metadata
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -47,15 +47,15 @@ def read_dcp(folder):
 
 
 def same(ours, theirs):
-    """Returns whether two tables of tensors have the same bits."""
+    """Whether two tables of tensors are equal, to the bit."""
     return ours.keys() == theirs.keys() and all(
         tensor.dtype == theirs[name].dtype and equal_bits(tensor, theirs[name])
         for name, tensor in ours.items()
     )
 
 
-def equal_bits(first, second):
-    return first.shape == second.shape and raw(first) == raw(second)
+def equal_bits(one, other):
+    return one.shape == other.shape and raw(one) == raw(other)
 
 
 def raw(tensor):
@@ -63,7 +63,7 @@ def raw(tensor):
 
 
 def saved(tensor):
-    """Returns the bytes that torch.save writes for a tensor."""
+    """What torch.save makes of a tensor."""
     buffer = io.BytesIO()
     torch.save(tensor, buffer)
     return buffer.getvalue()

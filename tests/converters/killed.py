@@ -1,4 +1,4 @@
-"""Runs conversions in processes that are killed before they end."""
+"""Conversions in processes of their own that do not live to their end."""
 
 import multiprocessing
 import os
@@ -29,7 +29,7 @@ def die():
 
 
 def run_and_die(work, *args):
-    """Runs work in a process that is killed before it ends."""
+    """Run in a process of its own that does not live to its end."""
     process = SERVER.Process(target=work, args=args)
     process.start()
     process.join(60)
@@ -37,12 +37,12 @@ def run_and_die(work, *args):
 
 
 def write_and_die_after(calls, source, out, options):
-    """Runs a conversion that is killed when it reports progress for the `calls`th time."""
-    remaining = [calls]
+    """A conversion that is killed when it reports its progress for the `calls`th time."""
+    left = [calls]
 
     def count(nbytes):
-        remaining[0] -= 1
-        if remaining[0] == 0:
+        left[0] -= 1
+        if left[0] == 0:
             die()
 
     plan(source, **options).write(out, EFFORT, count, None)
@@ -63,7 +63,7 @@ def write_and_die_at_the_end(moment, source, out):
 
 
 def write_small_files(source, out, options):
-    """Limits files to 20 kB; rlrun reports the kernel's error like a full disk."""
+    """Files may have no more than 20 kB: to the kernel that is not a full disk, to us the same."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
     with pytest.raises(ValueError, match=r"model-.*: File too large; .*run the same command again"):

@@ -1,4 +1,4 @@
-"""Converts a model of two gigabytes: exactly, within its memory limit, and after being killed."""
+"""A model of two gigabytes: exact, within its memory, and killed on the way."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def source(tmp_path_factory):
 
 
 def command(*arguments):
-    """Runs `rlrun convert`, which prints its peak memory in KiB at its end."""
+    """`rlrun convert`, which prints its peak memory at last, in KiB."""
     return [sys.executable, "-c", SCRIPT, "convert", *map(str, arguments)]
 
 
@@ -70,7 +70,7 @@ def tensors_of(folder):
                 yield name, file.get_tensor(name)
 
 
-def test_a_round_trip_is_exact_and_within_its_memory(source, tmp_path):
+def test_there_and_back_is_exact_and_bounded(source, tmp_path):
     for arguments in (
         ("hf-to-dcp", source, tmp_path / "dcp"),
         ("dcp-to-hf", tmp_path / "dcp", tmp_path / "back"),
@@ -84,7 +84,7 @@ def test_a_round_trip_is_exact_and_within_its_memory(source, tmp_path):
     assert not read
 
 
-def test_a_killed_conversion_is_completed(source, tmp_path):
+def test_killed_on_the_way_and_completed(source, tmp_path):
     arguments = ("hf-to-hf", source, tmp_path / "out", "--dtype", "float16", "--shard-size", "200MB")
     process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120

@@ -1,4 +1,4 @@
-"""A real SGLang server on a CPU gives converted models the same log-probs as transformers."""
+"""What was converted, in a real SGLang server on a CPU: its log-probs are transformers'."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ ASKED = GenerateRequest("r", PROMPT, (0, 1), Sampling(max_new_tokens=24, stop_to
 
 
 def expected(model: Path, tokens: np.ndarray) -> np.ndarray:
-    """Returns the log-probs of the tokens after the prompt."""
+    """Log-probs of the tokens after the prompt."""
     ids = torch.from_numpy(np.concatenate([PROMPT, tokens])).long()
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
@@ -29,7 +29,7 @@ def expected(model: Path, tokens: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_moe"])
-async def test_sglang_serves_a_model_after_a_round_trip(family, tmp_path):
+async def test_what_was_converted_there_and_back(family, tmp_path):
     source = make_tiny_model(tmp_path / "hf", family)
     middle = convert(source, "dcp", tmp_path / "dcp", shard_bytes=40_000)
     back = convert(middle, "hf", tmp_path / "back", shard_bytes=40_000)
@@ -40,6 +40,6 @@ async def test_sglang_serves_a_model_after_a_round_trip(family, tmp_path):
             generations = await client.generate(ASKED)
     finally:
         server.stop()
-    assert sum(len(generation.tokens) for generation in generations) > 10
-    for generation in generations:
-        assert np.abs(expected(source, generation.tokens) - generation.log_probs).max() < 1e-4
+    assert sum(len(one.tokens) for one in generations) > 10
+    for one in generations:
+        assert np.abs(expected(source, one.tokens) - one.log_probs).max() < 1e-4

@@ -43,7 +43,7 @@ def test_a_flag_has_a_key_or_a_reason(row: FlagRow) -> None:
 
 
 def key_exists(row: FlagRow) -> bool:
-    """Returns whether the key is one of the spec, or a parameter of the plugins it is for."""
+    """Whether the key is the spec's own, or a parameter of the plugins it is for."""
     key = (row.key or "").replace(".*", "")
     if key in SPEC_KEYS or key.startswith(("engine.sglang.", "model.chat_template_args")):
         return True
@@ -69,7 +69,7 @@ def has_field(model: Any, path: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_no_flag_is_dropped_silently(tmp_path: Path, row: FlagRow) -> None:
+def test_no_flag_is_dropped_in_silence(tmp_path: Path, row: FlagRow) -> None:
     sample = next(iter(row.values), SAMPLES[row.type])
     draft = imported(tmp_path, f"{row.name} {sample}")
     noted = any(re.search(rf"{row.name}\b(?!-)", line) for line in draft.messages())
@@ -172,11 +172,11 @@ def test_no_flag_is_dropped_silently(tmp_path: Path, row: FlagRow) -> None:
         ("--tb-experiment-name 'my run/1'", "name", "my-run-1"),
     ],
 )
-def test_flags_set_their_keys(tmp_path: Path, flags: str, key: str, value: Any) -> None:
-    value_in_spec: Any = tomli.loads(imported(tmp_path, flags).toml())
+def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: Any) -> None:
+    found: Any = tomli.loads(imported(tmp_path, flags).toml())
     for part in key.split("."):
-        value_in_spec = value_in_spec[part]
-    assert value_in_spec == value
+        found = found[part]
+    assert found == value
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_flags_set_their_keys(tmp_path: Path, flags: str, key: str, value: Any) 
         ("--optimizer sgd-of-another-kind", "has no equivalent (available: adam"),
     ],
 )
-def test_flags_that_need_a_decision_are_noted(tmp_path: Path, flags: str, note: str) -> None:
+def test_what_needs_a_decision_is_noted(tmp_path: Path, flags: str, note: str) -> None:
     assert note in "\n".join(imported(tmp_path, flags).messages())
 
 
@@ -254,7 +254,7 @@ def test_a_script_of_demonstrations_validates(tmp_path: Path) -> None:
     assert load_checked_spec([path]).spec.trainer.global_batch_size == 16
 
 
-def test_train_async_becomes_an_asynchronous_job(tmp_path: Path) -> None:
+def test_an_asynchronous_script_asks_for_asynchrony(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
         "python3 train_async.py --actor-num-gpus-per-node 4 --rollout-num-gpus 4\n"
     )
@@ -262,13 +262,13 @@ def test_train_async_becomes_an_asynchronous_job(tmp_path: Path) -> None:
     assert (values["rollout"]["mode"], values["cluster"]["placement"]) == ("async", "disaggregated")
 
 
-def test_a_script_without_training_is_refused(tmp_path: Path) -> None:
+def test_a_script_that_trains_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("echo hello\n")
     with pytest.raises(ValueError, match=r"runs no train\.py"):
         import_script(tmp_path / "run.sh")
 
 
-def test_without_a_command_the_arrays_are_imported(tmp_path: Path) -> None:
+def test_without_a_command_the_arrays_count(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("GRPO_ARGS=(--lr 1e-5)\n")
     draft = import_script(tmp_path / "run.sh")
     assert draft.values["trainer"]["lr"] == 1e-5

@@ -19,7 +19,7 @@ REFUSED = {
         "must divide the 4 ranks that hold experts (fsdp 1 × context 2 × tensor 2), found 8",
     ],
 }
-"""Rewards that are the user's functions, and a layout that Megatron refuses too."""
+"""Rewards that are functions of the user's, and a layout that Megatron refuses too."""
 WITH_FUNCTIONS = REFUSED.keys() - {"scripts/run-glm4.7-30B-A3B.sh"}
 
 scripts = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.path)
@@ -29,7 +29,7 @@ def script(path: str) -> SlimeScript:
     return next(each for each in SCRIPTS if each.path.endswith(path))
 
 
-def test_all_scripts_are_present() -> None:
+def test_every_script_is_there() -> None:
     assert len({each.path for each in SCRIPTS}) == len(SCRIPTS) == 46
 
 
@@ -41,7 +41,7 @@ def test_a_script_validates_or_is_refused_for_a_reason(script: SlimeScript) -> N
         assert cause in "\n".join(script.draft().messages())
 
 
-def test_families_without_a_trainer_are_refused() -> None:
+def test_families_are_refused_that_the_trainer_does_not_have() -> None:
     refused = {str(each.config["model_type"]) for each in SCRIPTS if family_problem(each)}
     assert not refused & set(FAMILIES)
     assert all("is not supported" in str(family_problem(each)) for each in SCRIPTS if family_problem(each))
@@ -58,7 +58,7 @@ def test_every_flag_of_a_script_is_a_key_or_a_note(script: SlimeScript) -> None:
 
 
 @scripts
-def test_no_shell_syntax_remains_in_a_spec(script: SlimeScript) -> None:
+def test_no_shell_is_left_in_a_spec(script: SlimeScript) -> None:
     values = re.sub(r"\$\{(var|env):\w+\}", "", script.draft().toml().partition("\n")[2])
     assert not re.search(r"=[^#]*[$`]", values)
 
@@ -122,7 +122,7 @@ def test_the_page_is_current() -> None:
         ("test_gspo.sh", "trainer.micro_batch_size", 1),
     ],
 )
-def test_keys_of_imported_scripts(path: str, key: str, value: object) -> None:
+def test_what_scripts_ask_for(path: str, key: str, value: object) -> None:
     found: object = script(path).draft().values
     for part in key.split("."):
         found = found[int(part)] if isinstance(found, list) else found[part]  # type: ignore[index]

@@ -130,7 +130,7 @@ GIVEN = {
     "--gamma": "--advantage-estimator ppo --gamma 0.9",
     "--wandb-mode": "--use-wandb --wandb-mode offline",
 }
-"""Flags that need other flags, or a value other than the sample of their type."""
+"""Flags that need others, or another value than their type's sample."""
 INSTEAD = {
     "--num-epoch": "--num-rollout",
     "--rollout-num-gpus": "--colocate",
@@ -138,7 +138,7 @@ INSTEAD = {
     "--rollout-external-engine-addrs": "--colocate",
     "--update-weight-mode": "--colocate",
 }
-"""Flags that are removed from the base."""
+"""Flags of the base that go."""
 NOTED = {
     "--num-gpus-per-node",
     "--offload",
@@ -148,7 +148,7 @@ NOTED = {
     "--load-debug-rollout-data",
     "--warmup-ratio",
 }
-"""Keys that a note names without setting them."""
+"""Keys that a flag only names, since rlrun does what it asks for, or since another decides."""
 
 
 def imported(flags: str) -> Draft:
@@ -188,7 +188,7 @@ def test_the_value_of_a_keyed_flag_validates(tmp_path: Path, row: FlagRow) -> No
 
 
 @pytest.mark.parametrize("row", KEYED, ids=lambda row: row.name)
-def test_the_same_flag_with_sft_validates(tmp_path: Path, row: FlagRow) -> None:
+def test_the_same_flag_beside_demonstrations_validates(tmp_path: Path, row: FlagRow) -> None:
     given = GIVEN.get(row.name, f"{row.name} {next(iter(row.values), SAMPLES[row.type])}")
     skipped = ("--advantage-estimator", "--loss-type", "--num-rollout", "--num-epoch", "--prompt-data")
     if given.startswith(SFT) or row.name in skipped:
@@ -230,14 +230,14 @@ def test_the_same_flag_with_sft_validates(tmp_path: Path, row: FlagRow) -> None:
         ("--sglang-config servers.yaml", "engine.sglang.mem_fraction_static", 0.6),
     ],
 )
-def test_flags_become_keys_with_values(flags: str, key: str, value: object) -> None:
+def test_what_a_flag_becomes(flags: str, key: str, value: object) -> None:
     found: object = imported(f"{BASE} {flags}").values
     for part in key.split("."):
         found = found[int(part)] if isinstance(found, list) else found[part]  # type: ignore[index]
     assert found == value
 
 
-def test_train_async_updates_weights_between_generations(tmp_path: Path) -> None:
+def test_an_asynchronous_program_lets_engines_wait_for_weights(tmp_path: Path) -> None:
     flags = f"{BASE} --rollout-num-gpus 8".replace("--colocate", "")
     words = [Word("train_async.py", "run.sh:1"), *(Word(word, "run.sh:1") for word in shlex.split(flags))]
     draft = import_command("run.sh", "run", words, (), FILES.get)
@@ -245,7 +245,7 @@ def test_train_async_updates_weights_between_generations(tmp_path: Path) -> None
     validated(draft, tmp_path)
 
 
-def test_other_models_of_sglang_config_become_engines(tmp_path: Path) -> None:
+def test_other_models_of_a_topology_become_engines(tmp_path: Path) -> None:
     servers = (
         "{sglang: [{name: actor, num_gpus_per_engine: 4, server_groups: "
         "[{worker_type: regular, num_gpus: 4}]}, "
@@ -310,7 +310,7 @@ def test_a_secret_in_an_address_refers_to_the_environment(tmp_path: Path) -> Non
     ],
 )
 @pytest.mark.parametrize("flags", ["--rollout-external-engine-addrs", "--use-opd --opd-type sglang --rm-url"])
-def test_addresses_of_engines_have_no_credentials(flags: str, written: str, tmp_path: Path) -> None:
+def test_addresses_of_engines_hold_nothing_else(flags: str, written: str, tmp_path: Path) -> None:
     if "opd" in flags and "://" not in written:
         written = f"http://{written}"
     base = BASE if "opd" in flags else BASE.replace("--colocate", "")
@@ -320,13 +320,13 @@ def test_addresses_of_engines_have_no_credentials(flags: str, written: str, tmp_
     validated(draft, tmp_path)
 
 
-def test_a_missing_prompt_limit_is_noted() -> None:
+def test_prompts_are_left_to_the_model_and_the_user_is_told() -> None:
     draft = imported(BASE)
     assert "max_prompt_tokens" not in draft.values["rollout"]
     assert any("slime drops no prompt" in note for note in draft.notes)
 
 
-def test_a_settings_file_with_many_aliases_is_not_read() -> None:
+def test_a_file_of_settings_that_multiplies_itself_is_not_read() -> None:
     levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
     words = [Word(word, "run.sh:1") for word in shlex.split(f"train.py {BASE} --sglang-config big.yaml")]
     draft = import_command("run.sh", "run", words, (), {"big.yaml": f"a0: &a0 x\n{levels}sglang: *a8\n"}.get)
@@ -349,7 +349,7 @@ def test_a_settings_file_with_many_aliases_is_not_read() -> None:
         ("--eps-clip-c 3 --advantage-estimator cispo", "cispo has no such parameter"),
     ],
 )
-def test_flags_without_an_equivalent_are_noted(flags: str, note: str) -> None:
+def test_what_has_no_equal_is_noted(flags: str, note: str) -> None:
     assert note in "\n".join(imported(f"{BASE} {flags}").messages())
 
 

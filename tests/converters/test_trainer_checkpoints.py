@@ -1,4 +1,4 @@
-"""A sharded checkpoint of the trainer converts to the same folder as the trainer's own export."""
+"""What the trainer's ranks wrote together becomes the same Hugging Face folder as their own export."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ SHARDED, EXPERTS = {"fsdp": 2, "tensor": 2}, {"fsdp": 4, "expert": 2}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Checkpoints of float32 weights with a config in bfloat16, so that exporting rounds them."""
+    """Float32 weights of models whose config says bfloat16: exporting must round them."""
     root, cases = tmp_path_factory.mktemp("runs"), []
     for name, model in MODELS.items():
         folder = make_tiny_model(root / "models" / name, **model)
@@ -47,7 +47,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_converted_checkpoint_equals_the_trainer_s_export(name, runs, tmp_path):
+def test_a_sharded_checkpoint_is_what_the_trainer_exports(name, runs, tmp_path):
     run = runs / name
     out = convert(run, "hf", tmp_path / "out")
     source = read_hf(runs / "models" / name)
@@ -59,11 +59,11 @@ def test_a_converted_checkpoint_equals_the_trainer_s_export(name, runs, tmp_path
     assert exported == {path.name: path.read_bytes() for path in out.iterdir()}
 
 
-def test_a_checkpoint_s_tensors_are_sharded(runs):
-    checkpoint = find_checkpoint(runs / "moe")
-    folder = DcpFolder(checkpoint.folder)
+def test_it_is_in_parts(runs):
+    found = find_checkpoint(runs / "moe")
+    folder = DcpFolder(found.folder)
     assert folder.num_chunks("parameters.layers.0.attention.wo.weight") == 4
-    description = describe(checkpoint)
+    description = describe(found)
     assert description.step == 3 and description.family == "qwen3_moe"
     assert description.parameters == sum(
         tensor.numel() for tensor in read_hf(runs / "models" / "moe").values()
@@ -78,7 +78,7 @@ def test_the_optimizer_s_state_can_be_kept(runs, tmp_path):
     assert all(tensor.dtype == torch.float32 for tensor in moments.values())
 
 
-def test_a_running_job_may_remove_the_source(runs, tmp_path):
+def test_a_running_job_may_remove_what_is_being_read(runs, tmp_path):
     run = shutil.copytree(runs / "qwen3", tmp_path / "run")
     conversion = plan_conversion(find_checkpoint(run), "hf", Options())
     shutil.rmtree(run)

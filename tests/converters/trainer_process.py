@@ -1,4 +1,4 @@
-"""Runs trainer ranks in processes that load a model, save a checkpoint and export it."""
+"""Trainer ranks that load a model, save a checkpoint and export it, in processes of their own."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""Models that transformers computes: the folders that are read, and those that are refused."""
+"""Models that transformers computes: what is read of their folders, and what is refused."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_memory_is_planned_a_layer_at_a_time(folder):
     assert share.block < numbers / 3
 
 
-def test_the_implementation_determines_the_reader(folder):
+def test_which_way_a_folder_is_read(folder):
     with pytest.raises(ValueError, match=r'and others with model.implementation = "transformers"'):
         read_model(folder, "torchtitan")
     assert read_model(folder, "transformers").stored_tensors
@@ -64,7 +64,7 @@ def test_weights_that_cannot_be_read(folder, tmp_path):
     ],
     ids=["layers", "capping", "scaling", "size"],
 )
-def test_unsupported_options_are_named(keys, message, folder, tmp_path):
+def test_what_is_not_supported_is_named(keys, message, folder, tmp_path):
     config = json.loads((folder / "config.json").read_text()) | keys
     if message is None:
         del config["hidden_size"]

@@ -97,7 +97,7 @@ class TrainerGroup:
 
     async def _metrics(self, arguments: Sequence[tuple[Any, ...]]) -> list[dict[str, float]]:
         answers: list[list[dict[str, float]]] = await self._timed("train", arguments)
-        return answers[0]  # metrics are reduced over the ranks, so every rank returns the same
+        return [_with_slowest_times(step) for step in zip(*answers, strict=True)]
 
     async def update_reference(self) -> None:
         """Replaces the reference's weights by the policy's current ones."""
@@ -250,6 +250,15 @@ class TrainerGroup:
             for rank, own in zip(self._ranks, arguments, strict=True)
         ]
         return await gather_or_first_cause(calls)
+
+
+def _with_slowest_times(metrics_by_rank: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Returns an optimizer step's metrics with the slowest rank's times; all others are the same on every
+    rank.
+    """
+    first = metrics_by_rank[0]
+    times = {name for name in first if name.startswith("perf/")}
+    return first | {name: max(metrics[name] for metrics in metrics_by_rank) for name in times}
 
 
 def _merge(tables: Sequence[dict[str, str]]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Converts whole folders and reads them with transformers, torch and torchtitan."""
+"""Conversions of whole folders, read back by the libraries that others read them with."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ SMALL = 40_000
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", CONFIGS)
-def test_a_round_trip_is_exact(family, tied, tmp_path):
+def test_there_and_back_is_exact(family, tied, tmp_path):
     source = make_tiny_model(tmp_path / "hf", family, tied=tied, dtype=torch.bfloat16)
     middle = convert(source, "dcp", tmp_path / "dcp", shard_bytes=SMALL)
     back = convert(middle, "hf", tmp_path / "back", shard_bytes=SMALL)
@@ -42,7 +42,7 @@ def test_torchtitan_gives_the_same_parameters(family, tied, tmp_path):
 
 
 def torchtitan_parameters(source):
-    """Returns the parameters that torchtitan's adapter makes; it needs a few sizes of the config."""
+    """By torchtitan's adapter, which looks at a few sizes of its config."""
     from torchtitan.models.deepseek_v3.state_dict_adapter import DeepSeekV3StateDictAdapter
     from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
     from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
@@ -60,7 +60,7 @@ def torchtitan_parameters(source):
 
 
 def test_gpt_oss_has_torchtitan_s_parameters(tmp_path):
-    """Compares with torchtitan's model, because its adapter leaves out the experts."""
+    """By its model: its adapter leaves the experts out, whose names it has not kept up with."""
     from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm
     from torchtitan.models.gpt_oss import GptOssModel, _build_gptoss_layers
 
@@ -110,7 +110,7 @@ def test_several_files_have_an_index_that_transformers_reads(tmp_path):
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_transformers_computes_the_same_after_a_round_trip(family, tmp_path):
+def test_transformers_computes_the_same_with_what_came_back(family, tmp_path):
     import transformers
 
     source = make_tiny_model(tmp_path / "hf", family, tied=family == "qwen3")
@@ -142,7 +142,7 @@ def test_a_folder_of_several_precisions_keeps_them(tmp_path):
     assert same(tensors, read_hf(convert(source, "hf", tmp_path / "out")))
 
 
-def test_unknown_families_are_resharded(tmp_path):
+def test_other_families_are_resharded_too(tmp_path):
     source = make_tiny_model(tmp_path / "hf")
     config = json.loads((source / "config.json").read_text()) | {"model_type": "novel"}
     (source / "config.json").write_text(json.dumps(config))
@@ -184,7 +184,7 @@ def test_missing_tensors_are_named_or_allowed(tmp_path):
     assert same(read_hf(source), read_hf(convert(middle, "hf", tmp_path / "back", **lenient)))
 
 
-def test_unknown_tensors_are_named_or_dropped(tmp_path):
+def test_unknown_tensors_are_named_or_left_behind(tmp_path):
     source = make_tiny_model(tmp_path / "hf")
     known = read_hf(source)
     save_file(known | {"visual.weight": torch.zeros(3)}, source / "model.safetensors")
@@ -196,7 +196,7 @@ def test_unknown_tensors_are_named_or_dropped(tmp_path):
     assert same(known, read_hf(convert(middle, "hf", tmp_path / "back")))
 
 
-def test_too_little_memory_is_an_error_before_writing(tmp_path):
+def test_memory_that_is_too_little_is_said_before(tmp_path):
     source = make_tiny_model(tmp_path / "hf", "llama")
     conversion = plan_conversion(find_checkpoint(source), "dcp", Options(dtype=torch.bfloat16))
     with pytest.raises(ValueError, match=r"--memory must be at least 1.0GiB with 2 threads"):

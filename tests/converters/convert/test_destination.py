@@ -1,4 +1,4 @@
-"""A destination is complete or absent: after a kill, on a full disk, with two conversions at once."""
+"""A folder is whole or not there: killed at any moment, on a full disk, twice at once."""
 
 import errno
 import fcntl
@@ -27,7 +27,7 @@ def source(tmp_path_factory):
 
 @pytest.mark.parametrize("calls", [1, 2, 5, 11, 17, 22])
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}], ids=["copied", "cast"])
-def test_a_second_run_completes_a_killed_one(calls, options, source, tmp_path):
+def test_a_second_run_completes_what_a_killed_one_began(calls, options, source, tmp_path):
     out = tmp_path / "out"
     run_and_die(write_and_die_after, calls, source, out, options)
     assert not out.exists()
@@ -49,7 +49,7 @@ def test_killed_at_the_end(moment, source, tmp_path):
     assert same(read_hf(source), read_hf(out))
 
 
-def test_complete_files_are_not_written_again(source, tmp_path):
+def test_what_is_complete_is_not_written_again(source, tmp_path):
     out = tmp_path / "out"
     run_and_die(write_and_die_after, 20, source, out, {})
     complete = {path: path.stat().st_mtime_ns for path in (tmp_path / ".out.partial").glob("*.safetensors")}
@@ -60,7 +60,7 @@ def test_complete_files_are_not_written_again(source, tmp_path):
     assert all((out / path.name).stat().st_mtime_ns == time for path, time in complete.items())
 
 
-def test_another_conversion_does_not_continue_from_it(source, tmp_path):
+def test_another_conversion_does_not_go_on_from_it(source, tmp_path):
     out = tmp_path / "out"
     run_and_die(write_and_die_after, 20, source, out, {})
     convert(source, "hf", out, dtype=torch.bfloat16, **SHARDS)
@@ -77,7 +77,7 @@ def test_nothing_is_overwritten(source, tmp_path):
     convert(source, "hf", tmp_path / "empty")
 
 
-def test_a_second_concurrent_conversion_is_refused(source, tmp_path):
+def test_two_at_once_are_refused(source, tmp_path):
     with (tmp_path / ".out.partial.json").open("w") as claim:
         fcntl.flock(claim, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="another conversion is writing"):
@@ -95,7 +95,7 @@ def test_a_folder_that_no_conversion_made_is_left_alone(claim, source, tmp_path)
     assert (tmp_path / ".out.partial" / "thesis").read_text() == "mine"
 
 
-def test_links_at_the_destination_are_not_followed(source, tmp_path):
+def test_links_in_the_place_of_what_is_written_are_not_followed(source, tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / ".out.partial.json").symlink_to(tmp_path / "mine")
     with pytest.raises(OSError, match=r"out\.partial\.json"):
@@ -109,7 +109,7 @@ def test_links_at_the_destination_are_not_followed(source, tmp_path):
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_too_little_disk_space_is_an_error_before_writing(source, tmp_path, monkeypatch):
+def test_a_disk_that_has_too_little_room_is_noticed_before(source, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(destination.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
     with pytest.raises(ValueError, match=r"has 0.00 GB free, out needs 0.00 GB more; make room"):
@@ -118,7 +118,7 @@ def test_too_little_disk_space_is_an_error_before_writing(source, tmp_path, monk
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}], ids=["copied", "cast"])
-def test_a_disk_that_fills_up_while_writing(options, source, tmp_path):
+def test_a_disk_that_is_full_meanwhile(options, source, tmp_path):
     out = tmp_path / "out"
     run_and_die(write_small_files, source, out, options)
     convert(source, "hf", out, **SHARDS, **options)
@@ -133,7 +133,7 @@ def test_errors_of_a_disk_name_the_file(source, tmp_path, monkeypatch):
         convert(source, "hf", tmp_path / "out", **SHARDS)
 
 
-def test_verification_finds_bytes_that_the_disk_changed(source, tmp_path, monkeypatch):
+def test_reading_back_finds_what_the_disk_changed(source, tmp_path, monkeypatch):
     complete = copying._complete
 
     def spoil(path, file):

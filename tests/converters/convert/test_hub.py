@@ -1,4 +1,4 @@
-"""Downloads and uploads models with a pretended hub."""
+"""Models of the hub, with a hub that is not there."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from tests.tiny_models import make_tiny_model
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A pretended hub that records its calls."""
+    """Remembers what was asked of it."""
     asked = SimpleNamespace(downloads=[], repos=[], uploads=[], refuses=None)
 
     def snapshot_download(name, revision, allow_patterns, local_files_only):
@@ -38,12 +38,12 @@ def hub(monkeypatch):
     return asked
 
 
-def test_a_local_folder_is_used_as_it_is(tmp_path, hub):
+def test_a_folder_is_itself(tmp_path, hub):
     assert local_folder(str(tmp_path), None).folder == tmp_path
     assert not hub.downloads
 
 
-def test_an_id_is_downloaded_at_a_revision_with_its_commit(hub):
+def test_an_id_is_fetched_at_a_revision_and_its_commit_told(hub):
     local = local_folder("a/b", "v1")
     assert (local.commit, hub.downloads) == ("c0ffee", [("a/b", "v1")])
 
@@ -63,7 +63,7 @@ def test_a_hub_that_does_not_answer(hub):
         local_folder("a/b", None)
 
 
-def test_uploading_creates_a_private_model(hub, tmp_path):
+def test_uploading_makes_a_private_model(hub, tmp_path):
     assert upload(tmp_path, "a/b") == "https://hub/a/b/commit/1"
     assert (hub.repos, hub.uploads) == ([("a/b", True, True)], [("a/b", tmp_path)])
     hub.refuses = HfHubHTTPError("not allowed", response=Response())

@@ -22,7 +22,7 @@ def cut(path):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_an_undamaged_checkpoint_passes(checkpoint, whole):
+def test_one_in_order_passes(checkpoint, whole):
     check_source(checkpoint / "trainer", whole=whole)
     (checkpoint / CHECKSUMS).unlink()
     check_source(checkpoint / "trainer", whole=whole)  # torchtitan's have none

@@ -46,7 +46,7 @@ def make(family, folder, monkeypatch):
 
 
 @pytest.mark.parametrize("family", FLAVORS)
-def test_a_round_trip_is_exact(family, tmp_path, monkeypatch):
+def test_there_and_back_is_exact(family, tmp_path, monkeypatch):
     source = tmp_path / "hf"
     parameters = make(family, source, monkeypatch)
     middle = convert(source, "dcp", tmp_path / "dcp")
@@ -77,7 +77,7 @@ def test_missing_and_unknown_tensors_are_named(source, tmp_path):
         convert(source, "dcp", tmp_path / "dcp")
 
 
-def test_unknown_tensors_are_named_or_dropped(source, tmp_path):
+def test_unknown_tensors_are_named_or_left_behind(source, tmp_path):
     known = read_hf(source)
     change(source, lambda tensors: tensors.update({"model.language_model.layers.3.more": torch.zeros(3)}))
     with pytest.raises(ValueError, match=r"has model.language_model.layers.3.more"):
@@ -86,7 +86,7 @@ def test_unknown_tensors_are_named_or_dropped(source, tmp_path):
     assert same(known, read_hf(convert(middle, "hf", tmp_path / "back")))
 
 
-def test_casting_with_an_adapter(source, tmp_path):
+def test_casting_goes_with_it(source, tmp_path):
     out = read_dcp(convert(source, "dcp", tmp_path / "dcp", dtype=torch.bfloat16))
     whole = read_dcp(convert(source, "dcp", tmp_path / "whole"))
     assert all(equal_bits(tensor, whole[name].bfloat16()) for name, tensor in out.items())
@@ -100,7 +100,7 @@ def test_sizes_that_torchtitan_does_not_have(source, tmp_path):
         convert(source, "dcp", tmp_path / "dcp")
 
 
-def test_too_little_memory_for_a_layer_is_an_error(source, tmp_path, monkeypatch):
+def test_memory_for_a_layer_is_asked_for(source, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "tests.converters.conversions.EFFORT", ResourceLimits(threads=2, memory=(1 << 30) + 1000)
     )

@@ -1,4 +1,4 @@
-"""Merging a LoRA adapter: the sum, and adapters that are refused."""
+"""Merging an adapter: the sum, and what is refused."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_the_product_is_added_in_float32(config, query_scale, up_scale, source, 
             assert torch.equal(after[name], weight)
 
 
-def test_merging_with_all_other_options(source, tmp_path):
+def test_it_goes_with_every_other_step(source, tmp_path):
     adapter, _ = make_adapter(tmp_path / "lora", {QUERY: (64, 64)})
     merged = convert(source, "hf", tmp_path / "merged", adapter=adapter)
     both = convert(source, "hf", tmp_path / "both", adapter=adapter, dtype=torch.bfloat16)
@@ -66,7 +66,7 @@ def test_merging_with_all_other_options(source, tmp_path):
     assert torch.equal(back[f"{QUERY}.weight"], read_hf(merged)[f"{QUERY}.weight"])
 
 
-def test_modules_to_save_replace_weights(source, tmp_path):
+def test_modules_that_were_trained_whole_replace(source, tmp_path):
     adapter, tensors = make_adapter(tmp_path / "lora", {QUERY: (64, 64)}, modules_to_save=["lm_head"])
     head = torch.randn(320, 64)
     save_file(tensors | {"base_model.model.lm_head.weight": head}, adapter / "adapter_model.safetensors")

@@ -70,7 +70,7 @@ def test_missing_shards_are_named(folder):
 
 
 @pytest.mark.parametrize("shard_bytes", [10**9, 40_000], ids=["one file", "shards"])
-def test_transformers_reads_a_written_folder(folder, tmp_path, monkeypatch, shard_bytes):
+def test_what_is_written_is_what_transformers_reads(folder, tmp_path, monkeypatch, shard_bytes):
     import transformers
 
     monkeypatch.setattr(safetensors_folder, "SHARD_BYTES", shard_bytes)

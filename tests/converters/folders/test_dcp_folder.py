@@ -1,4 +1,4 @@
-"""Distributed checkpoints: torch and rlrun read each other's, and damaged ones are refused."""
+"""Distributed checkpoints: what torch writes is read, what is written torch reads, the rest is refused."""
 
 import io
 import os
@@ -53,7 +53,7 @@ def read_all(folder):
     }
 
 
-def test_a_checkpoint_of_torch_is_read(folder):
+def test_what_torch_wrote_is_read(folder):
     assert same({name: tensor.detach() for name, tensor in TENSORS.items()}, read_all(folder))
     assert DcpFolder(folder).scalar("step") == 7
     assert DcpFolder(folder).scalar("part") is DcpFolder(folder).scalar("none") is None
@@ -101,7 +101,7 @@ def info(table, name="layers.0.weight"):
         (lambda t: setattr(t, "state_dict_metadata", None), "not the metadata of a checkpoint"),
     ],
 )
-def test_wrong_metadata_is_refused(folder, edit, message):
+def test_metadata_that_is_wrong(folder, edit, message):
     rewrite(folder, edit)
     with pytest.raises(ValueError, match=message):
         read_all(folder)
@@ -120,14 +120,14 @@ def resize(table, **changes):
         ({"sizes": (3, 4, 1)}, "not the metadata of a checkpoint"),
     ],
 )
-def test_chunks_with_wrong_sizes_are_refused(folder, changes, message):
+def test_chunks_that_do_not_fit(folder, changes, message):
     rewrite(folder, lambda table: resize(table, **changes))
     with pytest.raises(ValueError, match=message):
         DcpFolder(folder)
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "a\x1b[2J"])
-def test_names_with_paths_are_refused(folder, name):
+def test_names_that_are_paths(folder, name):
     def edit(table):
         table.state_dict_metadata[name] = table.state_dict_metadata.pop("empty")
         index = next(index for index in table.storage_data if index.fqn == "empty")
@@ -163,7 +163,7 @@ def test_tensors_run_no_code(folder, tmp_path):
 
 
 def test_compressed_records_are_refused_before_they_are_unpacked(folder, tmp_path):
-    """2 kB would unpack to 2 MB, and 2 MB to 2 GB."""
+    """2 kB of them would become 2 MB, and 2 MB 2 GB."""
     bomb = io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as records:
         records.writestr("archive/byteorder", bytes(2 << 20))
@@ -174,7 +174,7 @@ def test_compressed_records_are_refused_before_they_are_unpacked(folder, tmp_pat
         DcpFolder(folder).read("layers.0.weight")
 
 
-def test_folders_without_a_checkpoint_are_refused(tmp_path):
+def test_folders_that_are_no_checkpoint(tmp_path):
     with pytest.raises(ValueError, match=r"lacks .metadata"):
         DcpFolder(tmp_path)
 

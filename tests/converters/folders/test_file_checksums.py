@@ -26,7 +26,7 @@ def digests():
     return {name: checksum(data) for name, data in FILES.items()}
 
 
-def test_checksums_are_read_back(folder):
+def test_what_was_written_is_read_back(folder):
     assert read_checksums(folder) == digests()
     assert find_problems(folder, digests()) == {}
     assert read_checksums(folder / "trainer") is None
@@ -60,14 +60,14 @@ def test_every_flipped_bit_of_the_list_itself_is_noticed(folder):
     }.items(),
     ids=lambda row: row[0],
 )
-def test_an_incomplete_list_is_refused(folder, edit):
+def test_a_list_that_is_not_whole(folder, edit):
     path = folder / CHECKSUMS
     path.write_bytes(edit[1](path.read_text()).encode())
     with pytest.raises(ValueError, match="its last line does not match"):
         read_checksums(folder)
 
 
-def test_problems_of_files_are_named(folder):
+def test_what_is_wrong_with_files(folder):
     (folder / "driver.json").unlink()
     (folder / "trainer" / ".metadata").write_bytes(b"tablet")
     (folder / "trainer" / "__0_0.distcp").unlink()

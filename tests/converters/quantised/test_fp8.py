@@ -25,7 +25,7 @@ def source(request, tmp_path_factory):
 
 
 def scales_of(weight, granularity):
-    """Computes the factors with plain torch."""
+    """The factors, written down plainly."""
     weight = weight.float()
     if granularity == "tensor":
         return weight.abs().max().view(1) / LARGEST
@@ -66,7 +66,7 @@ def test_weights_and_scales_are_those_of_plain_torch(
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_dequantising_to_bfloat16(granularity, source, tmp_path):
+def test_back_to_bfloat16(granularity, source, tmp_path):
     small = convert(source, "hf", tmp_path / "fp8", quantise=f"fp8-{granularity}")
     back = convert(small, "hf", tmp_path / "back", dequantise=True)
     weights, original = read_hf(back), read_hf(source)
@@ -80,7 +80,7 @@ def test_dequantising_to_bfloat16(granularity, source, tmp_path):
     assert same(weights, read_hf(convert(middle, "hf", tmp_path / "again", model=back)))
 
 
-def test_an_fp8_folder_is_resharded_unchanged(source, tmp_path):
+def test_an_eight_bit_folder_is_resharded_as_it_is(source, tmp_path):
     small = convert(source, "hf", tmp_path / "fp8", quantise="fp8-block")
     again = convert(small, "hf", tmp_path / "again", shard_bytes=100_000)
     assert same(read_hf(small), read_hf(again))
@@ -89,7 +89,7 @@ def test_an_fp8_folder_is_resharded_unchanged(source, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_reads_blocks_as_we_do(family, tmp_path):
-    """Uses transformers' own dequantisation, on a machine without a GPU."""
+    """Its own dequantisation, on a machine without a GPU."""
     from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
     shape = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "moe_intermediate_size": 128}

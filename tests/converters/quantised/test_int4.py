@@ -23,7 +23,7 @@ def source(request, tmp_path_factory):
 
 
 def expected(weight):
-    """Computes numbers and scales with plain torch."""
+    """Numbers and scales, written down plainly."""
     groups = weight.unflatten(1, (-1, 128))
     scales = (groups.abs().amax(2) / 7.5).to(weight.dtype)
     numbers = (groups.float() / scales.float()[..., None]).round().clamp(-8, 7).int()
@@ -47,7 +47,7 @@ def test_numbers_and_scales_are_those_of_plain_torch(small_blocks, source, tmp_p
         assert torch.equal(unpacked, numbers.flatten(1))
 
 
-def test_dequantising_int4(source, tmp_path):
+def test_and_back(source, tmp_path):
     small = convert(source, "hf", tmp_path / "int4", quantise="int4-group")
     back = convert(small, "hf", tmp_path / "back", dequantise=True)
     wide = {
@@ -75,13 +75,13 @@ def test_transformers_reads_it_as_we_do(tmp_path):
     assert torch.equal(ours(tokens).logits, theirs(tokens).logits)
 
 
-def test_rows_that_are_not_whole_groups_are_refused(tmp_path):
+def test_rows_that_are_no_whole_groups(tmp_path):
     source = make_tiny_model(tmp_path / "hf")
     with pytest.raises(ValueError, match=r"_proj.weight has \d+ columns: int4-group needs a multiple of 128"):
         convert(source, "hf", tmp_path / "out", quantise="int4-group")
 
 
-def test_other_number_formats_are_refused(source, tmp_path):
+def test_other_numbers_are_refused(source, tmp_path):
     small = convert(source, "hf", tmp_path / "int4", quantise="int4-group")
     config = json.loads((small / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 32
@@ -99,7 +99,7 @@ def test_a_weight_without_its_scales(source, tmp_path):
         convert(small, "dcp", tmp_path / "dcp")
 
 
-def test_a_missing_library_is_named(source, tmp_path, monkeypatch):
+def test_the_library_that_is_missing_is_named(source, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "compressed_tensors.quantization", None)
     with pytest.raises(ValueError, match=r"int4 needs compressed-tensors: pip install 'rlrun\[int4\]'"):
         convert(source, "hf", tmp_path / "out", quantise="int4-group")

@@ -42,7 +42,7 @@ def rewrite(folder, **values):
 
 
 def widened(tensors):
-    """Returns the tensors as transformers dequantises them."""
+    """By transformers' own dequantisation."""
     wide = {name: tensor for name, tensor in tensors.items() if not name.endswith(("_blocks", "_scales"))}
     for name in [name for name in tensors if name.endswith("_blocks")]:
         scales = tensors[name.replace("_blocks", "_scales")]
@@ -50,7 +50,7 @@ def widened(tensors):
     return wide
 
 
-def test_dequantising_equals_transformers(source, tmp_path):
+def test_widened_as_transformers_does(source, tmp_path):
     out = convert(source, "hf", tmp_path / "out", dequantise=True)
     assert same(widened(read_hf(source)), read_hf(out))
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
@@ -65,13 +65,13 @@ def test_to_a_distributed_checkpoint_and_back(source, tmp_path):
     assert same(widened(read_hf(source)), read_hf(convert(middle, "hf", tmp_path / "back")))
 
 
-def test_resharding_keeps_mxfp4(source, tmp_path):
+def test_resharded_as_it_is(source, tmp_path):
     out = convert(source, "hf", tmp_path / "out", shard_bytes=40_000)
     assert same(read_hf(source), read_hf(out))
     assert (source / "config.json").read_bytes() == (out / "config.json").read_bytes()
 
 
-def test_training_requires_dequantised_weights(source):
+def test_training_asks_for_wide_weights(source):
     with pytest.raises(
         ValueError, match=r"is quantised \(mxfp4\), .*rlrun convert hf-to-hf SRC DST --quantize none"
     ):

@@ -1,4 +1,4 @@
-"""The shell reader: compared with bash, and without running anything."""
+"""The shell reader: what a script says, held to what bash makes of it, and without running anything."""
 
 import shutil
 import subprocess
@@ -23,12 +23,12 @@ def commands(tmp_path: Path, text: str) -> list[list[Word]]:
 
 
 def words(tmp_path: Path, text: str) -> list[str]:
-    """Returns the words of the last command."""
+    """The words of the last command."""
     return [word.text for word in commands(tmp_path, text)[-1]]
 
 
 def assumptions(tmp_path: Path, text: str) -> list[str]:
-    """Returns the assumptions behind the words of the last command."""
+    """What the words of the last command rest on."""
     return list(dict.fromkeys(note for word in commands(tmp_path, text)[-1] for note in word.notes))
 
 
@@ -95,7 +95,7 @@ SNIPPETS = [
 
 @pytest.mark.skipif(BASH is None, reason="there is no bash to compare with")
 @pytest.mark.parametrize("text", SNIPPETS)
-def test_words_equal_those_of_bash(tmp_path: Path, text: str) -> None:
+def test_words_are_those_of_bash(tmp_path: Path, text: str) -> None:
     assert BASH is not None
     done = subprocess.run(
         [BASH, "-c", RUN + text], capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"}
@@ -104,7 +104,7 @@ def test_words_equal_those_of_bash(tmp_path: Path, text: str) -> None:
     assert words(tmp_path, text) == ["run", *expected]
 
 
-def test_paths_relative_to_the_script_are_resolved(tmp_path: Path) -> None:
+def test_the_folder_of_the_script_is_known(tmp_path: Path) -> None:
     (tmp_path / "scripts/models").mkdir(parents=True)
     (tmp_path / "examples").mkdir()
     (tmp_path / "scripts/models/small.sh").write_text("MODEL_ARGS=(--num-layers 2)\n")
@@ -122,7 +122,7 @@ def test_paths_relative_to_the_script_are_resolved(tmp_path: Path) -> None:
     "written",
     ["/root/slime/scripts/models/small.sh", "../scripts/models/small.sh", "${HOME_OF_IT}/models/small.sh"],
 )
-def test_a_sourced_file_is_found_in_the_local_repository(tmp_path: Path, written: str) -> None:
+def test_a_sourced_file_is_found_where_the_repository_lies(tmp_path: Path, written: str) -> None:
     (tmp_path / "scripts/models").mkdir(parents=True)
     (tmp_path / "scripts/low").mkdir()
     (tmp_path / "scripts/models/small.sh").write_text("MODEL_ARGS=(--num-layers 2)\n")
@@ -175,11 +175,11 @@ def test_the_environment_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("run $((2 ** 10000000))", ["run", "$((2 ** 10000000))"]),
     ],
 )
-def test_expansions_that_need_a_run_stay_as_written(tmp_path: Path, text: str, expected: list[str]) -> None:
+def test_what_only_a_run_would_tell_stays_as_written(tmp_path: Path, text: str, expected: list[str]) -> None:
     assert words(tmp_path, text) == expected
 
 
-def test_a_condition_that_needs_a_run_is_assumed_to_hold(tmp_path: Path) -> None:
+def test_a_condition_that_only_a_run_decides_is_taken_to_hold(tmp_path: Path) -> None:
     text = "if nvidia-smi; then\n  X=1\nelse\n  X=0\nfi\nrun $X\n"
     assert words(tmp_path, text) == ["run", "1"]
     assert assumptions(tmp_path, text) == ["run.sh:2: X is set under a condition that is assumed to hold"]
@@ -192,7 +192,7 @@ def test_a_branch_that_ends_the_script_is_not_taken(tmp_path: Path) -> None:
     assert words(tmp_path, text) == ["run", "${BASE}/x"]
 
 
-def test_an_unset_variable_is_assumed_to_be_empty_in_a_condition(tmp_path: Path) -> None:
+def test_a_variable_from_outside_counts_as_not_set_in_a_condition(tmp_path: Path) -> None:
     text = 'if [ -n "$KEY" ]; then\n  A=(--use)\nelse\n  A=(--not)\nfi\nrun ${A[@]}\n'
     assert words(tmp_path, text) == ["run", "--not"]
     assert assumptions(tmp_path, text) == [
@@ -200,7 +200,7 @@ def test_an_unset_variable_is_assumed_to_be_empty_in_a_condition(tmp_path: Path)
     ]
 
 
-def test_missing_files_and_arrays_are_noted(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text("source gone.sh\nrun ${MISSING[@]}\nsource run.sh\n")
     assert read_script(path).notes == [
@@ -210,14 +210,14 @@ def test_missing_files_and_arrays_are_noted(tmp_path: Path) -> None:
     ]
 
 
-def test_the_text_of_a_file_that_the_script_writes_is_recorded(tmp_path: Path) -> None:
+def test_a_file_that_the_script_writes_is_known(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text('F=$(mktemp x.yaml)\nN=2\ncat > "$F" <<END\ngpus: $N\nEND\n')
     assert read_script(path).files == {"$(mktemp x.yaml)": "gpus: 2\n"}
 
 
 @pytest.mark.parametrize("text", ["f() { f; }\nf", "while true; do X=a$X; done", "for ((;;)); do X=1; done"])
-def test_an_endless_script_is_read_or_refused(tmp_path: Path, text: str) -> None:
+def test_a_script_without_end_is_read_or_refused(tmp_path: Path, text: str) -> None:
     with suppress(ValueError):
         commands(tmp_path, text)
 
@@ -236,7 +236,7 @@ GROWING = {
 
 
 @pytest.mark.parametrize(("text", "message"), GROWING.values(), ids=GROWING)
-def test_a_script_with_unlimited_growth_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_script_that_grows_without_end_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         commands(tmp_path, text)
 
@@ -302,6 +302,6 @@ def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
 
 
 @pytest.mark.parametrize("text", ["run 'a", 'run "a', "run $(a", "run ${a", "run `a"])
-def test_an_unclosed_quote_or_bracket_is_reported(tmp_path: Path, text: str) -> None:
+def test_what_is_never_closed_is_told(tmp_path: Path, text: str) -> None:
     with pytest.raises(ValueError, match=r"run\.sh:2: .* is never closed"):
         commands(tmp_path, f"# first\n{text}\n")

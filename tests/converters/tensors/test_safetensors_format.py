@@ -1,4 +1,4 @@
-"""Headers of safetensors files: the library's are read, and damaged ones are refused."""
+"""Headers of safetensors files: those of the library are read, others are refused in words."""
 
 import json
 
@@ -33,7 +33,7 @@ def file(tmp_path):
 
 
 def with_header(path, edit):
-    """Replaces the header of a file by one of any length."""
+    """The file with another header, as long as it needs to be."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -104,21 +104,21 @@ def move(name, *offsets):
         (lambda _: b'{"a":{},"a":{}}', "one entry for each tensor"),
     ],
 )
-def test_wrong_headers_are_refused(file, edit, message):
+def test_headers_that_are_wrong(file, edit, message):
     with_header(file, edit)
     with pytest.raises(ValueError, match=message):
         read_header(file)
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a\\b", "a\x1b[31m", "a\nb", "", "a..b"])
-def test_names_with_paths_or_control_characters_are_refused(file, name):
+def test_names_that_are_paths_or_worse(file, name):
     with_header(file, lambda header: header.update({name: header.pop("b")}))
     with pytest.raises(ValueError, match="such a name is not accepted"):
         read_header(file)
 
 
 @pytest.mark.parametrize("size", [0, 5, 8, 40, -1, -5])
-def test_truncated_files_are_refused(file, size):
+def test_files_that_are_cut_off(file, size):
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(ValueError, match=r"model.safetensors cannot be read: .*; download or copy it again"):
         read_header(file)
@@ -194,20 +194,20 @@ def index_of(folder, weight_map):
         ([], "must give a file for each tensor"),
     ],
 )
-def test_wrong_indices_are_refused(folder, weight_map, message):
+def test_indices_that_are_wrong(folder, weight_map, message):
     index_of(folder, weight_map)
     with pytest.raises(ValueError, match=message):
         read_tensors(folder)
 
 
-def test_an_index_with_missing_tensors_is_refused(folder):
+def test_an_index_names_what_is_not_there(folder):
     index_of(folder, dict.fromkeys([*read_hf(folder), "more.weight"], "model.safetensors"))
     with pytest.raises(ValueError, match=r"lacks more.weight, which model.safetensors.index.json lists"):
         read_tensors(folder)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "nonsense", '{"weight_map": null}'])
-def test_files_that_are_not_an_index_are_refused(folder, text):
+def test_indices_that_are_none(folder, text):
     (folder / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ValueError, match="is not an index"):
         read_tensors(folder)

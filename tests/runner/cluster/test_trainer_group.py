@@ -58,7 +58,8 @@ class Rank:
     def train(self, role: Role, columns: Columns, steps: list[TrainStep]) -> Any:
         self.seen.append(columns)
         self.told.append(f"train {role}")
-        return [{"train/loss": 0.5}] * len(steps), 2.0
+        times = {"perf/forward_time": [1.0, 4.0, 2.0, 3.0][self.number]}
+        return [{"train/loss": 0.5} | times] * len(steps), 2.0
 
     def write_weights(self, version: int) -> WeightManifest | None:
         return WeightManifest("segment", 8, version, ()) if self.number == 0 else None
@@ -137,7 +138,8 @@ def handle(trainer: TrainerGroup, role: Role = "policy") -> ModelHandle:
 
 async def test_each_rank_gets_its_own_data_ranks_sequences() -> None:
     trainer, ranks = group()
-    assert await handle(trainer).train(sequences(5), [STEP, STEP]) == [{"train/loss": 0.5}] * 2
+    expected = {"train/loss": 0.5, "perf/forward_time": 4.0}  # the slowest rank's
+    assert await handle(trainer).train(sequences(5), [STEP, STEP]) == [expected] * 2
     seen = [rank.seen[0].indices.tolist() for rank in ranks]
     assert [sorted(set(indices)) for indices in seen] == [[0, 3, 4], [0, 3, 4], [1, 2], [1, 2]]
     assert ranks[0].shared == 2

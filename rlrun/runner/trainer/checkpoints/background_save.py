@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rlrun.converters.folders.checksums import Digests
+from rlrun.runner.trainer import transfers
 from rlrun.runner.trainer.checkpoints.distributed import write_state
 from rlrun.runner.trainer.compat.meshes import local_part, with_local_part
 
@@ -65,11 +66,7 @@ class BackgroundSave:
 
 def host_copy(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns a copy in host memory of each tensor, with the same layout over the ranks."""
-    parts = {name: local_part(tensor) for name, tensor in state.items()}
-    copies = {
-        name: torch.empty_like(part, device="cpu", pin_memory=part.is_cuda).copy_(part, non_blocking=True)
-        for name, part in parts.items()
-    }
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    copies = {name: transfers.host_copy(local_part(tensor)) for name, tensor in state.items()}
+    for device in {tensor.device for tensor in state.values()}:
+        transfers.wait(device)
     return {name: with_local_part(state[name], copy) for name, copy in copies.items()}

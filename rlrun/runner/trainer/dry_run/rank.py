@@ -37,7 +37,7 @@ from rlrun.runner.trainer.dry_run.memory_trace import (
 )
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.decoder import PackedDecoder
-from rlrun.runner.trainer.optim.gradients import clip_gradients
+from rlrun.runner.trainer.optim.gradients import gradient_norm
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.parameters.freezing import freeze
 from rlrun.runner.trainer.parameters.parameters import Parameters, plain_name
@@ -45,6 +45,7 @@ from rlrun.runner.trainer.passes.loss_pass import LossPass
 from rlrun.runner.trainer.passes.meter import Meter
 from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
 from rlrun.runner.trainer.passes.pipeline import make_packed_model
+from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.process import build_mesh, stop_process
 from rlrun.specs.derived.sampling_mask import candidates_of
 from rlrun.specs.sections.job import Spec
@@ -129,10 +130,11 @@ def _step(
     loss = LossPass(policy, algorithm, spec.trainer, CPU)
     together = spec.trainer.parallel.pipeline > 1
     for micro_batch_group in [batches] if together else [[batch] for batch in batches]:
-        loss.accumulate(micro_batch_group, [[1.0] * len(members) for members in micro_batch_group], Meter())
+        scales = [[1.0] * len(members) for members in micro_batch_group]
+        loss.accumulate(micro_batch_group, scales, Meter(), Stopwatch(CPU))
         trace.record_as((parameter.grad for parameter in trained.values()), GRADIENTS)
     with trace.purpose(TEMPORARIES):
-        clip_gradients(trained, spec.trainer.max_grad_norm)
+        gradient_norm(trained)
         optimizer.step(spec.trainer.lr)
         parameters.refresh()
 

@@ -7,7 +7,9 @@ half precision on CUDA ─▶ torch's variable-length flash attention
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.attention.varlen import varlen_attn
 
 from rlrun.runner.trainer.compat.kernels import VarlenCall, varlen_backward, varlen_forward
@@ -16,6 +18,7 @@ from rlrun.runner.trainer.cpu_ops.attention import packed_attention as document_
 from rlrun.runner.trainer.cpu_ops.library import on_gpu
 from rlrun.runner.trainer.cpu_ops.sinks import sink_slopes, with_sinks
 from rlrun.runner.trainer.model.routing import Routing
+from rlrun.runner.trainer.transfers import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Documents:
     @classmethod
     def of(cls, lengths: list[int], device: torch.device) -> "Documents":
         """Returns documents of the given lengths, packed in this order."""
-        return cls(tuple(lengths), offsets_of(lengths).to(device))
+        return cls(tuple(lengths), to_device(offsets_of(lengths), device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,11 @@ class CutDocuments:
     """As in `Documents`, for this rank's tokens."""
 
 
-def offsets_of(lengths: list[int]) -> torch.Tensor:
+def offsets_of(lengths: list[int]) -> NDArray[np.int32]:
     """Returns `[N + 1]` int32: the start of each of N adjacent pieces of these lengths, and the end of the
     last.
     """
-    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    return np.cumsum([0, *lengths], dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)

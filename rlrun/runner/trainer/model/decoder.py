@@ -20,12 +20,13 @@ class DecoderInputs:
     query: HeadQuery
 
 
-def place_of(index: int) -> torch.Tensor:
+def place_of(index: int, device: torch.device) -> torch.Tensor:
     """Returns the number of a micro-batch as a tensor, which torch's pipelines can pass between stages.
 
-    The number is the tensor's length, because reading a value would wait for the device.
+    The number is the tensor's length, because reading a value would wait for the device. So would FSDP, which
+    copies a module's inputs to the device.
     """
-    return torch.empty(index, 0)
+    return torch.empty(index, 0, device=device)
 
 
 class PackedDecoder(Qwen3Model):

@@ -41,7 +41,7 @@ class ExpertLoad:
         for _, moe in self._sparse():
             moe.router.load = None
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, torch.Tensor]:
         """Returns the load of the busiest and of the idlest expert, relative to an even share.
 
         Both are over all ranks, each in the layer where it is most extreme.
@@ -56,7 +56,7 @@ class ExpertLoad:
         # hold.
         self._table = table
         load = table.float() * self._experts / table.sum(1, keepdim=True).clamp(min=1)
-        return {"train/expert_load_max": float(load.max()), "train/expert_load_min": float(load.min())}
+        return {"train/expert_load_max": load.max(), "train/expert_load_min": load.min()}
 
     @torch.no_grad()
     def balance(self) -> None:

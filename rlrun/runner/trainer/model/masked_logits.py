@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlrun.plugins.sampling_mask import SamplingMask
+from rlrun.runner.trainer.transfers import to_device
 
 EXCLUDED = -1e9
 """The logit of an excluded token; its probability is 0 at every temperature. Minus infinity would give NaN:
@@ -28,8 +29,8 @@ class Support:
     @classmethod
     def from_mask(cls, mask: SamplingMask, device: torch.device) -> "Support":
         """Returns the mask of R response tokens, on the device."""
-        ids = torch.from_numpy(np.ascontiguousarray(mask.ids, np.int32)).to(device)
-        lengths = torch.from_numpy(mask.lengths.astype(np.int64)).to(device)
+        ids = to_device(np.ascontiguousarray(mask.ids, np.int32), device)
+        lengths = to_device(mask.lengths.astype(np.int64), device)
         return cls(ids, lengths, np.cumsum([0, *mask.lengths.tolist()]))
 
     def restrict_(self, logits: torch.Tensor, rows: slice, first: int) -> None:

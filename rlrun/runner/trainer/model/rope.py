@@ -8,6 +8,7 @@ from rlrun.models.architecture import Architecture
 from rlrun.models.rope_tables import rope_tables
 from rlrun.runner.trainer.compat.modules import RoPE
 from rlrun.runner.trainer.cpu_ops.elementwise import rotate
+from rlrun.runner.trainer.transfers import to_device
 
 
 class RopeTable:
@@ -26,7 +27,7 @@ class RopeTable:
             halves = rope_tables(self._rope, self._rotated_dim, longest)
             # Both halves of a head turn by the same angles, and the kernel reads a whole row.
             whole = [torch.cat((half, half), dim=1) for half in halves]
-            self._table = torch.stack(whole, dim=1).to(self._device)
+            self._table = to_device(torch.stack(whole, dim=1), self._device)
         return self._table.index_select(0, positions)
 
 

@@ -125,16 +125,18 @@ def noted_experts(
     Dense layers, and those of other pipeline stages, have -1. `tensor`: the tensor-parallel ranks, whose
     routers may each see only a part of the tokens.
     """
+    tokens, layers, count = shape
     order = sorted(routing.seen)
-    device = routing.seen[order[0]].device if order else torch.device("cpu")
-    table = torch.full(shape, -1, dtype=torch.int32, device=device)
-    if order:
-        stack = torch.stack([routing.seen[layer] for layer in order], 1).to(torch.int32)
-        if len(stack) < len(table):
-            assert tensor is not None
-            stack = gathered(stack, tensor)
-        table[:, order] = stack
-    return table.flatten(1)
+    if not order:
+        return torch.full((tokens, layers * count), -1, dtype=torch.int32)
+    stack = torch.stack([routing.seen[layer] for layer in order], 1).to(torch.int32)
+    if len(stack) < tokens:
+        assert tensor is not None
+        stack = gathered(stack, tensor)
+    experts = dict(zip(order, stack.unbind(1), strict=True))
+    unseen = torch.full_like(experts[order[0]], -1)
+    # Assigning to a list of columns would copy the list to the device, and wait for it.
+    return torch.cat([experts.get(layer, unseen) for layer in range(layers)], 1)
 
 
 def gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

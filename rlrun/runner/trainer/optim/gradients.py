@@ -1,47 +1,67 @@
-"""The gradient norm over all ranks, clipping, and the error for values that are not finite."""
+"""The gradient norm over all ranks, clipping, and the error for values that are not finite.
+
+gradients ─▶ norm, on the device ─▶ (the host reads it with the metrics) ─▶ scaling, if it is too large
+"""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from rlrun.runner.trainer.compat.meshes import mesh_device
+from rlrun.runner.trainer.compat.meshes import mesh_device, with_local_part
+from rlrun.runner.trainer.transfers import to_device
 
 
-def clip_gradients(
+def gradient_norm(
     parameters: Mapping[str, nn.Parameter],
-    max_norm: float,
     *,
     copies: Collection[str] = (),
     stages: dist.ProcessGroup | None = None,
-) -> float:
-    """Scales gradients down to the norm `max_norm`; returns the norm that they had, over all ranks.
+) -> torch.Tensor:
+    """Returns the norm of all gradients over all ranks, a scalar on the device of the parameters' mesh.
 
     `copies` names parameters that another rank counts already: a tied head on another pipeline stage than
     its embedding. `stages` are the ranks of the pipeline, which hold other layers.
     """
     # torch computes a norm only over tensors of one mesh, and expert-parallel experts have their own
-    names_by_mesh: dict[tuple[str, ...] | None, list[str]] = {}
+    grads_by_mesh: dict[tuple[str, ...] | None, list[torch.Tensor]] = {}
     for name, parameter in parameters.items():
-        if parameter.grad is not None:
-            names_by_mesh.setdefault(_mesh_axes(parameter.grad), []).append(name)
+        if parameter.grad is not None and name not in copies:
+            grads_by_mesh.setdefault(_mesh_axes(parameter.grad), []).append(parameter.grad)
     squares = torch.zeros((), device=mesh_device(next(iter(parameters.values()))))
-    for names in names_by_mesh.values():
-        grads = [parameters[name].grad for name in names if name not in copies]
-        norm = get_total_norm([grad for grad in grads if grad is not None], foreach=True)
-        if isinstance(norm, DTensor):  # reduced on the device, even where gradients are in host memory
-            norm = norm.to(squares.device).full_tensor()
-        squares += norm**2
+    for grads in grads_by_mesh.values():
+        norm = torch.linalg.vector_norm(torch.stack(_on_device(torch._foreach_norm(grads), squares.device)))
+        squares += (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
     if stages is not None:
         dist.all_reduce(squares, dist.ReduceOp.SUM, stages)
-    total = squares.sqrt()
-    for names in names_by_mesh.values():
-        clip_grads_with_norm_([parameters[name] for name in names], max_norm, total, foreach=True)
-    return float(total)
+    return squares.sqrt()
+
+
+def _on_device(norms: Sequence[torch.Tensor], device: torch.device) -> Sequence[torch.Tensor]:
+    """Returns the norms on the device, where NCCL can reduce them; those of offloaded gradients are not."""
+    if norms[0].device.type == device.type:
+        return norms
+    # `local_part` detaches, and so would reduce each norm over the ranks where it is
+    parts = torch.stack([norm.to_local() if isinstance(norm, DTensor) else norm for norm in norms])
+    on_device = to_device(parts, device).unbind()
+    return [with_local_part(norm, part) for norm, part in zip(norms, on_device, strict=True)]
+
+
+def clip_gradients(parameters: Mapping[str, nn.Parameter], max_norm: float, norm: float) -> None:
+    """Scales gradients, whose norm over all ranks is `norm`, down to `max_norm`."""
+    # In the precision of the norm, as torch's own clipping does
+    factor = float(max_norm / (torch.tensor(norm, dtype=torch.float32) + 1e-6))
+    if factor >= 1.0:
+        return
+    grads_by_mesh: dict[tuple[str, ...] | None, list[torch.Tensor]] = {}
+    for parameter in parameters.values():
+        if parameter.grad is not None:
+            grads_by_mesh.setdefault(_mesh_axes(parameter.grad), []).append(parameter.grad)
+    for grads in grads_by_mesh.values():
+        torch._foreach_mul_(grads, factor)
 
 
 def _mesh_axes(grad: torch.Tensor) -> tuple[str, ...] | None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rlrun.runner.trainer.compat.meshes import local_part, with_local_part
+from rlrun.runner.trainer.transfers import host_empty, wait
 
 CHUNK_BYTES = 512 * 2**20
 """The parameters whose state is on the device at a time have at most this size together, in bytes."""
@@ -37,10 +38,10 @@ class Parking:
                 and storage.nbytes()
                 and storage._cdata not in self._parked
             ):
-                host = _host_tensor((storage.nbytes(),), torch.uint8, self._device)
+                host = host_empty((storage.nbytes(),), torch.uint8, self._device)
                 host.copy_(_bytes_of(storage), non_blocking=True)
                 self._parked[storage._cdata] = storage, host
-        self._wait()
+        wait(self._device)
         for storage, _ in self._parked.values():
             storage.resize_(0)
         if self._device.type == "cuda":
@@ -51,25 +52,22 @@ class Parking:
         for storage, host in self._parked.values():
             storage.resize_(len(host))
             _bytes_of(storage).copy_(host, non_blocking=True)
-        self._wait()
+        wait(self._device)
         self._parked.clear()
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
 
 def host_zeros(parameter: nn.Parameter) -> torch.Tensor:
     """Returns zeros in host memory, with a parameter's shape and its layout over the ranks."""
     local = local_part(parameter)
-    return with_local_part(parameter, _host_tensor(local.shape, local.dtype, local.device).zero_())
+    return with_local_part(parameter, host_empty(local.shape, local.dtype, local.device).zero_())
 
 
 def step_in_turns(optimizer: torch.optim.Optimizer) -> None:
     """Does what `optimizer.step()` does where every parameter's state is in host memory: moves the state of a
     few parameters to the device, takes their step, and moves it back.
 
-    The result is the same bit for bit, because no parameter's step depends on another parameter.
+    The result is the same bit for bit, because no parameter's step depends on another parameter. A GPU still
+    copies state to host memory when this returns: call `transfers.wait` before reading it there.
     """
     members = [group["params"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
@@ -84,8 +82,6 @@ def step_in_turns(optimizer: torch.optim.Optimizer) -> None:
     finally:
         for group, parameters in zip(optimizer.param_groups, members, strict=True):
             group["params"] = parameters
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # copies to host memory are asynchronous; a checkpoint may read them next
 
 
 @contextmanager
@@ -122,11 +118,6 @@ def _chunks(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
         size += nbytes
     if chunk:
         yield chunk
-
-
-def _host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns an uninitialised tensor, page-locked where a GPU copies to and from it."""
-    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from rlrun.runner.trainer.optim.offload import host_zeros, step_in_turns
+from rlrun.runner.trainer.transfers import wait
 from rlrun.specs.sections.optimizer import OptimizerSpec
 
 NOT_HIDDEN = ("tok_embeddings.", "model.embed_tokens.", "lm_head.")
@@ -52,7 +53,7 @@ class Optimizer:
         ):  # torch adds its own weight decay to the gradient, so to the momentum
             torch._foreach_mul_(self._decayed, 1.0 - rate * self._spec.weight_decay)
         if self._on_host:
-            self.tensors()  # creates missing state in host memory, before torch would create it on the device
+            self._state()  # creates missing state in host memory, before torch would create it on the device
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -62,7 +63,14 @@ class Optimizer:
                 optimizer.step()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the state by `<kind>.<parameter>`; creates zeros where there is none yet."""
+        """Returns the state by `<kind>.<parameter>`, complete also in host memory; creates zeros where there
+        is none yet.
+        """
+        for device in {parameter.device for parameter in self._parameters.values()}:
+            wait(device)
+        return self._state()
+
+    def _state(self) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
         optimizers = self._optimizer_of()
         for name, parameter in self._parameters.items():

@@ -9,8 +9,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rlrun.runner.planning.rank_layout import stages_of_rank
+from rlrun.runner.trainer.compat.meshes import mesh_device
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.parameters.parameters import EMBEDDING, HEAD, Parameters
+from rlrun.runner.trainer.transfers import to_device
 from rlrun.specs.sections.trainer import ParallelSpec
 
 
@@ -18,7 +20,8 @@ class TiedHead:
     """Keeps embedding and head equal.
 
     Both have the same layout over a stage's ranks, so each rank of one stage has a partner on the other stage
-    with the same part of the matrix.
+    with the same part of the matrix. NCCL exchanges tensors on devices only: parts in host memory
+    (`trainer.offload`) go through the device.
     """
 
     def __init__(self, parameters: Parameters, parallel: ParallelSpec, stages: dist.ProcessGroup) -> None:
@@ -30,6 +33,7 @@ class TiedHead:
             rank for rank in range(parallel.pipeline) if parallel.stages - 1 in stages_of_rank(rank, parallel)
         )
         self._partner = last if self._embedding is not None else 0
+        self._device = mesh_device(next(iter(parameters.masters.values())))
 
     def add_gradients(self) -> None:
         """Gives both parameters the sum of their gradients."""
@@ -60,26 +64,28 @@ class TiedHead:
         if embeddings is not None and heads is not None:
             _local(heads).copy_(_local(embeddings))
         elif embeddings is not None:
-            dist.send(_local(embeddings).contiguous(), group=self._stages, group_dst=self._partner)
+            sent = _local(embeddings).to(self._device).contiguous()
+            dist.send(sent, group=self._stages, group_dst=self._partner)
         elif heads is not None:
-            received = torch.empty_like(_local(heads))
+            received = torch.empty_like(_local(heads), device=self._device)
             dist.recv(received, group=self._stages, group_src=self._partner)
             _local(heads).copy_(received)
 
     def _exchange(self, mine: torch.Tensor) -> torch.Tensor:
-        """Sends a tensor to the partner and returns the partner's.
+        """Sends a tensor to the partner and returns the partner's, where the own one is.
 
         Send and receive are one batch: two blocking sends would wait for each other.
         """
-        theirs = torch.empty_like(mine)
+        sent = to_device(mine, self._device).contiguous()
+        theirs = torch.empty_like(sent)
         group, peer = self._stages, self._partner
         exchange = [
-            dist.P2POp(dist.isend, mine.contiguous(), group=group, group_peer=peer),
+            dist.P2POp(dist.isend, sent, group=group, group_peer=peer),
             dist.P2POp(dist.irecv, theirs, group=group, group_peer=peer),
         ]
         for work in dist.batch_isend_irecv(exchange):
             work.wait()
-        return theirs
+        return theirs.to(mine.device)
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:

@@ -1,13 +1,14 @@
 """Optimizer steps of the policy and of the critic.
 
-gradients ─▶ norm, clipping ─▶ finite? ─▶ optimizer at the scheduled rate ─▶ the model's own copies
+gradients ─▶ norm ─▶ finite? ─▶ clipping ─▶ optimizer at the scheduled rate ─▶ the model's own copies
 """
 
 import math
 
+import torch
 import torch.distributed as dist
 
-from rlrun.runner.trainer.optim.gradients import clip_gradients, non_finite_error
+from rlrun.runner.trainer.optim.gradients import clip_gradients, gradient_norm, non_finite_error
 from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.optim.schedule import learning_rate
 from rlrun.runner.trainer.parameters.parameters import Parameters
@@ -38,28 +39,29 @@ class Updates:
         self.count = 0
         """Optimizer steps so far, skipped ones included."""
 
-    def apply(self, loss: float) -> dict[str, float]:
-        """Takes one step with the gradients that the parameters have; returns `grad_norm`, `lr` and
+    def gradient_norm(self) -> torch.Tensor:
+        """Returns the norm of the gradients over all ranks, a scalar that the host has not waited for."""
+        self._parameters.wait_for_gradients()
+        return gradient_norm(self._parameters.masters, copies=self._parameters.copies, stages=self._stages)
+
+    def apply(self, loss: float, norm: float) -> dict[str, float]:
+        """Clips the gradients that the parameters have, and takes one step with them; returns `lr` and
         `skipped_steps` (0 or 1).
 
-        `loss` is the step's loss over all ranks. NonFiniteError before the weights change, where the loss or
-        the norm is not finite and `stops` is set. Both are the same on every rank, so all ranks decide alike.
+        `loss` and `norm` are the step's loss and `gradient_norm`, over all ranks. NonFiniteError before the
+        weights change, where one of them is not finite and `stops` is set. Both are the same on every rank,
+        so all ranks decide alike.
         """
         rate = learning_rate(self._spec, self.count, self._total)
-        norm = clip_gradients(
-            self._parameters.masters,
-            self._spec.max_grad_norm,
-            copies=self._parameters.copies,
-            stages=self._stages,
-        )
         finite = math.isfinite(loss) and math.isfinite(norm)
         if finite:
+            clip_gradients(self._parameters.masters, self._spec.max_grad_norm, norm)
             self._optimizer.step(rate)
             self._parameters.refresh()
         elif self._stops:
             raise non_finite_error(self.count + 1, loss, self._parameters.masters, self._section)
         self.count += 1
-        return {"grad_norm": norm, "lr": rate, "skipped_steps": float(not finite)}
+        return {"lr": rate, "skipped_steps": float(not finite)}
 
 
 def finite_metrics(metrics: dict[str, float]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from rlrun.models.architecture import Architecture
 from rlrun.models.tensor_names import HfTensor, hf_tensors
 from rlrun.runner.trainer.compat.meshes import local_part
 from rlrun.runner.trainer.parameters.gathering import Gathering, by_parameter, copy_part, transpose_as_stored
+from rlrun.runner.trainer.transfers import host_copy, host_empty, wait
 
 _CHECKPOINT_PREFIX = "_checkpoint_wrapped_module."
 """Torch inserts it into the names of layers whose activations are recomputed."""
@@ -137,7 +138,14 @@ class Parameters:
         ]
         if pairs:
             computes, masters = zip(*pairs, strict=True)
-            torch._foreach_copy_(computes, masters)
+            torch._foreach_copy_(computes, masters, non_blocking=True)
+
+    def wait_for_gradients(self) -> None:
+        """Waits until the gradients of masters in host memory have arrived there; elsewhere does nothing."""
+        for name, compute in self._compute.items():
+            if compute.device != self.masters[name].device:
+                wait(compute.device)
+                return
 
     @torch.no_grad()
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -154,12 +162,17 @@ class Parameters:
         return self.masters | self._fixed | (self._loaded_biases or {})
 
     def host_copy(self) -> dict[str, torch.Tensor]:
-        """Returns a copy in host memory of this rank's part of the tensors that the model computes with."""
-        return {name: local_part(tensor).cpu().clone() for name, tensor in self._swapping.items()}
+        """Returns a copy in host memory of this rank's part of the tensors that the model computes with. The
+        device still fills it: call `transfers.wait` before reading it on the host.
+        """
+        return {name: host_copy(local_part(tensor)) for name, tensor in self._swapping.items()}
 
     @contextmanager
     def swapped(self, weights: dict[str, torch.Tensor]) -> Iterator[None]:
-        """Makes the model compute with `weights`, an earlier `host_copy`, within the context."""
+        """Makes the model compute with `weights`, an earlier `host_copy`, within the context.
+
+        A GPU copies in the order of its other work, so the host waits neither here nor at the end.
+        """
         current = self.host_copy()
         self._put(weights)
         try:
@@ -170,7 +183,7 @@ class Parameters:
     @torch.no_grad()
     def _put(self, values: dict[str, torch.Tensor]) -> None:
         for name, tensor in self._swapping.items():
-            local_part(tensor).copy_(values[name])
+            local_part(tensor).copy_(values[name], non_blocking=True)
 
 
 def plain_name(name: str) -> str:
@@ -180,14 +193,16 @@ def plain_name(name: str) -> str:
 
 def _masters_of(parameters: dict[str, nn.Parameter], on_host: bool) -> dict[str, nn.Parameter]:
     """Returns float32 masters of parameters; gradients are moved to them as soon as they are complete."""
-    device = torch.device("cpu") if on_host else None
-    masters = {
-        name: nn.Parameter(torch.empty_like(parameter, dtype=torch.float32, device=device))
-        for name, parameter in parameters.items()
-    }
+    masters = {name: nn.Parameter(_master_of(parameter, on_host)) for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
         parameter.register_post_accumulate_grad_hook(_gradient_mover(masters[name]))
     return masters
+
+
+def _master_of(parameter: nn.Parameter, on_host: bool) -> torch.Tensor:
+    if on_host:
+        return host_empty(parameter.shape, torch.float32, parameter.device)
+    return torch.empty_like(parameter, dtype=torch.float32)
 
 
 def _gradient_mover(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
@@ -195,10 +210,25 @@ def _gradient_mover(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
 
     def move(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
-        if master.grad is None:
-            master.grad = parameter.grad.to(master.device, torch.float32)
+        if master.device != parameter.device:
+            _add_on_host(master, parameter.grad)
+        elif master.grad is None:
+            master.grad = parameter.grad.to(torch.float32)
         else:
-            master.grad.add_(parameter.grad.to(master.device))
+            master.grad.add_(parameter.grad)
         parameter.grad = None
 
     return move
+
+
+def _add_on_host(master: nn.Parameter, gradient: torch.Tensor) -> None:
+    """Adds a gradient on a GPU to that of a master in host memory, in the order of the GPU's work.
+
+    The GPU adds, so that the host need not wait for the gradient to arrive.
+    """
+    total = gradient.to(torch.float32)
+    if master.grad is None:
+        master.grad = host_empty(master.shape, torch.float32, gradient.device)
+    else:
+        total = total + master.grad.to(gradient.device, non_blocking=True)
+    master.grad.copy_(total, non_blocking=True)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from rlrun.runner.trainer.model.attention import CutDocuments, offsets_of
+from rlrun.runner.trainer.transfers import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,11 @@ def cut_documents(lengths: list[int], part: ContextPart, device: torch.device) -
                 key_lengths.append(stop - first)
                 key_positions.append(positions[first:stop])
     return CutDocuments(
-        keys=torch.from_numpy(np.concatenate(key_positions)).to(device),
+        keys=to_device(np.concatenate(key_positions), device),
         query_lengths=tuple(query_lengths),
         key_lengths=tuple(key_lengths),
-        query_offsets=offsets_of(query_lengths).to(device),
-        key_offsets=offsets_of(key_lengths).to(device),
+        query_offsets=to_device(offsets_of(query_lengths), device),
+        key_offsets=to_device(offsets_of(key_lengths), device),
     )
 
 

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.trainer.passes.packed_model import PackedModel, Routes
+from rlrun.runner.trainer.transfers import wait
 
 Sequences = Mapping[int, TrainSequence] | Sequence[TrainSequence]
 
@@ -19,8 +20,9 @@ def response_values(
     Empty on ranks without a pipeline's last stage. `routes` is filled as by `PackedModel.log_probs`.
     """
     results = model.log_probs([[sequences[i] for i in members] for members in batches], routes)
+    wait(model.device)
     return {
-        i: values.cpu().numpy()
+        i: values.numpy()
         for members, arrays in zip(batches, results, strict=False)
         for i, values in zip(members, arrays, strict=True)
     }

@@ -10,6 +10,7 @@ from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.trainer.passes.meter import Meter
 from rlrun.runner.trainer.passes.packed_batch import LossBatch, make_loss_batch
 from rlrun.runner.trainer.passes.packed_model import PackedModel
+from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.specs.sections.trainer import TrainerSpec
 
 DIFFERENCE = "train/train_rollout_logprob_abs_diff"
@@ -25,19 +26,39 @@ class LossPass:
         self._old_is_rollout = spec.old_log_probs == "rollout"
 
     def accumulate(
-        self, batches: Sequence[Sequence[TrainSequence]], scales: Sequence[Sequence[float]], meter: Meter
+        self,
+        batches: Sequence[Sequence[TrainSequence]],
+        scales: Sequence[Sequence[float]],
+        meter: Meter,
+        stopwatch: Stopwatch,
     ) -> None:
-        """Adds the micro-batches' gradients to the parameters, and their metrics to `meter`.
+        """Adds the micro-batches' gradients to the parameters, their metrics to `meter`, and the times of the
+        passes to `stopwatch`.
 
         `scales` are the sequences' weights in the optimizer step.
         """
 
         def loss_of(index: int, log_probs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-            batch = make_loss_batch(batches[index], scales[index], self._old_is_rollout, self._device)
-            meter.add({"train/tokens": sum(len(sequence.tokens) for sequence in batches[index])})
-            return self._loss(batch, log_probs, entropy, meter)
+            return self._measured_loss(batches[index], scales[index], log_probs, entropy, meter)
 
-        meter.lengthen(self._model.accumulate(batches, loss_of, self._algorithm.needs.entropy_grad))
+        self._model.accumulate(batches, loss_of, self._algorithm.needs.entropy_grad, stopwatch)
+        if not self._model.has_losses:
+            # All ranks reduce the same names: those of a loss, which only a pipeline's last stage computes.
+            nothing = torch.zeros(0, device=self._device)
+            self._measured_loss((), (), nothing, nothing, meter)
+
+    def _measured_loss(
+        self,
+        sequences: Sequence[TrainSequence],
+        scales: Sequence[float],
+        log_probs: torch.Tensor,
+        entropy: torch.Tensor,
+        meter: Meter,
+    ) -> torch.Tensor:
+        """Returns a micro-batch's loss, and adds its metrics to `meter`."""
+        batch = make_loss_batch(sequences, scales, self._old_is_rollout, self._device)
+        meter.add({"train/tokens": sum(len(sequence.tokens) for sequence in sequences)})
+        return self._loss(batch, log_probs, entropy, meter)
 
     def _loss(
         self, batch: LossBatch, log_probs: torch.Tensor, entropy: torch.Tensor, meter: Meter

@@ -12,9 +12,19 @@ from rlrun.runner.contracts.carriers import TrainSequence
 from rlrun.runner.trainer.model.attention import CutDocuments, Documents
 from rlrun.runner.trainer.model.masked_logits import Support
 from rlrun.runner.trainer.passes.context import WHOLE, ContextPart, cut_documents
+from rlrun.runner.trainer.transfers import to_device
 
 FILLER = 64
 """The length of the documents that fill up a pack: short, because attention costs the square of it."""
+
+_COLUMNS = (
+    "loss_mask",
+    "advantages",
+    "rollout_log_probs",
+    "old_log_probs",
+    "reference_log_probs",
+)
+"""The fields of a `TrainSequence` with a number per response token that a policy's loss reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +105,13 @@ def make_pack(
     lengths += [min(FILLER, filling - start) for start in range(0, filling, FILLER)]
     positions = np.concatenate([np.arange(length) for length in lengths])
     responses = tuple(len(row) for row in rows[1:])
-    pack = _take(part, tokens, positions, lengths, np.concatenate(rows), responses, filling, device)
     mask = joined_masks([one.sampling_mask for one in sequences], responses) if not ends else None
-    if mask is not None:
-        pack = replace(pack, support=_support(mask, pack.own_responses, device))
+    pack = _take(part, tokens, positions, lengths, np.concatenate(rows), responses, filling, mask, device)
     experts = _experts(sequences, filling)
     if experts is None:
         return pack
     mine = experts if part.size == 1 else experts[part.tokens(len(tokens))]
-    return replace(pack, experts=torch.from_numpy(mine).to(device))
-
-
-def _support(mask: SamplingMask, own_responses: torch.Tensor | None, device: torch.device) -> Support:
-    """Returns the candidates of the response tokens that this rank predicts."""
-    return Support.from_mask(
-        mask if own_responses is None else mask.take(own_responses.cpu().numpy()), device
-    )
+    return replace(pack, experts=to_device(mine, device))
 
 
 def _experts(sequences: Sequence[TrainSequence], filling: int) -> NDArray[np.int16] | None:
@@ -135,13 +136,10 @@ def _take(  # noqa: PLR0917
     rows: NDArray[np.int64],
     response_lengths: tuple[int, ...],
     filling: int,
+    mask: SamplingMask | None,
     device: torch.device,
 ) -> Pack:
     """Returns a rank's part of a pack, on its device."""
-
-    def on_device(array: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
     documents: Documents | CutDocuments = Documents.of(lengths, device)
     targets, own_responses = np.append(tokens, 0)[rows + 1], None
     if part.size > 1:
@@ -152,17 +150,19 @@ def _take(  # noqa: PLR0917
         documents = cut_documents(lengths, part, device)
         tokens, positions, targets = tokens[own], positions[own], targets[predicted]
         rows = local_index[rows[predicted]]
-        own_responses = on_device(predicted)
+        mask = None if mask is None else mask.take(predicted)
+        own_responses = to_device(predicted, device)
     return Pack(
-        tokens=on_device(tokens)[None],
-        positions=on_device(positions),
+        tokens=to_device(tokens, device)[None],
+        positions=to_device(positions, device),
         longest=max(lengths),
         documents=documents,
-        rows=on_device(rows),
-        targets=on_device(targets),
+        rows=to_device(rows, device),
+        targets=to_device(targets, device),
         response_lengths=response_lengths,
         own_responses=own_responses,
         filling=filling,
+        support=None if mask is None else Support.from_mask(mask, device),
     )
 
 
@@ -170,31 +170,28 @@ def make_loss_batch(
     sequences: Sequence[TrainSequence], scales: Sequence[float], old_is_rollout: bool, device: torch.device
 ) -> LossBatch:
     """Returns the loss's inputs for `make_pack(sequences, …)`; `scales` is TrainStep.scale per sequence."""
-
-    def column(arrays: Sequence[NDArray[np.float32]]) -> torch.Tensor:
-        return torch.from_numpy(_concatenate(arrays, np.float32)).to(device)
-
-    responses = [len(sequence.loss_mask) for sequence in sequences]
-    mask = column([sequence.loss_mask for sequence in sequences])
-    sample = torch.from_numpy(np.repeat(np.arange(len(sequences)), responses)).to(device)
-    shares = torch.tensor(list(scales), dtype=torch.float32, device=device)
-    rollout = column([sequence.rollout_log_probs for sequence in sequences])
-    old = [sequence.old_log_probs for sequence in sequences if sequence.old_log_probs is not None]
-    reference = [
-        sequence.reference_log_probs for sequence in sequences if sequence.reference_log_probs is not None
-    ]
-    assert len(old) in (0, len(sequences)) and len(reference) in (0, len(sequences))
+    columns = {
+        name: [value for sequence in sequences if (value := getattr(sequence, name)) is not None]
+        for name in _COLUMNS
+    }
+    assert all(len(values) in (0, len(sequences)) for values in columns.values())
+    # without sequences every column has its 0 values
+    names = [name for name in _COLUMNS if len(columns[name]) == len(sequences)]
+    lengths = [len(sequence.loss_mask) for sequence in sequences]
+    table = np.empty((len(names) + 1, sum(lengths)), np.float32)  # one table is one copy
+    for row, name in zip(table, names, strict=False):
+        np.concatenate([row[:0], *columns[name]], out=row, casting="same_kind")
+    np.multiply(table[0], np.repeat(np.asarray(scales, np.float32), lengths), out=table[-1])
+    *values, weights = to_device(table, device).unbind()
+    tensors = dict(zip(names, values, strict=True))
+    rollout = tensors["rollout_log_probs"]
     return LossBatch(
-        mask=mask,
-        weights=mask * shares[sample] if len(sequences) else mask,
-        advantages=column([sequence.advantages for sequence in sequences]),
+        mask=tensors["loss_mask"],
+        weights=weights,
+        advantages=tensors["advantages"],
         rollout_log_probs=rollout,
-        old_log_probs=column(old) if old else rollout if old_is_rollout else None,
-        reference_log_probs=column(reference) if reference else None,
-        sample=sample,
+        old_log_probs=tensors.get("old_log_probs", rollout if old_is_rollout else None),
+        reference_log_probs=tensors.get("reference_log_probs"),
+        sample=to_device(np.repeat(np.arange(len(sequences)), lengths), device),
         num_samples=len(sequences),
     )
-
-
-def _concatenate(arrays: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> NDArray[np.generic]:
-    return np.concatenate([np.asarray(array, dtype) for array in arrays]) if arrays else np.zeros(0, dtype)

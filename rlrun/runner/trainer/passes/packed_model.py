@@ -1,7 +1,6 @@
 """A model as functions of micro-batches of sequences: log-probs or values, with and without a gradient."""
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +20,8 @@ from rlrun.runner.trainer.model.rope import RopeTable
 from rlrun.runner.trainer.model.routing import Routing, connect_routers, gathered, noted_experts
 from rlrun.runner.trainer.passes.context import WHOLE, ContextPart, GatherResponses
 from rlrun.runner.trainer.passes.packed_batch import Pack, make_pack
+from rlrun.runner.trainer.passes.stopwatch import Stopwatch
+from rlrun.runner.trainer.transfers import to_device, to_host
 from rlrun.specs.sections.trainer import ParallelSpec
 
 LossOf = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -84,7 +85,8 @@ class PackedModel:
     ) -> list[tuple[torch.Tensor, ...]]:
         """Returns `[R]` log-probs of each sequence of each micro-batch, in order, without gradients.
 
-        `routes`, where given, is filled with the experts that the tokens went to.
+        `routes`, where given, is filled with the experts that the tokens went to. Results are in host memory,
+        where the device still fills them: call `transfers.wait` before reading them.
         """
         results = []
         for sequences in batches:
@@ -92,25 +94,33 @@ class PackedModel:
             inputs = self.inputs(pack, entropy_grad=False, note=routes is not None)
             with torch.no_grad():
                 log_probs, _ = self._values(pack, inputs)
-            results.append(log_probs.split(pack.response_lengths))
+            results.append(to_host(log_probs).split(pack.response_lengths))
             if routes is not None:
                 routes.append(self.routes(sequences, pack, inputs))
         reshard(self.decoders)  # FSDP keeps the last gathered layers where no backward pass follows
         return results
 
+    @property
+    def has_losses(self) -> bool:
+        """Whether `accumulate` computes losses on this rank."""
+        return True
+
     def accumulate(
-        self, batches: Sequence[Sequence[TrainSequence]], loss_of: LossOf, entropy_grad: bool
-    ) -> dict[str, float]:
-        """Adds the gradients of the micro-batches' losses to the parameters; returns seconds by pass."""
-        seconds = {"perf/forward_time": 0.0, "perf/backward_time": 0.0}
+        self,
+        batches: Sequence[Sequence[TrainSequence]],
+        loss_of: LossOf,
+        entropy_grad: bool,
+        stopwatch: Stopwatch,
+    ) -> None:
+        """Adds the gradients of the micro-batches' losses to the parameters, and times both passes.
+
+        A GPU still works on a micro-batch while the host packs the next one: nothing here waits for it.
+        """
         for index, sequences in enumerate(batches):
-            start = time.perf_counter()
-            loss = loss_of(index, *self(self.pack(sequences), entropy_grad))
-            middle = time.perf_counter()
-            self.backward(loss)
-            seconds["perf/forward_time"] += middle - start
-            seconds["perf/backward_time"] += time.perf_counter() - middle
-        return seconds
+            with stopwatch.part("perf/forward_time"):
+                loss = loss_of(index, *self(self.pack(sequences), entropy_grad))
+            with stopwatch.part("perf/backward_time"):
+                self.backward(loss)
 
     def __call__(self, pack: Pack, entropy_grad: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns log-probs and entropies of the pack's response tokens, each `[R]` float32."""
@@ -120,7 +130,7 @@ class PackedModel:
         [decoder] = self.decoders
         decoder.inputs = [inputs]
         with self._context():
-            log_probs, entropy = decoder(pack.tokens, place_of(0))
+            log_probs, entropy = decoder(pack.tokens, place_of(0, self.device))
         return self.all_responses(pack, log_probs, entropy)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -150,13 +160,14 @@ class PackedModel:
         if not pack.filling:
             return None
         total = pack.tokens.shape[1] * self._part.size
-        return torch.from_numpy(self._part.tokens(total) < total - pack.filling).to(self.device)
+        return to_device(self._part.tokens(total) < total - pack.filling, self.device)
 
     def routes(
         self, sequences: Sequence[TrainSequence], pack: Pack, inputs: DecoderInputs
     ) -> list[NDArray[np.int16]]:
         """Returns `[P + R, layers × K]` for each sequence of a pack that the decoder has processed: the
-        experts that its tokens went to, in this stage's layers.
+        experts that its tokens went to, in this stage's layers. The device still fills the arrays: call
+        `transfers.wait` before reading them.
         """
         assert self._experts is not None and inputs.documents.routing is not None
         tokens = pack.tokens.shape[1]
@@ -165,9 +176,9 @@ class PackedModel:
         if self._group is not None:
             # each context rank has noted its own tokens: gather them, and put them in the pack's order
             everyones = gathered(table.to(self.device), self._group)
-            table = everyones[torch.from_numpy(self._part.gathered(len(everyones))).to(self.device)]
+            table = everyones[to_device(self._part.gathered(len(everyones)), self.device)]
         lengths = [len(sequence.tokens) for sequence in sequences]
-        host = table[: sum(lengths)].to("cpu", torch.int16)
+        host = to_host(table[: sum(lengths)].to(torch.int16))
         return [experts.numpy() for experts in host.split(lengths)]
 
     def all_responses(

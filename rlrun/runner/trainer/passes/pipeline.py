@@ -4,7 +4,6 @@ All micro-batches of a run have the same number of tokens, because stages exchan
 optimizer step is one run, because torch's schedules drop the gradients of an earlier run when they start.
 """
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +18,8 @@ from rlrun.runner.trainer.model.decoder import DecoderInputs, PackedDecoder, pla
 from rlrun.runner.trainer.passes.packed_batch import Pack, packed_size
 from rlrun.runner.trainer.passes.packed_model import LossOf, ModelSettings, PackedModel, Routes
 from rlrun.runner.trainer.passes.pipeline_schedules import LastStage, Schedule, Shape, make_schedule
+from rlrun.runner.trainer.passes.stopwatch import Stopwatch
+from rlrun.runner.trainer.transfers import to_host
 
 
 class PipelinedModel(PackedModel):
@@ -42,7 +43,8 @@ class PipelinedModel(PackedModel):
         self._last: LastStage | None = None
 
     @property
-    def _is_last(self) -> bool:
+    def has_losses(self) -> bool:
+        """Whether this rank has the last stage."""
         return self._settings.parallel.stages - 1 in self._stages
 
     def log_probs(
@@ -54,7 +56,7 @@ class PipelinedModel(PackedModel):
 
         def keep(index: int, outputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
             log_probs, _ = self.all_responses(packs[index], *outputs)
-            results[index] = log_probs.split(packs[index].response_lengths)
+            results[index] = to_host(log_probs).split(packs[index].response_lengths)
             return log_probs.sum()
 
         with torch.no_grad():
@@ -64,13 +66,16 @@ class PipelinedModel(PackedModel):
             filled = zip(batches, packs, inputs, strict=False)
             routes += [self.routes(sequences, pack, own) for sequences, pack, own in filled]
         reshard(self.decoders)
-        return [results[index] for index in range(len(batches))] if self._is_last else []
+        return [results[index] for index in range(len(batches))] if self.has_losses else []
 
     def accumulate(
-        self, batches: Sequence[Sequence[TrainSequence]], loss_of: LossOf, entropy_grad: bool
-    ) -> dict[str, float]:
+        self,
+        batches: Sequence[Sequence[TrainSequence]],
+        loss_of: LossOf,
+        entropy_grad: bool,
+        stopwatch: Stopwatch,
+    ) -> None:
         """As `PackedModel.accumulate`; `perf/pipeline_time` is the time of both passes, which overlap."""
-        start = time.perf_counter()
         packs = self._packs(batches)
 
         def loss(index: int, outputs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -79,9 +84,9 @@ class PipelinedModel(PackedModel):
                 return loss_of(index, *values)
             return values[0].sum()  # a pack without sequences: 0, with a gradient
 
-        self._run(packs, loss, train=True, entropy_grad=entropy_grad)
-        reshard(self.decoders)
-        return {"perf/pipeline_time": time.perf_counter() - start}
+        with stopwatch.part("perf/pipeline_time"):
+            self._run(packs, loss, train=True, entropy_grad=entropy_grad)
+            reshard(self.decoders)
 
     def _packs(self, batches: Sequence[Sequence[TrainSequence]]) -> list[Pack]:
         """Returns packs of one size, as many as the schedule needs; the last ones may be empty."""
@@ -103,14 +108,14 @@ class PipelinedModel(PackedModel):
         inputs = [self.inputs(pack, entropy_grad, note=note) for pack in packs]
         for decoder in self.decoders:
             decoder.inputs = inputs
-        places = [place_of(index) for index in range(len(packs))]
+        places = [place_of(index, self.device) for index in range(len(packs))]
         schedule, self._last = self._schedule(packs, train), last
         try:
             with self._context():
                 schedule.step(
                     arg_mbs=[(pack.tokens,) for pack in packs] if 0 in self._stages else None,
                     kwarg_mbs=[{"place": place} for place in places],
-                    target_mbs=places if self._is_last else None,
+                    target_mbs=places if self.has_losses else None,
                     return_outputs=False,
                 )
         finally:

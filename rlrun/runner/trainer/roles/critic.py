@@ -26,10 +26,11 @@ from rlrun.runner.trainer.optim.optimizer import Optimizer
 from rlrun.runner.trainer.optim.updates import Updates, finite_metrics
 from rlrun.runner.trainer.parameters.parameters import Parameters
 from rlrun.runner.trainer.passes.forward import Sequences, response_values
-from rlrun.runner.trainer.passes.meter import Meter
+from rlrun.runner.trainer.passes.meter import Meter, read
 from rlrun.runner.trainer.passes.packed_batch import make_loss_batch
 from rlrun.runner.trainer.passes.packed_model import ModelSettings, PackedModel
 from rlrun.runner.trainer.process import build_mesh
+from rlrun.runner.trainer.transfers import to_device
 from rlrun.specs.sections.companions import companion_layout
 from rlrun.specs.sections.job import Spec
 from rlrun.specs.sections.trainer import ParallelSpec
@@ -111,8 +112,10 @@ class Critic:
         self._optimizer.zero_grad()
         for batch in step.micro_batches[self._data_rank]:
             self._accumulate([sequences[i] for i in batch], [step.scale[i] for i in batch], meter)
-        metrics = meter.reduced(self._is_leader, self._device)
-        update = self._updates.apply(metrics.pop("train/critic/loss"))
+        values = meter.reduced(self._is_leader, self._device)
+        values["train/critic/grad_norm"] = self._updates.gradient_norm()
+        metrics = read(values, self._device)
+        update = self._updates.apply(metrics.pop("train/critic/loss"), metrics["train/critic/grad_norm"])
         return finite_metrics(metrics | {f"train/critic/{name}": value for name, value in update.items()})
 
     def _accumulate(self, sequences: Sequence[TrainSequence], scales: Sequence[float], meter: Meter) -> None:
@@ -132,7 +135,7 @@ class Critic:
     def _concatenate(self, sequences: Sequence[TrainSequence], name: str) -> torch.Tensor:
         """Returns one field of all sequences, end to end, on the device."""
         arrays = [np.zeros(0, np.float32), *(getattr(sequence, name) for sequence in sequences)]
-        return torch.from_numpy(np.concatenate(arrays, dtype=np.float32)).to(self._device)
+        return to_device(np.concatenate(arrays, dtype=np.float32), self._device)
 
 
 def _packed_model(

@@ -3,7 +3,6 @@
 sequences -> packs -> log-probs;  steps -> the algorithm's loss -> gradients -> optimizer
 """
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,11 +27,13 @@ from rlrun.runner.trainer.parameters.parameters import EMBEDDING, Parameters
 from rlrun.runner.trainer.parameters.starting_weights import starting_weights
 from rlrun.runner.trainer.passes.forward import Sequences, response_values
 from rlrun.runner.trainer.passes.loss_pass import LossPass
-from rlrun.runner.trainer.passes.meter import Meter
+from rlrun.runner.trainer.passes.meter import Meter, read
 from rlrun.runner.trainer.passes.packed_model import ModelSettings
 from rlrun.runner.trainer.passes.pipeline import make_packed_model
 from rlrun.runner.trainer.passes.routing_replay import Replay
+from rlrun.runner.trainer.passes.stopwatch import Stopwatch
 from rlrun.runner.trainer.process import build_mesh
+from rlrun.runner.trainer.transfers import wait
 from rlrun.specs.sections.job import Spec
 
 
@@ -113,16 +114,21 @@ class Learner:
         return log_probs if self._is_leader else {}
 
     def train(self, sequences: Sequences, steps: Sequence[TrainStep]) -> list[dict[str, float]]:
-        """Takes one optimizer step for each of `steps`; returns the metrics of each, the same on every rank.
+        """Takes one optimizer step for each of `steps`; returns the metrics of each.
 
-        Names are those of docs/metrics.md; `train/tokens` and `train/response_tokens` count over all ranks,
-        `perf/*_time` are the seconds of the slowest rank. NonFiniteError names the loss or the gradients that
+        Names are those of docs/metrics.md. `train/*` are the same on every rank, and count over all ranks;
+        `perf/*_time` are the seconds of this rank. NonFiniteError names the loss or the gradients that
         are not finite (`trainer.non_finite = "stop"`); the weights are untouched then.
         """
         sequences = self._replay.in_training(sequences)
-        metrics = [self._train_step(sequences, step) for step in steps]
+        stopwatches = [Stopwatch(self._device) for _ in steps]
+        metrics = [
+            self._train_step(sequences, step, stopwatch)
+            for step, stopwatch in zip(steps, stopwatches, strict=True)
+        ]
         self._replay.forget()
-        return metrics
+        wait(self._device)
+        return [values | stopwatch.seconds() for values, stopwatch in zip(metrics, stopwatches, strict=True)]
 
     def state(self) -> dict[str, torch.Tensor]:
         """Returns parameters, optimizer, step and random state, for a checkpoint."""
@@ -142,7 +148,7 @@ class Learner:
         reshard(self.model.decoders)
         return [*self.parameters.held, *self.optimizer.held]
 
-    def _train_step(self, sequences: Sequences, step: TrainStep) -> dict[str, float]:
+    def _train_step(self, sequences: Sequences, step: TrainStep, stopwatch: Stopwatch) -> dict[str, float]:
         meter = Meter()
         self.optimizer.zero_grad()
         if self._expert_load is not None:
@@ -152,22 +158,26 @@ class Learner:
             [[sequences[i] for i in batch] for batch in batches],
             [[step.scale[i] for i in batch] for batch in batches],
             meter,
+            stopwatch,
         )
-        start = time.perf_counter()
+        with stopwatch.part("perf/optimizer_time"):
+            return self._update(meter)
+
+    def _update(self, meter: Meter) -> dict[str, float]:
+        """Takes an optimizer step with the accumulated gradients; returns the metrics of the whole step."""
         if self.tied is not None:
             self.tied.add_gradients()
-        # on a pipeline only the last stage has losses, so the ranks first agree on the metrics' names
-        metrics = meter.reduced(self._is_leader, self._device, agree=self._stages is not None)
+        values = meter.reduced(self._is_leader, self._device)
         if self._expert_load is not None:
-            metrics |= self._expert_load.metrics()
-        update = self._updates.apply(metrics["train/loss"])
+            values |= self._expert_load.metrics()
+        values["train/grad_norm"] = self._updates.gradient_norm()
+        metrics = read(values, self._device)
+        update = self._updates.apply(metrics["train/loss"], metrics["train/grad_norm"])
         if update["skipped_steps"]:
             metrics = finite_metrics(metrics)
-            update = finite_metrics(update)
         elif self._expert_load is not None:
             self._expert_load.balance()
-        metrics |= {f"train/{name}": value for name, value in update.items()}
-        return metrics | {"perf/optimizer_time": time.perf_counter() - start}
+        return metrics | {f"train/{name}": value for name, value in update.items()}
 
 
 def _trained(

@@ -20,7 +20,6 @@ from rlrun.models.tensor_names import hf_tensors
 from rlrun.runner.planning.rank_layout import data_rank
 from rlrun.runner.trainer.compat.meshes import FakeStore
 from rlrun.runner.trainer.parameters import gathering
-from rlrun.runner.trainer.passes.meter import Meter
 from tests.runner.trainer.trainer_cases import make_rank, make_sequences, make_spec, plan
 
 
@@ -68,7 +67,6 @@ def alone(folder, parallel, rank):
     """One of two ranks, the other left out; what a stage would have been told is made up."""
     names = {tensor.parameter for tensor in hf_tensors(read_architecture(Path(folder)))}
     gathering._owners = lambda *_: dict.fromkeys(names, 0)
-    Meter._agree = lambda self: self.add({"train/loss": 0.0})
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
     spec = make_spec(folder, parallel, max_tokens_per_rank=300, non_finite="skip")
     trainer = make_rank(folder, spec, rank=rank, world_size=2, port=0)

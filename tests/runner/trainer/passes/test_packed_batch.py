@@ -76,6 +76,7 @@ def test_old_log_probs(known, old_is_rollout, expected):
 def test_a_rank_without_sequences_has_nothing_to_lose():
     batch = make_loss_batch([], [], True, CPU)
     assert (len(batch.weights), batch.num_samples) == (0, 0)
+    assert batch.reference_log_probs is not None  # the KL to a reference is a metric on every rank
 
 
 def test_the_references_log_probs_come_along():

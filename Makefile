@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup sglang lint test test-all parity cuda-traces quickstart quickstart-model clean
+.PHONY: help setup sglang lint test test-all parity cuda-traces gpu-check quickstart quickstart-model clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -64,6 +64,11 @@ parity: setup  ## Compare every parallel layout of the trainer with transformers
 # anywhere. A part of `make test`; needs cc and torch's wheel with CUDA.
 cuda-traces: setup  ## Trace what would run on GPUs: devices, collectives, waits of the host
 	$(PYTEST) tests/cuda
+
+# On a GPU host: everything that cannot be proven without one (docs/gpu.md). benchmarks/gpu/bare has the form for
+# a machine without a network.
+gpu-check: setup  ## Check the CUDA paths on this host's GPUs (nine minutes; on a CPU only the check itself)
+	$(BIN)/python -m benchmarks.gpu
 
 MODEL := rlrun/specs/recipes/quickstart/model
 quickstart-model: setup  ## Rebuild the model that the quickstart starts from (half an hour on two cores)

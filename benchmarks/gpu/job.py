@@ -1,0 +1,94 @@
+"""Whole jobs: `rlrun launch quickstart` for a few steps, with native engines and with SGLang."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.gpu.models import FOLDER, ON_GPU
+from benchmarks.gpu.results import Case, Goal, Measurement, Skipped
+from rlrun.runner.doctor.sglang_start import start_sglang
+
+STEPS = 6 if ON_GPU else 2
+SGLANG = {
+    "engine.type": "sglang",
+    "engine.sglang.attention_backend": "triton",  # others lack heads as narrow as the quickstart model's
+    "engine.sglang.mem_fraction_static": "0.3",
+}
+
+
+def launch(engine: str, settings: Mapping[str, str]) -> Measurement:
+    """Runs the quickstart's first steps; its log-probs and the engines' must agree."""
+    runs = FOLDER / "runs"
+    overrides = {
+        "name": engine,
+        "runs_dir": str(runs),
+        "cluster.gpus_per_node": str(int(ON_GPU)),
+        "trainer.steps": str(STEPS),
+        "eval.interval": "100",
+        **({} if ON_GPU else {"rollout.batch_size": "4"}),
+        **settings,
+    }
+    words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "benchmarks.gpu.launch", "launch", "quickstart", "--new", *words]
+    log = runs / f"{engine}.log"
+    runs.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    with log.open("wb") as output:
+        code = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
+    if code:
+        raise RuntimeError(f"exit code {code}: {log.read_text(errors='replace').strip()[-500:]}")
+    figures = {"seconds": time.perf_counter() - start, **figures_of(runs / engine)}
+    return Measurement(figures, goals_of(settings))
+
+
+def goals_of(settings: Mapping[str, str]) -> tuple[Goal, ...]:
+    """float32 on both sides: the native engine agrees to rounding, SGLang's kernels use TF32 and bfloat16."""
+    limit = 0.02 if settings else 1e-3
+    return Goal("steps", "==", STEPS), Goal("log_prob_difference", "<=", limit)
+
+
+def figures_of(run: Path) -> dict[str, object]:
+    """Returns the last step's metrics."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "train/loss" in line]
+    last = steps[-1]
+    return {
+        "steps": len(steps),
+        "log_prob_difference": max(step["train/train_rollout_logprob_abs_diff"] for step in steps),
+        "reward": last["rollout/reward/mean"],
+        **{name: value for name, value in last.items() if name.startswith("perf/")},
+    }
+
+
+def sglang() -> Measurement:
+    """Runs the job on SGLang servers, whose weights come over CUDA IPC and which sleep while it trains."""
+    need_sglang()
+    return launch("sglang", SGLANG)
+
+
+def sglang_start() -> Measurement:
+    """Starts the server that `rlrun doctor --gpu` starts."""
+    need_sglang()
+    answer = start_sglang(sys.executable, "cuda" if ON_GPU else "cpu")
+    if isinstance(answer, str):
+        raise RuntimeError(answer)
+    return Measurement(answer)
+
+
+def need_sglang() -> None:
+    if find_spec("sglang") is None:
+        raise Skipped("SGLang is not installed in this environment")
+    if not ON_GPU:
+        raise Skipped("SGLang needs a GPU")
+
+
+CASES: Mapping[str, Case] = {
+    "native": partial(launch, "native", {}),
+    "SGLang start": sglang_start,
+    "SGLang": sglang,
+}

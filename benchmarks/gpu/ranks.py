@@ -1,0 +1,106 @@
+"""Several ranks, each on a GPU of its own (two processes over gloo on the CPU), against transformers in
+float32: log-probs and the gradients' norm of each kind of parallelism.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.models import (
+    FOLDER,
+    ON_GPU,
+    free_port,
+    make_rank,
+    make_sequences,
+    make_spec,
+    model_folder,
+    pack_steps,
+)
+from benchmarks.gpu.parity import difference, load_reference, log_probs_and_norm
+from benchmarks.gpu.results import Case, Goal, Measurement, Skipped
+from rlrun.runner.batches.packing import all_micro_batches
+from rlrun.specs.sections.job import Spec
+
+RANKS = min(torch.cuda.device_count(), 8) // 2 * 2 if ON_GPU else 2
+"""An even number, which the layouts divide."""
+SECONDS = 150.0
+GOALS = (Goal("max_difference", "<=", 1e-4), Goal("gradient_norm_ratio_off_by", "<=", 1e-3))
+
+
+def parity(name: str, **parallel: int) -> Measurement:
+    """Compares a layout of all ranks."""
+    if RANKS < 2:
+        raise Skipped("it needs two GPUs")
+    folder = model_folder(name, "float32")
+    spec = make_spec(folder, dtype="float32", max_tokens_per_rank=512, max_grad_norm=1e9, parallel=parallel)
+    out = FOLDER / f"ranks-{name}-{'-'.join(parallel)}"
+    out.mkdir(parents=True)
+    (out / "spec.json").write_text(spec.model_dump_json())
+    run_ranks(out)
+    sequences = make_sequences(8, 20, 60, 300)
+    [step] = pack_steps(spec, sequences, spec.trainer.parallel.data_degree)
+    log_probs, norms = {}, []
+    for file in out.glob("*.npz"):
+        found = np.load(file)
+        norms.append(float(found["norm"]))
+        log_probs |= {int(index): found[index] for index in found.files if index != "norm"}
+    expected, norm = log_probs_and_norm(load_reference(folder), sequences, step, spec.rollout.temperature)
+    figures = {
+        "ranks": RANKS,
+        "layout": parallel,
+        "sequences": len(log_probs),
+        "max_difference": float(difference(log_probs, expected).max()),
+        "gradient_norm_ratio_off_by": max(abs(value / norm - 1) for value in norms),
+    }
+    return Measurement(figures, (*GOALS, Goal("sequences", "==", len(sequences))))
+
+
+def run_ranks(out: Path) -> None:
+    """Runs all ranks; RuntimeError with the end of the first log of a rank that failed."""
+    port, processes = free_port(), []
+    for rank in range(RANKS):
+        command = [sys.executable, "-m", "benchmarks.gpu.ranks", str(rank), str(port), str(out)]
+        with (out / f"{rank}.log").open("wb") as log:
+            environment = os.environ | ({"CUDA_VISIBLE_DEVICES": str(rank)} if ON_GPU else {})
+            processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+    try:
+        codes = [process.wait(SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for rank, code in enumerate(codes):
+        if code:
+            end = (out / f"{rank}.log").read_text(errors="replace").strip()[-500:]
+            raise RuntimeError(f"rank {rank} ended with exit code {code}: {end}")
+
+
+def work(rank: int, port: int, out: Path) -> None:
+    """Is one rank: writes the log-probs that it returns, and the gradients' norm."""
+    spec = Spec.model_validate_json((out / "spec.json").read_text())
+    parallel = spec.trainer.parallel
+    trainer = make_rank(spec, rank, parallel.world_size, port)
+    sequences = make_sequences(8, 20, 60, 300)
+    steps = pack_steps(spec, sequences, parallel.data_degree)
+    log_probs = trainer.compute("policy", "log_probs", sequences, all_micro_batches(steps))
+    [metrics] = trainer.train("policy", sequences, steps)
+    arrays = {str(index): values for index, values in log_probs.items()}
+    np.savez(out / f"{rank}.npz", norm=metrics["train/grad_norm"], **arrays)
+    trainer.close()
+
+
+CASES: Mapping[str, Case] = {
+    "FSDP": partial(parity, "0.6B", fsdp=RANKS),
+    "tensor": partial(parity, "0.6B", fsdp=RANKS // 2, tensor=2),
+    "context": partial(parity, "0.6B", fsdp=RANKS // 2, context=2),
+    "pipeline": partial(parity, "0.6B", fsdp=RANKS // 2, pipeline=2),
+    "experts": partial(parity, "MoE", fsdp=RANKS, expert=RANKS),
+}
+
+if __name__ == "__main__":
+    work(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

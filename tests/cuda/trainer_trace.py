@@ -43,7 +43,6 @@ from rlrun.runner.trainer.model.decoder import PackedDecoder
 from rlrun.runner.trainer.model.layers import Experts
 from rlrun.runner.trainer.model.transformers_decoder import TransformersDecoder
 from rlrun.runner.trainer.parameters import gathering
-from rlrun.runner.trainer.passes.meter import Meter
 from rlrun.runner.trainer.roles import learner
 from rlrun.runner.trainer.roles.rank import TrainerRank
 from rlrun.specs.sections.job import Spec
@@ -114,7 +113,7 @@ def setup_of(case: dict[str, Any]) -> TrainerSetup:
         spec_json=spec.model_dump_json(),
         model_folder=case["folder"],
         rank=case["rank"],
-        local_rank=0,
+        device="cuda",
         world_size=spec.trainer.parallel.world_size,
         master_addr="127.0.0.1",
         master_port=1,
@@ -220,16 +219,7 @@ def pretence(case: dict[str, Any]) -> Iterator[None]:
 
 
 def _replace_peers(pipeline: int) -> None:
-    """Answers for the other ranks of a pipeline: the next one has the parameters of all other stages, and the
-    loss.
-    """
-    real_agree = Meter._agree
-
-    def agree(self: Meter) -> None:
-        real_agree(self)
-        self.add({"train/loss": 0.0})
-
-    Meter._agree = agree
+    """Answers for the other ranks of a pipeline: the next one has the parameters of all other stages."""
     real_init = gathering.Gathering.__init__
 
     def init(self: Any, tensors: Sequence[HfTensor], names: Any, stages: Any) -> None:

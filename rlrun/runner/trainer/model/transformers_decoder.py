@@ -191,7 +191,6 @@ def _attention(
 def _positions(documents: Documents | CutDocuments) -> torch.Tensor:
     """Returns each token's position in its document, `[T]`."""
     assert isinstance(documents, Documents), "the rules refuse context parallelism"
-    starts, device = documents.offsets[:-1].long(), documents.offsets.device
-    lengths = torch.tensor(documents.lengths, device=device)
-    total = sum(documents.lengths)
-    return torch.arange(total, device=device) - starts.repeat_interleave(lengths, output_size=total)
+    offsets, total = documents.offsets.long(), sum(documents.lengths)
+    starts = offsets[:-1].repeat_interleave(offsets.diff(), output_size=total)
+    return torch.arange(total, device=offsets.device) - starts

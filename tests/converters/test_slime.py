@@ -150,6 +150,17 @@ def test_no_flag_is_dropped_in_silence(tmp_path: Path, row: FlagRow) -> None:
         ("--actor-num-nodes 2 --rollout-num-gpus 16", "cluster.nodes", 4),
         ("--actor-num-gpus-per-node 4 --rollout-num-gpus 12", "cluster.gpus_per_node", 8),
         ("--tensor-model-parallel-size 2 --context-parallel-size 2", "trainer.parallel.fsdp", 2),
+        (
+            "--pipeline-model-parallel-size 4 --num-layers 62 --decoder-last-pipeline-num-layers 14",
+            "trainer.parallel.pipeline_layers",
+            [16, 16, 16, 14],
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers 9 --decoder-first-pipeline-num-layers 5 "
+            "--decoder-last-pipeline-num-layers 4",
+            "trainer.parallel.pipeline_layers",
+            [5, 4],
+        ),
         ("--use-tensorboard", "trackers", [{"type": "tensorboard"}]),
         (
             "--use-tensorboard --use-wandb --wandb-project p --wandb-team t",
@@ -212,6 +223,15 @@ def test_flags_land_in_their_keys(tmp_path: Path, flags: str, key: str, value: A
         ("--eval-interval 2 --eval-prompt-data aime x.jsonl math", "the last word is not part of a pair"),
         ("--colocate --rollout-num-gpus 4", "engines use the trainer's GPUs"),
         ("--tensor-model-parallel-size 3", "8 GPUs cannot be divided by 3"),
+        ("--decoder-first-pipeline-num-layers 5", "no effect: --pipeline-model-parallel-size is 1"),
+        (
+            "--pipeline-model-parallel-size 4 --num-layers 10 --decoder-first-pipeline-num-layers 2",
+            "10 layers cannot be divided over 4 stages",
+        ),
+        (
+            "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2",
+            "the number of layers is unknown, so they cannot be divided over 4 stages",
+        ),
         (
             "--prompt-data ${DATA}/x.jsonl",
             "DATA is not set in the script: add `DATA = …` under [vars]",

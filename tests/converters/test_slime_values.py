@@ -103,6 +103,10 @@ GIVEN = {
     "--over-sampling-batch-size": "--over-sampling-batch-size 16",
     "--prompt-data": "--prompt-data rows.jsonl@[:1]",
     "--expert-model-parallel-size": "--expert-model-parallel-size 4",
+    "--decoder-first-pipeline-num-layers": "--pipeline-model-parallel-size 2 --num-layers 8 "
+    "--decoder-first-pipeline-num-layers 2",
+    "--decoder-last-pipeline-num-layers": "--pipeline-model-parallel-size 2 --num-layers 8 "
+    "--decoder-last-pipeline-num-layers 2",
     "--ref-update-interval": "--use-kl-loss --kl-loss-type k2 --kl-loss-coef 0.1 --ref-update-interval 2",
     "--reward-key": "--reward-key score",
     "--rm-type": "--rm-type boxed_f1",

@@ -11,6 +11,7 @@ _DEGREES = {
     "expert": "--expert-model-parallel-size",
 }
 """Maps keys of `[trainer.parallel]` to flags."""
+_END_STAGES = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
 
 
 def layout(draft: Draft) -> None:
@@ -41,6 +42,7 @@ def _parallelism(draft: Draft, ranks: int) -> None:
             draft.set("trainer.parallel.sequence_parallel", True, (given.name,))
         else:
             draft.note(given, "no effect: --tensor-model-parallel-size is 1")
+    _pipeline_layers(draft, degrees["pipeline"])
     model = degrees["tensor"] * degrees["pipeline"] * degrees["context"]
     draft.set("trainer.parallel.fsdp", max(1, ranks // model), (), f"{ranks} ranks / {model}")
     stage = ranks // model * degrees["tensor"] * degrees["context"]
@@ -53,6 +55,41 @@ def _parallelism(draft: Draft, ranks: int) -> None:
         draft.notes.append(
             f"{ranks} GPUs cannot be divided by {model} model-parallel ranks: change trainer.parallel"
         )
+
+
+def _pipeline_layers(draft: Draft, stages: int) -> None:
+    """Sets the layers of each stage where the script gives those of the first or last stage.
+
+    Megatron divides the remaining layers equally over the remaining stages.
+    """
+    given = draft.given(*_END_STAGES)
+    if not given:
+        return
+    configured = draft.model_config.get("num_hidden_layers")
+    layers = configured if isinstance(configured, int) else draft.whole("--num-layers", 0)
+    first, last = (draft.count(name, 1) if name in draft.flags else None for name in _END_STAGES)
+    sizes = _stage_sizes(layers, stages, first, last)
+    for flag in given:
+        if stages == 1:
+            draft.note(flag, "no effect: --pipeline-model-parallel-size is 1")
+        elif sizes is None:
+            why = f"{layers} layers cannot" if layers else "the number of layers is unknown, so they cannot"
+            draft.note(flag, f"{why} be divided over {stages} stages: set trainer.parallel.pipeline_layers")
+    if sizes is not None:
+        draft.set("trainer.parallel.pipeline_layers", sizes, [flag.name for flag in given])
+
+
+def _stage_sizes(layers: int, stages: int, first: int | None, last: int | None) -> list[int] | None:
+    """Returns the layers of each stage, given those of the first and last stage or None for an equal share;
+    None if that is impossible.
+    """
+    equal_stages = stages - (first is not None) - (last is not None)
+    remaining = layers - (first or 0) - (last or 0)
+    if stages == 1 or remaining < equal_stages or (remaining % equal_stages if equal_stages else remaining):
+        return None
+    equal = remaining // max(equal_stages, 1)
+    ends = [[] if size is None else [size] for size in (first, last)]
+    return [*ends[0], *([equal] * equal_stages), *ends[1]]
 
 
 def _rollout_gpus(draft: Draft) -> tuple[bool, int]:

@@ -65,13 +65,35 @@ def active_parameters(model: Architecture) -> int:
 
     Only those experts count that a token is routed to. The embedding is a lookup, so it does not count.
     """
-    active = 0
-    for stack in _stacks(model):
-        size = stack.size
-        if stack.tensor.is_routed_expert and model.experts:
-            size = size * model.experts.per_token // model.experts.count
-        active += 0 if stack.tensor.parameter in _EMBEDDINGS and not model.tied else size
-    return active
+    return sum(
+        _active_size(stack, model)
+        for stack in _stacks(model)
+        if model.tied or stack.tensor.parameter not in _EMBEDDINGS
+    )
+
+
+def _active_size(stack: _Stack, model: Architecture) -> int:
+    """Returns the number of a tensor's parameters that each token is multiplied by."""
+    if stack.tensor.is_routed_expert and model.experts:
+        return stack.size * model.experts.per_token // model.experts.count
+    return stack.size
+
+
+@cache
+def pipeline_imbalance(model: Architecture, parallel: ParallelSpec) -> float:
+    """Returns the work of the busiest pipeline rank, relative to an equal share of the model's work.
+
+    The head is work of the last stage. The embedding is only a lookup, unless it is the head too.
+    """
+    work = [
+        sum(
+            _active_size(stack, model)
+            for stack in _stacks(model)
+            if _belongs(stack.tensor, layers, model.tied and last, last)
+        )
+        for layers, _, last in _pipeline_ranks(model, parallel)
+    ]
+    return max(work) * parallel.pipeline / active_parameters(model)
 
 
 @cache
@@ -92,14 +114,19 @@ def rank_shares(
     model: Architecture, parallel: ParallelSpec, frozen: Sequence[str] = ()
 ) -> Iterator[RankShare]:
     """Yields the share of each pipeline rank; ranks that differ only in other dimensions hold as much."""
-    layers_of_stage = stage_layers(model.layers, parallel.stages)
-    for pipeline_rank in range(parallel.pipeline):
-        stages = stages_of_rank(pipeline_rank, parallel)
-        first, last = 0 in stages, parallel.stages - 1 in stages
-        layers = {layer for stage in stages for layer in layers_of_stage[stage]}
+    for layers, first, last in _pipeline_ranks(model, parallel):
         embedding = first or (model.tied and last)  # a tied head away from the embedding has a copy of it
         stacks = [stack for stack in _stacks(model) if _belongs(stack.tensor, layers, embedding, last)]
         yield _share(stacks, parallel, frozen, len(layers), first=first, last=last)
+
+
+def _pipeline_ranks(model: Architecture, parallel: ParallelSpec) -> Iterator[tuple[set[int], bool, bool]]:
+    """Yields the layers of each pipeline rank, whether it has the first stage, and whether the last."""
+    layers_of_stage = stage_layers(model.layers, parallel)
+    for pipeline_rank in range(parallel.pipeline):
+        stages = stages_of_rank(pipeline_rank, parallel)
+        layers = {layer for stage in stages for layer in layers_of_stage[stage]}
+        yield layers, 0 in stages, parallel.stages - 1 in stages
 
 
 def _share(

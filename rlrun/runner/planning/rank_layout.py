@@ -5,6 +5,7 @@ so that ranks that communicate most have neighbouring numbers.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rlrun.models.architecture import Architecture
 from rlrun.specs.sections.trainer import ParallelSpec
@@ -58,8 +59,15 @@ def stages_of_rank(pipeline_rank: int, parallel: ParallelSpec) -> tuple[int, ...
     return pipeline_rank, pipeline_rank + parallel.pipeline
 
 
-def stage_layers(layers: int, stages: int) -> list[range]:
-    """Returns the layers of each stage, divided as evenly as possible.
+def stage_layers(layers: int, parallel: ParallelSpec) -> list[range]:
+    """Returns the layers of each stage: as many as `parallel.pipeline_layers` says, else equal numbers."""
+    sizes = parallel.pipeline_layers or _equal_sizes(layers, parallel.stages)
+    ends = list(accumulate(sizes))
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _equal_sizes(layers: int, stages: int) -> list[int]:
+    """Returns the number of layers of each stage, divided as evenly as possible.
 
     If they do not divide evenly, the last stage, which has the head, is the first to get a layer fewer, then
     the first stage, which has the embedding.
@@ -67,8 +75,7 @@ def stage_layers(layers: int, stages: int) -> list[range]:
     sizes = [layers // stages] * stages
     for stage in [*range(1, stages - 1), 0, stages - 1][: layers % stages]:
         sizes[stage] += 1
-    ends = [sum(sizes[: stage + 1]) for stage in range(stages)]
-    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return sizes
 
 
 def schedulable_micro_batches(micro_batches: int, parallel: ParallelSpec) -> int:
@@ -119,4 +126,9 @@ def check_layout(model: Architecture, parallel: ParallelSpec, section: str = "tr
         raise ValueError(
             f"trainer.parallel.pipeline = {parallel.pipeline} with {parallel.pipeline_schedule} needs at "
             f"least {parallel.stages} layers, and the model has {model.layers}"
+        )
+    layers = sum(parallel.pipeline_layers or [model.layers])
+    if layers != model.layers:
+        raise ValueError(
+            f"trainer.parallel.pipeline_layers has {layers} layers, and the model has {model.layers}"
         )

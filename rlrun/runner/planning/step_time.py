@@ -13,7 +13,7 @@ from rlrun.plugins.types import Needs
 from rlrun.runner.planning.activations import ITEM_BYTES
 from rlrun.runner.planning.hardware import Device
 from rlrun.runner.planning.memory import cache_token_bytes
-from rlrun.runner.planning.model_size import active_parameters, parameter_count
+from rlrun.runner.planning.model_size import active_parameters, parameter_count, pipeline_imbalance
 from rlrun.runner.planning.plan import EnginePlan, Plan, RankPlan
 from rlrun.specs.derived.old_policy import old_log_probs_of
 from rlrun.specs.derived.server_size import gpus_of
@@ -147,7 +147,8 @@ def training_seconds(job: PlannedJob, tokens: float) -> float:
     """Returns the seconds of forward and backward passes over `tokens` tokens.
 
     FSDP's gathers overlap with matrix products, so the slower of both counts. Tensor-parallel collectives
-    wait for products and come on top, and the pipeline's bubble stretches everything.
+    wait for products and come on top, and the pipeline's bubble stretches everything. All pipeline ranks wait
+    for the busiest of them.
     """
     spec, model, parallel = job.spec, job.model, job.spec.trainer.parallel
     data_rank_tokens = tokens / parallel.data_degree
@@ -157,6 +158,7 @@ def training_seconds(job: PlannedJob, tokens: float) -> float:
     )
     ranks_per_sample = parallel.tensor * parallel.context * parallel.pipeline
     compute = data_rank_tokens * flops_per_token / ranks_per_sample / (job.device.flops * TRAIN_EFFICIENCY)
+    compute *= pipeline_imbalance(model, parallel)
     budget: float = spec.trainer.max_tokens_per_rank * parallel.context
     if spec.trainer.micro_batch_size is not None:
         budget = spec.trainer.micro_batch_size * sample_tokens

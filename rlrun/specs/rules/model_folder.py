@@ -41,6 +41,7 @@ def model_findings(spec: Spec) -> Iterator[Finding]:
     yield from _length(spec, config)
     yield from _heads(spec, config)
     yield from _layers(spec, config)
+    yield from _stage_layers(spec, config)
     yield from _experts(spec, config)
 
 
@@ -118,6 +119,18 @@ def _layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
         related = (("model", "path"), ("trainer", "parallel", "pipeline_schedule"))
         path = ("trainer", "parallel", "pipeline")
         yield Finding(path, message, cure, found=parallel.pipeline, related=related)
+
+
+def _stage_layers(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:
+    """Checks that the layers given to pipeline stages are those of the model."""
+    layers, parallel = config.get("num_hidden_layers"), spec.trainer.parallel
+    sizes = parallel.pipeline_layers
+    if parallel.pipeline == 1 or sizes is None or not isinstance(layers, int) or sum(sizes) == layers:
+        return
+    message = f"the numbers add up to {sum(sizes)}, and the model has {layers} layers"
+    cure = "change them, or remove the key: the layers are then divided equally"
+    path: KeyPath = ("trainer", "parallel", "pipeline_layers")
+    yield Finding(path, message, cure, related=(("model", "path"),))
 
 
 def _experts(spec: Spec, config: dict[str, Any]) -> Iterator[Finding]:

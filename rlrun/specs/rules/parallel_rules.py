@@ -32,11 +32,27 @@ def settings_of_unused_parallelism(spec: Spec) -> Iterator[Finding]:
         ("sequence_parallel", "tensor"),
         ("context_balance", "context"),
         ("pipeline_schedule", "pipeline"),
+        ("pipeline_layers", "pipeline"),
     ):
         if is_given(spec.trainer.parallel, setting) and getattr(spec.trainer.parallel, degree) == 1:
             related = ((*PARALLEL, degree),)
             why = f"trainer.parallel.{degree} is 1"
             yield no_effect((*PARALLEL, setting), why, f"remove it, or raise {degree}", related)
+
+
+def pipeline_stages(spec: Spec) -> Iterator[Finding]:
+    """Every pipeline stage is given a number of layers."""
+    parallel = spec.trainer.parallel
+    sizes = parallel.pipeline_layers
+    if parallel.pipeline == 1 or sizes is None or len(sizes) == parallel.stages:
+        return
+    each = "one stage" if parallel.stages == parallel.pipeline else "two stages"
+    message = (
+        f"has {len(sizes)} numbers, and {parallel.pipeline} ranks with {each} each "
+        f"({parallel.pipeline_schedule}) have {parallel.stages} stages"
+    )
+    related = ((*PARALLEL, "pipeline"), (*PARALLEL, "pipeline_schedule"))
+    yield Finding((*PARALLEL, "pipeline_layers"), message, f"give {parallel.stages} numbers", related=related)
 
 
 def transformers_layers(spec: Spec) -> Iterator[Finding]:
@@ -61,4 +77,9 @@ def transformers_layers(spec: Spec) -> Iterator[Finding]:
         yield Finding(("trainer", "offload"), message, 'use "optimizer"', found="all", related=chosen)
 
 
-PARALLEL_RULES: tuple[Rule, ...] = (expert_ranks, settings_of_unused_parallelism, transformers_layers)
+PARALLEL_RULES: tuple[Rule, ...] = (
+    expert_ranks,
+    settings_of_unused_parallelism,
+    pipeline_stages,
+    transformers_layers,
+)

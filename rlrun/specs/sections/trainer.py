@@ -1,6 +1,6 @@
 """`[trainer]`: optimisation and the parallel layout."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -36,6 +36,10 @@ class ParallelSpec(Section):
     pipeline_schedule: PipelineSchedule = "1F1B"
     """Order of the forward and backward passes of a pipeline. `1F1B` and `GPipe` give each rank one stage,
     the other schedules two."""
+    pipeline_layers: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    """Number of layers of each pipeline stage, in order. Give the last stage fewer layers if the head is
+    large: its work counts too. None: as equal as possible; of stages that get a layer fewer, the last is the
+    first."""
     expert: int = Field(default=1, ge=1)
     """Number of ranks that divide the experts of a layer among them. It must divide fsdp × context × tensor,
     whose ranks it uses."""

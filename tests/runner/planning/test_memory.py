@@ -14,7 +14,13 @@ from rlrun.plugins.sampling_mask import SamplingMask
 from rlrun.runner.engines.native.engine.loading import load
 from rlrun.runner.engines.native.engine.setup import EngineSetup
 from rlrun.runner.planning.memory import optimizer_bytes, size_engine, training_phase
-from rlrun.runner.planning.model_size import active_parameters, largest_share, parameter_count, rank_shares
+from rlrun.runner.planning.model_size import (
+    active_parameters,
+    largest_share,
+    parameter_count,
+    pipeline_imbalance,
+    rank_shares,
+)
 from rlrun.runner.planning.storage import checkpoint_bytes, offloaded_bytes
 from rlrun.runner.trainer.model.build_decoder import build_model
 from rlrun.runner.trainer.model.masked_logits import Support
@@ -173,6 +179,18 @@ def test_what_is_offloaded_lies_on_the_host() -> None:
     assert state("all", gpu=False)[:3] == state("none")[:3]
     shard = parameter_count(QWEN3_8B) / 8
     assert state("all", fsdp=8) == pytest.approx([0, 0, 0, 16 * shard], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("layers", "work"),
+    [(None, [9, 9, 9, 9 + 3.2]), ((10, 10, 10, 6), [10, 10, 10, 6 + 3.2]), ((9, 9, 10, 8), [9, 9, 10, 11.2])],
+)
+def test_the_busiest_stage_includes_the_head(layers: Any, work: Any) -> None:
+    """The head of Qwen3-8B multiplies as much as 3.2 layers."""
+    parallel = ParallelSpec(pipeline=4, pipeline_layers=layers)
+    expected = max(work) * 4 / sum(work)
+    assert pipeline_imbalance(QWEN3_8B, parallel) == pytest.approx(expected, rel=0.01)
+    assert pipeline_imbalance(replace(QWEN3_8B, tied=True), parallel) == pytest.approx(expected, rel=0.01)
 
 
 def test_what_is_frozen_has_no_gradient() -> None:

@@ -51,6 +51,8 @@ CASES = [
     Case("qwen3", pipeline("1F1B", tensor=2)),
     Case("qwen3", pipeline("1F1B", fsdp=2)),
     Case("qwen3", pipeline("InterleavedZeroBubble", context=2), fast=True),
+    Case("qwen3", pipeline("1F1B", pipeline_layers=[3, 1]), fast=True),
+    Case("qwen3", pipeline("1F1B", pipeline_layers=[1, 3], fsdp=2)),
     Case("qwen3", {"pipeline": 4}),
     Case("qwen3-moe", fast=True),
     Case("qwen3-moe", {"fsdp": 2}),

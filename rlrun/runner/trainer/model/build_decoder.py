@@ -56,7 +56,7 @@ def build_model(
     if dims is not None:
         check_layout(model, parallel, section)
         set_sharding(config, parallel)
-    ranges = stage_layers(model.layers, parallel.stages)
+    ranges = stage_layers(model.layers, parallel)
     pipeline_rank = 0 if dims is None or dims.pp == 1 else dims.get_mesh("pp").get_local_rank()
     decoders = []
     for stage in stages_of_rank(pipeline_rank, parallel):
